@@ -1,6 +1,8 @@
 # `make` alone lists the targets. Everything a target needs, it sets up first; nothing but Python and make is assumed.
 
 PYTHON ?= python3
+# Two test processes: the suite starts workers of its own, and more of them would measure each other.
+WORKERS ?= 2
 UV := .tools/bin/uv
 PY := .venv/bin/python
 BENCH_PY := .venv-bench/bin/python
@@ -27,6 +29,7 @@ setup: .venv/.stamp ## make .venv with everything for running, testing and check
 
 .tools/.stamp: requirements/uv.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "taskyard needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { echo "$(PYTHON) has no pip; on Debian: apt-get install python3-pip" >&2; exit 1; }
 	rm -rf .tools
 	$(PYTHON) -m pip install --quiet --target .tools --require-hashes --requirement requirements/uv.txt
 	@touch $@
@@ -42,3 +45,59 @@ setup: .venv/.stamp ## make .venv with everything for running, testing and check
 	$(UV) pip install --quiet --python $(BENCH_PY) --require-hashes --requirement requirements/bench.txt
 	$(UV) pip install --quiet --python $(BENCH_PY) --no-deps --no-build-isolation --editable .
 	@touch $@
+
+.PHONY: system
+system: ## install the system packages the tests need (as root), or print how to
+	@scripts/system_packages.sh
+
+# --- use --------------------------------------------------------------------------------------------------------------
+
+.PHONY: run
+run: setup ## open a yard with its examples
+	.venv/bin/taskyard demo
+
+.PHONY: test
+test: setup system ## run the whole suite; ARGS="-k name" narrows it
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+.PHONY: check
+check: setup ## lint, format, types, layers, and what may not be in the tree
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-logo
+	$(PY) scripts/check_tree.py
+
+.PHONY: spec
+spec: setup system ## run the tests and report on every row of docs/SPEC.md
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -p scripts.spec_report $(ARGS)
+
+.PHONY: bench
+bench: .venv-bench/.stamp ## measure taskyard and its peers side by side
+	$(BENCH_PY) -m benchmarks $(ARGS)
+
+.PHONY: torture
+torture: setup system ## break promises on purpose; FULL=1 for the full counts
+	FULL=$(FULL) $(PY) -m tests.torture $(ARGS)
+
+# --- upkeep -----------------------------------------------------------------------------------------------------------
+
+.PHONY: fmt
+fmt: setup ## format, and mend what the linter can mend
+	.venv/bin/ruff check --fix-only
+	.venv/bin/ruff format
+
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	$(if $(UPGRADE),--upgrade)
+
+.PHONY: lock
+lock: .tools/.stamp ## recompile the pins; UPGRADE=1 takes the newest of everything
+	$(COMPILE) --output-file requirements/uv.txt requirements/uv.in
+	$(COMPILE) --output-file requirements/base.txt pyproject.toml
+	$(COMPILE) --constraint requirements/base.txt --output-file requirements/dev.txt pyproject.toml requirements/dev.in
+	$(COMPILE) --constraint requirements/base.txt --output-file requirements/bench.txt pyproject.toml requirements/bench.in
+
+.PHONY: clean
+clean: ## remove environments, caches and builds
+	rm -rf .tools .venv .venv-bench .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find src tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
