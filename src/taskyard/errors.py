@@ -1,0 +1,315 @@
+"""Every error Taskyard raises, in one tree.
+
+An error's fields are attributes, its message says what to do, and its docstring says what the caller should do.
+What a consumer raises to steer its own run (`RetryLater`, `Cancel`) is a branch of its own: it is never a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class TaskyardError(Exception):
+    """The base of everything below: catch it to catch us."""
+
+
+# --- bad input: nothing was written ---------------------------------------------------------------------------------
+
+
+class InvalidInput(TaskyardError):
+    """What was asked cannot be done as asked: correct it and ask again. Nothing was stored."""
+
+
+class UnknownConsumer(InvalidInput):
+    """No consumer has this name: register it, or correct the name."""
+
+    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+        self.name, self.known = name, sorted(known)
+        have = ", ".join(self.known) or "none"
+        super().__init__(f"no consumer is called {name!r} (registered: {have}); register it before you submit to it")
+
+
+class DuplicateConsumer(InvalidInput):
+    """Two consumers want one name: rename one of them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"a consumer called {name!r} is registered already; give one of the two another name")
+
+
+class InvalidConsumer(InvalidInput):
+    """This function or class cannot be a consumer as it is written."""
+
+
+class InvalidArguments(InvalidInput):
+    """The arguments do not fit the consumer's signature: `problems` names each one."""
+
+    def __init__(self, consumer: str, problems: Sequence[str]) -> None:
+        self.consumer, self.problems = consumer, list(problems)
+        super().__init__(f"arguments do not fit {consumer!r}: " + "; ".join(self.problems))
+
+
+class NaiveDatetime(InvalidInput):
+    """A datetime without a time zone has no single meaning: add one."""
+
+    def __init__(self, field: str, value: object) -> None:
+        self.field, self.value = field, value
+        super().__init__(
+            f"{field}={value} has no time zone; write datetime.now(timezone.utc), "
+            f"or give it one with .replace(tzinfo=ZoneInfo('Europe/Berlin'))"
+        )
+
+
+class NotJson(InvalidInput):
+    """Arguments and results are stored as JSON: return or pass plain values."""
+
+    def __init__(self, what: str, why: str) -> None:
+        self.what, self.why = what, why
+        super().__init__(
+            f"{what} cannot be written as JSON ({why}); use dicts with string keys, lists, strings, numbers, booleans and None"
+        )
+
+
+class PayloadTooLarge(InvalidInput):
+    """The store keeps small values: put the bulk into a file and pass its path."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        self.what, self.size, self.limit = what, size, limit
+        super().__init__(
+            f"{what} is {size:,} bytes of JSON, more than the limit of {limit:,}; "
+            f"write it to a file and pass the path, or raise max_payload_bytes"
+        )
+
+
+class DuplicateTask(InvalidInput):
+    """The same work is pending already, under `existing`: wait for that one."""
+
+    def __init__(self, existing: str, slot: str) -> None:
+        self.existing, self.slot = existing, slot
+        super().__init__(
+            f"the same work is pending already as task {existing}; wait for it, or submit with dedupe='allow'"
+        )
+
+
+class UnknownTask(InvalidInput):
+    """No task has this id in this store: it was never here, or was pruned."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+        super().__init__(f"no task {uuid} in this store; it was never submitted here, or its record was pruned")
+
+
+class CommandRefused(TaskyardError):
+    """The command no longer fits the task; `state` is what it found. Look again, then decide."""
+
+    def __init__(self, uuid: str, command: str, state: str, hint: str = "") -> None:
+        self.uuid, self.command, self.state = uuid, command, state
+        super().__init__(f"cannot {command} task {uuid}: it is {state}" + (f"; {hint}" if hint else ""))
+
+
+class IllegalMove(TaskyardError):
+    """A state change outside the one table of legal moves: a bug, never a user's fault."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+        super().__init__(f"a task that is {old} cannot become {new}")
+
+
+# --- how a task ended, for who waits on its result ------------------------------------------------------------------
+
+
+class TaskEnded(TaskyardError):
+    """The task ended without a result."""
+
+    def __init__(self, uuid: str, message: str) -> None:
+        self.uuid = uuid
+        super().__init__(message)
+
+
+class TaskFailed(TaskEnded):
+    """The task failed for good; `kind`, `error_type` and `traceback` say how."""
+
+    def __init__(
+        self, uuid: str, *, kind: str, message: str, error_type: str = "", traceback: str | None = None
+    ) -> None:
+        self.kind, self.error_type, self.traceback = kind, error_type, traceback
+        super().__init__(uuid, f"task {uuid} failed ({kind}): {message}")
+
+
+class TaskCanceled(TaskEnded):
+    """Somebody canceled the task."""
+
+    def __init__(self, uuid: str, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(uuid, f"task {uuid} was canceled" + (f": {reason}" if reason else ""))
+
+
+class TaskSkipped(TaskEnded):
+    """Somebody skipped the task."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__(uuid, f"task {uuid} was skipped")
+
+
+class ResultGone(TaskEnded):
+    """The record is not in the store (any more): keep results longer, or ask sooner."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__(uuid, f"the record of task {uuid} is gone from the store; keep finished tasks longer")
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+class ClaimLost(TaskyardError):
+    """Another node owns this task now: drop the result, do not write again."""
+
+    def __init__(self, uuid: str, token: int) -> None:
+        self.uuid, self.token = uuid, token
+        super().__init__(f"the claim on task {uuid} (token {token}) is no longer valid; what it did was not recorded")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClaimLost) and (self.uuid, self.token) == (other.uuid, other.token)
+
+    def __hash__(self) -> int:
+        return hash((self.uuid, self.token))
+
+
+class NotOpen(TaskyardError):
+    """The yard, scheduler or store is not open: use `async with`, or call `start`."""
+
+
+class NoCurrentRun(TaskyardError):
+    """`current_run()` was called outside a task."""
+
+    def __init__(self) -> None:
+        super().__init__("current_run() works only inside a consumer that Taskyard is running")
+
+
+class BlockingOnLoop(TaskyardError):
+    """A blocking call was made on the event loop's own thread, where it would wait for itself: await instead."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__(f"{call} blocks, and was called on the event loop's thread; use the awaitable call there")
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+class StoreError(TaskyardError):
+    """The store could not do it. Unless it is `OutcomeUnknown`, nothing of the call was written."""
+
+
+class StoreUrlInvalid(StoreError, InvalidInput):
+    """The store's address is not one we know."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        super().__init__(f"{url!r} is not a store; use memory:// or sqlite:///path/to/work.db")
+
+
+class StoreReadOnly(StoreError):
+    """The file or its folder cannot be written: change its permissions or choose another place."""
+
+    def __init__(self, path: str, why: str = "") -> None:
+        self.path = path
+        super().__init__(
+            f"the store {path} cannot be written{f' ({why})' if why else ''}; "
+            f"give this user write permission on the file and on its folder, or choose another path"
+        )
+
+
+class StoreCorrupt(StoreError):
+    """The file is damaged, or is no Taskyard store: restore a copy, or choose another path."""
+
+    def __init__(self, path: str, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(
+            f"the store {path} is damaged or is not a Taskyard store ({why}); nothing was changed. "
+            f"Stop all processes that use it, keep the file, and restore a backup or try `sqlite3 {path} .recover`"
+        )
+
+
+class StoreTooNew(StoreError):
+    """A newer Taskyard wrote this store: upgrade this one."""
+
+    def __init__(self, path: str, found: int, supported: int) -> None:
+        self.path, self.found, self.supported = path, found, supported
+        super().__init__(
+            f"the store {path} has schema version {found}, this Taskyard knows up to {supported}; upgrade Taskyard. "
+            f"Nothing was changed"
+        )
+
+
+class StoreFull(StoreError):
+    """No room on the disk: free some; what was acknowledged is safe, what was refused was not stored."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"no room left for the store {path}; free some disk space and submit again. Nothing acknowledged is lost"
+        )
+
+
+class StoreOnNetwork(StoreError):
+    """SQLite's locks do not hold on network file systems: use a local disk."""
+
+    def __init__(self, path: str, fstype: str) -> None:
+        self.path, self.fstype = path, fstype
+        super().__init__(
+            f"the store {path} is on a network file system ({fstype}), where SQLite's locks do not protect it; "
+            f"put it on a local disk"
+        )
+
+
+class StoreBusy(StoreError):
+    """Another program holds the database's lock: find it (`taskyard doctor` names our own) and try again."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"the store {path} is locked by another program; close it, or see `taskyard doctor`, and try again"
+        )
+
+
+class StoreUnavailable(StoreError):
+    """The store failed in a way we have no better name for; nothing of the call was written."""
+
+
+class OutcomeUnknown(StoreError):
+    """The commit itself failed: it may or may not have happened. Look before you submit again."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the commit failed ({why}), so it is not known whether it took effect; look before you submit again"
+        )
+
+
+class ForkedStore(StoreError):
+    """A store was carried across fork(): open a new one in the child."""
+
+    def __init__(self) -> None:
+        super().__init__("this store was opened before fork(); open a new Yard in the child process")
+
+
+# --- steering: raised by consumers, never a failure -------------------------------------------------------------------
+
+
+class Steer(Exception):  # noqa: N818 - an instruction, not an error
+    """What a consumer raises to say what should become of its task."""
+
+
+class RetryLater(Steer):
+    """Run me again in `delay_s` seconds; no retry is used up."""
+
+    def __init__(self, delay_s: float, reason: str = "") -> None:
+        self.delay_s, self.reason = delay_s, reason
+        super().__init__(reason or f"again in {delay_s} s")
+
+
+class Cancel(Steer):
+    """End me as canceled."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason or "canceled by its own consumer")

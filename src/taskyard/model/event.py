@@ -1,0 +1,46 @@
+"""What happened, in order: what result waiters, live views and other processes follow."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+
+class EventKind(StrEnum):
+    """A move is told by the state it led to; the rest are named here."""
+
+    SUBMITTED = "submitted"
+    SCHEDULED = "scheduled"
+    QUEUED = "queued"
+    BLOCKED = "blocked"
+    STARTED = "running"
+    RETRYING = "retrying"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    SKIPPED = "skipped"
+    INTERRUPTED = "interrupted"
+    PRIORITY_CHANGED = "priority_changed"
+    CANCEL_ASKED = "cancel_asked"
+    PROGRESS = "progress"
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    seq: int
+    at: datetime
+    kind: EventKind
+    uuid: str
+    source: str
+    queue: str
+
+
+class EventPage(msgspec.Struct, frozen=True):
+    """Events after a number, oldest first. `last` is where to go on from; `missed` says that older ones were trimmed
+    before they were read, so that the reader should look at the records instead."""
+
+    events: list[Event]
+    last: int
+    missed: bool = False

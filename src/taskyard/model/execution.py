@@ -1,0 +1,63 @@
+"""What is asked of an executor, and what it answers. User code never makes an executor raise: it makes it answer."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class ErrorKind(StrEnum):
+    VALIDATION = "validation"
+    TIMEOUT = "timeout"
+    REJECTED = "rejected"
+    RUNTIME = "runtime"
+    SYSTEM = "system"
+    CANCELED = "canceled"
+
+
+class ExecutionError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a run failed. `types` names the exception's class and its bases, nearest first, so that policies can match
+    it without unpickling anything."""
+
+    kind: ErrorKind
+    message: str
+    types: tuple[str, ...] = ()
+    details: dict[str, Any] = {}
+    traceback: str | None = None
+
+    @property
+    def type(self) -> str:
+        return self.types[0] if self.types else str(self.kind)
+
+
+class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, as handed to an executor. `spec` says what to call; executors only use what its port promises."""
+
+    spec: Any
+    payload: Any
+    request_id: str
+    trace_id: str | None = None
+    context: Any = None
+    timeout_s: float | None = None
+
+
+class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How one run went. `started_at` and `ended_at` are POSIX seconds."""
+
+    success: bool
+    data: Any = None
+    error: ExecutionError | None = None
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    worker_pid: int | None = None
+    note: str | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a run has come: a fraction between 0 and 1, a message, and a rate in whatever the message counts."""
+
+    fraction: float | None = None
+    message: str = ""
+    rate: float | None = None

@@ -1,0 +1,99 @@
+"""One legal state change, as a value, and what it does to a record.
+
+Both stores follow `apply_move`; the SQL stores write the same columns in bulk on the hot path, and the Hypothesis
+machine holds them to it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Self
+
+import msgspec
+
+from taskyard.model.execution import ExecutionError
+from taskyard.model.state import ENDED, TaskState, check_move
+from taskyard.model.task import TaskRecord
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """`state` is where the task goes. The flags say what the move counts as; `run` is what the attempt's row will say,
+    when that differs from the state (a run given back is recorded as interrupted)."""
+
+    state: TaskState
+    at: datetime
+    result: str | None = None
+    error: ExecutionError | None = None
+    note: str | None = None
+    due_at: datetime | None = None
+    run: TaskState | None = None
+    retried: bool = False
+    crashed: bool = False
+    recovered: bool = False
+    unspent: bool = False
+    to_head: bool = False
+
+    @classmethod
+    def completed(cls, *, at: datetime, result: str = "null", note: str | None = None) -> Self:
+        return cls(state=TaskState.COMPLETED, at=at, result=result, note=note)
+
+    @classmethod
+    def failed(cls, *, at: datetime, error: ExecutionError, crashed: bool = False, note: str | None = None) -> Self:
+        return cls(state=TaskState.FAILED, at=at, error=error, crashed=crashed, note=note)
+
+    @classmethod
+    def retrying(
+        cls, *, at: datetime, due_at: datetime, error: ExecutionError, retried: bool = True, crashed: bool = False
+    ) -> Self:
+        return cls(state=TaskState.RETRYING, at=at, due_at=due_at, error=error, retried=retried, crashed=crashed)
+
+    @classmethod
+    def canceled(cls, *, at: datetime, error: ExecutionError | None = None, note: str | None = None) -> Self:
+        return cls(state=TaskState.CANCELED, at=at, error=error, note=note)
+
+    @classmethod
+    def given_back(cls, *, at: datetime, note: str | None = None) -> Self:
+        """The run ends without having counted: rejected, or cut short by a graceful stop."""
+        return cls(state=TaskState.QUEUED, at=at, run=TaskState.INTERRUPTED, unspent=True, note=note)
+
+    @classmethod
+    def interrupted(cls, *, at: datetime, note: str) -> Self:
+        return cls(state=TaskState.INTERRUPTED, at=at, note=note)
+
+    @classmethod
+    def recover(cls, *, at: datetime) -> Self:
+        return cls(state=TaskState.QUEUED, at=at, recovered=True, to_head=True)
+
+    @classmethod
+    def queued(cls, *, at: datetime, to_head: bool = False, note: str | None = None) -> Self:
+        return cls(state=TaskState.QUEUED, at=at, to_head=to_head, note=note)
+
+
+def apply_move(record: TaskRecord, move: Move) -> None:
+    """Change `record` as `move` says. Places and parking are the store's part: they depend on the other tasks."""
+    old, new = record.state, move.state
+    check_move(old, new)
+    record.state = new
+    record.updated_at = move.at
+    record.retries += move.retried
+    record.crashes += move.crashed
+    record.recoveries += move.recovered
+    record.attempt -= move.unspent
+    if move.due_at is not None:
+        record.due_at = move.due_at
+    if move.error is not None:
+        record.error = move.error
+    if move.note is not None:
+        record.note = move.note
+    if old is TaskState.RUNNING:
+        record.token = record.node = record.cancel_asked_at = None
+    if new in ENDED:
+        record.finished_at = move.at
+        record.dedupe_slot = None
+        record.result = move.result
+        if new is TaskState.COMPLETED:
+            record.error = None
+    elif old is TaskState.FAILED:
+        # Sent again by a person: a fresh set of retries, the old error stays until the next run.
+        record.finished_at = None
+        record.retries = record.crashes = record.recoveries = 0

@@ -1,0 +1,80 @@
+"""When a failed run is tried again, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from taskyard.model.execution import ErrorKind, ExecutionError
+
+GIVE_UP_ON = ("ValueError", "TypeError", "FileNotFoundError", "NotImplementedError", "ImportError")
+"""Trying again cannot help: bad arguments, missing or corrupt input, code that is not there."""
+
+TRY_AGAIN_ON = ("PermissionError", "BlockingIOError", "InterruptedError", "ConnectionError", "TimeoutError")
+"""Transient by nature, even where a base class of theirs is given up on."""
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`max_retries` further runs after the first, waiting `first_s`, then `factor` times as long each time, at most
+    `cap_s`. `jitter` is the share of the wait that is drawn by lot (0.1: between 90 % and 100 % of it). `factor=1` is a
+    fixed wait.
+
+    `give_up_on` and `retry_on` name exception classes; of all names that match, the one nearest to the raised class
+    decides, so `retry_on=("MyParseError",)` overrules the default for its base `ValueError`."""
+
+    max_retries: int = 3
+    first_s: float = 1.0
+    factor: float = 2.0
+    cap_s: float = 30.0
+    jitter: float = 0.1
+    give_up_on: tuple[str, ...] = ()
+    retry_on: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_retries < 0 or self.first_s < 0 or self.factor < 1 or self.cap_s < 0 or not 0 <= self.jitter <= 1:
+            raise ValueError(
+                f"{self!r}: counts and waits must not be negative, factor at least 1, jitter between 0 and 1"
+            )
+
+    @classmethod
+    def on(
+        cls,
+        *,
+        give_up_on: Iterable[type[BaseException]] = (),
+        retry_on: Iterable[type[BaseException]] = (),
+        max_retries: int = 3,
+    ) -> RetryPolicy:
+        """A policy from exception classes instead of their names."""
+        return cls(
+            max_retries=max_retries,
+            give_up_on=tuple(t.__name__ for t in give_up_on),
+            retry_on=tuple(t.__name__ for t in retry_on),
+        )
+
+    def delay(self, retries: int, jitter: float) -> float:
+        """Seconds to wait after `retries` earlier retries; `jitter` is a number drawn from [0, 1)."""
+        # 2.0 ** 1024 overflows; past 64 doublings every cap is long reached.
+        wait = min(self.cap_s, self.first_s * self.factor ** min(retries, 64))
+        return wait * (1 - self.jitter * jitter)
+
+    def retries_error(self, error: ExecutionError) -> bool:
+        """Whether this kind of error is worth another try at all."""
+        if error.kind is ErrorKind.VALIDATION:
+            return False
+        for name in error.types:
+            if name in self.retry_on:
+                return True
+            if name in self.give_up_on:
+                return False
+            if name in TRY_AGAIN_ON:
+                return True
+            if name in GIVE_UP_ON:
+                return False
+        return True
+
+    def exhausted(self, retries: int, error: ExecutionError) -> bool:
+        return retries >= self.max_retries or not self.retries_error(error)
+
+
+NO_RETRY = RetryPolicy(max_retries=0)

@@ -1,0 +1,68 @@
+"""What becomes of a task when a run of it has ended: pure, decided once, written once."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+from taskyard.model.move import Move
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
+
+QUARANTINE_AFTER = 3
+"""Workers one task may take down before it is failed for good, whatever its retries."""
+
+RETRY_LATER = "RetryLater"
+
+
+def settle(
+    record: TaskRecord,
+    result: ExecutionResult,
+    *,
+    retry: RetryPolicy,
+    now: datetime,
+    jitter: float,
+    result_json: str = "null",
+    cancel_asked: bool = False,
+) -> Move:
+    """The move that `result` asks for. `result_json` is the value to keep; `jitter` is drawn from [0, 1)."""
+    error = result.error
+    if result.success or error is None:
+        note = "a cancel was asked, but the task completed all the same" if cancel_asked else result.note
+        return Move.completed(at=now, result=result_json, note=note)
+    if error.kind is ErrorKind.CANCELED:
+        return Move.canceled(at=now, error=error, note=result.note)
+    if error.kind is ErrorKind.REJECTED:
+        return Move.given_back(at=now, note=error.message)
+    if cancel_asked:
+        return Move.canceled(at=now, error=error, note="it failed while it was being canceled")
+    if error.type == RETRY_LATER:
+        due = now + timedelta(seconds=float(error.details.get("delay_s", 0.0)))
+        return Move.retrying(at=now, due_at=due, error=error, retried=False)
+    return _settle_failure(record, error, retry=retry, now=now, jitter=jitter, note=result.note)
+
+
+def _settle_failure(
+    record: TaskRecord, error: ExecutionError, *, retry: RetryPolicy, now: datetime, jitter: float, note: str | None
+) -> Move:
+    crashed = error.kind is ErrorKind.SYSTEM
+    if crashed and record.crashes + 1 >= QUARANTINE_AFTER:
+        note = f"quarantined: it took down {record.crashes + 1} workers"
+        return Move.failed(at=now, error=error, crashed=True, note=note)
+    if retry.exhausted(record.retries, error):
+        return Move.failed(at=now, error=error, crashed=crashed, note=note)
+    due = now + timedelta(seconds=retry.delay(record.retries, jitter))
+    return Move.retrying(at=now, due_at=due, error=error, crashed=crashed)
+
+
+def rescue(record: TaskRecord, *, auto_recover: int, now: datetime, why: str) -> tuple[Move, Move]:
+    """What becomes of a task whose node died: it is interrupted, then recovered to the front, or failed."""
+    first = Move.interrupted(at=now, note=why)
+    if record.cancel_asked_at is not None:
+        error = ExecutionError(kind=ErrorKind.CANCELED, message=f"a cancel was asked, then {why}")
+        return first, Move.canceled(at=now, error=error)
+    if record.recoveries < auto_recover:
+        return first, Move.recover(at=now)
+    error = ExecutionError(kind=ErrorKind.SYSTEM, message=why, types=(TaskState.INTERRUPTED.capitalize(),))
+    return first, Move.failed(at=now, error=error)

@@ -1,0 +1,67 @@
+"""The states of a task and the one table of legal moves between them.
+
+The SQL stores enforce this same table in the database; `sql_guard` writes it out for them, so it lives once.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from taskyard.errors import IllegalMove
+
+
+class TaskState(StrEnum):
+    CREATED = "created"
+    SCHEDULED = "scheduled"
+    QUEUED = "queued"
+    BLOCKED = "blocked"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    SKIPPED = "skipped"
+    INTERRUPTED = "interrupted"
+
+
+_S = TaskState
+
+LEGAL: dict[TaskState, frozenset[TaskState]] = {
+    _S.CREATED: frozenset({_S.SCHEDULED, _S.QUEUED, _S.BLOCKED, _S.CANCELED}),
+    _S.SCHEDULED: frozenset({_S.QUEUED, _S.BLOCKED, _S.PAUSED, _S.CANCELED, _S.SKIPPED}),
+    _S.QUEUED: frozenset({_S.RUNNING, _S.SCHEDULED, _S.BLOCKED, _S.PAUSED, _S.CANCELED, _S.SKIPPED}),
+    _S.BLOCKED: frozenset({_S.QUEUED, _S.SCHEDULED, _S.PAUSED, _S.CANCELED, _S.SKIPPED, _S.FAILED}),
+    _S.PAUSED: frozenset({_S.QUEUED, _S.SCHEDULED, _S.BLOCKED, _S.RETRYING, _S.CANCELED, _S.SKIPPED}),
+    _S.RUNNING: frozenset({_S.COMPLETED, _S.FAILED, _S.RETRYING, _S.CANCELED, _S.INTERRUPTED, _S.QUEUED}),
+    _S.RETRYING: frozenset({_S.QUEUED, _S.PAUSED, _S.CANCELED, _S.SKIPPED, _S.FAILED}),
+    _S.INTERRUPTED: frozenset({_S.QUEUED, _S.FAILED, _S.CANCELED}),
+    _S.FAILED: frozenset({_S.QUEUED}),
+    _S.COMPLETED: frozenset(),
+    _S.CANCELED: frozenset(),
+    _S.SKIPPED: frozenset(),
+}
+
+ENDED = frozenset({_S.COMPLETED, _S.FAILED, _S.CANCELED, _S.SKIPPED})
+"""Where a task rests. A failed one can still be sent again by a person; the others are final."""
+
+WAITING_FOR_TIME = frozenset({_S.SCHEDULED, _S.RETRYING})
+"""What the due-time loop promotes to queued."""
+
+HOLDS_KEY = frozenset({_S.RUNNING, _S.RETRYING})
+"""What counts against the limit of its key: a task in backoff keeps its turn, so that order within a key survives retries."""
+
+
+def check_move(old: TaskState, new: TaskState) -> None:
+    if new not in LEGAL[old]:
+        raise IllegalMove(old, new)
+
+
+def sql_guard(old: str, new: str) -> str:
+    """The table above as an SQL expression that is true for every *illegal* move from column `old` to column `new`."""
+    legal = " OR ".join(
+        f"({old} = '{a}' AND {new} IN ({', '.join(repr(str(b)) for b in sorted(after))}))"
+        for a, after in LEGAL.items()
+        if after
+    )
+    return f"{old} <> {new} AND NOT ({legal})"

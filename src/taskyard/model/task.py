@@ -1,0 +1,188 @@
+"""`Task`, what was asked; `TaskRecord`, what is stored; `Claim`, the fenced right to run one attempt."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Self
+
+import msgspec
+
+from taskyard.errors import InvalidInput, NaiveDatetime, NotJson
+from taskyard.model.execution import ExecutionError, Progress
+from taskyard.model.order import Priority
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.state import TaskState
+
+DEFAULT_QUEUE = "default"
+
+
+class _Uuid7:
+    """RFC 9562 version 7: 48 bits of milliseconds, then a 74-bit random number that only counts up within one
+    millisecond, so that ids made by one process sort in the order they were made."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ms = 0
+        self._tail = 0
+
+    def __call__(self) -> str:
+        with self._lock:
+            ms = time.time_ns() // 1_000_000
+            if ms > self._ms:
+                self._ms = ms
+                self._tail = int.from_bytes(os.urandom(9), "big")
+            else:
+                # Same millisecond, or a clock that stepped back: count on. 2**72 leaves room for 2**74 - 2**72 steps.
+                self._tail += 1
+            ms, tail = self._ms, self._tail
+        low = tail & 0x3FFF_FFFF_FFFF_FFFF
+        text = f"{ms:012x}7{tail >> 62 & 0xFFF:03x}{low | 0x8000_0000_0000_0000:016x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+new_uuid = _Uuid7()
+
+
+def aware(field: str, value: datetime) -> datetime:
+    """`value` in UTC; a naive one is refused."""
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise NaiveDatetime(field, value)
+    return value.astimezone(UTC)
+
+
+def to_json(what: str, value: Any) -> str:
+    """`value` as JSON text, or `NotJson` that says why not. NaN and infinities, which JSON lacks, become null."""
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+        raise NotJson(what, str(exc) or type(exc).__name__) from None
+    return text
+
+
+def _now() -> datetime:
+    # The one clock read in the model: a `Task` made by a user's `produce` is due now unless it says otherwise.
+    return datetime.now(UTC)
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What was asked: the arguments for one consumer (`source`), due at a moment. Never changed once made."""
+
+    source: str
+    args: dict[str, Any] = {}
+    schedule_at: datetime = msgspec.field(default_factory=_now)
+    uuid: str = msgspec.field(default_factory=new_uuid)
+
+    def __post_init__(self) -> None:
+        if self.schedule_at.tzinfo is not UTC:
+            aware("schedule_at", self.schedule_at)
+        if not isinstance(self.args, dict):
+            raise InvalidInput(f"args of a task must be a dict, not {type(self.args).__name__}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "uuid": self.uuid,
+            "args": self.args,
+            "source": self.source,
+            "schedule_at": self.schedule_at.isoformat(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        try:
+            at = data["schedule_at"]
+            return cls(
+                uuid=str(data["uuid"]),
+                args=data["args"],
+                source=data["source"],
+                schedule_at=at if isinstance(at, datetime) else datetime.fromisoformat(at),
+            )
+        except KeyError as exc:
+            raise InvalidInput(f"a task's dict needs uuid, args, source and schedule_at; {exc} is missing") from None
+        except (TypeError, ValueError) as exc:
+            raise InvalidInput(f"a task's dict has a wrong value: {exc}") from None
+
+
+class Dedupe(StrEnum):
+    """What to do when the same work is pending already."""
+
+    ALLOW = "allow"
+    MERGE = "merge"
+    REFUSE = "refuse"
+
+
+class TaskRecord(msgspec.Struct, kw_only=True, gc=False):
+    """Everything the store keeps of one task. `args` and `result` are JSON text. `id` orders tasks as they were added.
+
+    `attempt` counts the runs started; `retries` those that failed and were tried again; `crashes` the workers this task
+    took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run."""
+
+    uuid: str
+    source: str
+    due_at: datetime
+    created_at: datetime
+    updated_at: datetime
+    id: int = 0
+    queue: str = DEFAULT_QUEUE
+    args: str = "{}"
+    state: TaskState = TaskState.CREATED
+    priority: int = Priority.NORMAL
+    position: int = 0
+    parked: bool = False
+    key: str | None = None
+    dedupe_slot: str | None = None
+    timeout_s: float | None = None
+    retry: RetryPolicy | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    attempt: int = 0
+    retries: int = 0
+    crashes: int = 0
+    recoveries: int = 0
+    token: int | None = None
+    node: str | None = None
+    cancel_asked_at: datetime | None = None
+    progress: Progress | None = None
+    result: str | None = None
+    error: ExecutionError | None = None
+    note: str | None = None
+
+    @property
+    def task(self) -> Task:
+        return Task(source=self.source, args=msgspec.json.decode(self.args), schedule_at=self.due_at, uuid=self.uuid)
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """The right to run one attempt. It is spent by the first settle; whoever settles with an old one gets `ClaimLost`."""
+
+    record: TaskRecord
+    attempt: int
+    token: int
+
+    @property
+    def uuid(self) -> str:
+        return self.record.uuid
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt as recorded when it ended. `state` is what the task became; a run that was cut short says interrupted."""
+
+    attempt: int
+    token: int
+    node: str
+    state: TaskState
+    started_at: datetime
+    ended_at: datetime
+    error: ExecutionError | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a task ended, for who waits on it."""
+
+    uuid: str
+    state: TaskState
+    result: str | None = None
+    error: ExecutionError | None = None

@@ -1,0 +1,70 @@
+"""The code that does a task: as users write it, and as the engine sees it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from taskyard.errors import DuplicateConsumer, InvalidConsumer
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """What the engine knows of a consumer, be it a decorated function or an instance of a class.
+
+    `encode` checks arguments and turns them into the JSON that is stored, or raises `InvalidInput`. `call` runs one
+    record and returns its result, or an awaitable of it when `is_async`."""
+
+    name: str
+    encode: Callable[[Mapping[str, Any]], str]
+    call: Callable[[TaskRecord], Any]
+    is_async: bool
+    executor: str
+    queue: str = DEFAULT_QUEUE
+    concurrent_count: int = 1
+    timeout_s: float | None = None
+    retry: RetryPolicy | None = None
+
+
+class BaseTaskConsumer(ABC):
+    """Subclass it, give it a unique `name`, and write `produce` and `consume`."""
+
+    name: str = ""
+    concurrent_count: int = 1
+
+    def produce(self, args: dict[str, Any]) -> Task:
+        """Make a task of `args`; override it to check them or to choose when it is due."""
+        return Task(source=self.name, args=args)
+
+    @abstractmethod
+    async def consume(self, task: Task) -> Any:
+        """Do the work. What it returns is kept as the result (JSON)."""
+
+
+class TaskConsumerRegistry:
+    """Consumers by name. `TaskConsumerRegistry.default()` is the one instance that is shared by all who ask for it."""
+
+    _default: TaskConsumerRegistry | None = None
+
+    def __init__(self) -> None:
+        self.sources: dict[str, BaseTaskConsumer] = {}
+
+    @classmethod
+    def default(cls) -> TaskConsumerRegistry:
+        if cls._default is None:
+            cls._default = cls()
+        return cls._default
+
+    def register(self, source: BaseTaskConsumer) -> None:
+        if not source.name:
+            raise InvalidConsumer(f"{type(source).__name__} has no name; set the class attribute `name`")
+        if source.name in self.sources:
+            raise DuplicateConsumer(source.name)
+        self.sources[source.name] = source
+
+    def find(self, name: str) -> BaseTaskConsumer | None:
+        return self.sources.get(name)

@@ -1,0 +1,36 @@
+"""A place to run things."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from taskyard.model.execution import ExecutionRequest, ExecutionResult
+
+
+class Abilities(msgspec.Struct, frozen=True):
+    """What an executor can do to a run. `kills`: a timeout or cancel really ends it. `isolates`: a crash touches that run
+    only. Where it cannot kill, its slot stays taken until the code ends by itself, and the result's note says so."""
+
+    kills: bool = False
+    isolates: bool = False
+
+
+class ExecutorProtocol(Protocol):
+    """Runs requests. Whatever user code does (raise, return nonsense, time out), `submit` answers with a result; it
+    raises only `asyncio.CancelledError`, and only when its own caller is cancelled without a cancel having been asked."""
+
+    abilities: Abilities
+
+    async def start(self) -> None:
+        """Optional: warm up. Idempotent."""
+        ...
+
+    async def submit(self, request: ExecutionRequest) -> ExecutionResult:
+        """Run the request. A request beyond the executor's capacity is answered `rejected` without having run."""
+        ...
+
+    async def shutdown(self, *, wait: bool = True) -> None:
+        """Take nothing new; with `wait`, return when what runs has ended."""
+        ...

@@ -1,0 +1,186 @@
+"""The store: the truth. A node holds only what it is running and what it was just handed.
+
+About a dozen verbs. `turn` is the hot path: one transaction that settles, adds, promotes and claims. Every verb is
+atomic: it happens as a whole, or raises a `StoreError` and nothing happened (`OutcomeUnknown` aside). What a verb
+answers is durable when it answers, as far as the store is durable at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Protocol
+
+import msgspec
+
+from taskyard.errors import ClaimLost, TaskyardError
+from taskyard.model.command import Command
+from taskyard.model.event import EventPage
+from taskyard.model.execution import Progress
+from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.state import TaskState
+from taskyard.model.task import Claim, Dedupe, Outcome, Run, TaskRecord
+
+PROMOTE_AT_MOST = 1000
+"""Tasks a turn promotes at most, so that a burst of due tasks cannot hold the store for long."""
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One process on the store. `incarnation` is random: a reused name is another node."""
+
+    incarnation: str
+    name: str
+    pid: int
+    host: str
+    sources: tuple[str, ...] = ()
+    started_at: datetime | None = None
+
+
+class Add(msgspec.Struct, frozen=True):
+    """One caller's tasks: queued in the order given, all or nothing. `parent` is the run that submits them, if any:
+    when its claim is lost, nothing is added."""
+
+    records: Sequence[TaskRecord]
+    dedupe: Dedupe = Dedupe.ALLOW
+    parent: Claim | None = None
+
+
+class Added(msgspec.Struct, frozen=True):
+    """The task that now stands for what was asked; `is_new` is false when it was merged into a pending one."""
+
+    uuid: str
+    is_new: bool = True
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a run says of itself while it runs. Fenced like a settle, but never worth an error."""
+
+    claim: Claim
+    progress: Progress | None = None
+    note: str | None = None
+
+
+class Turned(msgspec.Struct, frozen=True):
+    """What a turn did, in the order it was asked: per settle None or `ClaimLost`, per add its tasks or the error that
+    kept all of them out, the claims (first to start first), and when the next waiting task is due."""
+
+    settled: list[ClaimLost | None]
+    added: list[list[Added] | TaskyardError]
+    claims: list[Claim]
+    next_due: datetime | None
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The record after a command, or why it was refused."""
+
+    uuid: str
+    record: TaskRecord | None = None
+    refused: TaskyardError | None = None
+
+
+class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tasks to list; None means any."""
+
+    states: tuple[TaskState, ...] | None = None
+    queue: str | None = None
+    source: str | None = None
+
+
+class Store(Protocol):
+    """Any number of nodes may use one store at a time, unless a store says that it lives in one process."""
+
+    async def open(self) -> None:
+        """Make the store ready, migrating it if needed. Opening twice is an error of the caller."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was asked and let go. A node that has not left keeps its tasks until its process ends."""
+        ...
+
+    async def set_queue(self, settings: QueueSettings) -> None:
+        """Create the queue or change its rules, for every node, from the next turn on."""
+        ...
+
+    async def join(self, node: Node) -> None:
+        """Make the node known and alive. From here until `leave` or the end of its process it may hold claims."""
+        ...
+
+    async def leave(self, incarnation: str) -> None:
+        """The node holds no claims any more and is forgotten."""
+        ...
+
+    async def nodes(self) -> list[Node]:
+        """The nodes that have joined and not left, dead ones included until they are rescued."""
+        ...
+
+    async def dead_nodes(self) -> list[str]:
+        """Those of them that are certainly dead. Never a false verdict; never the caller's own nodes."""
+        ...
+
+    async def rescue(self, incarnation: str) -> list[str]:
+        """Take every task of a dead node back: each is interrupted, then queued at the head (at most `auto_recover`
+        times), failed, or canceled if that was asked. Its claims are void from here on; the node is forgotten. Returns
+        the tasks; a second call returns none."""
+        ...
+
+    async def turn(
+        self,
+        node: str,
+        *,
+        settles: Sequence[tuple[Claim, Move]] = (),
+        adds: Sequence[Add] = (),
+        reports: Sequence[Report] = (),
+        demand: Demand | None = None,
+    ) -> Turned:
+        """One transaction, in this order: settle, report, add, promote what is due (at most `PROMOTE_AT_MOST`, by due
+        time, then by age), claim.
+
+        A settle is written only if its task still runs under the claim's attempt and token; otherwise it is `ClaimLost`
+        and changes nothing. An add that fails leaves the other adds alone. A claim goes to the first startable task by
+        (priority, position) over all lanes of the demand, within the demand, the queue's concurrency and the key's
+        limit; it starts attempt + 1 under a token larger than every one before."""
+        ...
+
+    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+        """Decide and carry out `command` for each task, in chunks of at most 500, each chunk atomic. An unknown task is
+        `UnknownTask`; one that no longer fits is `CommandRefused`."""
+        ...
+
+    async def signals(self, node: str) -> list[str]:
+        """The tasks running on `node` that somebody asked to cancel."""
+        ...
+
+    async def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:
+        """Where each task stands, in the order asked; None for a task that is not in the store."""
+        ...
+
+    async def events(self, *, after: int, limit: int = 1000) -> EventPage:
+        """What happened after event number `after`, in the order of commits, each number once. The ring keeps a bounded
+        number; `missed` tells a reader that came too late. `after=-1` answers only with where the ring stands now."""
+        ...
+
+    async def find(self, uuid: str) -> TaskRecord | None: ...
+
+    async def list_tasks(
+        self, where: TaskFilter = TaskFilter(), *, before_id: int | None = None, limit: int = 100
+    ) -> list[TaskRecord]:
+        """Newest first, at most `limit`; go on with `before_id` of the last one seen."""
+        ...
+
+    async def list_runs(self, uuid: str) -> list[Run]:
+        """The attempts of a task that have ended, in order."""
+        ...
+
+    async def count(self) -> dict[tuple[str, TaskState], int]:
+        """How many tasks each (queue, state) holds, exactly, without counting them."""
+        ...
+
+    async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
+        """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many were forgotten."""
+        ...
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` on this event loop soon after another process has committed. A hint may be spurious or late (at
+        most about a second), never missing."""
+        ...

@@ -1,0 +1,1 @@
+"""When: clocks and the due-time loop."""

@@ -1,0 +1,1 @@
+"""Stores: the same contract on memory and on SQLite."""

@@ -1,0 +1,483 @@
+"""The store in memory: the reference, the test oracle, and the engine of the standalone components.
+
+`MemoryCore` is synchronous and single-threaded; `MemoryStore` is the thin asynchronous shell the port asks for. Nothing
+here survives the process. Lanes and the due list are heaps with lazy deletion: an entry counts only while it still
+matches its record, so that a change of state, place or priority never searches a heap.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+
+from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, TaskyardError, UnknownTask
+from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.event import Event, EventKind, EventPage
+from taskyard.model.limits import Demand, QueueSettings, Quota
+from taskyard.model.move import Move, apply_move
+from taskyard.model.order import head_position, tail_position
+from taskyard.model.settle import rescue
+from taskyard.model.state import ENDED, HOLDS_KEY, WAITING_FOR_TIME, TaskState
+from taskyard.model.task import Claim, Dedupe, Outcome, Run, TaskRecord
+from taskyard.ports.clock import Clock
+from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Node, Report, TaskFilter, Turned
+
+RING = 10_000
+"""Events kept for readers that fall behind."""
+
+Lane = tuple[str, str]
+Entry = tuple[int, int, int]
+
+
+class MemoryCore:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seq = 0
+        self._tasks: dict[str, TaskRecord] = {}
+        self._by_id: dict[int, TaskRecord] = {}
+        self._queues: dict[str, QueueSettings] = {}
+        self._lanes: dict[Lane, list[Entry]] = {}
+        self._due: list[tuple[datetime, int]] = []
+        self._keyed: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        self._slots: dict[str, str] = {}
+        self._running: defaultdict[str, set[int]] = defaultdict(set)
+        self._running_in: Counter[str] = Counter()
+        self._counts: Counter[tuple[str, TaskState]] = Counter()
+        self._runs: defaultdict[int, list[Run]] = defaultdict(list)
+        self._nodes: dict[str, Node] = {}
+        self._events: deque[Event] = deque(maxlen=RING)
+        self._event_seq = 0
+
+    # --- the hot path ---------------------------------------------------------------------------------------------
+
+    def turn(
+        self,
+        node: str,
+        settles: Sequence[tuple[Claim, Move]],
+        adds: Sequence[Add],
+        reports: Sequence[Report],
+        demand: Demand | None,
+    ) -> Turned:
+        now = self._clock.now()
+        settled = [self._settle(claim, move) for claim, move in settles]
+        for report in reports:
+            self._report(report, now)
+        added = [self._add(add, now) for add in adds]
+        self._promote(now)
+        claims = self._claim(node, demand, now) if demand is not None and demand.total > 0 else []
+        return Turned(settled, added, claims, self._next_due())
+
+    def _held(self, claim: Claim) -> TaskRecord | None:
+        """The record the claim still holds, or None."""
+        record = self._by_id.get(claim.record.id)
+        if record is None or record.token != claim.token or record.attempt != claim.attempt:
+            return None
+        return record
+
+    def _settle(self, claim: Claim, move: Move) -> ClaimLost | None:
+        record = self._held(claim)
+        if record is None:
+            return ClaimLost(claim.uuid, claim.token)
+        self._move(record, move)
+        return None
+
+    def _report(self, report: Report, now: datetime) -> None:
+        record = self._held(report.claim)
+        if record is None:
+            return
+        if report.progress is not None:
+            record.progress = report.progress
+            self._tell(EventKind.PROGRESS, record, now)
+        if report.note is not None:
+            record.note = report.note
+        record.updated_at = now
+
+    def _add(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
+        if add.parent is not None and self._held(add.parent) is None:
+            return ClaimLost(add.parent.uuid, add.parent.token)
+        if add.dedupe is Dedupe.REFUSE:
+            for record in add.records:
+                holder = self._slots.get(record.dedupe_slot or "")
+                if holder is not None:
+                    return DuplicateTask(holder, record.dedupe_slot or "")
+        return [self._add_one(record, add.dedupe, now) for record in add.records]
+
+    def _add_one(self, asked: TaskRecord, dedupe: Dedupe, now: datetime) -> Added:
+        record = copy.copy(asked)
+        if dedupe is Dedupe.ALLOW:
+            record.dedupe_slot = None
+        elif record.dedupe_slot is not None:
+            holder = self._slots.get(record.dedupe_slot)
+            if holder is not None:
+                return Added(holder, is_new=False)
+            self._slots[record.dedupe_slot] = record.uuid
+        self._seq += 1
+        record.id = self._seq
+        record.position = tail_position(self._seq)
+        self._tasks[record.uuid] = self._by_id[record.id] = record
+        self._counts[record.queue, record.state] += 1
+        self._tell(EventKind.SUBMITTED, record, now)
+        if record.due_at > now:
+            self._move(record, Move(state=TaskState.SCHEDULED, at=now))
+        else:
+            self._move(record, Move(state=TaskState.QUEUED, at=now))
+        return Added(record.uuid)
+
+    def _promote(self, now: datetime) -> None:
+        due = self._due
+        for _ in range(PROMOTE_AT_MOST):
+            self._drop_stale_due()
+            if not due or due[0][0] > now:
+                return
+            record = self._by_id[heapq.heappop(due)[1]]
+            if record.state is TaskState.SCHEDULED:
+                self._seq += 1
+                record.position = tail_position(self._seq)
+            self._move(record, Move.queued(at=now))
+
+    def _drop_stale_due(self) -> None:
+        due = self._due
+        while due:
+            at, task_id = due[0]
+            record = self._by_id.get(task_id)
+            if record is not None and record.state in WAITING_FOR_TIME and record.due_at == at:
+                return
+            heapq.heappop(due)
+
+    def _next_due(self) -> datetime | None:
+        self._drop_stale_due()
+        return self._due[0][0] if self._due else None
+
+    def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
+        room = {
+            name: queue.concurrency - self._running_in[name]
+            for name, queue in self._queues.items()
+            if queue.concurrency is not None
+        }
+        quota = Quota(demand, room)
+        lanes = [lane for lane in self._lanes if quota.room(*lane) > 0]
+        claims: list[Claim] = []
+        heads = [(entry, lane) for lane in lanes if (entry := self._head(lane)) is not None]
+        heapq.heapify(heads)
+        while heads and quota.left > 0:
+            entry, lane = heads[0]
+            if quota.room(*lane) <= 0:
+                heapq.heappop(heads)
+                continue
+            heapq.heappop(self._lanes[lane])
+            quota.admit(*lane)
+            claims.append(self._start(self._by_id[entry[2]], node, now))
+            following = self._head(lane)
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following, lane))
+        return claims
+
+    def _head(self, lane: Lane) -> Entry | None:
+        heap = self._lanes[lane]
+        while heap:
+            priority, position, task_id = heap[0]
+            record = self._by_id.get(task_id)
+            if (
+                record is not None
+                and record.state is TaskState.QUEUED
+                and not record.parked
+                and record.position == position
+                and record.priority == priority
+            ):
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def _start(self, record: TaskRecord, node: str, now: datetime) -> Claim:
+        self._seq += 1
+        record.attempt += 1
+        record.token = self._seq
+        record.node = node
+        record.started_at = now
+        self._move(record, Move(state=TaskState.RUNNING, at=now))
+        return Claim(copy.copy(record), record.attempt, record.token)
+
+    # --- one move -------------------------------------------------------------------------------------------------
+
+    def _move(self, record: TaskRecord, move: Move) -> None:
+        old = record.state
+        slot, token, node = record.dedupe_slot, record.token, record.node
+        attempt = record.attempt
+        apply_move(record, move)
+        new = record.state
+        self._counts[record.queue, old] -= 1
+        self._counts[record.queue, new] += 1
+        if old is TaskState.RUNNING:
+            self._end_run(record, move, attempt, token or 0, node or "")
+        if slot is not None and record.dedupe_slot is None:
+            del self._slots[slot]
+        if new is TaskState.RUNNING:
+            self._running[record.node or ""].add(record.id)
+            self._running_in[record.queue] += 1
+        elif new is TaskState.QUEUED:
+            if move.to_head:
+                self._seq += 1
+                record.position = head_position(self._seq)
+            if record.key is None:
+                self._offer(record)
+        elif new in WAITING_FOR_TIME:
+            heapq.heappush(self._due, (record.due_at, record.id))
+        if record.key is not None:
+            self._track_key(record, old, new)
+        self._tell(EventKind(new), record, move.at)
+
+    def _end_run(self, record: TaskRecord, move: Move, attempt: int, token: int, node: str) -> None:
+        self._running[node].discard(record.id)
+        self._running_in[record.queue] -= 1
+        assert record.started_at is not None
+        self._runs[record.id].append(
+            Run(
+                attempt=attempt,
+                token=token,
+                node=node,
+                state=move.run or move.state,
+                started_at=record.started_at,
+                ended_at=move.at,
+                error=move.error,
+            )
+        )
+
+    def _offer(self, record: TaskRecord) -> None:
+        lane = self._lanes.setdefault((record.queue, record.source), [])
+        heapq.heappush(lane, (record.priority, record.position, record.id))
+
+    # --- keys -----------------------------------------------------------------------------------------------------
+
+    def _track_key(self, record: TaskRecord, old: TaskState, new: TaskState) -> None:
+        assert record.key is not None
+        holders = self._keyed[record.queue, record.key]
+        if new in HOLDS_KEY or new is TaskState.QUEUED:
+            holders.add(record.id)
+        else:
+            holders.discard(record.id)
+        if new is TaskState.QUEUED:
+            record.parked = True
+        elif new is not TaskState.RUNNING:
+            record.parked = False
+        if new is not TaskState.RUNNING:
+            self._repark(record.queue, record.key)
+        if not holders:
+            del self._keyed[record.queue, record.key]
+
+    def _repark(self, queue: str, key: str) -> None:
+        """Of the tasks waiting with this key, exactly the first ones that fit under its limit may start."""
+        records = [self._by_id[task_id] for task_id in self._keyed[queue, key]]
+        busy = sum(record.state in HOLDS_KEY for record in records)
+        free = max(0, self._settings(queue).per_key - busy)
+        waiting = sorted((r for r in records if r.state is TaskState.QUEUED), key=lambda r: (r.priority, r.position))
+        for place, record in enumerate(waiting):
+            was_parked, record.parked = record.parked, place >= free
+            if was_parked and not record.parked:
+                self._offer(record)
+
+    def _settings(self, queue: str) -> QueueSettings:
+        return self._queues.get(queue) or QueueSettings(name=queue)
+
+    # --- commands, rescue, retention --------------------------------------------------------------------------------
+
+    def set_queue(self, settings: QueueSettings) -> None:
+        self._queues[settings.name] = settings
+        for queue, key in list(self._keyed):
+            if queue == settings.name:
+                self._repark(queue, key)
+
+    def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+        now = self._clock.now()
+        return [self._apply_one(uuid, command, now) for uuid in uuids]
+
+    def _apply_one(self, uuid: str, command: Command, now: datetime) -> Applied:
+        record = self._tasks.get(uuid)
+        if record is None:
+            return Applied(uuid, refused=UnknownTask(uuid))
+        try:
+            decision = decide(record, command, now=now)
+        except CommandRefused as refused:
+            return Applied(uuid, refused=refused)
+        if isinstance(decision, Move):
+            self._move(record, decision)
+        else:
+            apply_decision(record, decision)
+            if isinstance(decision, Reprioritize):
+                self._reordered(record)
+                self._tell(EventKind.PRIORITY_CHANGED, record, now)
+            else:
+                self._tell(EventKind.CANCEL_ASKED, record, now)
+        return Applied(uuid, record=copy.copy(record))
+
+    def _reordered(self, record: TaskRecord) -> None:
+        if record.state is not TaskState.QUEUED:
+            return
+        if record.key is None:
+            self._offer(record)
+        else:
+            record.parked = True
+            self._repark(record.queue, record.key)
+
+    def join(self, node: Node) -> None:
+        self._nodes[node.incarnation] = node
+
+    def leave(self, incarnation: str) -> None:
+        self._nodes.pop(incarnation, None)
+
+    def rescue(self, incarnation: str) -> list[str]:
+        now = self._clock.now()
+        why = f"its node {incarnation} died"
+        rescued = [self._by_id[task_id] for task_id in self._running[incarnation]]
+        rescued.sort(key=lambda record: record.position, reverse=True)  # the last to be put at the head stands first
+        for record in rescued:
+            for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
+                self._move(record, move)
+        self.leave(incarnation)
+        return [record.uuid for record in rescued]
+
+    def prune(self, finished_before: datetime, limit: int) -> int:
+        old = [
+            record
+            for record in self._by_id.values()
+            if record.state in ENDED and record.finished_at is not None and record.finished_at < finished_before
+        ]
+        old.sort(key=lambda record: (record.finished_at, record.id))
+        for record in old[:limit]:
+            del self._tasks[record.uuid], self._by_id[record.id]
+            self._runs.pop(record.id, None)
+            self._counts[record.queue, record.state] -= 1
+        return len(old[:limit])
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def signals(self, node: str) -> list[str]:
+        running = (self._by_id[task_id] for task_id in sorted(self._running[node]))
+        return [record.uuid for record in running if record.cancel_asked_at is not None]
+
+    def outcomes(self, uuids: Iterable[str]) -> list[Outcome | None]:
+        return [
+            Outcome(uuid, record.state, record.result, record.error) if (record := self._tasks.get(uuid)) else None
+            for uuid in uuids
+        ]
+
+    def events(self, after: int, limit: int) -> EventPage:
+        if after < 0 or not self._events:
+            return EventPage([], self._event_seq)
+        first = self._events[0].seq
+        skip = max(0, after + 1 - first)
+        page = [self._events[i] for i in range(skip, min(len(self._events), skip + limit))]
+        return EventPage(page, page[-1].seq if page else self._event_seq, missed=after + 1 < first)
+
+    def _tell(self, kind: EventKind, record: TaskRecord, at: datetime) -> None:
+        self._event_seq += 1
+        self._events.append(Event(self._event_seq, at, kind, record.uuid, record.source, record.queue))
+
+    def find(self, uuid: str) -> TaskRecord | None:
+        record = self._tasks.get(uuid)
+        return copy.copy(record) if record is not None else None
+
+    def list_tasks(self, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
+        found: list[TaskRecord] = []
+        for record in self._newest_first():
+            if len(found) == limit:
+                break
+            if (before_id is None or record.id < before_id) and _matches(record, where):
+                found.append(copy.copy(record))
+        return found
+
+    def _newest_first(self) -> Iterator[TaskRecord]:
+        return reversed(self._by_id.values())
+
+    def list_runs(self, uuid: str) -> list[Run]:
+        record = self._tasks.get(uuid)
+        return list(self._runs.get(record.id, ())) if record is not None else []
+
+    def count(self) -> dict[tuple[str, TaskState], int]:
+        return {where: n for where, n in self._counts.items() if n and where[1] is not TaskState.CREATED}
+
+    def list_nodes(self) -> list[Node]:
+        return list(self._nodes.values())
+
+
+def _matches(record: TaskRecord, where: TaskFilter) -> bool:
+    return (
+        (where.states is None or record.state in where.states)
+        and (where.queue is None or record.queue == where.queue)
+        and (where.source is None or record.source == where.source)
+    )
+
+
+class MemoryStore:
+    """The port over `MemoryCore`. It lives in one process and one event loop; other processes never see it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._core = MemoryCore(clock)
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def set_queue(self, settings: QueueSettings) -> None:
+        self._core.set_queue(settings)
+
+    async def join(self, node: Node) -> None:
+        self._core.join(node)
+
+    async def leave(self, incarnation: str) -> None:
+        self._core.leave(incarnation)
+
+    async def nodes(self) -> list[Node]:
+        return self._core.list_nodes()
+
+    async def dead_nodes(self) -> list[str]:
+        return []  # every node is in this process, and it is alive
+
+    async def rescue(self, incarnation: str) -> list[str]:
+        return self._core.rescue(incarnation)
+
+    async def turn(
+        self,
+        node: str,
+        *,
+        settles: Sequence[tuple[Claim, Move]] = (),
+        adds: Sequence[Add] = (),
+        reports: Sequence[Report] = (),
+        demand: Demand | None = None,
+    ) -> Turned:
+        return self._core.turn(node, settles, adds, reports, demand)
+
+    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+        return self._core.apply(uuids, command)
+
+    async def signals(self, node: str) -> list[str]:
+        return self._core.signals(node)
+
+    async def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:
+        return self._core.outcomes(uuids)
+
+    async def events(self, *, after: int, limit: int = 1000) -> EventPage:
+        return self._core.events(after, limit)
+
+    async def find(self, uuid: str) -> TaskRecord | None:
+        return self._core.find(uuid)
+
+    async def list_tasks(
+        self, where: TaskFilter = TaskFilter(), *, before_id: int | None = None, limit: int = 100
+    ) -> list[TaskRecord]:
+        return self._core.list_tasks(where, before_id, limit)
+
+    async def list_runs(self, uuid: str) -> list[Run]:
+        return self._core.list_runs(uuid)
+
+    async def count(self) -> dict[tuple[str, TaskState], int]:
+        return self._core.count()
+
+    async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
+        return self._core.prune(finished_before, limit)
+
+    def watch(self, changed: Callable[[], None]) -> None: ...
