@@ -1,0 +1,55 @@
+"""What has to be reached: every bar, in one place, as data."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Sense(Enum):
+    AT_LEAST = "≥"
+    AT_MOST = "≤"
+
+
+class Relation(Enum):
+    RATIO = "ratio"  # ours ÷ other, round by round
+    GROWTH = "growth"  # ours − other, round by round
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    sense: Sense
+    value: float
+    relation: Relation = Relation.RATIO
+
+    def is_met_by(self, value: float) -> bool:
+        if self.sense is Sense.AT_LEAST:
+            return value >= self.value
+        return value <= self.value
+
+
+def at_least(ratio: float) -> Bar:
+    return Bar(Sense.AT_LEAST, ratio)
+
+
+def at_most(ratio: float) -> Bar:
+    return Bar(Sense.AT_MOST, ratio)
+
+
+def grows_at_most(value: float) -> Bar:
+    return Bar(Sense.AT_MOST, value, Relation.GROWTH)
+
+
+# By scenario and by the name of the side that ours is held against.
+BARS: dict[tuple[str, str], Bar] = {
+    ("memory", "taskiq"): at_least(2.2),
+    ("memory", "huey"): at_least(1.3),
+    ("memory", "bare loop"): at_least(0.4),
+    ("drain", "huey"): at_least(14),
+    ("drain", "raw claim 100 + complete 100"): at_least(0.22),
+    ("clients", "raw insert, one per commit"): at_least(5),
+    ("batch", "raw insert, 1,000 per commit"): at_least(0.35),
+    ("idle", "one raw commit"): at_most(1.5),
+    ("lateness", "call_at + one raw commit"): at_most(1.5),
+    ("claim", "1,000 queued"): at_most(2),
+    ("backlog", "empty"): grows_at_most(50e6),
+    ("import", "saq"): at_most(1.2),
+}
