@@ -1,0 +1,1 @@
+"""Other task systems, each with the setting that is fastest for it at the same promise."""
