@@ -1,0 +1,69 @@
+"""The table, for the terminal and for `docs/BENCHMARKS.md`."""
+
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import apsw
+
+from benchmarks.finding import Finding
+
+HEADINGS = ["scenario", "ours", "peer or limit", "ratio (lowest … highest)", "bar", "met"]
+SHOWN_VERSIONS = ["taskyard", "uvloop", "apsw", "huey", "saq", "taskiq"]
+
+PREFACE = """\
+# Benchmarks
+
+Written by `make bench ARGS="--write docs/BENCHMARKS.md"`; do not edit.
+
+Every reading is taken in a fresh process. The sides of a scenario take turns, round after round; the columns show
+medians, and the ratio is the median of the ratios within each round, with the lowest and the highest of them. A
+reading counts only if the side's store, read after the run, holds all that it was given. Peers run with the setting
+that is fastest for them at the same promise; a limit is the least code that does the same work. Rows without a bar
+are there to inform.
+"""
+
+
+def as_table(findings: Sequence[Finding]) -> str:
+    rows = [HEADINGS, ["---"] * len(HEADINGS), *(finding.cells() for finding in findings)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    fill = "-" if row[0] == "---" else " "
+    return "| " + " | ".join(cell.ljust(width, fill) for cell, width in zip(row, widths, strict=True)) + " |"
+
+
+def as_document(findings: Sequence[Finding], failures: Sequence[str], *, quick: bool) -> str:
+    parts = [PREFACE, _machine(quick), "", as_table(findings), ""]
+    parts += [f"Failed: {failure.splitlines()[0]}\n" for failure in failures]
+    return "\n".join(parts)
+
+
+def _machine(quick: bool) -> str:
+    versions = ", ".join(f"{name} {_version(name)}" for name in SHOWN_VERSIONS)
+    kind = "A quick run" if quick else "A full run"
+    return (
+        f"{kind} on {datetime.now(UTC):%Y-%m-%d}: {_processor()}, {os.cpu_count()} cores, {platform.system()} "
+        f"{platform.release()}, Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}, {versions}."
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()

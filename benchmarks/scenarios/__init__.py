@@ -1,0 +1,20 @@
+"""Every scenario by name, in the order in which they are run and reported."""
+
+from collections.abc import Callable
+
+from benchmarks.contest import Settings
+from benchmarks.finding import Finding
+from benchmarks.scenarios import backlog, batch, clients, drain, idle, importing, lateness, memory
+
+Scenario = Callable[[Settings], list[Finding]]
+
+SCENARIOS: dict[str, Scenario] = {
+    "memory": memory.run,
+    "drain": drain.run,
+    "clients": clients.run,
+    "batch": batch.run,
+    "idle": idle.run,
+    "lateness": lateness.run,
+    "backlog": backlog.run,
+    "import": importing.run,
+}
