@@ -47,9 +47,10 @@ def as_document(findings: Sequence[Finding], failures: Sequence[str], *, quick: 
 def _machine(quick: bool) -> str:
     versions = ", ".join(f"{name} {_version(name)}" for name in SHOWN_VERSIONS)
     kind = "A quick run" if quick else "A full run"
+    system = f"{platform.system()} {platform.release().partition('-')[0]}"
     return (
-        f"{kind} on {datetime.now(UTC):%Y-%m-%d}: {_processor()}, {os.cpu_count()} cores, {platform.system()} "
-        f"{platform.release()}, Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}, {versions}."
+        f"{kind} on {datetime.now(UTC):%Y-%m-%d}: {_processor()}, {os.cpu_count()} cores, {system}, "
+        f"Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}, {versions}."
     )
 
 
