@@ -25,6 +25,12 @@ class _Uuid7:
     millisecond, so that ids made by one process sort in the order they were made."""
 
     def __init__(self) -> None:
+        self._start()
+        # Race: a fork copies the counter, and parent and child would count on to the same ids; it may also copy the
+        # lock while another thread holds it, and nobody in the child would let go of it.
+        os.register_at_fork(after_in_child=self._start)
+
+    def _start(self) -> None:
         self._lock = threading.Lock()
         self._ms = 0
         self._tail = 0
@@ -78,7 +84,8 @@ class Task(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.schedule_at.tzinfo is not UTC:
-            aware("schedule_at", self.schedule_at)
+            # In the zone's own time the two hours of a fall-back are one: kept as a moment, they stay two.
+            msgspec.structs.force_setattr(self, "schedule_at", aware("schedule_at", self.schedule_at))
         if not isinstance(self.args, dict):
             raise InvalidInput(f"args of a task must be a dict, not {type(self.args).__name__}")
 
@@ -93,11 +100,13 @@ class Task(msgspec.Struct, frozen=True):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
         try:
-            at = data["schedule_at"]
+            at, source = data["schedule_at"], data["source"]
+            if not isinstance(source, str):
+                raise TypeError(f"source is {source!r}, not a name")
             return cls(
                 uuid=str(data["uuid"]),
                 args=data["args"],
-                source=data["source"],
+                source=source,
                 schedule_at=at if isinstance(at, datetime) else datetime.fromisoformat(at),
             )
         except KeyError as exc:
