@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -32,9 +33,11 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_on: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_retries < 0 or self.first_s < 0 or self.factor < 1 or self.cap_s < 0 or not 0 <= self.jitter <= 1:
+        # Written so that NaN, which is neither smaller nor larger than anything, is refused as well.
+        waits = 0 <= self.first_s < math.inf and 0 <= self.cap_s < math.inf
+        if self.max_retries < 0 or not waits or not 1 <= self.factor < math.inf or not 0 <= self.jitter <= 1:
             raise ValueError(
-                f"{self!r}: counts and waits must not be negative, factor at least 1, jitter between 0 and 1"
+                f"{self!r}: counts and waits must not be negative or endless, factor at least 1, jitter between 0 and 1"
             )
 
     @classmethod
@@ -54,8 +57,10 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def delay(self, retries: int, jitter: float) -> float:
         """Seconds to wait after `retries` earlier retries; `jitter` is a number drawn from [0, 1)."""
-        # 2.0 ** 1024 overflows; past 64 doublings every cap is long reached.
-        wait = min(self.cap_s, self.first_s * self.factor ** min(retries, 64))
+        try:
+            wait = min(self.cap_s, self.first_s * self.factor**retries)
+        except OverflowError:  # 2.0 ** 1024 is no float any more: whatever the cap is, it was reached long before
+            wait = self.cap_s if self.first_s else 0.0
         return wait * (1 - self.jitter * jitter)
 
     def retries_error(self, error: ExecutionError) -> bool:

@@ -15,6 +15,9 @@ QUARANTINE_AFTER = 3
 
 RETRY_LATER = "RetryLater"
 
+LONGEST_WAIT_S = 10 * 365 * 86_400.0
+"""Ten years: a wait beyond it is a mistake, and must not lead to a date that does not exist."""
+
 
 def settle(
     record: TaskRecord,
@@ -27,18 +30,18 @@ def settle(
     cancel_asked: bool = False,
 ) -> Move:
     """The move that `result` asks for. `result_json` is the value to keep; `jitter` is drawn from [0, 1)."""
-    error = result.error
-    if result.success or error is None:
+    if result.success:
         note = "a cancel was asked, but the task completed all the same" if cancel_asked else result.note
         return Move.completed(at=now, result=result_json, note=note)
+    error = result.error or ExecutionError(kind=ErrorKind.RUNTIME, message="it failed without saying why")
     if error.kind is ErrorKind.CANCELED:
         return Move.canceled(at=now, error=error, note=result.note)
-    if error.kind is ErrorKind.REJECTED:
-        return Move.given_back(at=now, note=error.message)
     if cancel_asked:
         return Move.canceled(at=now, error=error, note="it failed while it was being canceled")
+    if error.kind is ErrorKind.REJECTED:
+        return Move.given_back(at=now, note=error.message)
     if error.type == RETRY_LATER:
-        due = now + timedelta(seconds=float(error.details.get("delay_s", 0.0)))
+        due = _later(now, error.details.get("delay_s"))
         return Move.retrying(at=now, due_at=due, error=error, retried=False)
     return _settle_failure(record, error, retry=retry, now=now, jitter=jitter, note=result.note)
 
@@ -52,8 +55,15 @@ def _settle_failure(
         return Move.failed(at=now, error=error, crashed=True, note=note)
     if retry.exhausted(record.retries, error):
         return Move.failed(at=now, error=error, crashed=crashed, note=note)
-    due = now + timedelta(seconds=retry.delay(record.retries, jitter))
+    due = _later(now, retry.delay(record.retries, jitter))
     return Move.retrying(at=now, due_at=due, error=error, crashed=crashed)
+
+
+def _later(now: datetime, delay_s: object) -> datetime:
+    """`delay_s` from now. It may come from user code: what is no number, or negative, means at once."""
+    if not isinstance(delay_s, int | float) or not delay_s > 0:
+        return now
+    return now + timedelta(seconds=min(delay_s, LONGEST_WAIT_S))
 
 
 def rescue(record: TaskRecord, *, auto_recover: int, now: datetime, why: str) -> tuple[Move, Move]:
