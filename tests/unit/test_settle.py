@@ -1,0 +1,194 @@
+"""What becomes of a task when a run of it has ended."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+from taskyard.model.move import Move, apply_move
+from taskyard.model.retry import NO_RETRY, RetryPolicy
+from taskyard.model.settle import QUARANTINE_AFTER, rescue, settle
+from taskyard.model.state import ENDED, LEGAL, TaskState
+from taskyard.model.task import TaskRecord
+from taskyard.testing.samples import NOON, a_record, an_error, seconds
+from tests.unit.strategies import errors, jitters, json_values, retry_policies, running_records
+
+LATER = NOON + seconds(60)
+THREE = RetryPolicy(max_retries=3)
+
+
+def running(**fields: Any) -> TaskRecord:
+    return a_record(**{"state": TaskState.RUNNING, "attempt": 1, "token": 5, "node": "n", "started_at": NOON, **fields})
+
+
+def settled(record: TaskRecord, error: ExecutionError | None, *, retry: RetryPolicy = THREE, **more: bool) -> Move:
+    result = ExecutionResult(success=error is None, error=error)
+    return settle(record, result, retry=retry, now=LATER, jitter=0.0, result_json="42", **more)
+
+
+@given(running_records, errors | st.none(), retry_policies, jitters, st.booleans())
+def test_whatever_happened_the_move_is_legal(
+    record: TaskRecord, error: ExecutionError | None, retry: RetryPolicy, jitter: float, asked: bool
+):
+    """For every result there is a move, and it is a legal one that can be applied."""
+    result = ExecutionResult(success=error is None, error=error)
+    move = settle(record, result, retry=retry, now=LATER, jitter=jitter, cancel_asked=asked)
+    assert move.state in LEGAL[TaskState.RUNNING]
+    assert (move.due_at is not None) == (move.state is TaskState.RETRYING)
+    apply_move(copy.copy(record), move)
+
+
+def test_success_completes():
+    """A run that succeeded completes its task with its result."""
+    move = settled(running(), None)
+    assert (move.state, move.result, move.error) == (TaskState.COMPLETED, "42", None)
+
+
+@pytest.mark.spec("QUE-12")
+def test_success_beats_a_cancel_and_says_so():
+    """A run that finished before the cancel reached it is completed, and the note reports the cancel."""
+    move = settled(running(), None, cancel_asked=True)
+    assert move.state is TaskState.COMPLETED
+    assert "cancel was asked" in (move.note or "")
+
+
+KINDS = [
+    pytest.param(an_error(ErrorKind.VALIDATION, "bad"), TaskState.FAILED, id="validation-fails"),
+    pytest.param(an_error(ErrorKind.TIMEOUT, "slow", "TimeoutError"), TaskState.RETRYING, id="timeout-may-retry"),
+    pytest.param(an_error(ErrorKind.SYSTEM, "died", "WorkerDied"), TaskState.RETRYING, id="crash-may-retry"),
+    pytest.param(an_error(ErrorKind.RUNTIME, "flaky", "ConnectionError"), TaskState.RETRYING, id="transient-retries"),
+    pytest.param(an_error(ErrorKind.RUNTIME, "bad", "ValueError"), TaskState.FAILED, id="bad-argument-fails"),
+    pytest.param(an_error(ErrorKind.RUNTIME, "odd", "Odd"), TaskState.RETRYING, id="in-no-class-retries"),
+    pytest.param(an_error(ErrorKind.REJECTED, "full"), TaskState.QUEUED, id="rejected-is-given-back"),
+    pytest.param(an_error(ErrorKind.CANCELED, "stop"), TaskState.CANCELED, id="canceled-is-canceled"),
+]
+
+
+@pytest.mark.spec("QUE-14")
+@pytest.mark.parametrize(("error", "state"), KINDS)
+def test_each_kind_of_error_has_its_state(error: ExecutionError, state: TaskState):
+    """The kind and class of an error decide where the task goes, while retries are left."""
+    move = settled(running(), error)
+    assert move.state is state
+    assert (move.error or error) == error
+
+
+@pytest.mark.spec("QUE-14")
+@pytest.mark.parametrize(("error", "state"), KINDS)
+def test_without_retries_what_would_retry_fails(error: ExecutionError, state: TaskState):
+    """With no retries left everything that would be tried again fails, and nothing else changes."""
+    expected = TaskState.FAILED if state is TaskState.RETRYING else state
+    assert settled(running(), error, retry=NO_RETRY).state is expected
+
+
+@pytest.mark.spec("QUE-12")
+@pytest.mark.parametrize("error", [kind.values[0] for kind in KINDS], ids=lambda error: error.kind)
+def test_a_cancel_that_was_asked_ends_every_failure(error: ExecutionError):
+    """Once a cancel was asked, no error leads to another run: the task is canceled, rejected ones included."""
+    move = settled(running(), error, cancel_asked=True)
+    assert move.state is TaskState.CANCELED
+    assert move.error is not None
+
+
+@pytest.mark.spec("QUE-13")
+def test_retries_wait_as_the_policy_says():
+    """The n-th retry is due after the policy's n-th wait, and is counted."""
+    moves = [settled(running(retries=n), an_error()) for n in range(3)]
+    assert [move.due_at for move in moves] == [LATER + seconds(s) for s in (1, 2, 4)]
+    assert all(move.retried for move in moves)
+
+
+@pytest.mark.spec("QUE-13")
+@given(
+    retry_policies.filter(lambda policy: policy.max_retries <= 20), st.lists(errors, min_size=60, max_size=60), jitters
+)
+def test_retries_never_exceed_the_maximum(policy: RetryPolicy, script: list[ExecutionError], jitter: float):
+    """However runs fail, a task that never asks for itself to run later fails for good within 1 + max_retries runs."""
+    record, runs = running(), 0
+    for error in script:
+        if error.kind in {ErrorKind.REJECTED, ErrorKind.CANCELED} or error.type == "RetryLater":
+            continue
+        runs += 1
+        apply_move(
+            record, settle(record, ExecutionResult(success=False, error=error), retry=policy, now=LATER, jitter=jitter)
+        )
+        if record.state in ENDED:
+            break
+        record.state = TaskState.RUNNING
+    assert record.retries <= policy.max_retries
+    assert runs <= 1 + policy.max_retries
+    assert record.crashes <= QUARANTINE_AFTER
+
+
+def test_a_task_that_kills_its_worker_is_quarantined_after_three():
+    """The third worker a task takes down is its last, however many retries are left."""
+    record, crash = running(), an_error(ErrorKind.SYSTEM, "died", "WorkerDied")
+    endless = RetryPolicy(max_retries=1000)
+    states = []
+    for _ in range(QUARANTINE_AFTER):
+        move = settled(record, crash, retry=endless)
+        apply_move(record, move)
+        states.append(record.state)
+        record.state = TaskState.RUNNING
+    assert states == [TaskState.RETRYING, TaskState.RETRYING, TaskState.FAILED]
+    assert record.crashes == 3
+    assert "quarantined" in (record.note or "")
+
+
+def test_other_failures_do_not_count_towards_quarantine():
+    """Only a crash of a worker counts towards quarantine."""
+    move = settled(running(crashes=2), an_error())
+    assert (move.state, move.crashed) == (TaskState.RETRYING, False)
+
+
+@given(running_records)
+def test_given_back_consumes_no_attempt(record: TaskRecord):
+    """A rejected run uses up neither an attempt nor a retry."""
+    record.cancel_asked_at = None
+    before = copy.copy(record)
+    apply_move(record, settled(record, an_error(ErrorKind.REJECTED, "full"), retry=NO_RETRY))
+    assert record.state is TaskState.QUEUED
+    assert (record.attempt, record.retries, record.crashes) == (before.attempt - 1, before.retries, before.crashes)
+
+
+def test_retry_later_is_due_when_asked_and_uses_no_retry():
+    """A consumer that asks to run later gets its time, and no retry is counted, even with none left."""
+    move = settled(running(), an_error(ErrorKind.RUNTIME, "later", "RetryLater", delay_s=90), retry=NO_RETRY)
+    assert (move.state, move.due_at, move.retried) == (TaskState.RETRYING, LATER + seconds(90), False)
+
+
+@given(json_values | st.floats())
+def test_a_senseless_delay_is_never_in_the_past(delay_s: object):
+    """Whatever a consumer asks for as a delay, the task is due now or later, at a time that exists."""
+    move = settled(running(), an_error(ErrorKind.RUNTIME, "later", "RetryLater", delay_s=delay_s))
+    assert move.due_at is not None
+    assert move.due_at >= LATER
+
+
+@pytest.mark.spec("QUE-23")
+@given(running_records, st.integers(0, 5))
+def test_rescue_recovers_as_often_as_the_queue_says(record: TaskRecord, auto_recover: int):
+    """A dead node's task is interrupted, then canceled if asked, recovered to the head if it may, else failed."""
+    asked, recoveries, attempt = record.cancel_asked_at, record.recoveries, record.attempt
+    first, second = rescue(record, auto_recover=auto_recover, now=LATER, why="its node died")
+    assert first.state is TaskState.INTERRUPTED
+    apply_move(record, first)
+    apply_move(record, second)
+    if asked is not None:
+        assert record.state is TaskState.CANCELED
+    elif recoveries < auto_recover:
+        assert (record.state, second.to_head, record.recoveries) == (TaskState.QUEUED, True, recoveries + 1)
+    else:
+        assert (record.state, record.recoveries) == (TaskState.FAILED, recoveries)
+        assert record.error is not None
+        assert record.error.message == "its node died"
+    assert record.attempt == attempt
+
+
+def test_a_failure_without_a_reason_is_still_a_failure():
+    """A result that is no success and names no error is not taken for a success."""
+    move = settle(running(), ExecutionResult(success=False), retry=NO_RETRY, now=LATER, jitter=0.0)
+    assert (move.state, move.error and move.error.kind) == (TaskState.FAILED, ErrorKind.RUNTIME)
