@@ -123,7 +123,7 @@ class Dedupe(StrEnum):
     REFUSE = "refuse"
 
 
-class TaskRecord(msgspec.Struct, kw_only=True, gc=False):
+class TaskRecord(msgspec.Struct, gc=False):
     """Everything the store keeps of one task. `args` and `result` are JSON text. `id` orders tasks as they were added.
 
     `attempt` counts the runs started; `retries` those that failed and were tried again; `crashes` the workers this task

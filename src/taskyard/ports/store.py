@@ -87,6 +87,9 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None = None
 
 
+ANY = TaskFilter()
+
+
 class Store(Protocol):
     """Any number of nodes may use one store at a time, unless a store says that it lives in one process."""
 
@@ -163,7 +166,7 @@ class Store(Protocol):
     async def find(self, uuid: str) -> TaskRecord | None: ...
 
     async def list_tasks(
-        self, where: TaskFilter = TaskFilter(), *, before_id: int | None = None, limit: int = 100
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         """Newest first, at most `limit`; go on with `before_id` of the last one seen."""
         ...

@@ -23,7 +23,7 @@ from taskyard.model.settle import rescue
 from taskyard.model.state import ENDED, HOLDS_KEY, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Claim, Dedupe, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Node, Report, TaskFilter, Turned
+from taskyard.ports.store import ANY, PROMOTE_AT_MOST, Add, Added, Applied, Node, Report, TaskFilter, Turned
 
 RING = 10_000
 """Events kept for readers that fall behind."""
@@ -119,11 +119,8 @@ class MemoryCore:
         record.position = tail_position(self._seq)
         self._tasks[record.uuid] = self._by_id[record.id] = record
         self._counts[record.queue, record.state] += 1
-        self._tell(EventKind.SUBMITTED, record, now)
-        if record.due_at > now:
-            self._move(record, Move(state=TaskState.SCHEDULED, at=now))
-        else:
-            self._move(record, Move(state=TaskState.QUEUED, at=now))
+        state = TaskState.SCHEDULED if record.due_at > now else TaskState.QUEUED
+        self._move(record, Move(state=state, at=now), told_as=EventKind.SUBMITTED)
         return Added(record.uuid)
 
     def _promote(self, now: datetime) -> None:
@@ -204,7 +201,7 @@ class MemoryCore:
 
     # --- one move -------------------------------------------------------------------------------------------------
 
-    def _move(self, record: TaskRecord, move: Move) -> None:
+    def _move(self, record: TaskRecord, move: Move, told_as: EventKind | None = None) -> None:
         old = record.state
         slot, token, node = record.dedupe_slot, record.token, record.node
         attempt = record.attempt
@@ -229,7 +226,7 @@ class MemoryCore:
             heapq.heappush(self._due, (record.due_at, record.id))
         if record.key is not None:
             self._track_key(record, old, new)
-        self._tell(EventKind(new), record, move.at)
+        self._tell(told_as or EventKind(new), record, move.at)
 
     def _end_run(self, record: TaskRecord, move: Move, attempt: int, token: int, node: str) -> None:
         self._running[node].discard(record.id)
@@ -467,7 +464,7 @@ class MemoryStore:
         return self._core.find(uuid)
 
     async def list_tasks(
-        self, where: TaskFilter = TaskFilter(), *, before_id: int | None = None, limit: int = 100
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         return self._core.list_tasks(where, before_id, limit)
 

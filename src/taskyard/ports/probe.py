@@ -1,0 +1,27 @@
+"""Where the engine says what it has just done, so that tests wait for that instead of sleeping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Probe = Callable[[object], None]
+
+
+def _silent(_: object) -> None: ...
+
+
+class Probes:
+    """Silent outside tests; `taskyard.testing.probes` has the ones that can be awaited. Each is called at most once a
+    turn, never once a task: `claimed`, `settled` and `rescued` with the tasks' ids, `idle` when the dispatcher has
+    nothing left to do, `outage` with the error of a turn that failed, `stumbled` with the name of a loop that had to be
+    started again."""
+
+    claimed: Probe = staticmethod(_silent)
+    settled: Probe = staticmethod(_silent)
+    rescued: Probe = staticmethod(_silent)
+    idle: Probe = staticmethod(_silent)
+    outage: Probe = staticmethod(_silent)
+    stumbled: Probe = staticmethod(_silent)
+
+
+SILENT = Probes()

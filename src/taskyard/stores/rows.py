@@ -1,0 +1,111 @@
+"""Records as rows, for the SQL stores: one order of columns, and the conversions both ways.
+
+Times are whole microseconds, so that they compare and round-trip exactly; small values are JSON text.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from taskyard.model.execution import ExecutionError, Progress
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.state import TaskState
+from taskyard.model.task import Run, TaskRecord
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_STATES = {str(state): state for state in TaskState}
+
+COLUMNS = TaskRecord.__struct_fields__
+"""The columns of `task`, in the order of the record's fields."""
+
+MOVED = (
+    "id", "state", "position", "parked", "priority", "dedupe_slot", "due_at", "updated_at", "finished_at", "attempt",
+    "retries", "crashes", "recoveries", "token", "node", "cancel_asked_at", "result", "error", "note",
+)  # fmt: skip
+"""What a move or a command can change, after the id that finds the row."""
+
+
+def to_us(at: datetime) -> int:
+    return (at - EPOCH) // _MICROSECOND
+
+
+def to_us_or_none(at: datetime | None) -> int | None:
+    return None if at is None else (at - EPOCH) // _MICROSECOND
+
+
+def from_us(us: int) -> datetime:
+    return EPOCH + timedelta(microseconds=us)
+
+
+def from_us_or_none(us: int | None) -> datetime | None:
+    return None if us is None else EPOCH + timedelta(microseconds=us)
+
+
+def _json(value: msgspec.Struct | None) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
+
+
+@lru_cache(maxsize=256)
+def _retry(text: str) -> RetryPolicy:
+    return msgspec.json.decode(text, type=RetryPolicy)
+
+
+def to_row(r: TaskRecord) -> tuple[Any, ...]:
+    """All columns of a new task, in the order of `COLUMNS`."""
+    return (
+        r.uuid, r.source, to_us(r.due_at), to_us(r.created_at), to_us(r.updated_at), r.id, r.queue, r.args, r.state,
+        r.priority, r.position, int(r.parked), r.key, r.dedupe_slot, r.timeout_s, _json(r.retry),
+        to_us_or_none(r.started_at), to_us_or_none(r.finished_at), r.attempt, r.retries, r.crashes, r.recoveries,
+        r.token, r.node, to_us_or_none(r.cancel_asked_at), _json(r.progress), r.result, _json(r.error), r.note,
+    )  # fmt: skip
+
+
+def to_moved_row(r: TaskRecord) -> tuple[Any, ...]:
+    """The columns of `MOVED`."""
+    return (
+        r.id, r.state, r.position, int(r.parked), r.priority, r.dedupe_slot, to_us(r.due_at), to_us(r.updated_at),
+        to_us_or_none(r.finished_at), r.attempt, r.retries, r.crashes, r.recoveries, r.token, r.node,
+        to_us_or_none(r.cancel_asked_at), r.result, _json(r.error), r.note,
+    )  # fmt: skip
+
+
+def from_row(row: Any) -> TaskRecord:
+    """The record of a row that holds `COLUMNS`."""
+    (
+        uuid, source, due_at, created_at, updated_at, id_, queue, args, state, priority, position, parked, key, slot,
+        timeout_s, retry, started_at, finished_at, attempt, retries, crashes, recoveries, token, node, cancel_asked_at,
+        progress, result, error, note,
+    ) = row  # fmt: skip
+    return TaskRecord(
+        uuid, source, from_us(due_at), from_us(created_at), from_us(updated_at), id_, queue, args, _STATES[state],
+        priority, position, bool(parked), key, slot, timeout_s, None if retry is None else _retry(retry),
+        from_us_or_none(started_at), from_us_or_none(finished_at), attempt, retries, crashes, recoveries, token, node,
+        from_us_or_none(cancel_asked_at), None if progress is None else msgspec.json.decode(progress, type=Progress),
+        result, to_error(error), note,
+    )  # fmt: skip
+
+
+def to_error(text: str | None) -> ExecutionError | None:
+    return None if text is None else msgspec.json.decode(text, type=ExecutionError)
+
+
+RUN_COLUMNS = ("task", "token", "attempt", "node", "state", "started_at", "ended_at", "error")
+
+
+def to_run_row(task_id: int, run: Run) -> tuple[Any, ...]:
+    return (
+        task_id, run.token, run.attempt, run.node, run.state, to_us(run.started_at), to_us(run.ended_at), _json(run.error),
+    )  # fmt: skip
+
+
+def from_run_row(row: Any) -> Run:
+    _, token, attempt, node, state, started_at, ended_at, error = row
+    return Run(
+        attempt=attempt, token=token, node=node, state=_STATES[state], started_at=from_us(started_at),
+        ended_at=from_us(ended_at), error=to_error(error),
+    )  # fmt: skip

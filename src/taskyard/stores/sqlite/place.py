@@ -1,0 +1,180 @@
+"""Where the file is: the checks before it is opened, and opening it. Whatever is wrong gets an error that says what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from taskyard.errors import (
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreOnNetwork,
+    StoreReadOnly,
+    StoreTooNew,
+    StoreUnavailable,
+)
+from taskyard.stores.migrate import migrations
+
+APPLICATION_ID = 0x7A5C_A12D
+"""Written into the file's header, so that somebody else's database is never taken for ours."""
+
+NETWORK = {
+    "nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p", "ceph", "lustre", "gfs2", "ocfs2",
+    "glusterfs", "beegfs", "gpfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.ceph", "davfs",
+    "fuse.davfs2", "fuse.gcsfuse",
+}  # fmt: skip
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+def filesystem_of(path: Path, mountinfo: str) -> str:
+    """The type of the file system `path` is on, read off the kernel's list of mounts; the longest, latest match wins."""
+    best, fstype = -1, ""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        if len(fields) < 5 or not right:
+            continue
+        mount = Path(fields[4].encode().decode("unicode_escape"))
+        if (path == mount or mount in path.parents) and len(mount.parts) >= best:
+            best, fstype = len(mount.parts), right.split()[0]
+    return fstype
+
+
+def refuse_network(path: Path, mounts: Path = MOUNTS) -> None:
+    if not mounts.exists():
+        return  # not Linux: SQLite's own checks remain
+    fstype = filesystem_of(path.resolve(), mounts.read_text())
+    if fstype in NETWORK:
+        raise StoreOnNetwork(str(path), fstype)
+
+
+def prepare_folder(path: Path) -> Path:
+    """Check that the database can be made and written at `path`; the folder beside it, made if need be."""
+    if path.is_dir():
+        raise StoreCorrupt(str(path), "it is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise StoreReadOnly(str(path), f"the folder {path.parent} does not exist")
+    refuse_network(path)
+    if path.exists() and not os.access(path, os.W_OK | os.R_OK):
+        raise StoreReadOnly(str(path))
+    folder = path.with_name(path.name + "-yard")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as exc:
+        if exc.errno == errno.ENOSPC:
+            raise StoreFull(str(path)) from None
+        raise StoreReadOnly(str(path), os.strerror(exc.errno or 0)) from None
+    if not os.access(folder, os.W_OK):
+        raise StoreReadOnly(str(path), f"no permission on {folder}")
+    return folder
+
+
+def to_store_error(path: Path, exc: apsw.Error) -> StoreError:
+    """The typed error for what SQLite said."""
+    match exc:
+        case apsw.FullError():
+            return StoreFull(str(path))
+        case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.CantOpenError() | apsw.AuthError():
+            return StoreReadOnly(str(path), str(exc))
+        case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
+            return StoreCorrupt(str(path), str(exc))
+        case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
+            return StoreBusy(str(path))
+        case _:
+            return StoreUnavailable(
+                f"the store {path} failed: {type(exc).__name__}: {exc}; nothing of the call was written"
+            )
+
+
+@contextmanager
+def typed_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except apsw.Error as exc:
+        raise to_store_error(path, exc) from exc
+
+
+def connect(path: Path, *, synchronous: str, vfs: str | None, write: bool) -> apsw.Connection:
+    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if write else 0)
+    conn = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    conn.set_busy_timeout(10_000)
+    # No checkpoint of a reader's, no mmap (a full disk would be a SIGBUS), and temporary tables never on disk.
+    conn.execute("PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF")
+    if not write:
+        conn.execute("PRAGMA query_only = ON; PRAGMA cache_size = -4000")
+        return conn
+    mode = conn.execute("PRAGMA journal_mode = WAL").get
+    if mode != "wal":
+        raise StoreReadOnly(str(path), f"its file system cannot do write-ahead logging (journal_mode is {mode})")
+    conn.execute(f"PRAGMA synchronous = {synchronous}; PRAGMA cache_size = -16000; PRAGMA wal_autocheckpoint = 4000")
+    return conn
+
+
+def migrate(conn: apsw.Connection, path: Path) -> None:
+    """Bring the schema to the newest version we know, in one transaction; refuse what is not ours or too new."""
+    steps = migrations("sqlite")
+    newest = steps[-1][0]
+    conn.execute("BEGIN IMMEDIATE")
+    try:
+        found: Any = conn.execute("PRAGMA user_version").get
+        is_ours = conn.execute("PRAGMA application_id").get == APPLICATION_ID
+        is_empty = conn.execute("SELECT count(*) FROM sqlite_schema").get == 0
+        if not is_ours and not is_empty:
+            raise StoreCorrupt(str(path), "it is another program's database")
+        if found > newest:
+            raise StoreTooNew(str(path), found, newest)
+        for number, sql in steps:
+            if number > found:
+                conn.execute(sql)
+                conn.execute(f"PRAGMA user_version = {number}")
+        if not is_ours:
+            conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        conn.execute("COMMIT")
+    except BaseException:
+        conn.execute("ROLLBACK")
+        raise
+
+
+# --- the standard library's sqlite3 -----------------------------------------------------------------------------------
+
+_guarded: weakref.WeakValueDictionary[str, Guarded] = weakref.WeakValueDictionary()
+
+
+class Guarded:
+    """While this lives, opening the file with the standard library's sqlite3 in this process warns.
+
+    Two copies of SQLite in one process do not know of each other's POSIX locks: when one closes the file, the kernel
+    drops the locks of the other, and commits that were acknowledged can vanish."""
+
+    _installed = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = os.path.realpath(path)
+        _guarded[self.path] = self
+        if not Guarded._installed:
+            Guarded._installed = True
+            sys.addaudithook(_audit)
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event == "sqlite3.connect" and _guarded and isinstance(args[0], str | bytes | os.PathLike):
+        name = os.fsdecode(args[0]).removeprefix("file:").partition("?")[0]
+        if os.path.realpath(name) in _guarded:
+            warnings.warn(
+                f"{name} is open as a Taskyard store in this process; opening it with sqlite3 as well can lose "
+                "acknowledged commits. Use another process, or apsw",
+                RuntimeWarning,
+                stacklevel=3,
+            )

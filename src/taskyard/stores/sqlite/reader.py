@@ -1,0 +1,95 @@
+"""What is only read: short queries on a connection of their own, which never wait for the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from taskyard.model.event import Event, EventKind, EventPage
+from taskyard.model.state import TaskState
+from taskyard.model.task import Outcome, Run, TaskRecord
+from taskyard.ports.store import Node, TaskFilter
+from taskyard.stores.rows import COLUMNS, RUN_COLUMNS, from_row, from_run_row, from_us, to_error
+
+_ALL = ", ".join(COLUMNS)
+_KINDS = {str(kind): kind for kind in EventKind}
+
+
+class SqliteReader:
+    def __init__(self, conn: apsw.Connection) -> None:
+        self._conn = conn
+
+    def close(self) -> None:
+        self._conn.close()
+
+    def signals(self, node: str) -> list[str]:
+        rows = self._conn.execute(
+            "SELECT uuid FROM task WHERE state = 'running' AND node = ? AND cancel_asked_at IS NOT NULL ORDER BY id",
+            (node,),
+        )
+        return [uuid for (uuid,) in rows]
+
+    def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:
+        rows = self._conn.execute(
+            "SELECT uuid, state, result, error FROM task WHERE uuid IN (SELECT value FROM json_each(?))",
+            (msgspec.json.encode(list(uuids)).decode(),),
+        )
+        found = {uuid: Outcome(uuid, TaskState(state), result, to_error(error)) for uuid, state, result, error in rows}
+        return [found.get(uuid) for uuid in uuids]
+
+    def events(self, after: int, limit: int) -> EventPage:
+        newest: Any = self._conn.execute("SELECT max(last) FROM event").get
+        if after < 0 or newest is None or after >= newest:
+            return EventPage([], newest or 0)
+        oldest: Any = self._conn.execute("SELECT min(first) FROM event").get
+        events: list[Event] = []
+        pages = self._conn.execute("SELECT first, body FROM event WHERE last > ? ORDER BY last LIMIT ?", (after, limit))
+        for first, body in pages:
+            for seq, (kind, uuid, source, queue, at) in enumerate(msgspec.json.decode(body), first):
+                if seq > after and len(events) < limit:
+                    events.append(Event(seq, from_us(at), _KINDS[kind], uuid, source, queue))
+            if len(events) >= limit:
+                break
+        return EventPage(events, events[-1].seq if events else newest, missed=after + 1 < oldest)
+
+    def find(self, uuid: str) -> TaskRecord | None:
+        row = self._conn.execute(f"SELECT {_ALL} FROM task WHERE uuid = ?", (uuid,)).fetchone()
+        return None if row is None else from_row(row)
+
+    def list_tasks(self, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
+        terms = ["id < ?"]
+        values: list[Any] = [before_id if before_id is not None else 1 << 62]
+        if where.states is not None:
+            terms.append(f"state IN ({', '.join('?' * len(where.states))})")
+            values.extend(str(state) for state in where.states)
+        if where.queue is not None:
+            terms.append("queue = ?")
+            values.append(where.queue)
+        if where.source is not None:
+            terms.append("source = ?")
+            values.append(where.source)
+        sql = f"SELECT {_ALL} FROM task WHERE {' AND '.join(terms)} ORDER BY id DESC LIMIT ?"
+        return [from_row(row) for row in self._conn.execute(sql, (*values, limit))]
+
+    def list_runs(self, uuid: str) -> list[Run]:
+        rows = self._conn.execute(
+            f"SELECT {', '.join(RUN_COLUMNS)} FROM run WHERE task = (SELECT id FROM task WHERE uuid = ?) ORDER BY token",
+            (uuid,),
+        )
+        return [from_run_row(row) for row in rows]
+
+    def count(self) -> dict[tuple[str, TaskState], int]:
+        rows = self._conn.execute("SELECT queue, state, n FROM tally WHERE n <> 0")
+        return {(queue, TaskState(state)): n for queue, state, n in rows}
+
+    def nodes(self) -> list[tuple[Node, str]]:
+        """Every node that has joined, with the boot it joined in."""
+        rows = self._conn.execute("SELECT info, boot_id FROM node ORDER BY incarnation")
+        return [(msgspec.json.decode(info, type=Node), boot_id) for info, boot_id in rows]
+
+    def data_version(self) -> int:
+        version: Any = self._conn.execute("PRAGMA data_version").get
+        return int(version)
