@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.move import Move, apply_move
 from taskyard.model.retry import NO_RETRY, RetryPolicy
-from taskyard.model.settle import QUARANTINE_AFTER, rescue, settle
+from taskyard.model.settle import QUARANTINE_AFTER, heed_cancel, rescue, settle
 from taskyard.model.state import ENDED, LEGAL, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.testing.samples import NOON, a_record, an_error, seconds
-from tests.unit.strategies import errors, jitters, json_values, retry_policies, running_records
+from tests.unit.strategies import errors, jitters, json_values, moves, retry_policies, running_records
 
 LATER = NOON + seconds(60)
 THREE = RetryPolicy(max_retries=3)
@@ -192,3 +192,15 @@ def test_a_failure_without_a_reason_is_still_a_failure():
     """A result that is no success and names no error is not taken for a success."""
     move = settle(running(), ExecutionResult(success=False), retry=NO_RETRY, now=LATER, jitter=0.0)
     assert (move.state, move.error and move.error.kind) == (TaskState.FAILED, ErrorKind.RUNTIME)
+
+
+@pytest.mark.spec("QUE-12")
+@given(moves)
+def test_a_heeded_cancel_lets_nothing_run_again(move: Move):
+    """When a cancel was asked, a move that would run the task again cancels it, and one that ends it is left alone."""
+    heeded = heed_cancel(move)
+    if move.state in {TaskState.QUEUED, TaskState.RETRYING}:
+        assert (heeded.state, heeded.at) == (TaskState.CANCELED, move.at)
+        assert heeded.error is not None
+    else:
+        assert heeded is move

@@ -66,6 +66,14 @@ def _later(now: datetime, delay_s: object) -> datetime:
     return now + timedelta(seconds=min(delay_s, LONGEST_WAIT_S))
 
 
+def heed_cancel(move: Move) -> Move:
+    """What `move` becomes when a cancel was asked of the run it ends: what would run again is canceled instead."""
+    if move.state not in {TaskState.QUEUED, TaskState.RETRYING}:
+        return move
+    error = move.error or ExecutionError(kind=ErrorKind.CANCELED, message="canceled")
+    return Move.canceled(at=move.at, error=error, note="it was asked to cancel, and would have run again")
+
+
 def rescue(record: TaskRecord, *, auto_recover: int, now: datetime, why: str) -> tuple[Move, Move]:
     """What becomes of a task whose node died: it is interrupted, then recovered to the front, or failed."""
     first = Move.interrupted(at=now, note=why)

@@ -13,14 +13,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 
-from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, TaskyardError, UnknownTask
+from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, InvalidInput, TaskyardError, UnknownTask
 from taskyard.model.command import Command, Reprioritize, apply_decision, decide
 from taskyard.model.event import Event, EventKind, EventPage
 from taskyard.model.limits import Demand, QueueSettings, Quota
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import head_position, tail_position
-from taskyard.model.settle import rescue
-from taskyard.model.state import ENDED, HOLDS_KEY, WAITING_FOR_TIME, TaskState
+from taskyard.model.settle import heed_cancel, rescue
+from taskyard.model.state import ENDED, HOLDS_KEY, WAITING_FOR_TIME, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import ANY, PROMOTE_AT_MOST, Add, Added, Applied, Node, Report, TaskFilter, Turned
@@ -62,6 +62,8 @@ class MemoryCore:
         demand: Demand | None,
     ) -> Turned:
         now = self._clock.now()
+        for _, move in settles:
+            check_move(TaskState.RUNNING, move.state)  # before anything is written: a turn happens as a whole or not
         settled = [self._settle(claim, move) for claim, move in settles]
         for report in reports:
             self._report(report, now)
@@ -81,7 +83,8 @@ class MemoryCore:
         record = self._held(claim)
         if record is None:
             return ClaimLost(claim.uuid, claim.token)
-        self._move(record, move)
+        # Race: a cancel may be asked after the run has ended and before its node could know.
+        self._move(record, move if record.cancel_asked_at is None else heed_cancel(move))
         return None
 
     def _report(self, report: Report, now: datetime) -> None:
@@ -103,7 +106,24 @@ class MemoryCore:
                 holder = self._slots.get(record.dedupe_slot or "")
                 if holder is not None:
                     return DuplicateTask(holder, record.dedupe_slot or "")
+        if (taken := self._taken_uuid(add)) is not None:
+            return InvalidInput(f"a task {taken} is in the store already; a task's uuid must be new")
         return [self._add_one(record, add.dedupe, now) for record in add.records]
+
+    def _taken_uuid(self, add: Add) -> str | None:
+        """The first uuid that stands for another task already, among those that would not be merged away."""
+        batch: set[str] = set()
+        slots: set[str] = set()
+        for record in add.records:
+            slot = record.dedupe_slot if add.dedupe is not Dedupe.ALLOW else None
+            if slot is not None and (slot in slots or slot in self._slots):
+                continue
+            if record.uuid in self._tasks or record.uuid in batch:
+                return record.uuid
+            batch.add(record.uuid)
+            if slot is not None:
+                slots.add(slot)
+        return None
 
     def _add_one(self, asked: TaskRecord, dedupe: Dedupe, now: datetime) -> Added:
         record = copy.copy(asked)
@@ -220,6 +240,9 @@ class MemoryCore:
             if move.to_head:
                 self._seq += 1
                 record.position = head_position(self._seq)
+            elif old is TaskState.FAILED:
+                self._seq += 1
+                record.position = tail_position(self._seq)
             if record.key is None:
                 self._offer(record)
         elif new in WAITING_FOR_TIME:
