@@ -6,11 +6,10 @@ CREATE TABLE task (
     source          TEXT NOT NULL,
     queue           TEXT NOT NULL,
     args            TEXT NOT NULL,
-    state           TEXT NOT NULL CHECK (state IN ('scheduled', 'queued', 'blocked', 'running', 'retrying', 'paused',
-                                                   'completed', 'failed', 'canceled', 'skipped', 'interrupted')),
-    priority        INTEGER NOT NULL CHECK (priority IN (0, 1, 2)),
+    state           TEXT NOT NULL,
+    priority        INTEGER NOT NULL CHECK (priority BETWEEN 0 AND 2),
     position        INTEGER NOT NULL,
-    parked          INTEGER NOT NULL CHECK (parked IN (0, 1)),
+    parked          INTEGER NOT NULL,
     key             TEXT,
     dedupe_slot     TEXT,
     timeout_s       REAL,
@@ -44,8 +43,8 @@ CREATE UNIQUE INDEX task_dedupe ON task (dedupe_slot) WHERE dedupe_slot IS NOT N
 CREATE INDEX task_ended ON task (finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX task_failed ON task (id) WHERE state = 'failed';
 
--- The one table of legal moves (model/state.py), written out here when the trigger is made. When that table changes, a
--- new migration drops these triggers and makes them again.
+-- The one table of legal moves (model/state.py), written out here when the triggers are made; no other state can appear.
+-- When that table changes, a new migration drops these triggers and makes them again.
 CREATE TRIGGER task_starts BEFORE INSERT ON task
 WHEN {{illegal_start}}
 BEGIN SELECT RAISE(ABORT, 'illegal move'); END;
