@@ -1,0 +1,46 @@
+"""Taking back what dead nodes held. Whether a node is dead is the store's verdict, never guessed here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from taskyard.errors import StoreError
+from taskyard.ports.probe import SILENT, Probes
+from taskyard.ports.store import Store
+
+log = logging.getLogger("taskyard")
+
+
+class Rescuer:
+    """Looks when poked. It has no timer of its own, so that a node needs only one for all that is periodic."""
+
+    def __init__(self, store: Store, rescued: Callable[[Sequence[str]], None], *, probes: Probes = SILENT) -> None:
+        self._store, self._rescued, self._probes = store, rescued, probes
+        self._wake = asyncio.Event()
+        self._is_away = False
+
+    def poke(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look whenever poked, until cancelled. A store that is away is tried again at the next poke."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self.step()
+                self._is_away = False
+            except StoreError as error:
+                if not self._is_away:
+                    log.warning("cannot look for dead nodes: %s", error)
+                self._is_away = True
+
+    async def step(self) -> None:
+        for incarnation in await self._store.dead_nodes():
+            # Several nodes may see the same death: the store lets one of them have the tasks, the others get none.
+            uuids = await self._store.rescue(incarnation)
+            log.warning("node %s died; took back %d of its tasks", incarnation, len(uuids))
+            self._rescued(uuids)
+            self._probes.rescued(uuids)

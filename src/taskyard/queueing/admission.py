@@ -1,0 +1,86 @@
+"""How much this node may start now: running tasks counted in total and per source, told to the store as a `Demand`.
+
+It only counts. Limits that hold across nodes (of queues, of keys) are the store's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from taskyard.model.limits import Demand
+from taskyard.ports.consumer import Consumer
+
+
+class Slots:
+    """`consumers` may grow while the node runs. `others` is the room for sources that are not among them."""
+
+    def __init__(self, consumers: Mapping[str, Consumer], *, max_running: int, others: int = 0) -> None:
+        self._consumers = consumers
+        self._known = 0
+        self._total = max_running
+        self._others = others
+        self._sources: dict[str, int] = {}
+        self._strangers: Counter[str] = Counter()
+        self._demand: Demand | None = None
+        self._stale = True
+        self._stopped = False
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
+
+    def stop(self) -> None:
+        """Ask for nothing from here on."""
+        self._stopped = True
+        self._demand, self._stale = None, False
+
+    def demand(self) -> Demand | None:
+        """What there is room for, or None. Asked on every turn, so it is made anew only when something has changed."""
+        if self._known != len(self._consumers) and not self._stopped:
+            self._learn()
+        if self._stale:
+            self._demand = self._count()
+            self._stale = False
+        return self._demand
+
+    def take(self, source: str) -> None:
+        self._total -= 1
+        if source in self._sources:
+            self._sources[source] -= 1
+        else:
+            self._others -= 1
+            self._strangers[source] += 1
+        self._stale = not self._stopped
+
+    def free(self, source: str) -> None:
+        self._total += 1
+        # A source may have been registered since its task was taken as one of the others: it goes back there.
+        if self._strangers and self._strangers[source]:
+            self._others += 1
+            self._strangers[source] -= 1
+        else:
+            self._sources[source] += 1
+        self._stale = not self._stopped
+
+    def _learn(self) -> None:
+        """Give each new consumer its slots."""
+        for name, consumer in self._consumers.items():
+            if name not in self._sources:
+                self._sources[name] = _sensible(consumer.concurrent_count)
+        self._known = len(self._consumers)
+        self._stale = True
+
+    def _count(self) -> Demand | None:
+        if self._total <= 0:
+            return None
+        if self._others > 0:
+            # Full sources are listed too: one that is not listed would be taken for unknown.
+            return Demand(self._total, dict(self._sources), self._others)
+        free = {source: n for source, n in self._sources.items() if n > 0}
+        return Demand(self._total, free) if free else None
+
+
+def _sensible(count: object) -> int:
+    """A count that is missing or makes no sense is 1, whatever its annotation promised."""
+    return count if isinstance(count, int) and count >= 1 else 1

@@ -1,0 +1,309 @@
+"""The loop around `Store.turn`: what was submitted, what has ended and what there is room for, in one transaction.
+
+One turn is in flight at a time. Whatever is handed in meanwhile goes into the next one together with the standing
+demand, so an idle node goes from submit to started in one commit, and many submitters share one. Two turns in flight
+would be slower: the store's writer thread and the event loop then fight for the GIL at 5 ms a step.
+
+Invariants: a settle is handed in once and sent until the store has answered it. A slot is free from the moment its run
+has ended, so the settle and the claim that fills the slot go together. A dispatcher with nothing to do makes no turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from taskyard.errors import ClaimLost, NotOpen, OutcomeUnknown, StoreError, StoreUnavailable, TaskyardError
+from taskyard.model.limits import Demand
+from taskyard.model.move import Move
+from taskyard.model.task import Claim
+from taskyard.ports.clock import Clock
+from taskyard.ports.probe import SILENT, Probes
+from taskyard.ports.store import Add, Added, Report, Store, Turned
+from taskyard.queueing.admission import Slots
+
+log = logging.getLogger("taskyard")
+
+ADDS_AT_MOST = 1000
+"""Tasks one turn adds, unless a single caller hands in more: a burst of submits must not keep claims waiting."""
+
+BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.1, 2.0
+"""Between tries while the store is away: at most 2 s, so that claims resume soon after it is back."""
+
+Settle = tuple[Claim, Move]
+Waiting = tuple[Add, "asyncio.Future[list[Added]]"]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one turn carries."""
+
+    settles: list[Settle]
+    waiting: list[Waiting]
+    reports: list[Report]
+    demand: Demand | None
+    adds: list[Add] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.adds = [add for add, _ in self.waiting]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Whom the dispatcher tells, on the loop; none of them may block or raise. `start` gets every claim, `settled`
+    every settle with the store's answer to it, `next_due` hears after every turn when the next waiting task is due."""
+
+    start: Callable[[Claim], None]
+    settled: Callable[[Sequence[Settle], Sequence[ClaimLost | None]], None]
+    next_due: Callable[[datetime | None], None]
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        store: Store,
+        node: str,
+        *,
+        slots: Slots,
+        clock: Clock,
+        jitter: Callable[[], float],
+        probes: Probes = SILENT,
+    ) -> None:
+        self._store, self._node, self._slots, self._clock = store, node, slots, clock
+        self._jitter, self._probes = jitter, probes
+        self._hooks: Hooks
+        self._settles: list[Settle] = []
+        self._waiting: deque[Waiting] = deque()
+        self._reports: dict[int, Report] = {}
+        self._look = False
+        self._must_turn = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._in_flight = False
+        self._closed = False
+        self._flushed: asyncio.Event | None = None
+        self._failures = 0
+        self._doubtful: set[int] = set()
+        self._one_by_one = False
+
+    def connect(self, hooks: Hooks) -> None:
+        """Before `run`. Apart from the constructor, because the runner is made with this dispatcher's `settle`."""
+        self._hooks = hooks
+
+    # --- handed in, on the loop ---------------------------------------------------------------------------------------
+
+    def add(self, add: Add) -> asyncio.Future[list[Added]]:
+        """The future answers after the commit; it raises what kept the tasks out."""
+        future: asyncio.Future[list[Added]] = asyncio.get_running_loop().create_future()
+        if self._closed:
+            future.set_exception(NotOpen("this yard has been stopped; it takes no more tasks"))
+            return future
+        self._waiting.append((add, future))
+        if self._waiter is not None:
+            self._rouse()
+        return future
+
+    def settle(self, claim: Claim, move: Move) -> None:
+        """The run of `claim` has ended: its slot is free, and `move` will be written, however long that takes."""
+        self._slots.free(claim.record.source)
+        self._settles.append((claim, move))
+        if self._waiter is not None:
+            self._rouse()
+
+    def report(self, report: Report) -> None:
+        """Reports of one run that wait for the same turn become one: the later says more."""
+        earlier = self._reports.get(report.claim.token)
+        if earlier is not None:
+            report = Report(report.claim, report.progress or earlier.progress, report.note or earlier.note)
+        self._reports[report.claim.token] = report
+        if self._waiter is not None:
+            self._rouse()
+
+    def look(self) -> None:
+        """Something may have become startable elsewhere: claim if there is room."""
+        self._look = True
+        if self._waiter is not None and self._slots.demand() is not None:
+            self._rouse()
+
+    def promote(self) -> None:
+        """Something is due: take a turn even without room, so that it joins its queue."""
+        self._must_turn = True
+        if self._waiter is not None:
+            self._rouse()
+
+    def _rouse(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take turns until cancelled."""
+        while True:
+            if self._has_work():
+                # What the last turn started runs first: short runs settle in this turn already.
+                await asyncio.sleep(0)
+            else:
+                await self._sleep()
+            await self._turn()
+
+    def _has_work(self) -> bool:
+        if self._settles or self._waiting or self._reports or self._must_turn:
+            return True
+        return self._look and self._slots.demand() is not None
+
+    async def _sleep(self) -> None:
+        self._probes.idle(None)
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    async def _turn(self) -> None:
+        batch = self._take()
+        self._in_flight = True
+        try:
+            turned = await self._store.turn(
+                self._node, settles=batch.settles, adds=batch.adds, reports=batch.reports, demand=batch.demand
+            )
+        except BaseException as error:
+            self._put_back(batch, error)
+            if not isinstance(error, Exception):
+                raise
+            await self._back_off(error)
+            return
+        finally:
+            self._in_flight = False
+        if self._failures:
+            self._recovered()
+        self._finish(batch, turned)
+
+    def _take(self) -> _Batch:
+        """Everything for the next turn. What is handed in from here on belongs to the one after it."""
+        settles, self._settles = self._settles, []
+        if self._one_by_one and settles:
+            settles, self._settles = settles[:1], settles[1:]
+        waiting = self._take_adds(0 if self._one_by_one and settles else ADDS_AT_MOST)
+        reports, self._reports = self._reports, {}
+        self._look = self._must_turn = False
+        return _Batch(settles, waiting, list(reports.values()), self._slots.demand())
+
+    def _take_adds(self, tasks: int) -> list[Waiting]:
+        """As many callers as bring about `tasks` tasks together."""
+        taken, queue = [], self._waiting
+        while queue and tasks > 0:
+            item = queue.popleft()
+            # A submitter that was cancelled before its tasks went out has submitted nothing.
+            if not item[1].done():
+                taken.append(item)
+                tasks -= len(item[0].records)
+        return taken
+
+    def _finish(self, batch: _Batch, turned: Turned) -> None:
+        for (_, future), answer in zip(batch.waiting, turned.added, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, TaskyardError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+        if batch.settles:
+            self._answered(batch.settles, turned.settled)
+        if turned.claims:
+            self._begin(turned.claims)
+        self._hooks.next_due(turned.next_due)
+        if self._flushed is not None and not self._settles:
+            self._flushed.set()
+
+    def _answered(self, settles: list[Settle], answers: list[ClaimLost | None]) -> None:
+        for (claim, move), lost in zip(settles, answers, strict=True):
+            if lost is not None:
+                # After a commit whose outcome is unknown the first settle may well have been written: then this is it.
+                level = logging.INFO if claim.token in self._doubtful else logging.WARNING
+                log.log(level, "%s (it would have become %s)", lost, move.state)
+        self._doubtful.clear()
+        self._hooks.settled(settles, answers)
+        self._probes.settled([claim.uuid for claim, _ in settles] if self._probes is not SILENT else None)
+
+    def _begin(self, claims: list[Claim]) -> None:
+        if self._slots.is_stopped:
+            # Race: stop() came while this turn was in flight. Nothing new starts: the tasks go back as they came.
+            for claim in claims:
+                self._slots.take(claim.record.source)
+                self.settle(claim, Move.given_back(at=self._clock.now(), note="the node was stopping"))
+            return
+        take, start = self._slots.take, self._hooks.start
+        for claim in claims:
+            take(claim.record.source)
+            start(claim)
+        self._probes.claimed([claim.uuid for claim in claims] if self._probes is not SILENT else None)
+
+    # --- when the store is away ---------------------------------------------------------------------------------------
+
+    def _put_back(self, batch: _Batch, error: BaseException) -> None:
+        """Keep what must not be lost; tell submitters what happened, they can ask again."""
+        if isinstance(error, OutcomeUnknown):
+            self._doubtful.update(claim.token for claim, _ in batch.settles)
+        self._settles = batch.settles + self._settles
+        self._reports = {report.claim.token: report for report in batch.reports} | self._reports
+        self._look = True
+        told = error if isinstance(error, TaskyardError) else StoreUnavailable(f"the store failed: {error!r}")
+        for _, future in batch.waiting:
+            if not future.done():
+                future.set_exception(told)
+        if isinstance(error, Exception) and not isinstance(error, StoreError):
+            self._suspect(batch, error)
+
+    def _suspect(self, batch: _Batch, error: Exception) -> None:
+        """Not the store but something in the batch may be at fault. Sent one by one, it can only hold up itself."""
+        if self._one_by_one and len(batch.settles) == 1:
+            claim, move = self._settles.pop(0)
+            log.error(
+                "task %s cannot be settled as %s and stays claimed until this process ends",
+                claim.uuid,
+                move.state,
+                exc_info=error,
+            )
+        self._one_by_one = True
+
+    async def _back_off(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            log.warning("the store does not answer, trying again until it does: %s", error, exc_info=_trace(error))
+        self._probes.outage(error)
+        wait = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
+        await self._clock.wait(asyncio.Event(), self._clock.monotonic() + wait)
+
+    def _recovered(self) -> None:
+        if not self._one_by_one or not (self._settles or self._waiting):
+            log.warning("the store answers again, after %d failed tries", self._failures)
+            self._failures, self._one_by_one = 0, False
+
+    # --- stopping -----------------------------------------------------------------------------------------------------
+
+    async def flush(self, until_mono: float) -> bool:
+        """Wait until every settle handed in so far is written, or `until_mono`; whether they are."""
+        while self._settles or self._in_flight:
+            if self._clock.monotonic() >= until_mono:
+                return False
+            self._flushed = asyncio.Event()
+            await self._clock.wait(self._flushed, until_mono)
+        return True
+
+    def close(self) -> None:
+        """Take no more tasks; whoever still waits for an add is told."""
+        self._closed = True
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_exception(NotOpen("the yard was stopped before these tasks were stored; nothing was added"))
+        self._waiting.clear()
+
+
+def _trace(error: Exception) -> Exception | None:
+    """A store's own errors say what to do; anything else is a bug, and needs its stack."""
+    return None if isinstance(error, StoreError) else error

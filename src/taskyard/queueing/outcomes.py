@@ -1,0 +1,158 @@
+"""Who waits for which task to end, and telling them: one watcher per process, one question for all who wait.
+
+What this node settles itself is told without asking the store. For the rest the store is asked once when a wait begins,
+and again, by its events, whenever another process may have written something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from taskyard.errors import ClaimLost, NotOpen, ResultGone
+from taskyard.model.event import Event
+from taskyard.model.move import Move
+from taskyard.model.state import ENDED
+from taskyard.model.task import Claim, Outcome, TaskRecord
+from taskyard.ports.store import Store
+
+log = logging.getLogger("taskyard")
+
+ASK_AT_MOST = 500
+"""Tasks per question, so that many waiters do not hold the store for long."""
+
+ENDINGS = frozenset(str(state) for state in ENDED)
+
+Waiter = asyncio.Future[Outcome]
+
+
+class OutcomeWatcher:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: dict[str, list[Waiter]] = {}
+        self._new: list[str] = []
+        self._changed = False
+        self._cursor: int | None = None
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    async def wait(self, uuid: str) -> Outcome:
+        """How the task ended, when it has; `ResultGone` if the store does not know it. A failed task may later be sent
+        again: this answers with the first end it sees."""
+        if self._closed:
+            raise NotOpen("this yard has been stopped; open it again to wait for results")
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        waiters = self._waiting.get(uuid)
+        if waiters is None:
+            self._waiting[uuid] = [waiter]
+            self._new.append(uuid)
+            self._wake.set()
+        else:
+            waiters.append(waiter)
+        try:
+            return await waiter
+        finally:
+            # Nobody is told twice, so whoever is still listed here has given up.
+            if waiter.cancelled() or not waiter.done():
+                self._forget(uuid, waiter)
+
+    def _forget(self, uuid: str, waiter: Waiter) -> None:
+        waiters = self._waiting.get(uuid)
+        if waiters is not None and waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waiting[uuid]
+
+    # --- told ---------------------------------------------------------------------------------------------------------
+
+    def settled(self, settles: Sequence[tuple[Claim, Move]], answers: Sequence[ClaimLost | None]) -> None:
+        """This node has settled these; those that were lost are somebody else's to end."""
+        if not self._waiting:
+            return
+        for (claim, move), lost in zip(settles, answers, strict=True):
+            uuid = claim.record.uuid
+            if lost is None and uuid in self._waiting and move.state in ENDED:
+                self._tell(Outcome(uuid, move.state, move.result, move.error))
+
+    def ended(self, record: TaskRecord) -> None:
+        """A command carried out by this process has ended the task."""
+        if record.uuid in self._waiting and record.state in ENDED:
+            self._tell(Outcome(record.uuid, record.state, record.result, record.error))
+
+    def changed(self) -> None:
+        """Somebody else may have written to the store."""
+        if self._waiting:
+            self._changed = True
+            self._wake.set()
+
+    def close(self) -> None:
+        """Nobody will be told any more."""
+        self._closed = True
+        for uuid in list(self._waiting):
+            self._fail(uuid, NotOpen(f"the yard was stopped while task {uuid} was waited for; the task goes on"))
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Ask for those who wait, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._look()
+            except BaseException:
+                # Whoever came before the failure is asked for again when this loop is started again.
+                self._changed, self._cursor = True, None
+                self._wake.set()
+                raise
+
+    async def _look(self) -> None:
+        new, self._new = self._new, []
+        changed, self._changed = self._changed, False
+        if self._cursor is None:
+            # Where the events stand is read before the outcomes: what ends in between is seen by at least one.
+            self._cursor = (await self._store.events(after=-1)).last
+            changed, new = False, list(self._waiting)
+        if changed:
+            new += await self._ended_since()
+        await self._ask(new)
+        if not self._waiting:
+            self._cursor = None
+
+    async def _ended_since(self) -> list[str]:
+        """The waited-for tasks that ended since the last look; all of them if the events do not reach back that far."""
+        ended: list[str] = []
+        while self._waiting:
+            assert self._cursor is not None
+            page = await self._store.events(after=self._cursor)
+            self._cursor = page.last
+            if page.missed:
+                return list(self._waiting)
+            ended += self._waited_for(page.events)
+            if not page.events:
+                break
+        return ended
+
+    def _waited_for(self, events: Iterable[Event]) -> list[str]:
+        return [event.uuid for event in events if event.uuid in self._waiting and event.kind in ENDINGS]
+
+    async def _ask(self, uuids: Iterable[str]) -> None:
+        ask = [uuid for uuid in dict.fromkeys(uuids) if uuid in self._waiting]
+        for start in range(0, len(ask), ASK_AT_MOST):
+            part = ask[start : start + ASK_AT_MOST]
+            for uuid, outcome in zip(part, await self._store.outcomes(part), strict=True):
+                if outcome is None:
+                    self._fail(uuid, ResultGone(uuid))
+                elif outcome.state in ENDED:
+                    self._tell(outcome)
+
+    def _tell(self, outcome: Outcome) -> None:
+        for waiter in self._waiting.pop(outcome.uuid, ()):
+            if not waiter.done():
+                waiter.set_result(outcome)
+
+    def _fail(self, uuid: str, error: Exception) -> None:
+        for waiter in self._waiting.pop(uuid, ()):
+            if not waiter.done():
+                waiter.set_exception(error)
