@@ -9,8 +9,17 @@ import msgspec
 
 from taskyard.model.execution import ErrorKind, ExecutionError
 
-GIVE_UP_ON = ("ValueError", "TypeError", "FileNotFoundError", "NotImplementedError", "ImportError")
-"""Trying again cannot help: bad arguments, missing or corrupt input, code that is not there."""
+GIVE_UP_ON = (
+    "ValueError",
+    "TypeError",
+    "FileNotFoundError",
+    "NotImplementedError",
+    "ImportError",
+    "NotJson",
+    "PayloadTooLarge",
+)
+"""Trying again cannot help: bad arguments, missing or corrupt input, code that is not there, a result that cannot be
+kept."""
 
 TRY_AGAIN_ON = ("PermissionError", "BlockingIOError", "InterruptedError", "ConnectionError", "TimeoutError")
 """Transient by nature, even where a base class of theirs is given up on."""

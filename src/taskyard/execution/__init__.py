@@ -1,0 +1,1 @@
+"""How one run is carried out, bounded and reported: the runner and its executors."""

@@ -1,0 +1,180 @@
+"""One run, as seen by the code inside it (`current_run()`) and by the executor that carries it out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from taskyard.errors import NoCurrentRun
+from taskyard.model.execution import Progress
+from taskyard.model.task import Claim
+from taskyard.ports.store import Report
+
+PROGRESS_EVERY_S = 0.25
+"""Progress is written to the store: a run that reports more often than this is thinned out, its last word kept."""
+
+
+class RunHost:
+    """What all runs of a node share: the loop they belong to, and where their reports go."""
+
+    __slots__ = ("loop", "report", "thread")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[Report], None]) -> None:
+        self.loop, self.report = loop, report
+        self.thread = threading.get_ident()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run `function` on the loop: at once if we are on it, soon if this is another thread."""
+        if threading.get_ident() == self.thread:
+            function()
+            return
+        # A closed loop raises: a thread outlived its node, and nobody is left to report to.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function)
+
+
+class RunContext:
+    """What `current_run()` returns. Consumers use `uuid`, `attempt`, `token`, `source`, `cancelled`, `progress` and
+    `note`; the rest belongs to the engine."""
+
+    __slots__ = (
+        "_host",
+        "_meter",
+        "abandoned",
+        "cancel_asked",
+        "claim",
+        "ended",
+        "expired",
+        "grace",
+        "interrupt",
+        "raised",
+        "stop_asked",
+        "task",
+    )
+
+    def __init__(self, claim: Claim, host: RunHost) -> None:
+        self.claim = claim
+        self.cancel_asked = self.stop_asked = self.expired = self.abandoned = self.ended = False
+        self.interrupt: Callable[[], object] | None = None
+        self.raised: BaseException | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.grace: asyncio.TimerHandle | None = None
+        self._host = host
+        self._meter: _Meter | None = None
+
+    # --- for the code inside ------------------------------------------------------------------------------------------
+
+    @property
+    def uuid(self) -> str:
+        return self.claim.record.uuid
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first run of the task."""
+        return self.claim.attempt
+
+    @property
+    def token(self) -> int:
+        """Larger than that of every earlier run: hand it to the outside world to guard effects against a stale run."""
+        return self.claim.token
+
+    @property
+    def source(self) -> str:
+        return self.claim.record.source
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run should end: a cancel, a stop, or its deadline. Code that cannot be interrupted looks here."""
+        return self.cancel_asked or self.stop_asked or self.expired
+
+    def progress(self, fraction: float | None = None, message: str = "", rate: float | None = None) -> None:
+        """Say how far the run is, from the loop or from any thread. Cheap: what comes too often is thinned out."""
+        if fraction is not None:
+            # `not (x > 0)` is true of NaN as well.
+            fraction = 0.0 if not fraction > 0 else min(float(fraction), 1.0)
+        if self._meter is None:
+            self._meter = _Meter(self, self._host)
+        self._meter.offer(Progress(fraction, message, rate))
+
+    def note(self, text: str) -> None:
+        """Put a remark on the task's record, from the loop or from any thread."""
+        self._host.call(lambda: self.say(Report(self.claim, note=text)))
+
+    # --- for the engine -----------------------------------------------------------------------------------------------
+
+    def say(self, report: Report) -> None:
+        if not self.ended:
+            self._host.report(report)
+
+    def ask_cancel(self) -> None:
+        """Somebody wants this run to end. Only the first ask interrupts: a consumer may be cleaning up."""
+        if not self.cancel_asked:
+            self.cancel_asked = True
+            self._interrupt()
+
+    def ask_stop(self) -> None:
+        """The node is stopping and has waited long enough."""
+        if not self.stop_asked:
+            self.stop_asked = True
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self.interrupt is not None:
+            self.interrupt()
+
+    def end(self) -> None:
+        """The code has ended: what it still says is dropped."""
+        self.ended = True
+        self.interrupt = self.raised = None
+        if self.grace is not None:
+            self.grace.cancel()
+        if self._meter is not None:
+            self._meter.stop()
+
+
+class _Meter:
+    """Thins out progress: the first at once, then one every `PROGRESS_EVERY_S`, each the latest at that time."""
+
+    def __init__(self, run: RunContext, host: RunHost) -> None:
+        self._run, self._host = run, host
+        self._latest: Progress | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_calling = False
+
+    def offer(self, progress: Progress) -> None:
+        self._latest = progress
+        # Race: the loop may send between these two lines. Then one call finds nothing to send, which does no harm; the
+        # flag only keeps a thread in a tight loop from filling the event loop with calls.
+        if not self._is_calling:
+            self._is_calling = True
+            self._host.call(self._take)
+
+    def _take(self) -> None:
+        self._is_calling = False
+        if self._timer is None:
+            self._send()
+
+    def _send(self) -> None:
+        self._timer = None
+        progress, self._latest = self._latest, None
+        if progress is not None and not self._run.ended:
+            self._run.say(Report(self._run.claim, progress=progress))
+            self._timer = self._host.loop.call_later(PROGRESS_EVERY_S, self._send)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+CURRENT: ContextVar[RunContext] = ContextVar("taskyard_run")
+
+
+def current_run() -> RunContext:
+    """The run that this code is part of, on the loop or in a worker thread; `NoCurrentRun` outside."""
+    try:
+        return CURRENT.get()
+    except LookupError:
+        raise NoCurrentRun() from None

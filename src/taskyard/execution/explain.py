@@ -1,0 +1,69 @@
+"""From what user code raised to an `ExecutionError`: text only, bounded, and never raising itself."""
+
+from __future__ import annotations
+
+import traceback
+
+from taskyard.errors import Cancel, RetryLater
+from taskyard.model.execution import ErrorKind, ExecutionError
+
+MESSAGE_CHARS = 4_000
+TRACEBACK_CHARS = 20_000
+"""The end of a traceback says where it happened: that is what is kept of a long one."""
+
+_TOO_GENERAL = frozenset({object, BaseException, Exception})
+
+
+def explain(exc: BaseException) -> ExecutionError:
+    """What `exc` means for the run."""
+    if isinstance(exc, Cancel):
+        return ExecutionError(kind=ErrorKind.CANCELED, message=_message(exc), types=("Cancel",))
+    if isinstance(exc, RetryLater):
+        details = {"delay_s": exc.delay_s}
+        return ExecutionError(kind=ErrorKind.RUNTIME, message=_message(exc), types=("RetryLater",), details=details)
+    return ExecutionError(
+        kind=ErrorKind.RUNTIME, message=_message(exc), types=type_names(type(exc)), traceback=_traceback(exc)
+    )
+
+
+def timed_out(timeout_s: float) -> ExecutionError:
+    return ExecutionError(
+        kind=ErrorKind.TIMEOUT, message=f"it ran longer than its timeout of {timeout_s:g} s", types=("TimeoutError",)
+    )
+
+
+def canceled(message: str = "canceled while it was running") -> ExecutionError:
+    return ExecutionError(kind=ErrorKind.CANCELED, message=message)
+
+
+def refused(message: str) -> ExecutionError:
+    """The request does not fit the executor: trying again cannot help."""
+    return ExecutionError(kind=ErrorKind.VALIDATION, message=message)
+
+
+def type_names(cls: type[BaseException]) -> tuple[str, ...]:
+    """The class and its bases by name, nearest first, without those that every exception has."""
+    return tuple(base.__name__ for base in cls.__mro__ if base not in _TOO_GENERAL) or (cls.__name__,)
+
+
+def _message(exc: BaseException) -> str:
+    try:
+        text = str(exc)
+    except Exception as broken:
+        text = f"{type(exc).__name__}, whose text could not be read: {type(broken).__name__}"
+    return _clean(text or type(exc).__name__)[:MESSAGE_CHARS]
+
+
+def _traceback(exc: BaseException) -> str:
+    # The first frame is the executor's own.
+    tb = exc.__traceback__.tb_next if exc.__traceback__ is not None else None
+    try:
+        text = "".join(traceback.format_exception(type(exc), exc, tb))
+    except Exception as broken:
+        text = f"{type(exc).__name__}, whose traceback could not be written: {type(broken).__name__}\n"
+    return _clean(text)[-TRACEBACK_CHARS:]
+
+
+def _clean(text: str) -> str:
+    """Without lone surrogates, which no database takes."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,83 @@
+"""Async consumers on the event loop: the coroutine runs inside the caller's own asyncio task."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from taskyard.execution.context import RunContext
+from taskyard.execution.explain import canceled, explain, refused, timed_out
+from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.ports.executor import Abilities
+
+
+class InProcessExecutor:
+    """No limit of its own: what runs at once is decided by whoever submits. A coroutine that never awaits cannot be
+    interrupted, and holds up the loop."""
+
+    abilities = Abilities()
+
+    def __init__(self, *, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+
+    async def start(self) -> None: ...
+
+    async def shutdown(self, *, wait: bool = True) -> None: ...
+
+    async def submit(self, request: ExecutionRequest) -> ExecutionResult:
+        started_at = self._now()
+        run: RunContext | None = request.context
+        if run is not None and run.task is not None:
+            run.interrupt = run.task.cancel
+        try:
+            if not request.spec.is_async:
+                error = refused(f"{request.spec.name!r} is not async; give it executor='thread'")
+                return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=started_at)
+            if request.timeout_s is None:
+                data = await request.spec.call(request.payload)
+            else:
+                data = await self._within(request)
+        except GeneratorExit:
+            raise  # the loop is gone, and this coroutine with it
+        except BaseException as exc:
+            # SystemExit and KeyboardInterrupt too: a consumer must not end the loop that all the others run on.
+            error = self._explain(exc, request)
+            return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=self._now())
+        return ExecutionResult(success=True, data=data, started_at=started_at, ended_at=self._now())
+
+    async def _within(self, request: ExecutionRequest) -> Any:
+        deadline = asyncio.timeout(request.timeout_s)
+        try:
+            async with deadline:
+                data = await request.spec.call(request.payload)
+        except Exception as exc:
+            if deadline.expired():
+                raise _TimedOut from exc
+            raise
+        if deadline.expired():
+            raise _TimedOut  # it swallowed the cancellation and returned after its deadline
+        return data
+
+    def _explain(self, exc: BaseException, request: ExecutionRequest) -> ExecutionError:
+        """What `exc` means for the run. The cancellation of our own caller is no answer, and is raised again."""
+        if isinstance(exc, _TimedOut):
+            return timed_out(request.timeout_s or 0.0)
+        run: RunContext | None = request.context
+        if isinstance(exc, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if run is not None and run.cancel_asked:
+                if task is not None:
+                    task.uncancel()
+                return canceled()
+            if task is not None and task.cancelling():
+                raise exc
+            # Nobody cancelled this task: the consumer awaited something that was cancelled, and let it through.
+        if run is not None:
+            run.raised = exc
+        return explain(exc)
+
+
+class _TimedOut(Exception):
+    """The deadline passed, whatever the code did about it."""

@@ -1,0 +1,247 @@
+"""One run of one task, from claim to settle: prepare, execute, settle, commit.
+
+The runner owns what runs on this node. It never decides what becomes of a task (`model.settle` does) and never writes
+(the dispatcher does). It settles only what has ended: a thread that goes on after the node has stopped keeps its claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from taskyard.errors import NotJson, PayloadTooLarge
+from taskyard.execution.context import CURRENT, RunContext, RunHost
+from taskyard.execution.explain import canceled, explain, refused
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.model.limits import QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.settle import settle
+from taskyard.model.task import Claim, TaskRecord, to_json
+from taskyard.ports.clock import Clock
+from taskyard.ports.consumer import Consumer
+from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.store import Report
+
+log = logging.getLogger("taskyard")
+
+REJECTED_PAUSE_S = 0.1
+"""How long a rejected run keeps its slot before it goes back to the queue: the next try must not follow at once."""
+
+DEFAULT_RETRY = RetryPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """`retry` is for tasks whose record, consumer and queue name no policy."""
+
+    retry: RetryPolicy = DEFAULT_RETRY
+    cancel_grace_s: float = 5.0
+    max_payload_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Where a run's end and its reports go: the dispatcher."""
+
+    settle: Callable[[Claim, Move], None]
+    report: Callable[[Report], None]
+
+
+class Runner:
+    def __init__(
+        self,
+        *,
+        consumers: Mapping[str, Consumer],
+        executors: Mapping[str, ExecutorProtocol],
+        queues: Mapping[str, QueueSettings],
+        clock: Clock,
+        hooks: Hooks,
+        jitter: Callable[[], float],
+        settings: RunnerSettings,
+    ) -> None:
+        self._consumers, self._executors, self._queues = consumers, executors, queues
+        self._clock, self._hooks, self._jitter, self._settings = clock, hooks, jitter, settings
+        self._host: RunHost | None = None
+        self._live: dict[int, RunContext] = {}
+        self._drained: asyncio.Event | None = None
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def start(self, claim: Claim) -> None:
+        """Begin the run in an asyncio task of its own. Never blocks and never raises."""
+        host = self._host
+        if host is None:
+            host = self._host = RunHost(asyncio.get_running_loop(), self._hooks.report)
+        # Known from here on, not from the task's first step: a cancel may come in between.
+        run = self._live[claim.token] = RunContext(claim, host)
+        run.task = host.loop.create_task(self._run(run))
+
+    # --- the pipeline -------------------------------------------------------------------------------------------------
+
+    async def _run(self, run: RunContext) -> None:
+        CURRENT.set(run)
+        move: Move | None
+        try:
+            result = await self._execute(run)
+            move = self._settle(run, result)
+            if result.error is not None and result.error.kind is ErrorKind.REJECTED:
+                await asyncio.sleep(REJECTED_PAUSE_S)
+        except asyncio.CancelledError:
+            move = self._cut_short(run)
+        except Exception as exc:
+            log.exception("task %s from %s could not be run", run.uuid, run.source)
+            move = self._settle(run, ExecutionResult(success=False, error=explain(exc)))
+        self._commit(run, move)
+
+    async def _execute(self, run: RunContext) -> ExecutionResult:
+        record = run.claim.record
+        consumer = self._consumers.get(record.source)
+        if consumer is None:
+            return _drop(record)
+        if run.cancelled:
+            # Race: the cancel, or the stop, came between the claim and this first step. The code never starts.
+            error = canceled("canceled before it began") if run.cancel_asked else _stopped()
+            return ExecutionResult(success=False, error=error)
+        executor = self._executors.get(consumer.executor)
+        if executor is None:
+            message = f"consumer {consumer.name!r} wants executor {consumer.executor!r}, which this node does not have"
+            return ExecutionResult(success=False, error=refused(message))
+        return await executor.submit(
+            ExecutionRequest(
+                spec=consumer,
+                payload=record,
+                request_id=record.uuid,
+                context=run,
+                timeout_s=_tighter(record.timeout_s, consumer.timeout_s),
+            )
+        )
+
+    def _settle(self, run: RunContext, result: ExecutionResult) -> Move:
+        now = self._clock.now()
+        kept = "null"
+        if result.success:
+            if result.data is not None:
+                try:
+                    kept = self._keep(result.data)
+                except (NotJson, PayloadTooLarge) as exc:
+                    result = ExecutionResult(success=False, error=explain(exc))
+        elif run.stop_asked and not run.cancel_asked:
+            # Whatever it raised when it was cut short: a graceful stop uses up no attempt.
+            return Move.given_back(at=now, note="its node was stopped")
+        if not result.success:
+            _log_failure(run, result)
+        return settle(
+            run.claim.record,
+            result,
+            retry=self._policy(run.claim.record),
+            now=now,
+            jitter=self._jitter(),
+            result_json=kept,
+            cancel_asked=run.cancel_asked,
+        )
+
+    def _keep(self, data: object) -> str:
+        text = to_json("the result", data)
+        limit = self._settings.max_payload_bytes
+        # A character takes at most 4 bytes: most results need no second look.
+        if len(text) * 4 > limit and (size := len(text.encode())) > limit:
+            raise PayloadTooLarge("the result", size, limit)
+        return text
+
+    def _policy(self, record: TaskRecord) -> RetryPolicy:
+        if record.retry is not None:
+            return record.retry
+        consumer = self._consumers.get(record.source)
+        if consumer is not None and consumer.retry is not None:
+            return consumer.retry
+        queue = self._queues.get(record.queue)
+        return queue.retry if queue is not None else self._settings.retry
+
+    def _cut_short(self, run: RunContext) -> Move | None:
+        """The asyncio task was cancelled: by our stop, or by whoever ends the event loop."""
+        if run.task is not None:
+            run.task.uncancel()
+        if run.abandoned:
+            return None
+        return Move.given_back(at=self._clock.now(), note="its node was stopped")
+
+    def _commit(self, run: RunContext, move: Move | None) -> None:
+        run.end()
+        if move is not None:
+            del self._live[run.claim.token]
+            self._hooks.settle(run.claim, move)
+        if self._drained is not None and not self._live:
+            self._drained.set()
+
+    # --- ending runs early --------------------------------------------------------------------------------------------
+
+    def cancel(self, uuid: str) -> bool:
+        """Ask the run of this task to end; whether there is one here."""
+        run = next((run for run in self._live.values() if run.uuid == uuid), None)
+        if run is None or run.ended:
+            return False
+        if not run.cancel_asked:
+            run.ask_cancel()
+            loop = asyncio.get_running_loop()
+            run.grace = loop.call_later(self._settings.cancel_grace_s, self._still_running, run)
+        return True
+
+    def _still_running(self, run: RunContext) -> None:
+        note = f"a cancel was asked {self._settings.cancel_grace_s:g} s ago, and the task is still running"
+        log.warning("task %s from %s: %s", run.uuid, run.source, note)
+        run.note(note)
+
+    async def drain(self, until_mono: float | None) -> bool:
+        """Wait until nothing runs here, or `until_mono`; whether nothing does."""
+        while self._live:
+            if until_mono is not None and self._clock.monotonic() >= until_mono:
+                return False
+            self._drained = asyncio.Event()
+            await self._clock.wait(self._drained, until_mono)
+        return True
+
+    def interrupt(self) -> None:
+        """Ask everything that runs here to end, because the node stops."""
+        for run in list(self._live.values()):
+            run.ask_stop()
+
+    async def abandon(self) -> list[str]:
+        """Let go of what did not end. Nothing is settled: the code may still be running, so the claims stay."""
+        left = list(self._live.values())
+        for run in left:
+            run.abandoned = True
+            run.end()
+            if run.task is not None:
+                run.task.cancel()
+        await asyncio.sleep(0)
+        return [run.uuid for run in left]
+
+
+def _drop(record: TaskRecord) -> ExecutionResult:
+    log.error("[drop] Unknown task source: %s %s", record.source, record.task.to_dict())
+    error = refused(f"no consumer is called {record.source!r} on the node that took this task")
+    return ExecutionResult(success=False, error=error)
+
+
+def _stopped() -> ExecutionError:
+    return ExecutionError(kind=ErrorKind.REJECTED, message="its node was stopped before it began")
+
+
+def _tighter(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+def _log_failure(run: RunContext, result: ExecutionResult) -> None:
+    error = result.error
+    if error is None or run.cancel_asked or error.type == "RetryLater":
+        return
+    if error.kind is ErrorKind.RUNTIME:
+        log.error("[fail] task %s from %s: %s", run.uuid, run.source, error.message, exc_info=run.raised)
+    elif error.kind is ErrorKind.TIMEOUT:
+        log.warning("[fail] task %s from %s: %s", run.uuid, run.source, error.message)

@@ -1,0 +1,198 @@
+"""Sync consumers in threads: a bounded pool of daemon threads, started when they are first needed.
+
+A thread cannot be stopped. A run that is cancelled or past its deadline is told (`current_run().cancelled`), and keeps
+its thread until it ends: two runs of one task never overlap. The threads are daemons, so that one that never ends
+cannot hold up the end of the process; `concurrent.futures` would join it for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from taskyard.execution.context import RunContext
+from taskyard.execution.explain import canceled, explain, refused, timed_out
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.ports.executor import Abilities
+
+
+class ThreadExecutor:
+    """At most `max_workers` at once; up to `queue_limit` more wait for a thread, and what comes on top is rejected.
+    Belongs to the event loop that first submits."""
+
+    abilities = Abilities()
+
+    def __init__(self, *, max_workers: int = 32, queue_limit: int = 1000, now: Callable[[], float] = time.time) -> None:
+        if max_workers < 1 or queue_limit < 0:
+            raise ValueError("max_workers must be at least 1 and queue_limit not negative")
+        self._max_workers, self._queue_limit, self._now = max_workers, queue_limit, now
+        self._waiting: deque[_Job] = deque()
+        self._running = 0
+        self._threads: set[threading.Thread] = set()
+        self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._is_closed = False
+        self._idle: asyncio.Event | None = None
+
+    async def start(self) -> None:
+        """Threads are started on demand; this only opens the executor again after a shutdown."""
+        self._is_closed = False
+
+    async def submit(self, request: ExecutionRequest) -> ExecutionResult:
+        refusal = self._refuse(request)
+        if refusal is not None:
+            return ExecutionResult(success=False, error=refusal, started_at=self._now(), ended_at=self._now())
+        job = _Job(request, asyncio.get_running_loop(), self._done)
+        run: RunContext | None = request.context
+        if run is not None:
+            run.interrupt = job.interrupt
+        self._waiting.append(job)
+        self._hand_out()
+        try:
+            await job.finished
+        except asyncio.CancelledError:
+            if job.is_over:
+                raise
+            # Our caller goes, the thread stays: whoever owns the run must not take it for ended.
+            if run is not None:
+                run.abandoned = job.is_started
+            job.interrupt()
+            raise
+        return job.result(self._now())
+
+    def _refuse(self, request: ExecutionRequest) -> ExecutionError | None:
+        if request.spec.is_async:
+            return refused(f"{request.spec.name!r} is async; give it executor='inline'")
+        if self._is_closed:
+            return ExecutionError(kind=ErrorKind.REJECTED, message="the thread executor is shut down")
+        if self._running >= self._max_workers and len(self._waiting) >= self._queue_limit:
+            return ExecutionError(kind=ErrorKind.REJECTED, message=f"all {self._max_workers} threads are busy")
+        return None
+
+    def _hand_out(self) -> None:
+        while self._waiting and self._running < self._max_workers:
+            job = self._waiting.popleft()
+            if job.finished.done():
+                continue  # cancelled while it waited
+            self._running += 1
+            if self._running > len(self._threads):
+                self._start_thread()
+            job.begin(self._now())
+            self._work.put(job)
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=_work, args=(self._work,), name="taskyard-thread", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _done(self, job: _Job) -> None:
+        self._running -= 1
+        self._hand_out()
+        if self._idle is not None and self._running == 0:
+            self._idle.set()
+
+    async def shutdown(self, *, wait: bool = True) -> None:
+        self._is_closed = True
+        while self._waiting:
+            self._waiting.popleft().interrupt()
+        if wait and self._running:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+        for _ in self._threads:
+            self._work.put(None)
+        if self._running == 0:
+            # Each of them has nothing left but to read that None.
+            for thread in self._threads:
+                thread.join()
+        self._threads.clear()
+        self._work = queue.SimpleQueue()
+
+
+class _Job:
+    """One request on its way through a thread. All but `run` belongs to the event loop."""
+
+    def __init__(
+        self, request: ExecutionRequest, loop: asyncio.AbstractEventLoop, done: Callable[[_Job], None]
+    ) -> None:
+        self.request = request
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self.is_started = self.is_over = False
+        self._loop, self._done = loop, done
+        self._context = contextvars.copy_context()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_expired = False
+        self._started_at = 0.0
+        self._value: Any = None
+        self._raised: BaseException | None = None
+
+    def begin(self, now: float) -> None:
+        self.is_started, self._started_at = True, now
+        if self.request.timeout_s is not None:
+            self._deadline = self._loop.call_later(self.request.timeout_s, self._expire)
+
+    def run(self) -> None:
+        """In the thread."""
+        try:
+            self._value = self._context.run(self.request.spec.call, self.request.payload)
+        except BaseException as exc:
+            # SystemExit too, which would end the thread without a word.
+            self._raised = exc
+        # A closed loop raises: nobody waits for this any more.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._over)
+
+    def _over(self) -> None:
+        self.is_over = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._done(self)
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+    def _expire(self) -> None:
+        self._is_expired = True
+        run: RunContext | None = self.request.context
+        if run is not None:
+            run.expired = True
+            run.note(
+                f"past its timeout of {self.request.timeout_s:g} s; a thread cannot be stopped, "
+                f"so it keeps its slot until it ends"
+            )
+
+    def interrupt(self) -> None:
+        """A job that waits for a thread is given up; one that runs has been told by its context's flag."""
+        if not self.is_started and not self.finished.done():
+            self.finished.set_result(None)
+
+    def result(self, now: float) -> ExecutionResult:
+        error = self._error()
+        started_at = self._started_at or now
+        if error is not None:
+            return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=now)
+        return ExecutionResult(success=True, data=self._value, started_at=started_at, ended_at=now)
+
+    def _error(self) -> ExecutionError | None:
+        run: RunContext | None = self.request.context
+        if not self.is_started:
+            if run is not None and run.cancel_asked:
+                return canceled("canceled while it waited for a thread")
+            return ExecutionError(kind=ErrorKind.REJECTED, message="the thread executor was shut down before it began")
+        if self._is_expired:
+            return timed_out(self.request.timeout_s or 0.0)
+        if self._raised is None:
+            return None
+        if run is not None:
+            run.raised = self._raised
+        return explain(self._raised)
+
+
+def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job.run()
+        del job  # an idle thread must not keep the last arguments alive
