@@ -1,0 +1,269 @@
+"""The engine: the loops of one node, wired to each other and to a store.
+
+It joins the parts that must not know each other: the dispatcher (which), the due loop (when), the runner (how), the
+rescuer (other nodes) and the watcher of outcomes (who waits). `Yard` and `Scheduler` stand on it. An engine lives once:
+`start`, then `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import uuid as uuids
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from taskyard.cluster.rescuer import Rescuer
+from taskyard.errors import NotOpen, StoreError
+from taskyard.execution.runner import Hooks as RunHooks
+from taskyard.execution.runner import Runner, RunnerSettings
+from taskyard.model.command import Command
+from taskyard.model.limits import QueueSettings
+from taskyard.model.state import ENDED, TaskState
+from taskyard.model.task import Outcome
+from taskyard.ports.clock import Clock
+from taskyard.ports.consumer import Consumer
+from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.probe import SILENT, Probes
+from taskyard.ports.store import Add, Added, Applied, Node, Store
+from taskyard.queueing.admission import Slots
+from taskyard.queueing.dispatcher import Dispatcher
+from taskyard.queueing.dispatcher import Hooks as DispatchHooks
+from taskyard.queueing.outcomes import OutcomeWatcher
+from taskyard.scheduling.due import DueLoop
+
+log = logging.getLogger("taskyard")
+
+TICK_S = 1.0
+"""The one periodic wake-up of a node: steps of the wall clock, dead nodes."""
+
+UNWIND_S = 2.0
+"""How long interrupted runs get to clean up when a stop has run out of grace."""
+
+FLUSH_S = 5.0
+"""How long a stop waits for a store that is away to take the last settles."""
+
+RESTART_FIRST_S, RESTART_CAP_S = 0.05, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """`serve=False` makes an engine that only submits and waits. `others` is the room for tasks of unknown sources,
+    which are taken only to be reported (the standalone Scheduler does that)."""
+
+    serve: bool = True
+    name: str = ""
+    max_running: int = 100
+    others: int = 0
+    runner: RunnerSettings = field(default_factory=RunnerSettings)
+
+
+class Engine:
+    """`consumers` and `queues` may grow while the engine runs; call `look` after adding a consumer. The store is opened
+    and closed by the owner, the executors are started and shut down here."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        consumers: Mapping[str, Consumer],
+        executors: Mapping[str, ExecutorProtocol],
+        queues: Mapping[str, QueueSettings] | None = None,
+        settings: EngineSettings | None = None,
+        jitter: Callable[[], float] = random.random,
+        probes: Probes = SILENT,
+    ) -> None:
+        self._store, self._clock, self._probes = store, clock, probes
+        self._consumers, self._executors = consumers, executors
+        self._settings = settings or EngineSettings()
+        self.incarnation = uuids.uuid4().hex
+        self._slots = Slots(consumers, max_running=self._settings.max_running, others=self._settings.others)
+        self._watcher = OutcomeWatcher(store)
+        self._dispatcher = Dispatcher(
+            store, self.incarnation, slots=self._slots, clock=clock, jitter=jitter, probes=probes
+        )
+        self._due = DueLoop(clock, self._dispatcher.promote)
+        self._rescuer = Rescuer(store, lambda _: self._changed(), probes=probes)
+        self._runner = Runner(
+            consumers=consumers,
+            executors=executors,
+            queues=queues if queues is not None else {},
+            clock=clock,
+            hooks=RunHooks(self._dispatcher.settle, self._dispatcher.report),
+            jitter=jitter,
+            settings=self._settings.runner,
+        )
+        self._dispatcher.connect(DispatchHooks(self._runner.start, self._watcher.settled, self._due.tell))
+        self._hint = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+        self._is_started = self._is_stopped = False
+
+    # --- what Yard and Scheduler ask ----------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Runs that are going on here now."""
+        return len(self._runner)
+
+    def add(self, add: Add) -> asyncio.Future[list[Added]]:
+        """Submit; the future answers when the tasks are stored. On the engine's loop only."""
+        return self._dispatcher.add(add)
+
+    async def outcome(self, uuid: str) -> Outcome:
+        """Wait until the task has ended, wherever it runs; `ResultGone` if the store does not know it."""
+        return await self._watcher.wait(uuid)
+
+    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+        """Carry out a command, and let it take effect on this node at once."""
+        applied = await self._store.apply(uuids, command)
+        for one in applied:
+            record = one.record
+            if record is None:
+                continue
+            if record.state in ENDED:
+                self._watcher.ended(record)
+            elif record.state is TaskState.RUNNING and record.cancel_asked_at is not None:
+                self._runner.cancel(record.uuid)
+        # Whatever was changed may have made room or something startable: a key set free, a failed task sent again.
+        self._dispatcher.look()
+        return applied
+
+    def look(self) -> None:
+        """Something may have become startable: a consumer was added, a queue was changed."""
+        self._dispatcher.look()
+
+    # --- starting and stopping ----------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the store and start the loops. Idempotent; a stopped engine does not start again."""
+        if self._is_stopped:
+            raise NotOpen("this engine has been stopped; make a new one")
+        if self._is_started:
+            return
+        self._is_started = True
+        if self._settings.serve:
+            for executor in self._executors.values():
+                await executor.start()
+            await self._store.join(self._node())
+        else:
+            self._slots.stop()
+        self._store.watch(self._changed)
+        self._keep("dispatcher", self._dispatcher.run)
+        self._keep("outcomes", self._watcher.run)
+        if self._settings.serve:
+            self._keep("due", self._due.run)
+            self._keep("rescuer", self._rescuer.run)
+            self._keep("hints", self._follow_hints)
+            self._keep("tick", self._tick)
+            self._dispatcher.promote()  # finds what is waiting already, and hears what is due next
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Start nothing new, let what runs finish, write what has ended, leave. After `grace_s` what still runs is
+        interrupted and given back; None waits for ever. A thread that cannot be stopped keeps its claim, and the node
+        then stays joined until the process ends."""
+        if not self._is_started or self._is_stopped:
+            return
+        self._is_stopped = True
+        self._slots.stop()
+        try:
+            stuck = await self._wind_down(grace_s)
+            is_flushed = await self._dispatcher.flush(self._clock.monotonic() + FLUSH_S)
+        finally:
+            await self._end_loops()
+        await self._leave(stuck, is_flushed)
+
+    async def _wind_down(self, grace_s: float | None) -> list[str]:
+        """What could not be ended."""
+        until = None if grace_s is None else self._clock.monotonic() + grace_s
+        if await self._runner.drain(until):
+            return []
+        self._runner.interrupt()
+        if await self._runner.drain(self._clock.monotonic() + UNWIND_S):
+            return []
+        stuck = await self._runner.abandon()
+        log.warning("%d tasks could not be stopped and stay claimed until this process ends: %s", len(stuck), stuck)
+        return stuck
+
+    async def _end_loops(self) -> None:
+        self._dispatcher.close()
+        self._watcher.close()
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        self._loops.clear()
+
+    async def _leave(self, stuck: Sequence[str], is_flushed: bool) -> None:
+        if not self._settings.serve:
+            return
+        for executor in self._executors.values():
+            await executor.shutdown(wait=not stuck)
+        if not is_flushed:
+            log.error("the store took too long; what ended last is not recorded, and will be run again elsewhere")
+        if stuck or not is_flushed:
+            return
+        try:
+            await self._store.leave(self.incarnation)
+        except StoreError as error:
+            log.warning("could not leave the store: %s", error)
+
+    def _node(self) -> Node:
+        return Node(
+            incarnation=self.incarnation,
+            name=self._settings.name or f"{socket.gethostname()}-{os.getpid()}",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            sources=tuple(self._consumers),
+            started_at=self._clock.now(),
+        )
+
+    # --- loops --------------------------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """Another process has written, or a dead node's tasks came back: everything is looked at again."""
+        self._watcher.changed()
+        self._dispatcher.look()
+        self._hint.set()
+
+    async def _follow_hints(self) -> None:
+        """Cancels that were asked elsewhere."""
+        while True:
+            await self._hint.wait()
+            self._hint.clear()
+            if self.running:
+                try:
+                    asked = await self._store.signals(self.incarnation)
+                except StoreError:
+                    self._hint.set()  # tried again when this loop is started again
+                    raise
+                for uuid in asked:
+                    self._runner.cancel(uuid)
+
+    async def _tick(self) -> None:
+        never = asyncio.Event()
+        while True:
+            await self._clock.wait(never, self._clock.monotonic() + TICK_S)
+            never.clear()
+            self._due.look()
+            self._rescuer.poke()
+
+    def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        self._loops.append(
+            asyncio.get_running_loop().create_task(self._restarting(name, loop), name=f"taskyard-{name}")
+        )
+
+    async def _restarting(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """A loop that fails is logged and started again, sooner or later: it never dies silently."""
+        pause = RESTART_FIRST_S
+        while True:
+            began = self._clock.monotonic()
+            try:
+                await loop()
+            except Exception:
+                log.exception("the %s loop failed and is started again", name)
+            self._probes.stumbled(name)
+            pause = RESTART_FIRST_S if self._clock.monotonic() - began > RESTART_CAP_S else pause * 2
+            await self._clock.wait(asyncio.Event(), self._clock.monotonic() + min(pause, RESTART_CAP_S))
