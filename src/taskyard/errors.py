@@ -66,7 +66,8 @@ class NotJson(InvalidInput):
     def __init__(self, what: str, why: str) -> None:
         self.what, self.why = what, why
         super().__init__(
-            f"{what} cannot be written as JSON ({why}); use dicts with string keys, lists, strings, numbers, booleans and None"
+            f"{what} cannot be written as JSON ({why}); "
+            "use dicts with string keys, lists, strings, numbers, booleans and None"
         )
 
 
@@ -295,7 +296,7 @@ class ForkedStore(StoreError):
 # --- steering: raised by consumers, never a failure -------------------------------------------------------------------
 
 
-class Steer(Exception):  # noqa: N818 - an instruction, not an error
+class Steer(Exception):
     """What a consumer raises to say what should become of its task."""
 
 

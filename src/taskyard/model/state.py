@@ -49,7 +49,7 @@ WAITING_FOR_TIME = frozenset({_S.SCHEDULED, _S.RETRYING})
 """What the due-time loop promotes to queued."""
 
 HOLDS_KEY = frozenset({_S.RUNNING, _S.RETRYING})
-"""What counts against the limit of its key: a task in backoff keeps its turn, so that order within a key survives retries."""
+"""What counts against the limit of its key. A task in backoff keeps its turn: order within a key survives retries."""
 
 
 def check_move(old: TaskState, new: TaskState) -> None:

@@ -165,7 +165,7 @@ class TaskRecord(msgspec.Struct, gc=False):
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
-    """The right to run one attempt. It is spent by the first settle; whoever settles with an old one gets `ClaimLost`."""
+    """The right to run one attempt, spent by the first settle: whoever settles with an old one gets `ClaimLost`."""
 
     record: TaskRecord
     attempt: int
@@ -177,7 +177,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt as recorded when it ended. `state` is what the task became; a run that was cut short says interrupted."""
+    """One attempt as recorded when it ended. `state` is what the task became; a run cut short says interrupted."""
 
     attempt: int
     token: int

@@ -17,5 +17,5 @@ class Clock(Protocol):
         ...
 
     async def wait(self, wake: asyncio.Event, until_mono: float | None) -> None:
-        """Return when `wake` is set or `monotonic()` has reached `until_mono`, whichever is first (None: only `wake`)."""
+        """Return when `wake` is set or `monotonic()` has reached `until_mono`, if it is given."""
         ...

@@ -17,7 +17,8 @@ class Consumer:
     """What the engine knows of a consumer, be it a decorated function or an instance of a class.
 
     `encode` checks arguments and turns them into the JSON that is stored, or raises `InvalidInput`. `call` runs one
-    record and returns its result, or an awaitable of it when `is_async`."""
+    record and returns its result, or an awaitable of it when `is_async`. `produce`, where there is one, makes the task
+    of the arguments first."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -28,6 +29,7 @@ class Consumer:
     concurrent_count: int = 1
     timeout_s: float | None = None
     retry: RetryPolicy | None = None
+    produce: Callable[[dict[str, Any]], Task] | None = None
 
 
 class BaseTaskConsumer(ABC):

@@ -10,8 +10,8 @@ from taskyard.model.execution import ExecutionRequest, ExecutionResult
 
 
 class Abilities(msgspec.Struct, frozen=True):
-    """What an executor can do to a run. `kills`: a timeout or cancel really ends it. `isolates`: a crash touches that run
-    only. Where it cannot kill, its slot stays taken until the code ends by itself, and the result's note says so."""
+    """What an executor can do to a run. `kills`: a timeout or cancel really ends it. `isolates`: a crash touches that
+    run only. Where it cannot kill, its slot stays taken until the code ends by itself, and the record says so."""
 
     kills: bool = False
     isolates: bool = False
@@ -19,7 +19,7 @@ class Abilities(msgspec.Struct, frozen=True):
 
 class ExecutorProtocol(Protocol):
     """Runs requests. Whatever user code does (raise, return nonsense, time out), `submit` answers with a result; it
-    raises only `asyncio.CancelledError`, and only when its own caller is cancelled without a cancel having been asked."""
+    raises only `asyncio.CancelledError`, and only when its own caller is cancelled and no cancel was asked."""
 
     abilities: Abilities
 

@@ -180,10 +180,10 @@ class Store(Protocol):
         ...
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
-        """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many were forgotten."""
+        """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were."""
         ...
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` on this event loop soon after another process has committed. A hint may be spurious or late (at
-        most about a second), never missing."""
+        """Call `changed` on this event loop soon after another process has committed. A hint may be spurious or late
+        (at most about a second), never missing."""
         ...

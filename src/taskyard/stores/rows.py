@@ -99,7 +99,8 @@ RUN_COLUMNS = ("task", "token", "attempt", "node", "state", "started_at", "ended
 
 def to_run_row(task_id: int, run: Run) -> tuple[Any, ...]:
     return (
-        task_id, run.token, run.attempt, run.node, run.state, to_us(run.started_at), to_us(run.ended_at), _json(run.error),
+        task_id, run.token, run.attempt, run.node, run.state, to_us(run.started_at), to_us(run.ended_at),
+        _json(run.error),
     )  # fmt: skip
 
 

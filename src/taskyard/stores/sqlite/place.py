@@ -1,4 +1,4 @@
-"""Where the file is: the checks before it is opened, and opening it. Whatever is wrong gets an error that says what to do."""
+"""Where the file is: checks before it is opened, and opening it. What is wrong gets an error that says what to do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 
 def filesystem_of(path: Path, mountinfo: str) -> str:
-    """The type of the file system `path` is on, read off the kernel's list of mounts; the longest, latest match wins."""
+    """The type of the file system `path` is on, off the kernel's list of mounts; the longest, latest match wins."""
     best, fstype = -1, ""
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")

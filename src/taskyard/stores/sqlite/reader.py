@@ -76,7 +76,8 @@ class SqliteReader:
 
     def list_runs(self, uuid: str) -> list[Run]:
         rows = self._conn.execute(
-            f"SELECT {', '.join(RUN_COLUMNS)} FROM run WHERE task = (SELECT id FROM task WHERE uuid = ?) ORDER BY token",
+            f"SELECT {', '.join(RUN_COLUMNS)} FROM run "
+            "WHERE task = (SELECT id FROM task WHERE uuid = ?) ORDER BY token",
             (uuid,),
         )
         return [from_run_row(row) for row in rows]

@@ -1,11 +1,11 @@
 """The folder beside the database (`work.db-yard/`): who is alive, whose turn it is to write, and waking each other.
 
-Every process that has the store open holds a file here under an exclusive `flock`, which the kernel lets go of the moment
-the process dies: no clock, no beats, no false verdicts. After a commit a process opens and closes its own file, which
-inotify tells the others; the death of a process closes its file, and so tells them too.
+Every process that has the store open holds a file here under an exclusive `flock`, which the kernel lets go of the
+moment the process dies: no clock, no beats, no false verdicts. After a commit a process opens and closes its own file,
+which inotify tells the others; the death of a process closes its file, and so tells them too.
 
-Locks are `flock` because a POSIX lock vanishes when *any* descriptor of that file is closed in the process. What `flock`
-gets wrong is fork: a child shares the lock and would keep a dead parent alive. So children close these files at once.
+Locks are `flock` because a POSIX lock vanishes when *any* descriptor of that file is closed in the process. What
+`flock` gets wrong is fork: a child shares the lock and would keep a dead parent alive. So children close these files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LockFile:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def is_held_elsewhere(self) -> bool:
-        """Whether another open file holds the lock. Asked with a shared lock, so that two who ask do not see each other."""
+        """Whether another open file holds the lock. Asked with a shared one, so that two who ask do not see each other."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as exc:

@@ -76,12 +76,8 @@ class SqliteStore:
             with typed_errors(self.path), turn.taken():
                 conn = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=True)
                 migrate(conn, self.path)
-                self._reader = SqliteReader(
-                    connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False)
-                )
-                self._poller = SqliteReader(
-                    connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False)
-                )
+                self._reader = self._read_only()
+                self._poller = self._read_only()
                 self._version = self._poller.data_version()
         except BaseException:
             turn.close()
@@ -92,6 +88,9 @@ class SqliteStore:
         self._watch = Watch(folder)
         self._core = SqliteCore(conn, self._clock)
         self._writer = Writer(self._core, conn, turn, committed=self._on_commit)
+
+    def _read_only(self) -> SqliteReader:
+        return SqliteReader(connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False))
 
     async def close(self) -> None:
         if self._writer is None:

@@ -1,8 +1,9 @@
 """The one thread that writes, with group commit.
 
-Jobs that wait when the thread is free become one transaction, and each caller's future resolves after the commit its job
-is part of. If a job raises, the batch is rolled back and played again, each job under a savepoint of its own, so that
-nobody fails for another's fault. A COMMIT that fails leaves the outcome unknown to all in it, except on a full disk.
+Jobs that wait when the thread is free become one transaction, and each caller's future resolves after the commit its
+job is part of. If a job raises, the batch is rolled back and played again, each job under a savepoint of its own, so
+that nobody fails for another's fault. A COMMIT that fails leaves the outcome unknown to all in it, except on a full
+disk.
 """
 
 from __future__ import annotations

@@ -1,0 +1,169 @@
+"""Users' functions and classes as consumers the engine can run. pydantic is imported when first needed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NotRequired, Required, get_type_hints
+
+from taskyard.errors import InvalidArguments, InvalidConsumer, NotJson
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
+from taskyard.ports.consumer import BaseTaskConsumer, Consumer
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+INLINE, THREAD = "inline", "thread"
+
+
+class Signature:
+    """What a function takes, as something arguments can be checked against."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self._function = function
+        self.parameters = list(inspect.signature(function).parameters.values())
+        for parameter in self.parameters:
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+                raise InvalidConsumer(
+                    f"consumer {name!r} takes {parameter}, but arguments are stored by name; "
+                    "use ordinary or keyword-only parameters"
+                )
+
+    def bind(self, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+        """Positional arguments under their names."""
+        if not positional:
+            return named
+        names = [p.name for p in self.parameters if p.kind is not p.VAR_KEYWORD]
+        if len(positional) > len(names):
+            raise InvalidArguments(self.name, [f"takes {len(names)} arguments, got {len(positional)}"])
+        bound = dict(zip(names, positional, strict=False))
+        twice = bound.keys() & named.keys()
+        if twice:
+            raise InvalidArguments(self.name, [f"{name}: given twice" for name in sorted(twice)])
+        return {**bound, **named}
+
+    @cached_property
+    def adapter(self) -> TypeAdapter[dict[str, Any]]:
+        from pydantic import ConfigDict, TypeAdapter
+        from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
+        from typing_extensions import TypedDict
+
+        try:
+            hints = get_type_hints(self._function, include_extras=True)
+        except NameError as exc:
+            raise InvalidConsumer(
+                f"consumer {self.name!r}: {exc}; import that type where the function is defined"
+            ) from None
+        fields: dict[str, Any] = {}
+        extra: Any = "forbid"
+        for parameter in self.parameters:
+            hint = hints.get(parameter.name, Any)
+            if parameter.kind is parameter.VAR_KEYWORD:
+                extra = "allow"
+            else:
+                fields[parameter.name] = (Required if parameter.default is parameter.empty else NotRequired)[hint]
+        make: Any = TypedDict  # called with a dict that mypy cannot see through
+        arguments = make("arguments", fields)
+        arguments.__pydantic_config__ = ConfigDict(extra=extra)
+        try:
+            return TypeAdapter(arguments)
+        except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as exc:
+            raise InvalidConsumer(f"consumer {self.name!r} has a parameter that JSON cannot carry: {exc}") from None
+
+    def encode(self, args: Mapping[str, Any]) -> str:
+        from pydantic import ValidationError
+        from pydantic_core import PydanticSerializationError
+
+        try:
+            return self.adapter.dump_json(self.adapter.validate_python(args)).decode()
+        except ValidationError as exc:
+            raise InvalidArguments(self.name, _problems(exc)) from None
+        except (PydanticSerializationError, UnicodeEncodeError) as exc:
+            raise NotJson(f"an argument of {self.name!r}", str(exc)) from None
+
+    def decode(self, args: str) -> dict[str, Any]:
+        from pydantic import ValidationError
+
+        try:
+            return self.adapter.validate_json(args)
+        except ValidationError as exc:
+            raise InvalidArguments(self.name, _problems(exc)) from None
+
+
+def _problems(exc: Any) -> list[str]:
+    return [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in exc.errors(include_url=False)]
+
+
+def function_consumer(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    queue: str = DEFAULT_QUEUE,
+    concurrent_count: int = 1,
+    timeout_s: float | None = None,
+    retry: RetryPolicy | None = None,
+    executor: str | None = None,
+) -> tuple[Consumer, Signature]:
+    """A consumer of a function; async ones run on the loop, others in threads."""
+    name = name or getattr(function, "__name__", "")
+    if not name or name == "<lambda>":
+        raise InvalidConsumer("this callable has no name of its own; give it one with name='…'")
+    is_async = inspect.iscoroutinefunction(function)
+    if concurrent_count < 1:
+        raise InvalidConsumer(f"consumer {name!r}: concurrent_count must be at least 1, not {concurrent_count}")
+    if timeout_s is not None and timeout_s <= 0:
+        raise InvalidConsumer(f"consumer {name!r}: timeout_s must be more than 0, or None for no limit")
+    signature = Signature(name, function)
+    decode = signature.decode
+
+    def call(record: TaskRecord) -> Any:
+        return function(**decode(record.args))
+
+    consumer = Consumer(
+        name=name,
+        encode=signature.encode,
+        call=call,
+        is_async=is_async,
+        executor=_executor(name, executor, is_async),
+        queue=queue,
+        concurrent_count=concurrent_count,
+        timeout_s=timeout_s,
+        retry=retry,
+    )
+    return consumer, signature
+
+
+def class_consumer(instance: BaseTaskConsumer) -> Consumer:
+    """A consumer of an instance of the class form. A missing or invalid `concurrent_count` is 1."""
+    count = getattr(instance, "concurrent_count", 1)
+    is_async = inspect.iscoroutinefunction(instance.consume)
+
+    def call(record: TaskRecord) -> Any:
+        return instance.consume(record.task)
+
+    def encode(args: Mapping[str, Any]) -> str:
+        return to_json(f"the arguments of {instance.name!r}", args)
+
+    return Consumer(
+        name=instance.name,
+        encode=encode,
+        produce=instance.produce,
+        call=call,
+        is_async=is_async,
+        executor=_executor(instance.name, getattr(instance, "executor", None), is_async),
+        queue=getattr(instance, "queue", DEFAULT_QUEUE),
+        concurrent_count=count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
+        timeout_s=getattr(instance, "timeout_s", None),
+        retry=getattr(instance, "retry", None),
+    )
+
+
+def _executor(name: str, asked: str | None, is_async: bool) -> str:
+    fitting = INLINE if is_async else THREAD
+    if asked not in (None, fitting):
+        kind = "an async function runs" if is_async else "a plain function would block the event loop; it runs"
+        raise InvalidConsumer(f"consumer {name!r}: executor={asked!r} does not fit; {kind} with executor={fitting!r}")
+    return fitting
