@@ -1,1 +1,123 @@
-"""Taskyard runs tasks: when they are due, in the right order, within limits, and without losing any."""
+"""Taskyard runs tasks: when they are due, in the right order, in the right place, within limits, without losing any."""
+
+from taskyard.blocking import BlockingYard
+from taskyard.errors import (
+    BlockingOnLoop,
+    Cancel,
+    ClaimLost,
+    CommandRefused,
+    DuplicateConsumer,
+    DuplicateTask,
+    ForkedStore,
+    IllegalMove,
+    InvalidArguments,
+    InvalidConsumer,
+    InvalidInput,
+    NaiveDatetime,
+    NoCurrentRun,
+    NotJson,
+    NotOpen,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    ResultGone,
+    RetryLater,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreOnNetwork,
+    StoreReadOnly,
+    StoreTooNew,
+    StoreUnavailable,
+    StoreUrlInvalid,
+    TaskCanceled,
+    TaskEnded,
+    TaskFailed,
+    TaskSkipped,
+    TaskyardError,
+    UnknownConsumer,
+    UnknownTask,
+)
+from taskyard.execution.context import RunContext, current_run
+from taskyard.execution.inline import InProcessExecutor
+from taskyard.execution.thread import ThreadExecutor
+from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.model.event import Event, EventKind
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
+from taskyard.model.order import Priority
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.state import TaskState
+from taskyard.model.task import Dedupe, Run, Task, TaskRecord
+from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
+from taskyard.ports.executor import Abilities, ExecutorProtocol
+from taskyard.ports.store import TaskFilter
+from taskyard.standalone import Scheduler
+from taskyard.yard import Yard
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Abilities",
+    "BaseTaskConsumer",
+    "BlockingOnLoop",
+    "BlockingYard",
+    "Cancel",
+    "ClaimLost",
+    "CommandRefused",
+    "ConsumerFunction",
+    "Dedupe",
+    "DuplicateConsumer",
+    "DuplicateTask",
+    "ErrorKind",
+    "Event",
+    "EventKind",
+    "ExecutionError",
+    "ExecutionRequest",
+    "ExecutionResult",
+    "ExecutorProtocol",
+    "ForkedStore",
+    "IllegalMove",
+    "InProcessExecutor",
+    "InvalidArguments",
+    "InvalidConsumer",
+    "InvalidInput",
+    "NaiveDatetime",
+    "NoCurrentRun",
+    "NotJson",
+    "NotOpen",
+    "OutcomeUnknown",
+    "PayloadTooLarge",
+    "Priority",
+    "Progress",
+    "ResultGone",
+    "RetryLater",
+    "RetryPolicy",
+    "Run",
+    "RunContext",
+    "Scheduler",
+    "StoreBusy",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFull",
+    "StoreOnNetwork",
+    "StoreReadOnly",
+    "StoreTooNew",
+    "StoreUnavailable",
+    "StoreUrlInvalid",
+    "Task",
+    "TaskCanceled",
+    "TaskConsumerRegistry",
+    "TaskEnded",
+    "TaskFailed",
+    "TaskFilter",
+    "TaskHandle",
+    "TaskRecord",
+    "TaskSkipped",
+    "TaskState",
+    "TaskyardError",
+    "ThreadExecutor",
+    "UnknownConsumer",
+    "UnknownTask",
+    "Yard",
+    "current_run",
+]

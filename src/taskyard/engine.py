@@ -13,8 +13,10 @@ import os
 import random
 import socket
 import uuid as uuids
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from taskyard.cluster.rescuer import Rescuer
 from taskyard.errors import NotOpen, StoreError
@@ -97,7 +99,8 @@ class Engine:
             jitter=jitter,
             settings=self._settings.runner,
         )
-        self._dispatcher.connect(DispatchHooks(self._runner.start, self._watcher.settled, self._due.tell))
+        self._dispatcher.connect(DispatchHooks(self._runner.start, self._watcher.settled, self._turned))
+        self._listeners: set[asyncio.Event] = set()
         self._hint = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
         self._is_started = self._is_stopped = False
@@ -130,7 +133,18 @@ class Engine:
                 self._runner.cancel(record.uuid)
         # Whatever was changed may have made room or something startable: a key set free, a failed task sent again.
         self._dispatcher.look()
+        self._announce()
         return applied
+
+    @contextmanager
+    def changes(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever something may have happened in the store, here or elsewhere."""
+        event = asyncio.Event()
+        self._listeners.add(event)
+        try:
+            yield event
+        finally:
+            self._listeners.discard(event)
 
     def look(self) -> None:
         """Something may have become startable: a consumer was added, a queue was changed."""
@@ -222,8 +236,17 @@ class Engine:
 
     # --- loops --------------------------------------------------------------------------------------------------------
 
+    def _turned(self, next_due: datetime | None) -> None:
+        self._due.tell(next_due)
+        self._announce()
+
+    def _announce(self) -> None:
+        for event in self._listeners:
+            event.set()
+
     def _changed(self) -> None:
         """Another process has written, or a dead node's tasks came back: everything is looked at again."""
+        self._announce()
         self._watcher.changed()
         self._dispatcher.look()
         self._hint.set()

@@ -172,6 +172,11 @@ class _Meter:
 CURRENT: ContextVar[RunContext] = ContextVar("taskyard_run")
 
 
+def find_current_run() -> RunContext | None:
+    """The same, or None outside a run."""
+    return CURRENT.get(None)
+
+
 def current_run() -> RunContext:
     """The run that this code is part of, on the loop or in a worker thread; `NoCurrentRun` outside."""
     try:

@@ -1,0 +1,131 @@
+"""What `submit` returns, and the function a decorator turns into a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import msgspec
+
+from taskyard.consumers import Signature
+from taskyard.errors import ResultGone, TaskCanceled, TaskFailed, TaskSkipped, UnknownTask
+from taskyard.model.state import TaskState
+from taskyard.model.task import Outcome, TaskRecord
+from taskyard.options import DEFAULTS, TaskOptions
+from taskyard.ports.consumer import Consumer
+
+if TYPE_CHECKING:
+    from taskyard.yard import Yard
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskHandle:
+    """One task of a yard, known by its `uuid`. A handle can be made of an id alone: `yard.handle(uuid)`."""
+
+    __slots__ = ("_yard", "is_new", "uuid")
+
+    def __init__(self, yard: Yard, uuid: str, is_new: bool = True) -> None:
+        self._yard = yard
+        self.uuid = uuid
+        self.is_new = is_new
+        """False if `submit` found the same work pending and merged into it."""
+
+    def __repr__(self) -> str:
+        return f"TaskHandle({self.uuid!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TaskHandle) and other.uuid == self.uuid
+
+    def __hash__(self) -> int:
+        return hash(self.uuid)
+
+    async def result(self, *, timeout_s: float | None = None) -> Any:
+        """What the task returned, when it has ended, wherever it ran. Raises `TaskFailed`, `TaskCanceled`,
+        `TaskSkipped` or `ResultGone`; `TimeoutError` when `timeout_s` passes first (the task goes on)."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                outcome = await self._yard.engine.outcome(self.uuid)
+        except TimeoutError:
+            raise TimeoutError(f"task {self.uuid} has not ended within {timeout_s:g} s; it goes on") from None
+        return value_of(outcome)
+
+    async def record(self) -> TaskRecord:
+        """Everything that is stored of the task now."""
+        record = await self._yard.store.find(self.uuid)
+        if record is None:
+            raise UnknownTask(self.uuid)
+        return record
+
+    async def state(self) -> TaskState:
+        return (await self.record()).state
+
+    async def cancel(self, *, reason: str = "") -> TaskRecord:
+        """Ask for it to end; see `Yard.cancel`."""
+        return await self._yard.cancel(self.uuid, reason=reason)
+
+
+def value_of(outcome: Outcome) -> Any:
+    """The result, or the error that says how the task ended instead."""
+    error = outcome.error
+    match outcome.state:
+        case TaskState.COMPLETED:
+            return None if outcome.result is None else msgspec.json.decode(outcome.result)
+        case TaskState.FAILED if error is not None:
+            raise TaskFailed(
+                outcome.uuid,
+                kind=error.kind,
+                message=error.message,
+                error_type=error.type,
+                traceback=error.traceback,
+            )
+        case TaskState.CANCELED:
+            raise TaskCanceled(outcome.uuid, error.message if error is not None else "")
+        case TaskState.SKIPPED:
+            raise TaskSkipped(outcome.uuid)
+        case _:
+            raise ResultGone(outcome.uuid)
+
+
+class ConsumerFunction(Generic[P, R]):
+    """A function that was made a consumer. Calling it runs it here and now, as if it had not been decorated."""
+
+    def __init__(
+        self,
+        yard: Yard,
+        function: Callable[P, R],
+        consumer: Consumer,
+        signature: Signature,
+        options: TaskOptions = DEFAULTS,
+    ) -> None:
+        self._yard = yard
+        self._function = function
+        self._signature = signature
+        self._options = options
+        self.consumer = consumer
+        self.__name__ = consumer.name
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<consumer {self.consumer.name!r}>"
+
+    def options(self, **options: Any) -> ConsumerFunction[P, R]:
+        """The same consumer with other options for the next submits: `fetch.options(priority="high", delay_s=5)`."""
+        given = {name: getattr(self._options, name) for name in TaskOptions.__struct_fields__} | options
+        checked = TaskOptions.of(**given)
+        return ConsumerFunction(self._yard, self._function, self.consumer, self._signature, checked)
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle:
+        """Store the task and return its handle once it is safe."""
+        bound = self._signature.bind(args, kwargs)
+        return await self._yard.submit_to(self.consumer, bound, self._options)
+
+    async def submit_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[TaskHandle]:
+        """Store one task per dict of arguments, in that order, all or nothing."""
+        return await self._yard.submit_many_to(self.consumer, arguments, self._options)

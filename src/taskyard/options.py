@@ -1,0 +1,113 @@
+"""How a task is to be run, as the submitter says it: checked once, then carried over into the record."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from typing import Any, Self
+
+import msgspec
+
+from taskyard.errors import InvalidInput, PayloadTooLarge
+from taskyard.model.order import Priority
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.task import Dedupe, TaskRecord, aware, new_uuid
+from taskyard.ports.consumer import Consumer
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything but the arguments. None means: as the consumer has it.
+
+    `key`: of the tasks with one key in a queue, only so many run at once as the queue's `per_key` says, in order.
+    `dedupe` with `dedupe_key` (or without: then source and arguments are the key): what to do if the same work is
+    pending already."""
+
+    priority: Priority = Priority.NORMAL
+    delay_s: float | None = None
+    schedule_at: datetime | None = None
+    queue: str | None = None
+    key: str | None = None
+    timeout_s: float | None = None
+    retry: RetryPolicy | None = None
+    dedupe: Dedupe = Dedupe.ALLOW
+    dedupe_key: str | None = None
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """Options as users write them: `priority="high"`, `dedupe="merge"`."""
+        unknown = given.keys() - set(cls.__struct_fields__)
+        if unknown:
+            raise InvalidInput(
+                f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(cls.__struct_fields__)}. "
+                "Arguments of the task itself go into the dict of arguments"
+            )
+        try:
+            if "priority" in given:
+                given["priority"] = Priority.of(given["priority"])
+            if "dedupe" in given:
+                given["dedupe"] = Dedupe(given["dedupe"])
+        except ValueError as exc:
+            raise InvalidInput(str(exc)) from None
+        options = cls(**given)
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        if self.schedule_at is not None:
+            aware("schedule_at", self.schedule_at)
+            if self.delay_s is not None:
+                raise InvalidInput("give either delay_s or schedule_at, not both")
+        if self.delay_s is not None and not 0 <= self.delay_s < 1e9:
+            raise InvalidInput(f"delay_s must be between 0 and 1e9 seconds, not {self.delay_s}")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise InvalidInput(f"timeout_s must be more than 0, not {self.timeout_s}; leave it out for no limit")
+        if self.dedupe_key is not None and self.dedupe is Dedupe.ALLOW:
+            raise InvalidInput("dedupe_key has no effect without dedupe='merge' or dedupe='refuse'")
+        for name in ("queue", "key", "dedupe_key"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not 0 < len(value) <= 200):
+                raise InvalidInput(f"{name} must be a string of 1 to 200 characters, not {value!r}")
+
+    def due_at(self, now: datetime) -> datetime:
+        if self.schedule_at is not None:
+            return aware("schedule_at", self.schedule_at)
+        return now if self.delay_s is None else now + timedelta(seconds=self.delay_s)
+
+
+DEFAULTS = TaskOptions()
+
+
+def make_record(
+    consumer: Consumer, args: dict[str, Any], options: TaskOptions, *, now: datetime, max_bytes: int
+) -> TaskRecord:
+    """The record of one task that is asked for now. Bad arguments raise `InvalidInput`, and nothing is stored."""
+    due_at, uuid = options.due_at(now), None
+    if consumer.produce is not None:
+        task = consumer.produce(args)
+        if task.source != consumer.name:
+            raise InvalidInput(f"produce of {consumer.name!r} made a task for {task.source!r}; set source=self.name")
+        args, uuid = task.args, task.uuid
+        if options is DEFAULTS or (options.schedule_at is None and options.delay_s is None):
+            due_at = aware("schedule_at", task.schedule_at)
+    text = consumer.encode(args)
+    if len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:
+        raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), max_bytes)
+    record = TaskRecord(uuid or new_uuid(), consumer.name, due_at, now, now, 0, options.queue or consumer.queue, text)
+    if options is not DEFAULTS:
+        record.priority = options.priority
+        record.key = options.key
+        record.timeout_s = options.timeout_s
+        record.retry = options.retry
+        if options.dedupe is not Dedupe.ALLOW:
+            record.dedupe_slot = _slot(consumer.name, text, options.dedupe_key)
+    return record
+
+
+def _slot(source: str, args: str, key: str | None) -> str:
+    """What the same work has in common. A given key stands for the arguments."""
+    what = f"key {key}" if key is not None else "args " + blake2b(_canonical(args).encode(), digest_size=16).hexdigest()
+    return f"{source} {what}"
+
+
+def _canonical(args: str) -> str:
+    return msgspec.json.encode(msgspec.json.decode(args), order="deterministic").decode()

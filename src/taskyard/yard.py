@@ -1,0 +1,311 @@
+"""`Yard`: consumers, a store and the engine between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, ParamSpec, TypeVar, overload
+
+from taskyard.blocking import BlockingYard
+from taskyard.consumers import INLINE, THREAD, class_consumer, function_consumer
+from taskyard.engine import Engine, EngineSettings
+from taskyard.errors import DuplicateConsumer, InvalidInput, NotOpen, UnknownConsumer
+from taskyard.execution.context import find_current_run
+from taskyard.execution.inline import InProcessExecutor
+from taskyard.execution.runner import RunnerSettings
+from taskyard.execution.thread import ThreadExecutor
+from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.model.command import Cancel, Command, Retry, SetPriority
+from taskyard.model.event import Event
+from taskyard.model.limits import QueueSettings
+from taskyard.model.order import Priority
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord
+from taskyard.options import DEFAULTS, TaskOptions, make_record
+from taskyard.ports.clock import Clock
+from taskyard.ports.consumer import BaseTaskConsumer, Consumer
+from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.store import Add, Store
+from taskyard.scheduling.clock import SystemClock
+from taskyard.settings import make_store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_PAYLOAD_BYTES = 1 << 20
+
+
+class Yard:
+    """Runs tasks on a store: `memory://`, `sqlite:///work.db`, or what `TASKYARD_STORE` says.
+
+    `async with yard:` opens the store and runs what is due; `async with yard.client():` only submits and waits. At most
+    `max_running` tasks run here at once (`threads` of them in threads); leaving the block waits `grace_s` seconds for
+    what runs, then interrupts it and gives it back to the store (None: waits for as long as it takes)."""
+
+    def __init__(
+        self,
+        store: str | Store | None = None,
+        *,
+        max_running: int = 100,
+        threads: int = 32,
+        grace_s: float | None = 30.0,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        name: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        if max_running < 1 or threads < 1:
+            raise InvalidInput("max_running and threads must be at least 1")
+        self._clock = clock or SystemClock()
+        self._where = store
+        self._store: Store | None = None
+        self._engine: Engine | None = None
+        self._grace_s = grace_s
+        self._threads = threads
+        self._settings = EngineSettings(
+            name=name, max_running=max_running, runner=RunnerSettings(max_payload_bytes=max_payload_bytes)
+        )
+        self._max_payload_bytes = max_payload_bytes
+        self._consumers: dict[str, Consumer] = {}
+        self._queues: dict[str, QueueSettings] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    # --- consumers and queues -----------------------------------------------------------------------------------------
+
+    @overload
+    def consumer(self, function: Callable[P, R], /) -> ConsumerFunction[P, R]: ...
+
+    @overload
+    def consumer(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        concurrent_count: int = 1,
+        timeout_s: float | None = None,
+        retry: RetryPolicy | None = None,
+        executor: str | None = None,
+    ) -> Callable[[Callable[P, R]], ConsumerFunction[P, R]]: ...
+
+    def consumer(self, function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
+        """Make a function a consumer: `@yard.consumer`, or `@yard.consumer(concurrent_count=8, timeout_s=30)`."""
+        if function is None:
+            return lambda given: self._decorate(given, settings)
+        return self._decorate(function, settings)
+
+    def _decorate(self, function: Callable[..., Any], settings: dict[str, Any]) -> ConsumerFunction[..., Any]:
+        consumer, signature = function_consumer(function, **settings)
+        self._register(consumer)
+        return ConsumerFunction(self, function, consumer, signature)
+
+    def register(self, source: BaseTaskConsumer) -> None:
+        """Add a consumer in its class form."""
+        self._register(class_consumer(source))
+
+    def _register(self, consumer: Consumer) -> None:
+        if consumer.name in self._consumers:
+            raise DuplicateConsumer(consumer.name)
+        self._consumers[consumer.name] = consumer
+        if self._engine is not None:
+            self._engine.look()
+
+    @property
+    def consumers(self) -> Mapping[str, Consumer]:
+        return self._consumers
+
+    def get_consumer(self, name: str) -> Consumer:
+        try:
+            return self._consumers[name]
+        except KeyError:
+            raise UnknownConsumer(name, self._consumers) from None
+
+    def define_queue(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        per_key: int = 1,
+        auto_recover: int = 1,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Set the rules of a queue, before the yard is opened. They hold across every process on the store."""
+        if self._engine is not None:
+            raise InvalidInput(f"define the queue {name!r} before the yard is opened")
+        try:
+            self._queues[name] = QueueSettings(
+                name=name,
+                concurrency=concurrency,
+                per_key=per_key,
+                auto_recover=auto_recover,
+                retry=retry or RetryPolicy(),
+            )
+        except ValueError as exc:
+            raise InvalidInput(str(exc)) from None
+
+    # --- opening and closing ------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Yard:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop(grace_s=self._grace_s)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Yard]:
+        """The yard without its workers: submits, waits and looks; other processes run the tasks."""
+        await self.start(serve=False)
+        try:
+            yield self
+        finally:
+            await self.stop(grace_s=self._grace_s)
+
+    @asynccontextmanager
+    async def lifespan(self, app: object) -> AsyncIterator[None]:
+        """For FastAPI and Starlette: `FastAPI(lifespan=yard.lifespan)`."""
+        async with self:
+            yield
+
+    def blocking(self) -> BlockingYard:
+        """The same yard for code without a loop, and for threads beside one: `with yard.blocking() as sync: …`."""
+        return BlockingYard(self)
+
+    async def start(self, *, serve: bool = True) -> None:
+        if self._engine is not None:
+            raise InvalidInput("this yard is open already")
+        store = (
+            make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
+        )
+        await store.open()
+        engine = self._make_engine(store, serve)
+        try:
+            for settings in self._queues.values():
+                await store.set_queue(settings)
+            await engine.start()
+        except BaseException:
+            await store.close()
+            raise
+        self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
+
+    def _make_engine(self, store: Store, serve: bool) -> Engine:
+        executors: dict[str, ExecutorProtocol] = {
+            INLINE: InProcessExecutor(),
+            THREAD: ThreadExecutor(max_workers=self._threads),
+        }
+        settings = EngineSettings(
+            serve=serve,
+            name=self._settings.name,
+            max_running=self._settings.max_running,
+            runner=self._settings.runner,
+        )
+        return Engine(
+            store,
+            clock=self._clock,
+            consumers=self._consumers,
+            executors=executors,
+            queues=self._queues,
+            settings=settings,
+        )
+
+    async def stop(self, *, grace_s: float | None = None) -> None:
+        """Start nothing new at once; wait `grace_s` for what runs (None: for ever), then interrupt it."""
+        if self._engine is None or self._store is None:
+            return
+        engine, store = self._engine, self._store
+        try:
+            await engine.stop(grace_s)
+        finally:
+            self._engine = self._store = self.loop = None
+            await store.close()
+
+    @property
+    def store(self) -> Store:
+        if self._store is None:
+            raise NotOpen("the yard is not open; use it inside `async with yard:`")
+        return self._store
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise NotOpen("the yard is not open; use it inside `async with yard:`")
+        return self._engine
+
+    # --- submitting ---------------------------------------------------------------------------------------------------
+
+    async def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
+        """Store one task for the consumer `name` and return its handle once it is safe. `options` as in `TaskOptions`:
+        priority, delay_s, schedule_at, queue, key, timeout_s, retry, dedupe, dedupe_key."""
+        consumer = self.get_consumer(name)
+        return await self.submit_to(consumer, dict(args or {}), TaskOptions.of(**options) if options else DEFAULTS)
+
+    async def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
+        """Store one task per dict of arguments, in that order, all or nothing."""
+        consumer = self.get_consumer(name)
+        return await self.submit_many_to(consumer, arguments, TaskOptions.of(**options) if options else DEFAULTS)
+
+    async def submit_to(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> TaskHandle:
+        record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
+        (added,) = await self.engine.add(Add((record,), options.dedupe, self._parent()))
+        return TaskHandle(self, added.uuid, added.is_new)
+
+    async def submit_many_to(
+        self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
+    ) -> list[TaskHandle]:
+        now, limit = self._clock.now(), self._max_payload_bytes
+        records = [make_record(consumer, dict(args), options, now=now, max_bytes=limit) for args in arguments]
+        if not records:
+            return []
+        added = await self.engine.add(Add(records, options.dedupe, self._parent()))
+        return [TaskHandle(self, one.uuid, one.is_new) for one in added]
+
+    def _parent(self) -> Claim | None:
+        """The run that submits, if it is one of this yard: when it is stale, it submits nothing."""
+        run = find_current_run()
+        if run is None or self._engine is None or run.claim.record.node != self._engine.incarnation:
+            return None
+        return run.claim
+
+    # --- looking and steering -----------------------------------------------------------------------------------------
+
+    def handle(self, uuid: str) -> TaskHandle:
+        """The handle of a task that was submitted elsewhere, or earlier."""
+        return TaskHandle(self, uuid)
+
+    async def cancel(self, uuid: str, *, reason: str = "") -> TaskRecord:
+        """End a task: at once when it waits; when it runs, its run is asked to stop, and it is canceled when it has."""
+        return await self._command(uuid, Cancel(reason))
+
+    async def retry(self, uuid: str, *, to_head: bool = True) -> TaskRecord:
+        """Send a failed task again, at the head of its priority or at the tail."""
+        return await self._command(uuid, Retry(to_head))
+
+    async def set_priority(self, uuid: str, priority: Priority | str) -> TaskRecord:
+        """Change the priority of a task that has not started."""
+        try:
+            return await self._command(uuid, SetPriority(Priority.of(priority)))
+        except ValueError as exc:
+            raise InvalidInput(str(exc)) from None
+
+    async def _command(self, uuid: str, command: Command) -> TaskRecord:
+        (applied,) = await self.engine.apply([uuid], command)
+        if applied.refused is not None:
+            raise applied.refused
+        assert applied.record is not None
+        return applied.record
+
+    async def events(self, *, after: int | None = None) -> AsyncIterator[Event]:
+        """What happens from now on, or after event number `after`, in this process and in others; never ends by itself.
+        A reader that falls more than the ring's length behind misses some."""
+        store, engine = self.store, self.engine
+        seen = (await store.events(after=-1)).last if after is None else after
+        with engine.changes() as changes:
+            while True:
+                changes.clear()
+                page = await store.events(after=seen)
+                seen = page.last
+                for event in page.events:
+                    yield event
+                if not page.events:
+                    await changes.wait()
