@@ -1,0 +1,33 @@
+"""What every store must do, sentence by sentence of `taskyard.ports.store`. See `taskyard.testing.contract`."""
+
+from taskyard.testing.store_contract.adds import AddContract
+from taskyard.testing.store_contract.claims import ClaimContract
+from taskyard.testing.store_contract.commands import CommandContract
+from taskyard.testing.store_contract.due import DueContract
+from taskyard.testing.store_contract.durable import DurableContract
+from taskyard.testing.store_contract.events import EventContract
+from taskyard.testing.store_contract.keys import KeyContract
+from taskyard.testing.store_contract.nodes import NodeContract
+from taskyard.testing.store_contract.reading import ReadingContract
+from taskyard.testing.store_contract.settles import SettleContract
+
+
+class StoreContract(
+    AddContract,
+    DueContract,
+    ClaimContract,
+    KeyContract,
+    SettleContract,
+    CommandContract,
+    NodeContract,
+    EventContract,
+    ReadingContract,
+):
+    """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
+
+
+class DurableStoreContract(StoreContract, DurableContract):
+    """The same, and everything is still there when the store is closed and opened again."""
+
+
+__all__ = ["DurableStoreContract", "StoreContract"]

@@ -1,0 +1,160 @@
+"""What a person asks of tasks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from taskyard.errors import CommandRefused, UnknownTask
+from taskyard.model.command import Cancel, Retry, SetPriority
+from taskyard.model.execution import ErrorKind
+from taskyard.model.move import Move
+from taskyard.model.order import Priority
+from taskyard.model.state import TaskState
+from taskyard.ports.store import Store
+from taskyard.testing.samples import FixedClock, a_record, an_error, seconds
+from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, get, settle, start, state_of, uuids
+
+
+class CommandContract(Desk):
+    @pytest.mark.spec("QUE-11")
+    async def test_canceling_a_queued_task_ends_it(self, store: Store, clock: FixedClock) -> None:
+        """A queued task that is canceled leaves the queue with the reason it was given; the answer is its record."""
+        await add(store, task := a_record())
+        clock.advance(1)
+        (applied,) = await store.apply([task.uuid], Cancel("not needed"))
+        kept = await get(store, task)
+        assert (applied.uuid, applied.record, applied.refused) == (task.uuid, kept, None)
+        assert (kept.state, kept.finished_at) == (TaskState.CANCELED, clock.now())
+        assert kept.error is not None
+        assert (kept.error.kind, kept.error.message) == (ErrorKind.CANCELED, "not needed")
+        assert await claim(store) == []
+
+    @pytest.mark.spec("QUE-11")
+    async def test_what_waits_for_a_time_can_be_canceled(self, store: Store, clock: FixedClock) -> None:
+        """A scheduled task and one in backoff are canceled at once and never start."""
+        (held,) = await start(store, a_record())
+        await settle(store, held, Move.retrying(at=clock.now(), due_at=clock.now() + seconds(1), error=an_error()))
+        await add(store, scheduled := a_record(due_at=clock.now() + seconds(1)))
+        await store.apply([held.uuid, scheduled.uuid], Cancel())
+        clock.advance(2)
+        turned = await store.turn(A)
+        assert turned.next_due is None
+        assert [await state_of(store, one) for one in (held, scheduled)] == [TaskState.CANCELED] * 2
+        assert await claim(store, 9) == []
+
+    @pytest.mark.spec("QUE-12")
+    async def test_canceling_a_running_task_asks_its_node(self, store: Store, clock: FixedClock) -> None:
+        """A running task goes on running, its node is told, and the time it was first asked is kept."""
+        mine, other = await start(store, a_record(), a_record())
+        (theirs,) = await start(store, a_record(), node=B)
+        assert await store.signals(A) == await store.signals(B) == []
+        first = clock.advance(1)
+        (applied,) = await store.apply([mine.uuid], Cancel())
+        clock.advance(1)
+        await store.apply([mine.uuid, theirs.uuid], Cancel())
+        assert await store.signals(A) == [mine.uuid]
+        assert await store.signals(B) == [theirs.uuid]
+        assert await store.signals("nobody") == []
+        assert applied.record is not None
+        assert (applied.record.state, applied.record.cancel_asked_at) == (TaskState.RUNNING, first)
+        assert (await get(store, mine)).cancel_asked_at == first
+        assert (await get(store, other)).cancel_asked_at is None
+
+    @pytest.mark.spec("QUE-12")
+    async def test_a_signal_ends_with_the_run(self, store: Store, clock: FixedClock) -> None:
+        """Once the run has settled, nobody is asked any more."""
+        (held,) = await start(store, a_record())
+        await store.apply([held.uuid], Cancel())
+        await settle(store, held, Move.canceled(at=clock.now()))
+        assert await store.signals(A) == []
+        kept = await get(store, held)
+        assert (kept.state, kept.cancel_asked_at) == (TaskState.CANCELED, None)
+
+    async def test_signals_are_only_for_what_runs_now(self, store: Store, clock: FixedClock) -> None:
+        """A cancel that was asked of one run is not told to the node of a later run of another task or attempt."""
+        (held,) = await start(store, a_record())
+        await store.apply([held.uuid], Cancel())
+        await settle(store, held, Move.failed(at=clock.now(), error=an_error()))
+        await store.apply([held.uuid], Retry())
+        (again,) = await claim(store, node=B)
+        assert again.uuid == held.uuid
+        assert await store.signals(A) == await store.signals(B) == []
+
+    async def test_commands_are_answered_in_their_order(self, store: Store, clock: FixedClock) -> None:
+        """Each task is answered in its place: with its record, as unknown, or refused with the state that was found."""
+        (done,) = await start(store, a_record())
+        await settle(store, done, Move.completed(at=clock.now()))
+        await add(store, waiting := a_record())
+        before = await get(store, done)
+        stranger = a_record()
+        applied = await store.apply([done.uuid, waiting.uuid, stranger.uuid, waiting.uuid], Cancel())
+        assert uuids(applied) == uuids([done, waiting, stranger, waiting])
+        assert isinstance(applied[0].refused, CommandRefused)
+        assert applied[0].refused.state == TaskState.COMPLETED
+        assert applied[1].record is not None
+        assert applied[1].record.state is TaskState.CANCELED
+        assert isinstance(applied[2].refused, UnknownTask)
+        assert isinstance(applied[3].refused, CommandRefused)
+        assert applied[3].refused.state == TaskState.CANCELED
+        assert [one.record is None for one in applied] == [True, False, True, True]
+        assert await get(store, done) == before
+
+    async def test_a_command_may_name_no_task_or_very_many(self, store: Store) -> None:
+        """A command for nothing does nothing, and one for more than a chunk reaches all."""
+        assert await store.apply([], Cancel()) == []
+        tasks = [a_record() for _ in range(1203)]
+        await add(store, *tasks)
+        applied = await store.apply(uuids(tasks), Cancel())
+        assert uuids(applied) == uuids(tasks)
+        assert await store.count() == {("default", TaskState.CANCELED): 1203}
+
+    @pytest.mark.parametrize("to_head", [True, False])
+    async def test_a_failed_task_is_sent_again(self, store: Store, clock: FixedClock, to_head: bool) -> None:
+        """A retried task goes to the head or to the tail of its priority as asked, with all its retries before it."""
+        (held,) = await start(store, a_record())
+        await settle(store, held, Move.failed(at=clock.now(), error=an_error(), crashed=True))
+        await add(store, other := a_record(), low := a_record(priority=Priority.LOW))
+        (applied,) = await store.apply([held.uuid], Retry(to_head=to_head))
+        kept = await get(store, held)
+        assert applied.record == kept
+        assert (kept.state, kept.finished_at, kept.crashes, kept.retries) == (TaskState.QUEUED, None, 0, 0)
+        claims = await claim(store, 9)
+        assert uuids(claims) == uuids([held, other, low] if to_head else [other, held, low])
+        assert {one.uuid: one.attempt for one in claims}[held.uuid] == 2
+
+    async def test_the_last_sent_to_the_head_goes_first(self, store: Store, clock: FixedClock) -> None:
+        """Of two tasks sent to the head one after the other, the later one is first."""
+        one, two = await start(store, a_record(), a_record())
+        for held in (one, two):
+            await settle(store, held, Move.failed(at=clock.now(), error=an_error()))
+        await store.apply([one.uuid], Retry(to_head=True))
+        await store.apply([two.uuid], Retry(to_head=True))
+        assert uuids(await claim(store, 9)) == uuids([two, one])
+
+    @pytest.mark.spec("QUE-05")
+    async def test_a_priority_is_changed_until_the_task_runs(self, store: Store, clock: FixedClock) -> None:
+        """A waiting task takes its new priority, a scheduled one too; a running or ended one refuses."""
+        await add(store, scheduled := a_record(due_at=clock.now() + seconds(9)))
+        (running,) = await start(store, a_record())
+        (applied, refused) = await store.apply([scheduled.uuid, running.uuid], SetPriority(Priority.HIGH))
+        assert applied.record is not None
+        assert applied.record == await get(store, scheduled)
+        assert (applied.record.priority, applied.record.state) == (Priority.HIGH, TaskState.SCHEDULED)
+        assert isinstance(refused.refused, CommandRefused)
+        assert (await get(store, running)).priority == Priority.NORMAL
+
+    @pytest.mark.spec("QUE-12")
+    async def test_cancel_and_finish_race_to_one_end(self, store: Store, clock: FixedClock) -> None:
+        """When cancels and settles race, each task ends once, as its run ended, and has one run."""
+        tasks = [a_record() for _ in range(20)]
+        held = await start(store, *tasks)
+        done = Move.completed(at=clock.now())
+        results = await asyncio.gather(
+            *(store.turn(A, settles=[(one, done)]) for one in held),
+            *(store.apply([one.uuid], Cancel()) for one in held),
+        )
+        assert len(results) == 40
+        assert await store.count() == {("default", TaskState.COMPLETED): 20}
+        assert [len(await store.list_runs(one.uuid)) for one in held] == [1] * 20

@@ -1,0 +1,150 @@
+"""What is still there when the store is closed and opened again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from taskyard.errors import ClaimLost, DuplicateTask
+from taskyard.model.command import Cancel
+from taskyard.model.execution import Progress
+from taskyard.model.limits import QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.order import Priority
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.task import Dedupe, TaskRecord
+from taskyard.ports.store import Report, Store
+from taskyard.testing.samples import FixedClock, a_record, an_error, seconds
+from taskyard.testing.store_contract.desk import (
+    NODE_A,
+    NODE_B,
+    A,
+    B,
+    Desk,
+    add,
+    claim,
+    everything,
+    get,
+    settle,
+    start,
+    try_add,
+    uuids,
+)
+from taskyard.testing.store_contract.events import told
+
+Reopen = Callable[[], Awaitable[Store]]
+
+
+class DurableContract(Desk):
+    @pytest.fixture
+    async def reopen(self, clock: FixedClock, tmp_path: Path) -> AsyncIterator[Reopen]:
+        """Open a store on the folder of the test, closing the one it opened before."""
+        opened: list[Store] = []
+
+        async def reopen() -> Store:
+            if opened:
+                await opened[-1].close()
+            opened.append(self.make_store(clock, tmp_path))
+            await opened[-1].open()
+            if len(opened) == 1:  # the nodes do not leave when the store is closed: their process lives on
+                await opened[-1].join(NODE_A)
+                await opened[-1].join(NODE_B)
+            return opened[-1]
+
+        yield reopen
+        await opened[-1].close()
+
+    @pytest.mark.spec("QUE-22")
+    async def test_everything_is_still_there(self, reopen: Reopen, clock: FixedClock) -> None:
+        """Tasks, states, arguments, priorities, places, errors, counts, times, runs and events survive a restart."""
+        store = await reopen()
+        tasks: list[TaskRecord] = [
+            a_record(args='{"n":1}', timeout_s=3.5, retry=RetryPolicy(max_retries=9)),
+            a_record(priority=Priority.HIGH, queue="cpu"),
+            a_record(priority=Priority.HIGH),
+            a_record(key="k"),
+            a_record(key="k"),
+            a_record(due_at=clock.now() + seconds(60)),
+            a_record(dedupe_slot="s", priority=Priority.LOW),
+        ]
+        await add(store, *tasks, dedupe=Dedupe.MERGE)
+        one, two, three = await claim(store, 3)
+        clock.advance(1)
+        await store.turn(A, reports=[Report(one, Progress(0.5, "half"), note="n")])
+        await settle(store, two, Move.failed(at=clock.now(), error=an_error(), crashed=True))
+        await settle(store, three, Move.retrying(at=clock.now(), due_at=clock.now() + seconds(2), error=an_error()))
+        await store.apply([one.uuid], Cancel("stop"))
+
+        async def all_of(store: Store) -> object:
+            runs = [await store.list_runs(task.uuid) for task in tasks]
+            return await everything(store), await store.count(), runs, await told(store), await store.signals(A)
+
+        before = await all_of(store)
+        assert await all_of(await reopen()) == before
+
+    @pytest.mark.spec("QUE-22")
+    async def test_the_order_is_still_the_same(self, reopen: Reopen) -> None:
+        """After a restart tasks start in the order they would have started before it, new ones behind the old."""
+        store = await reopen()
+        tasks = [
+            a_record(priority=priority, source=source) for priority, source in zip((1, 0, 2, 1), "abab", strict=True)
+        ]
+        await add(store, *tasks)
+        store = await reopen()
+        await add(store, new := a_record())
+        assert uuids(await claim(store, 9)) == uuids([tasks[1], tasks[0], tasks[3], new, tasks[2]])
+
+    async def test_limits_and_keys_still_hold(self, reopen: Reopen, clock: FixedClock) -> None:
+        """Queue settings, what runs under them, busy keys and taken slots are known after a restart."""
+        store = await reopen()
+        await store.set_queue(QueueSettings(name="default", concurrency=2, per_key=1))
+        await add(
+            store, a_record(key="k"), a_record(key="k"), a_record(dedupe_slot="s"), a_record(), dedupe=Dedupe.REFUSE
+        )
+        held, other = await claim(store, 9)
+        store = await reopen()
+        assert await claim(store, 9, node=B) == []
+        assert isinstance(await try_add(store, a_record(dedupe_slot="s"), dedupe=Dedupe.REFUSE), DuplicateTask)
+        await settle(store, other, Move.completed(at=clock.now()))
+        (free,) = await claim(store, 9, node=B)
+        assert free.record.key is None
+        await settle(store, held, Move.completed(at=clock.now()))
+        (keyed,) = await claim(store, 9, node=B)
+        assert keyed.record.key == "k"
+
+    async def test_claims_are_still_fenced(self, reopen: Reopen, clock: FixedClock) -> None:
+        """A claim outlives a restart if nobody took its task, and tokens never start again from a smaller one."""
+        store = await reopen()
+        kept, lost = await start(store, a_record(), a_record())
+        await settle(store, lost, Move.given_back(at=clock.now()))
+        store = await reopen()
+        (fresh,) = await claim(store, node=B)
+        assert fresh.token > max(kept.token, lost.token)
+        done = Move.completed(at=clock.now())
+        turned = await store.turn(A, settles=[(lost, done), (kept, done)])
+        assert turned.settled == [ClaimLost(lost.uuid, lost.token), None]
+        assert (await get(store, fresh)).attempt == 1
+
+    async def test_numbers_go_on(self, reopen: Reopen, clock: FixedClock) -> None:
+        """After a restart in which everything was pruned, ids, tokens and event numbers still only grow."""
+        store = await reopen()
+        (first,) = await start(store, a_record())
+        await settle(store, first, Move.completed(at=clock.now()))
+        await store.prune(finished_before=clock.advance(1))
+        last = (await store.events(after=-1)).last
+        store = await reopen()
+        (second,) = await start(store, a_record())
+        assert second.record.id > first.record.id
+        assert second.token > first.token
+        assert (await store.events(after=-1)).last == last + 2
+
+    async def test_due_times_are_still_known(self, reopen: Reopen, clock: FixedClock) -> None:
+        """A task that was scheduled before a restart becomes due after it, and is waited for."""
+        store = await reopen()
+        await add(store, task := a_record(due_at=clock.now() + seconds(5)))
+        store = await reopen()
+        assert (await store.turn(A)).next_due == task.due_at
+        clock.advance(5)
+        assert uuids(await claim(store)) == [task.uuid]

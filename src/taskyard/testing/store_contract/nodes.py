@@ -1,0 +1,147 @@
+"""Nodes that join, leave and die."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskyard.errors import ClaimLost
+from taskyard.model.command import Cancel
+from taskyard.model.limits import QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.order import Priority
+from taskyard.model.state import TaskState
+from taskyard.ports.store import Store
+from taskyard.testing.samples import FixedClock, a_node, a_record, an_error, seconds
+from taskyard.testing.store_contract.desk import NODE_A, NODE_B, A, B, Desk, add, claim, everything, get, start, uuids
+
+
+class NodeContract(Desk):
+    async def test_nodes_join_and_leave(self, store: Store) -> None:
+        """Exactly those that joined and did not leave are known, as they joined; leaving twice is no error."""
+        assert {node.incarnation: node for node in await store.nodes()} == {A: NODE_A, B: NODE_B}
+        await store.leave(A)
+        await store.leave(A)
+        assert await store.nodes() == [NODE_B]
+        await store.join(third := a_node("c"))
+        assert {node.incarnation for node in await store.nodes()} == {B, third.incarnation}
+
+    async def test_a_living_node_is_not_dead(self, store: Store) -> None:
+        """The caller's own nodes are never called dead, whether they hold claims or not."""
+        await start(store, a_record())
+        assert await store.dead_nodes() == []
+
+    async def test_a_node_that_leaves_touches_no_other(self, store: Store) -> None:
+        """What another node runs goes on when one leaves."""
+        (held,) = await start(store, a_record(), node=B)
+        await store.leave(A)
+        turned = await store.turn(B, settles=[(held, Move.completed(at=held.record.updated_at))])
+        assert turned.settled == [None]
+
+    @pytest.mark.spec("QUE-23")
+    async def test_rescue_takes_everything_back(self, store: Store, clock: FixedClock) -> None:
+        """Every task of a dead node is interrupted and queued again, no other is touched, and the node is forgotten."""
+        mine = await start(store, a_record(), a_record(queue="cpu", source="shrink"))
+        (theirs,) = await start(store, a_record(), node=B)
+        at = clock.advance(5)
+        assert sorted(await store.rescue(A)) == sorted(uuids(mine))
+        for held in mine:
+            kept = await get(store, held)
+            assert (kept.state, kept.recoveries, kept.attempt) == (TaskState.QUEUED, 1, 1)
+            assert (kept.token, kept.node, kept.updated_at) == (None, None, at)
+            (run,) = await store.list_runs(held.uuid)
+            assert (run.state, run.node, run.ended_at) == (TaskState.INTERRUPTED, A, at)
+        assert (await get(store, theirs)).state is TaskState.RUNNING
+        assert await store.nodes() == [NODE_B]
+        assert await store.count() == {
+            ("default", TaskState.QUEUED): 1,
+            ("default", TaskState.RUNNING): 1,
+            ("cpu", TaskState.QUEUED): 1,
+        }
+
+    async def test_rescue_twice_takes_nothing_back(self, store: Store) -> None:
+        """A second rescue of the same node, or of one nobody knows, finds nothing and changes nothing."""
+        await start(store, a_record())
+        await store.rescue(A)
+        before = await everything(store)
+        assert await store.rescue(A) == await store.rescue("nobody") == []
+        assert await everything(store) == before
+
+    @pytest.mark.spec("QUE-23")
+    async def test_rescued_tasks_go_to_the_head_in_their_order(self, store: Store) -> None:
+        """What was running goes before all that waits, in the order it stood before, within its priority."""
+        running = [a_record(priority=priority) for priority in (1, 0, 1, 0)]
+        await add(store, *running)
+        await claim(store, 4)
+        await add(store, low := a_record(priority=Priority.LOW), normal := a_record(), high := a_record(priority=0))
+        await store.rescue(A)
+        expected = [running[1], running[3], high, running[0], running[2], normal, low]
+        assert uuids(await claim(store, 9, node=B)) == uuids(expected)
+
+    async def test_a_rescue_voids_the_claims(self, store: Store, clock: FixedClock) -> None:
+        """A node that was rescued and is not dead after all cannot write a result any more."""
+        (stale,) = await start(store, a_record())
+        await store.rescue(A)
+        (fresh,) = await claim(store, node=B)
+        assert fresh.uuid == stale.uuid
+        assert (fresh.attempt, fresh.token > stale.token) == (stale.attempt + 1, True)
+        turned = await store.turn(A, settles=[(stale, Move.completed(at=clock.now()))])
+        assert turned.settled == [ClaimLost(stale.uuid, stale.token)]
+        assert (await get(store, fresh)).state is TaskState.RUNNING
+
+    @pytest.mark.spec("QUE-23")
+    @pytest.mark.parametrize("auto_recover", [0, 1, 2])
+    async def test_a_task_is_recovered_as_often_as_its_queue_says(self, store: Store, auto_recover: int) -> None:
+        """A task is recovered `auto_recover` times, then failed with an error that says what happened."""
+        await store.set_queue(QueueSettings(name="default", auto_recover=auto_recover))
+        await add(store, task := a_record())
+        states = []
+        for n in range(auto_recover + 1):
+            await store.join(node := a_node(f"mortal-{n}"))
+            assert len(await claim(store, node=node.incarnation)) == 1
+            assert await store.rescue(node.incarnation) == [task.uuid]
+            states.append((await get(store, task)).state)
+        assert states == [TaskState.QUEUED] * auto_recover + [TaskState.FAILED]
+        kept = await get(store, task)
+        assert (kept.recoveries, kept.attempt) == (auto_recover, auto_recover + 1)
+        assert kept.error is not None
+        assert "mortal" in kept.error.message
+        assert await claim(store) == []
+
+    @pytest.mark.spec("QUE-23")
+    async def test_a_queue_nobody_configured_recovers_once(self, store: Store) -> None:
+        """By default a task is taken back from a dead node once, and failed the second time."""
+        await add(store, task := a_record(queue="unheard-of"))
+        for node, expected in ((A, TaskState.QUEUED), (B, TaskState.FAILED)):
+            assert len(await claim(store, node=node)) == 1
+            await store.rescue(node)
+            assert (await get(store, task)).state is expected
+
+    @pytest.mark.spec("QUE-12", "QUE-23")
+    async def test_rescue_cancels_what_was_asked_to_cancel(self, store: Store) -> None:
+        """A task that was asked to cancel is not run again because its node died: it is canceled."""
+        (held,) = await start(store, a_record())
+        await store.apply([held.uuid], Cancel())
+        assert await store.rescue(A) == [held.uuid]
+        kept = await get(store, held)
+        assert (kept.state, kept.cancel_asked_at) == (TaskState.CANCELED, None)
+        assert [run.state for run in await store.list_runs(held.uuid)] == [TaskState.INTERRUPTED]
+        assert await claim(store, node=B) == []
+
+    @pytest.mark.spec("QUE-02", "QUE-23")
+    async def test_a_rescue_frees_the_queue(self, store: Store) -> None:
+        """The places a dead node's tasks took in their queue are free again."""
+        await store.set_queue(QueueSettings(name="default", concurrency=2))
+        await add(store, *(a_record() for _ in range(4)))
+        before = await claim(store, 9)
+        assert await claim(store, 9, node=B) == []
+        await store.rescue(A)
+        assert uuids(await claim(store, 9, node=B)) == uuids(before)
+
+    async def test_rescue_leaves_what_waits_in_peace(self, store: Store, clock: FixedClock) -> None:
+        """A task that the dead node ran earlier, and that waits to be tried again, is not taken back."""
+        (held,) = await start(store, a_record())
+        due = clock.now() + seconds(9)
+        await store.turn(A, settles=[(held, Move.retrying(at=clock.now(), due_at=due, error=an_error()))])
+        assert await store.rescue(A) == []
+        kept = await get(store, held)
+        assert (kept.state, kept.due_at, kept.recoveries) == (TaskState.RETRYING, due, 0)

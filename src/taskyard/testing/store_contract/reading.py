@@ -1,0 +1,229 @@
+"""Looking: outcomes, lists, counts, runs; and forgetting."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+from taskyard.model.command import Cancel, Retry, SetPriority
+from taskyard.model.execution import ErrorKind
+from taskyard.model.limits import QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.order import Priority
+from taskyard.model.state import TaskState
+from taskyard.model.task import Dedupe, Outcome, Run, TaskRecord
+from taskyard.ports.store import Added, Store, TaskFilter
+from taskyard.testing.samples import FixedClock, a_record, an_error, seconds
+from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, everything, get, settle, start, uuids
+
+
+def spoil(record: TaskRecord) -> None:
+    """Change every field that can tell."""
+    record.state = TaskState.SKIPPED
+    record.priority = record.position = record.attempt = record.retries = record.id = 77
+    record.key = record.queue = record.source = record.args = record.note = record.node = "spoiled"
+    record.token = 99
+    record.parked = not record.parked
+    record.dedupe_slot = record.result = record.progress = record.error = None
+
+
+class ReadingContract(Desk):
+    async def test_outcomes_come_in_the_order_asked(self, store: Store, clock: FixedClock) -> None:
+        """For each task asked, in order: its state, result and error; None for one that is not in the store."""
+        done, failed, running = await start(store, a_record(), a_record(), a_record())
+        error = an_error()
+        await settle(store, done, Move.completed(at=clock.now(), result="[1,2]"))
+        await settle(store, failed, Move.failed(at=clock.now(), error=error))
+        stranger = a_record()
+        assert await store.outcomes(uuids([failed, stranger, running, done, failed])) == [
+            Outcome(failed.uuid, TaskState.FAILED, None, error),
+            None,
+            Outcome(running.uuid, TaskState.RUNNING),
+            Outcome(done.uuid, TaskState.COMPLETED, "[1,2]"),
+            Outcome(failed.uuid, TaskState.FAILED, None, error),
+        ]
+        assert await store.outcomes([]) == []
+
+    async def test_many_outcomes_at_once(self, store: Store) -> None:
+        """One question may ask for thousands."""
+        tasks = [a_record() for _ in range(3000)]
+        await add(store, *tasks)
+        found = await store.outcomes(uuids(tasks))
+        assert [one.uuid for one in found if one is not None] == uuids(tasks)
+
+    async def test_find_finds_one_or_none(self, store: Store) -> None:
+        """A task is found by its uuid, and what is not there is None."""
+        await add(store, task := a_record())
+        found = await store.find(task.uuid)
+        assert found is not None
+        assert found.uuid == task.uuid
+        assert await store.find(a_record().uuid) is None
+
+    async def test_tasks_are_listed_newest_first_in_pages(self, store: Store) -> None:
+        """Pages of at most `limit`, newest first, together hold every task once, though more are added meanwhile."""
+        tasks = [a_record() for _ in range(25)]
+        await add(store, *tasks)
+        seen: list[str] = []
+        before_id = None
+        while page := await store.list_tasks(before_id=before_id, limit=10):
+            assert len(page) <= 10
+            seen += uuids(page)
+            before_id = page[-1].id
+            await add(store, a_record())
+        assert seen == uuids(tasks)[::-1]
+        assert await store.list_tasks(limit=0) == []
+
+    async def test_tasks_are_listed_by_state_queue_and_source(self, store: Store, clock: FixedClock) -> None:
+        """A filter lists exactly the tasks that fit all it names, and pages through them as well."""
+        await add(store, *(a_record(queue=q, source=s) for q in ("default", "cpu") for s in ("fetch", "shrink") * 3))
+        for held in await claim(store, 5):
+            await settle(store, held, Move.failed(at=clock.now(), error=an_error()))
+        await claim(store, 2)
+        records = sorted((await everything(store)).values(), key=lambda record: -record.id)
+        some = (TaskState.FAILED, TaskState.QUEUED)
+        for states in (None, (), (TaskState.FAILED,), some, (TaskState.RUNNING,), (TaskState.SKIPPED,)):
+            for queue in (None, "cpu", "none"):
+                for source in (None, "fetch"):
+                    where = TaskFilter(states=states, queue=queue, source=source)
+                    expected = [
+                        r.uuid
+                        for r in records
+                        if (states is None or r.state in states)
+                        and queue in (None, r.queue)
+                        and source in (None, r.source)
+                    ]
+                    assert uuids(await store.list_tasks(where)) == expected, where
+                    first = await store.list_tasks(where, limit=2)
+                    rest = await store.list_tasks(where, before_id=first[-1].id) if first else []
+                    assert uuids([*first, *rest]) == expected, where
+
+    async def test_counts_are_exact(self, store: Store, clock: FixedClock) -> None:
+        """After every kind of change the counts are those of a real count, and name nothing that is empty."""
+
+        async def check() -> None:
+            counted = Counter((record.queue, record.state) for record in (await everything(store)).values())
+            assert await store.count() == dict(counted)
+
+        await check()
+        await add(store, *(a_record(queue=queue) for queue in ("default", "cpu") * 4), a_record(dedupe_slot="s"))
+        await add(store, a_record(due_at=clock.now() + seconds(1)), a_record(key="k"), a_record(key="k"))
+        await add(store, a_record(dedupe_slot="s"), dedupe=Dedupe.MERGE)
+        await check()
+        one, two, three, four, five = await claim(store, 5)
+        await check()
+        await settle(store, one, Move.completed(at=clock.now()))
+        await settle(store, two, Move.failed(at=clock.now(), error=an_error()))
+        await settle(store, three, Move.given_back(at=clock.now()))
+        await settle(store, four, Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error()))
+        await check()
+        await store.apply([five.uuid, four.uuid, a_record().uuid], Cancel())
+        await store.rescue(A)
+        await check()
+        clock.advance(2)
+        await claim(store, 3)
+        await check()
+        await store.prune(finished_before=clock.now(), limit=2)
+        await check()
+
+    async def test_every_ended_attempt_has_one_row(self, store: Store, clock: FixedClock) -> None:
+        """Each attempt that ended is listed once, in order, as it ended; the one that runs is not listed yet."""
+        await add(store, task := a_record())
+        error = an_error(ErrorKind.TIMEOUT, "slow", "TimeoutError", limit_s=3)
+        expected: list[Run] = []
+        for state, node in [
+            (TaskState.INTERRUPTED, A),  # given back
+            (TaskState.RETRYING, B),
+            (TaskState.INTERRUPTED, B),  # its node died
+            (TaskState.COMPLETED, A),
+        ]:
+            started = clock.advance(1)
+            (held,) = await claim(store, node=node)
+            assert await store.list_runs(task.uuid) == expected
+            at = clock.advance(1)
+            if state is TaskState.INTERRUPTED and node == B:
+                await store.rescue(B)
+            elif state is TaskState.INTERRUPTED:
+                await settle(store, held, Move.given_back(at=at))
+            elif state is TaskState.RETRYING:
+                await settle(store, held, Move.retrying(at=at, due_at=at, error=error), node=B)
+            else:
+                await settle(store, held, Move.completed(at=at))
+            expected.append(
+                Run(
+                    attempt=held.attempt,
+                    token=held.token,
+                    node=node,
+                    state=state,
+                    started_at=started,
+                    ended_at=at,
+                    error=error if state is TaskState.RETRYING else None,
+                )
+            )
+        assert await store.list_runs(task.uuid) == expected
+        assert [run.attempt for run in expected] == [1, 1, 2, 3]
+        assert await store.list_runs(a_record().uuid) == []
+
+    async def test_what_never_ran_has_no_runs(self, store: Store) -> None:
+        """A task that was canceled before it started has no attempt to show."""
+        await add(store, task := a_record())
+        await store.apply([task.uuid], Cancel())
+        assert await store.list_runs(task.uuid) == []
+
+    async def test_prune_forgets_the_oldest_ended(self, store: Store, clock: FixedClock) -> None:
+        """At most `limit` tasks that ended before the time are forgotten, those that ended first before the others."""
+        held = await start(store, *(a_record() for _ in range(6)))
+        ends = {}
+        for i in (3, 0, 4, 1):
+            ends[i] = clock.advance(1)
+            await settle(store, held[i], Move.completed(at=ends[i]))
+        await store.turn(A, settles=[(held[5], Move.failed(at=clock.advance(1), error=an_error()))])
+        assert await store.prune(finished_before=ends[3]) == 0
+        assert await store.prune(finished_before=ends[1], limit=2) == 2
+        assert set(await everything(store)) == {held[i].uuid for i in (1, 2, 4, 5)}
+        assert await store.prune(finished_before=ends[1]) == 1
+        assert await store.prune(finished_before=ends[1]) == 0
+        assert await store.prune(finished_before=clock.advance(1)) == 2
+        assert set(await everything(store)) == {held[2].uuid}
+        assert await store.count() == {("default", TaskState.RUNNING): 1}
+
+    async def test_what_was_pruned_is_gone(self, store: Store, clock: FixedClock) -> None:
+        """A pruned task has no record, no runs and no outcome any more, and its uuid may be used again."""
+        (held,) = await start(store, a_record())
+        await settle(store, held, Move.completed(at=clock.now()))
+        await store.prune(finished_before=clock.advance(1))
+        assert await store.find(held.uuid) is None
+        assert await store.outcomes([held.uuid]) == [None]
+        assert await store.list_runs(held.uuid) == []
+        assert await add(store, a_record(uuid=held.uuid)) == [Added(held.uuid)]
+        assert await store.list_runs(held.uuid) == []
+
+    async def test_prune_leaves_what_has_not_ended(self, store: Store, clock: FixedClock) -> None:
+        """Waiting, scheduled, running and retried tasks are never forgotten, however old they are."""
+        (again, backoff) = await start(store, a_record(), a_record())
+        await settle(store, again, Move.failed(at=clock.now(), error=an_error()))
+        later = clock.now() + seconds(10**8)
+        await settle(store, backoff, Move.retrying(at=clock.now(), due_at=later, error=an_error()))
+        await start(store, a_record())
+        await store.apply([again.uuid], Retry())
+        await add(store, a_record(), a_record(due_at=later))
+        assert await store.prune(finished_before=clock.advance(10**7)) == 0
+        assert len(await everything(store)) == 5
+
+    async def test_a_record_handed_out_is_a_copy(self, store: Store) -> None:
+        """Whoever changes a record it was handed changes nothing in the store."""
+        await store.set_queue(QueueSettings(name="default", per_key=2))
+        tasks = [a_record(key="k"), a_record(), a_record(dedupe_slot="s")]
+        await add(store, *tasks, dedupe=Dedupe.REFUSE)
+        (held,) = await claim(store)
+        (applied,) = await store.apply([tasks[1].uuid], SetPriority(Priority.HIGH))
+        before = {record.uuid: copy.copy(record) for record in (await everything(store)).values()}
+        assert applied.record is not None
+        for record in [held.record, applied.record, await get(store, tasks[2]), *await store.list_tasks()]:
+            spoil(record)
+        assert await everything(store) == before
+        assert uuids(await claim(store, 9)) == uuids(tasks[1:])
+
+    async def test_watching_is_allowed(self, store: Store) -> None:
+        """A store takes a watcher, even one that no other process can ever write to."""
+        store.watch(lambda: None)
+        await add(store, a_record())
