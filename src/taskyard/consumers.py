@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NotRequired, Required, get_type_hints
 
-from taskyard.errors import InvalidArguments, InvalidConsumer, NotJson
+from taskyard.errors import InvalidArguments, InvalidConsumer, InvalidInput, NotJson
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
 INLINE, THREAD = "inline", "thread"
 
@@ -74,26 +74,30 @@ class Signature:
             raise InvalidConsumer(f"consumer {self.name!r} has a parameter that JSON cannot carry: {exc}") from None
 
     def encode(self, args: Mapping[str, Any]) -> str:
-        from pydantic import ValidationError
-        from pydantic_core import PydanticSerializationError
-
+        adapter = self.adapter
         try:
-            return self.adapter.dump_json(self.adapter.validate_python(args)).decode()
-        except ValidationError as exc:
-            raise InvalidArguments(self.name, _problems(exc)) from None
-        except (PydanticSerializationError, UnicodeEncodeError) as exc:
-            raise NotJson(f"an argument of {self.name!r}", str(exc)) from None
+            # The adapter's own methods cost twice as much as the two parts it is made of.
+            text: bytes = adapter.serializer.to_json(adapter.validator.validate_python(args))
+        except ValueError as exc:
+            raise self._refusal(exc) from None
+        return text.decode()
 
     def decode(self, args: str) -> dict[str, Any]:
+        try:
+            decoded: dict[str, Any] = self.adapter.validator.validate_json(args)
+        except ValueError as exc:
+            raise self._refusal(exc) from None
+        return decoded
+
+    def _refusal(self, exc: ValueError) -> InvalidInput:
         from pydantic import ValidationError
 
-        try:
-            return self.adapter.validate_json(args)
-        except ValidationError as exc:
-            raise InvalidArguments(self.name, _problems(exc)) from None
+        if isinstance(exc, ValidationError):
+            return InvalidArguments(self.name, _problems(exc))
+        return NotJson(f"an argument of {self.name!r}", str(exc))
 
 
-def _problems(exc: Any) -> list[str]:
+def _problems(exc: ValidationError) -> list[str]:
     return [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in exc.errors(include_url=False)]
 
 

@@ -45,6 +45,8 @@ class TaskHandle:
     async def result(self, *, timeout_s: float | None = None) -> Any:
         """What the task returned, when it has ended, wherever it ran. Raises `TaskFailed`, `TaskCanceled`,
         `TaskSkipped` or `ResultGone`; `TimeoutError` when `timeout_s` passes first (the task goes on)."""
+        if timeout_s is None:
+            return value_of(await self._yard.engine.outcome(self.uuid))
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await self._yard.engine.outcome(self.uuid)

@@ -197,10 +197,13 @@ def test_a_failure_without_a_reason_is_still_a_failure():
 @pytest.mark.spec("QUE-12")
 @given(moves)
 def test_a_heeded_cancel_lets_nothing_run_again(move: Move):
-    """When a cancel was asked, a move that would run the task again cancels it, and one that ends it is left alone."""
+    """When a cancel was asked, what would run again is canceled, what completed says so, and the rest is left alone."""
     heeded = heed_cancel(move)
     if move.state in {TaskState.QUEUED, TaskState.RETRYING}:
         assert (heeded.state, heeded.at) == (TaskState.CANCELED, move.at)
         assert heeded.error is not None
+    elif move.state is TaskState.COMPLETED:
+        assert (heeded.state, heeded.result) == (TaskState.COMPLETED, move.result or "null")
+        assert heeded.note is not None
     else:
         assert heeded is move

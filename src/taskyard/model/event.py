@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from taskyard.model.state import TaskState
+
 
 class EventKind(StrEnum):
     """A move is told by the state it led to; the rest are named here."""
@@ -26,6 +28,9 @@ class EventKind(StrEnum):
     PRIORITY_CHANGED = "priority_changed"
     CANCEL_ASKED = "cancel_asked"
     PROGRESS = "progress"
+
+
+TOLD_AS: dict[TaskState, EventKind] = {state: EventKind(state) for state in TaskState if state is not TaskState.CREATED}
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):

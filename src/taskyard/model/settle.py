@@ -19,6 +19,9 @@ LONGEST_WAIT_S = 10 * 365 * 86_400.0
 """Ten years: a wait beyond it is a mistake, and must not lead to a date that does not exist."""
 
 
+TOO_LATE = "a cancel was asked, but the task completed all the same"
+
+
 def settle(
     record: TaskRecord,
     result: ExecutionResult,
@@ -31,7 +34,7 @@ def settle(
 ) -> Move:
     """The move that `result` asks for. `result_json` is the value to keep; `jitter` is drawn from [0, 1)."""
     if result.success:
-        note = "a cancel was asked, but the task completed all the same" if cancel_asked else result.note
+        note = TOO_LATE if cancel_asked else result.note
         return Move.completed(at=now, result=result_json, note=note)
     error = result.error or ExecutionError(kind=ErrorKind.RUNTIME, message="it failed without saying why")
     if error.kind is ErrorKind.CANCELED:
@@ -67,7 +70,10 @@ def _later(now: datetime, delay_s: object) -> datetime:
 
 
 def heed_cancel(move: Move) -> Move:
-    """What `move` becomes when a cancel was asked of the run it ends: what would run again is canceled instead."""
+    """What `move` becomes when a cancel was asked of the run it ends: what would run again is canceled instead, and
+    what completed says that it was asked."""
+    if move.state is TaskState.COMPLETED:
+        return Move.completed(at=move.at, result=move.result or "null", note=TOO_LATE)
     if move.state not in {TaskState.QUEUED, TaskState.RETRYING}:
         return move
     error = move.error or ExecutionError(kind=ErrorKind.CANCELED, message="canceled")

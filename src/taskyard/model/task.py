@@ -21,7 +21,7 @@ DEFAULT_QUEUE = "default"
 
 
 class _Uuid7:
-    """RFC 9562 version 7: 48 bits of milliseconds, then a 74-bit random number that only counts up within one
+    """RFC 9562 version 7: 48 bits of milliseconds, then a random number that only counts up within one
     millisecond, so that ids made by one process sort in the order they were made."""
 
     def __init__(self) -> None:
@@ -33,21 +33,25 @@ class _Uuid7:
     def _start(self) -> None:
         self._lock = threading.Lock()
         self._ms = 0
-        self._tail = 0
+        self._head = ""
+        self._low = 0
 
     def __call__(self) -> str:
         with self._lock:
             ms = time.time_ns() // 1_000_000
             if ms > self._ms:
-                self._ms = ms
-                self._tail = int.from_bytes(os.urandom(9), "big")
+                self._draw(ms)
             else:
-                # Same millisecond, or a clock that stepped back: count on. 2**72 leaves room for 2**74 - 2**72 steps.
-                self._tail += 1
-            ms, tail = self._ms, self._tail
-        low = tail & 0x3FFF_FFFF_FFFF_FFFF
-        text = f"{ms:012x}7{tail >> 62 & 0xFFF:03x}{low | 0x8000_0000_0000_0000:016x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+                # Same millisecond, or a clock that stepped back: count on. It began in the lower half of 62 bits.
+                self._low += 1
+            head, low = self._head, self._low
+        return f"{head}{low >> 48:04x}-{low & 0xFFFF_FFFF_FFFF:012x}"
+
+    def _draw(self, ms: int) -> None:
+        drawn = int.from_bytes(os.urandom(10), "big")
+        self._ms = ms
+        self._head = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{drawn >> 61 & 0xFFF:03x}-"
+        self._low = 0x8000_0000_0000_0000 | drawn & 0x1FFF_FFFF_FFFF_FFFF
 
 
 new_uuid = _Uuid7()
@@ -158,6 +162,11 @@ class TaskRecord(msgspec.Struct, gc=False):
     result: str | None = None
     error: ExecutionError | None = None
     note: str | None = None
+
+    def clone(self) -> TaskRecord:
+        """A copy, at half the price of `copy.copy`: records are copied on the hot path."""
+        copied: TaskRecord = self.__copy__()  # type: ignore[attr-defined]
+        return copied
 
     @property
     def task(self) -> Task:

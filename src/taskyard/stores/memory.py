@@ -7,15 +7,15 @@ matches its record, so that a change of state, place or priority never searches 
 
 from __future__ import annotations
 
-import copy
 import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 
 from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, InvalidInput, TaskyardError, UnknownTask
 from taskyard.model.command import Command, Reprioritize, apply_decision, decide
-from taskyard.model.event import Event, EventKind, EventPage
+from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
 from taskyard.model.limits import Demand, QueueSettings, Quota
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import head_position, tail_position
@@ -48,7 +48,7 @@ class MemoryCore:
         self._counts: Counter[tuple[str, TaskState]] = Counter()
         self._runs: defaultdict[int, list[Run]] = defaultdict(list)
         self._nodes: dict[str, Node] = {}
-        self._events: deque[Event] = deque(maxlen=RING)
+        self._events: deque[tuple[EventKind, str, str, str, datetime]] = deque(maxlen=RING)
         self._event_seq = 0
 
     # --- the hot path ---------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class MemoryCore:
         return None
 
     def _add_one(self, asked: TaskRecord, dedupe: Dedupe, now: datetime) -> Added:
-        record = copy.copy(asked)
+        record = asked.clone()
         if dedupe is Dedupe.ALLOW:
             record.dedupe_slot = None
         elif record.dedupe_slot is not None:
@@ -138,9 +138,18 @@ class MemoryCore:
         record.id = self._seq
         record.position = tail_position(self._seq)
         self._tasks[record.uuid] = self._by_id[record.id] = record
+        record.updated_at = now
+        if record.due_at > now:
+            record.state = TaskState.SCHEDULED
+            heapq.heappush(self._due, (record.due_at, record.id))
+        else:
+            record.state = TaskState.QUEUED
+            if record.key is None:
+                self._offer(record)
+            else:
+                self._track_key(record)
         self._counts[record.queue, record.state] += 1
-        state = TaskState.SCHEDULED if record.due_at > now else TaskState.QUEUED
-        self._move(record, Move(state=state, at=now), told_as=EventKind.SUBMITTED)
+        self._tell(EventKind.SUBMITTED, record, now)
         return Added(record.uuid)
 
     def _promote(self, now: datetime) -> None:
@@ -215,13 +224,18 @@ class MemoryCore:
         record.attempt += 1
         record.token = self._seq
         record.node = node
-        record.started_at = now
-        self._move(record, Move(state=TaskState.RUNNING, at=now))
-        return Claim(copy.copy(record), record.attempt, record.token)
+        record.started_at = record.updated_at = now
+        record.state = TaskState.RUNNING
+        self._counts[record.queue, TaskState.QUEUED] -= 1
+        self._counts[record.queue, TaskState.RUNNING] += 1
+        self._running[node].add(record.id)
+        self._running_in[record.queue] += 1
+        self._tell(EventKind.STARTED, record, now)
+        return Claim(record.clone(), record.attempt, record.token)
 
     # --- one move -------------------------------------------------------------------------------------------------
 
-    def _move(self, record: TaskRecord, move: Move, told_as: EventKind | None = None) -> None:
+    def _move(self, record: TaskRecord, move: Move) -> None:
         old = record.state
         slot, token, node = record.dedupe_slot, record.token, record.node
         attempt = record.attempt
@@ -233,10 +247,7 @@ class MemoryCore:
             self._end_run(record, move, attempt, token or 0, node or "")
         if slot is not None and record.dedupe_slot is None:
             del self._slots[slot]
-        if new is TaskState.RUNNING:
-            self._running[record.node or ""].add(record.id)
-            self._running_in[record.queue] += 1
-        elif new is TaskState.QUEUED:
+        if new is TaskState.QUEUED:
             if move.to_head:
                 self._seq += 1
                 record.position = head_position(self._seq)
@@ -248,8 +259,8 @@ class MemoryCore:
         elif new in WAITING_FOR_TIME:
             heapq.heappush(self._due, (record.due_at, record.id))
         if record.key is not None:
-            self._track_key(record, old, new)
-        self._tell(told_as or EventKind(new), record, move.at)
+            self._track_key(record)
+        self._tell(TOLD_AS[new], record, move.at)
 
     def _end_run(self, record: TaskRecord, move: Move, attempt: int, token: int, node: str) -> None:
         self._running[node].discard(record.id)
@@ -273,19 +284,17 @@ class MemoryCore:
 
     # --- keys -----------------------------------------------------------------------------------------------------
 
-    def _track_key(self, record: TaskRecord, old: TaskState, new: TaskState) -> None:
+    def _track_key(self, record: TaskRecord) -> None:
+        """A task with a key has come, or has moved other than by being claimed."""
         assert record.key is not None
+        new = record.state
         holders = self._keyed[record.queue, record.key]
         if new in HOLDS_KEY or new is TaskState.QUEUED:
             holders.add(record.id)
         else:
             holders.discard(record.id)
-        if new is TaskState.QUEUED:
-            record.parked = True
-        elif new is not TaskState.RUNNING:
-            record.parked = False
-        if new is not TaskState.RUNNING:
-            self._repark(record.queue, record.key)
+        record.parked = new is TaskState.QUEUED
+        self._repark(record.queue, record.key)
         if not holders:
             del self._keyed[record.queue, record.key]
 
@@ -332,7 +341,7 @@ class MemoryCore:
                 self._tell(EventKind.PRIORITY_CHANGED, record, now)
             else:
                 self._tell(EventKind.CANCEL_ASKED, record, now)
-        return Applied(uuid, record=copy.copy(record))
+        return Applied(uuid, record=record.clone())
 
     def _reordered(self, record: TaskRecord) -> None:
         if record.state is not TaskState.QUEUED:
@@ -388,18 +397,23 @@ class MemoryCore:
     def events(self, after: int, limit: int) -> EventPage:
         if after < 0 or not self._events:
             return EventPage([], self._event_seq)
-        first = self._events[0].seq
-        skip = max(0, after + 1 - first)
-        page = [self._events[i] for i in range(skip, min(len(self._events), skip + limit))]
+        first = self._event_seq - len(self._events) + 1
+        start = max(first, after + 1)
+        page = [
+            Event(seq, at, kind, uuid, source, queue)
+            for seq, (kind, uuid, source, queue, at) in enumerate(
+                islice(self._events, start - first, start - first + limit), start
+            )
+        ]
         return EventPage(page, page[-1].seq if page else self._event_seq, missed=after + 1 < first)
 
     def _tell(self, kind: EventKind, record: TaskRecord, at: datetime) -> None:
         self._event_seq += 1
-        self._events.append(Event(self._event_seq, at, kind, record.uuid, record.source, record.queue))
+        self._events.append((kind, record.uuid, record.source, record.queue, at))
 
     def find(self, uuid: str) -> TaskRecord | None:
         record = self._tasks.get(uuid)
-        return copy.copy(record) if record is not None else None
+        return record.clone() if record is not None else None
 
     def list_tasks(self, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
         found: list[TaskRecord] = []
@@ -407,7 +421,7 @@ class MemoryCore:
             if len(found) == limit:
                 break
             if (before_id is None or record.id < before_id) and _matches(record, where):
-                found.append(copy.copy(record))
+                found.append(record.clone())
         return found
 
     def _newest_first(self) -> Iterator[TaskRecord]:

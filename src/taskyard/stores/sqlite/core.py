@@ -11,7 +11,6 @@ What a transaction needs to know of the store (counters, lanes, queues, tallies)
 
 from __future__ import annotations
 
-import copy
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,11 +24,11 @@ import msgspec
 
 from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, InvalidInput, TaskyardError, UnknownTask
 from taskyard.model.command import Command, Reprioritize, apply_decision, decide
-from taskyard.model.event import EventKind
+from taskyard.model.event import TOLD_AS, EventKind
 from taskyard.model.limits import Demand, QueueSettings, Quota
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import head_position, tail_position
-from taskyard.model.settle import rescue
+from taskyard.model.settle import heed_cancel, rescue
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Claim, Dedupe, Run, TaskRecord
 from taskyard.ports.clock import Clock
@@ -183,20 +182,22 @@ class SqliteCore:
         held = self._held(claim for claim, _ in settles)
         settled: list[ClaimLost | None] = []
         for claim, move in settles:
-            if claim.token not in held:
+            # A claim is spent by its first settle, also within one turn.
+            asked = held.pop(claim.token, None)
+            if asked is None:
                 settled.append(ClaimLost(claim.uuid, claim.token))
                 continue
-            held.discard(claim.token)  # a claim is spent by its first settle, also within one turn
-            self._move(copy.copy(claim.record), move)
+            # Race: a cancel may be asked after the run has ended and before its node could know.
+            self._move(claim.record.clone(), heed_cancel(move) if asked else move)
             settled.append(None)
         return settled
 
-    def _held(self, claims: Iterable[Claim]) -> set[int]:
-        """The tokens of those claims that still hold their task."""
-        held: set[int] = set()
+    def _held(self, claims: Iterable[Claim]) -> dict[int, int]:
+        """The tokens of those claims that still hold their task, and whether a cancel was asked of it."""
+        held: dict[int, int] = {}
         for rows in _blocks([(claim.record.id, claim.token, claim.attempt) for claim in claims]):
             found = self._one(
-                "SELECT json_group_array(task.token) FROM "
+                "SELECT json_group_array(json_array(task.token, task.cancel_asked_at IS NOT NULL)) FROM "
                 f"(VALUES {_values(len(rows), 3)}) AS v CROSS JOIN task ON task.id = v.column1 "
                 "WHERE task.token = v.column2 AND task.attempt = v.column3 AND task.state = 'running'",
                 chain.from_iterable(rows),
@@ -263,7 +264,7 @@ class SqliteCore:
             if holder is not None:
                 added.append(Added(holder, is_new=False))
                 continue
-            record = copy.copy(asked)
+            record = asked.clone()
             if add.dedupe is Dedupe.ALLOW:
                 record.dedupe_slot = None
             elif record.dedupe_slot is not None:
@@ -411,9 +412,9 @@ class SqliteCore:
         self._moved_tally[record.queue, new] += 1
         if old is TaskState.RUNNING:
             self._end_run(record, move, attempt, token or 0, node or "")
-        if new is TaskState.QUEUED and move.to_head:
+        if new is TaskState.QUEUED and (move.to_head or old is TaskState.FAILED):
             self._seq += 1
-            record.position = head_position(self._seq)
+            record.position = head_position(self._seq) if move.to_head else tail_position(self._seq)
         if old in WAITING_FOR_TIME:
             self._due_known = False
         elif new in WAITING_FOR_TIME:
@@ -421,7 +422,7 @@ class SqliteCore:
         if record.key is not None:
             record.parked = new is TaskState.QUEUED
             self._keys.add((record.queue, record.key))
-        self._tell(EventKind(new), record, to_us(move.at))
+        self._tell(TOLD_AS[new], record, to_us(move.at))
         self._saves.append(record)
 
     def _end_run(self, record: TaskRecord, move: Move, attempt: int, token: int, node: str) -> None:

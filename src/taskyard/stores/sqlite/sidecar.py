@@ -42,7 +42,7 @@ class LockFile:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def is_held_elsewhere(self) -> bool:
-        """Whether another open file holds the lock. Asked with a shared one, so that two who ask do not see each other."""
+        """Whether another open file holds the lock. Asked with a shared lock, so that two who ask do not collide."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as exc:
