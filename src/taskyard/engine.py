@@ -190,6 +190,10 @@ class Engine:
             await self._end_loops()
         await self._leave(stuck, is_flushed)
 
+    def interrupt(self) -> None:
+        """Cut short what runs here; it goes back to the store. For a stop that must not wait for its grace to pass."""
+        self._runner.interrupt()
+
     async def _wind_down(self, grace_s: float | None) -> list[str]:
         """What could not be ended."""
         until = None if grace_s is None else self._clock.monotonic() + grace_s

@@ -146,6 +146,17 @@ class Yard:
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
+    @property
+    def where(self) -> str | Store | None:
+        """The store as it was given: an address, a store, or None for what `TASKYARD_STORE` says."""
+        return self._where
+
+    def use_store(self, store: str | Store) -> None:
+        """Another store than the one given first; before the yard is opened."""
+        if self._engine is not None:
+            raise InvalidInput("choose the store before the yard is opened")
+        self._where = store
+
     async def __aenter__(self) -> Yard:
         await self.start()
         return self

@@ -165,6 +165,10 @@ class Store(Protocol):
 
     async def find(self, uuid: str) -> TaskRecord | None: ...
 
+    async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
+        """The ids, at most `limit`, that begin or end with `fragment`: what a person copies or types of one."""
+        ...
+
     async def list_tasks(
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:

@@ -415,6 +415,9 @@ class MemoryCore:
         record = self._tasks.get(uuid)
         return record.clone() if record is not None else None
 
+    def list_uuids(self, fragment: str, limit: int) -> list[str]:
+        return list(islice((u for u in self._tasks if u.startswith(fragment) or u.endswith(fragment)), limit))
+
     def list_tasks(self, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
         found: list[TaskRecord] = []
         for record in self._newest_first():
@@ -499,6 +502,9 @@ class MemoryStore:
 
     async def find(self, uuid: str) -> TaskRecord | None:
         return self._core.find(uuid)
+
+    async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
+        return self._core.list_uuids(fragment, limit)
 
     async def list_tasks(
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100

@@ -187,6 +187,9 @@ class SqliteStore:
     async def find(self, uuid: str) -> TaskRecord | None:
         return await self._read(partial(self._reader.find, uuid))
 
+    async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
+        return await self._read(partial(self._reader.list_uuids, fragment, limit))
+
     async def list_tasks(
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:

@@ -51,6 +51,18 @@ class ReadingContract(Desk):
         found = await store.outcomes(uuids(tasks))
         assert [one.uuid for one in found if one is not None] == uuids(tasks)
 
+    async def test_a_part_of_an_id_finds_it(self, store: Store) -> None:
+        """An id is found by how it begins and by how it ends, and what is no part of any finds none."""
+        await add(store, *(tasks := [a_record() for _ in range(3)]))
+        one = tasks[0].uuid
+        assert await store.list_uuids(one) == [one]
+        assert await store.list_uuids(one[-12:]) == [one]
+        assert sorted(await store.list_uuids(one[:8], limit=100)) == sorted(
+            other for other in uuids(tasks) if other.startswith(one[:8])
+        )
+        assert len(await store.list_uuids("", limit=2)) == 2
+        assert await store.list_uuids("%") == await store.list_uuids("_") == []
+
     async def test_find_finds_one_or_none(self, store: Store) -> None:
         """A task is found by its uuid, and what is not there is None."""
         await add(store, task := a_record())
