@@ -166,7 +166,7 @@ class Sidecar:
     def touch(self) -> None:
         """Tell the others that something was committed."""
         with suppress(OSError):
-            os.close(os.open(self._me.path, os.O_RDONLY | os.O_CLOEXEC))
+            os.close(os.open(self._me.path, os.O_WRONLY | os.O_CLOEXEC))
 
     def close(self, *, keep: set[str]) -> None:
         """Let go of everything but the files in `keep`, which stay held until the process ends."""
@@ -187,7 +187,7 @@ _held_for_good: list[LockFile] = []
 class Watch:
     """inotify on the folder; elsewhere than on Linux there is none, and the store's poll once a second remains."""
 
-    CLOSE_WRITE, CLOSE_NOWRITE, CREATE, DELETE = 0x8, 0x10, 0x100, 0x200
+    CLOSE_WRITE, CREATE, DELETE = 0x8, 0x100, 0x200
 
     def __init__(self, folder: Path) -> None:
         self.fd = -1
@@ -197,7 +197,8 @@ class Watch:
         fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if fd < 0:
             return  # out of inotify instances: the poll remains
-        mask = self.CLOSE_WRITE | self.CLOSE_NOWRITE | self.CREATE | self.DELETE
+        # Not what was only read: listing the folder, which every hint leads to, would be a hint again, and so for ever.
+        mask = self.CLOSE_WRITE | self.CREATE | self.DELETE
         if libc.inotify_add_watch(fd, os.fsencode(folder), mask) < 0:
             os.close(fd)
             return
