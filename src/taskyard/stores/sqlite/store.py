@@ -205,7 +205,14 @@ class SqliteStore:
         return [node for node, _ in await self._read(self._reader.nodes)]
 
     async def dead_nodes(self) -> list[str]:
-        return await self._read(self._find_dead)
+        dead = await self._read(self._find_dead)
+        if self._poll is not None and self._writer is not None:
+            # A node asks this once a second. Looking for foreign writes on the same occasion saves it a wake-up of its
+            # own, so the timer is put off until after the next time.
+            self._poll.cancel()
+            self._poll = self._loop.call_later(POLL_S * 1.5, self._on_poll)
+            self._find_foreign_writes()
+        return dead
 
     def _find_dead(self) -> list[str]:
         self._sidecar.look_around()
@@ -237,6 +244,9 @@ class SqliteStore:
 
     def _on_poll(self) -> None:
         self._poll = self._loop.call_later(POLL_S, self._on_poll)
+        self._find_foreign_writes()
+
+    def _find_foreign_writes(self) -> None:
         try:
             version = self._poller.data_version()
         except apsw.Error:
