@@ -1,5 +1,4 @@
 """Taskyard's side of every scenario: the only file here that knows its API."""
-# mypy: ignore-errors
 
 import asyncio
 import os
@@ -9,18 +8,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import apsw
 import uvloop
-from taskyard.stores.sqlite import SqliteStore
 
 from benchmarks.reading import Reading, percentile
-from taskyard import TaskHandle, Yard
+from taskyard import ConsumerFunction, TaskHandle, Yard
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord, new_uuid
 from taskyard.ports.store import Add, Node, Store
+from taskyard.scheduling.clock import SystemClock
+from taskyard.stores.sqlite import SqliteStore
 
 SLOTS = 200
 WARM_UP = 500
@@ -69,7 +70,7 @@ def memory(folder: Path, count: int, clients: str) -> Reading:
 
 
 async def _memory(count: int, submit_and_wait: Callable[[Submit, int], Awaitable[list[object]]]) -> Reading:
-    yard = Yard("memory://")
+    yard = Yard("memory://", max_running=SLOTS)
     consumer = yard.consumer(concurrent_count=SLOTS)(noop)
     async with yard:
         await submit_and_wait(lambda number: consumer.submit(number=number), WARM_UP)
@@ -106,7 +107,7 @@ def drain(folder: Path, count: int) -> Reading:
 
 async def _drain(folder: Path, count: int) -> Reading:
     await _queue_without_running(folder, count)
-    yard = Yard(_url(folder))
+    yard = Yard(_url(folder), max_running=SLOTS)
     all_ran, ran = asyncio.Event(), 0
 
     @yard.consumer(name="noop", concurrent_count=SLOTS)
@@ -126,17 +127,17 @@ async def _drain(folder: Path, count: int) -> Reading:
 
 
 async def _queue_without_running(folder: Path, count: int) -> None:
-    async with _submitting(folder) as (yard, consumer):
-        await yard.submit_many([consumer.call(number=number) for number in range(count)])
+    async with _submitting(folder) as consumer:
+        await consumer.submit_many([{"number": number} for number in range(count)])
 
 
 @asynccontextmanager
-async def _submitting(folder: Path) -> AsyncIterator[tuple[Yard, object]]:
+async def _submitting(folder: Path) -> AsyncIterator[ConsumerFunction[..., Any]]:
     """A yard that takes tasks and runs none."""
-    yard = Yard(_url(folder))
+    yard = Yard(_url(folder), max_running=SLOTS)
     consumer = yard.consumer(concurrent_count=SLOTS)(noop)
     async with yard.client():
-        yield yard, consumer
+        yield consumer
 
 
 # --- SQLite: submitting ---------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ def clients(folder: Path, count: int, clients: int) -> Reading:
 
 
 async def _clients(folder: Path, count: int, clients: int) -> Reading:
-    async with _submitting(folder) as (_, consumer):
+    async with _submitting(folder) as consumer:
         numbers = iter(range(count))
 
         async def client() -> None:
@@ -165,10 +166,10 @@ def batch(folder: Path, batches: int, size: int) -> Reading:
 
 
 async def _batch(folder: Path, batches: int, size: int) -> Reading:
-    async with _submitting(folder) as (yard, consumer):
+    async with _submitting(folder) as consumer:
         began = time.perf_counter()
         for first in range(0, batches * size, size):
-            await yard.submit_many([consumer.call(number=number) for number in range(first, first + size)])
+            await consumer.submit_many([{"number": number} for number in range(first, first + size)])
         elapsed = time.perf_counter() - began
     given = batches * size
     return Reading(given / elapsed, given=given, held=_persisted(folder / DATABASE, TaskState.QUEUED))
@@ -183,7 +184,7 @@ def idle(folder: Path, count: int, gap_s: float) -> Reading:
 
 async def _idle(folder: Path, count: int, gap_s: float) -> Reading:
     """p50 from the call of `submit` to the first line of the task."""
-    yard = Yard(_url(folder))
+    yard = Yard(_url(folder), max_running=SLOTS)
     started = 0.0
 
     @yard.consumer(concurrent_count=SLOTS)
@@ -213,7 +214,7 @@ def lateness(folder: Path, count: int, within_s: float) -> Reading:
 
 async def _lateness(folder: Path, count: int, within_s: float) -> Reading:
     """p99 of how long after its time a task starts."""
-    yard = Yard(_url(folder))
+    yard = Yard(_url(folder), max_running=SLOTS)
     all_ran = asyncio.Event()
     late: list[float] = []
 
@@ -227,11 +228,9 @@ async def _lateness(folder: Path, count: int, within_s: float) -> Reading:
         monotonic_to_wall = time.time() - time.monotonic()
         start_mono = time.monotonic() + LEAD_S
         dues = [start_mono + random.uniform(0, within_s) for _ in range(count)]
-        await yard.submit_many(
-            [
-                stamp.options(schedule_at=datetime.fromtimestamp(due_mono + monotonic_to_wall, UTC)).call(
-                    due_mono=due_mono
-                )
+        await asyncio.gather(
+            *[
+                stamp.options(schedule_at=datetime.fromtimestamp(due_mono + monotonic_to_wall, UTC)).submit(due_mono)
                 for due_mono in dues
             ]
         )
@@ -267,7 +266,7 @@ def claim_from_backlog(folder: Path, database: str, queued: int, claims: int) ->
 
 @asynccontextmanager
 async def _joined(database: Path) -> AsyncIterator[tuple[Store, str]]:
-    store = SqliteStore(database)
+    store = SqliteStore(database, clock=SystemClock())
     await store.open()
     node = Node(incarnation=new_uuid(), name="benchmark", pid=os.getpid(), host="localhost")
     await store.join(node)
