@@ -227,7 +227,8 @@ class StoreCorrupt(StoreError):
         self.path, self.why = path, why
         super().__init__(
             f"the store {path} is damaged or is not a Taskyard store ({why}); nothing was changed. "
-            f"Stop all processes that use it, keep the file, and restore a backup or try `sqlite3 {path} .recover`"
+            f"If it is not ours, choose another path; if it is, stop all processes that use it, keep the file, and "
+            f"restore a backup or try `sqlite3 {path} .recover`"
         )
 
 

@@ -109,17 +109,34 @@ def typed_errors(path: Path) -> Iterator[None]:
 def connect(path: Path, *, synchronous: str, vfs: str | None, write: bool) -> apsw.Connection:
     flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if write else 0)
     conn = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    try:
+        _set_up(conn, path, synchronous=synchronous, write=write)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool) -> None:
     conn.set_busy_timeout(10_000)
     # No checkpoint of a reader's, no mmap (a full disk would be a SIGBUS), and temporary tables never on disk.
     conn.execute("PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF")
     if not write:
         conn.execute("PRAGMA query_only = ON; PRAGMA cache_size = -4000")
-        return conn
+        return
+    refuse_foreign(conn, path)  # before the next line, which would change the file
     mode = conn.execute("PRAGMA journal_mode = WAL").get
     if mode != "wal":
         raise StoreReadOnly(str(path), f"its file system cannot do write-ahead logging (journal_mode is {mode})")
     conn.execute(f"PRAGMA synchronous = {synchronous}; PRAGMA cache_size = -16000; PRAGMA wal_autocheckpoint = 4000")
-    return conn
+
+
+def refuse_foreign(conn: apsw.Connection, path: Path) -> None:
+    """Only an empty file, or one that has been ours before, may be written."""
+    if conn.execute("PRAGMA application_id").get == APPLICATION_ID:
+        return
+    if conn.execute("PRAGMA user_version").get or conn.execute("SELECT count(*) FROM sqlite_schema").get:
+        raise StoreCorrupt(str(path), "it is another program's database")
 
 
 def migrate(conn: apsw.Connection, path: Path) -> None:
@@ -129,17 +146,14 @@ def migrate(conn: apsw.Connection, path: Path) -> None:
     conn.execute("BEGIN IMMEDIATE")
     try:
         found: Any = conn.execute("PRAGMA user_version").get
-        is_ours = conn.execute("PRAGMA application_id").get == APPLICATION_ID
-        is_empty = conn.execute("SELECT count(*) FROM sqlite_schema").get == 0
-        if not is_ours and not is_empty:
-            raise StoreCorrupt(str(path), "it is another program's database")
+        refuse_foreign(conn, path)
         if found > newest:
             raise StoreTooNew(str(path), found, newest)
         for number, sql in steps:
             if number > found:
                 conn.execute(sql)
                 conn.execute(f"PRAGMA user_version = {number}")
-        if not is_ours:
+        if found == 0:
             conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         conn.execute("COMMIT")
     except BaseException:

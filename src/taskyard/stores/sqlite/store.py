@@ -72,6 +72,7 @@ class SqliteStore:
     def _open(self) -> None:
         folder = prepare_folder(self.path)
         turn = WriteTurn(folder)
+        conn: apsw.Connection | None = None
         try:
             with typed_errors(self.path), turn.taken():
                 conn = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=True)
@@ -80,6 +81,8 @@ class SqliteStore:
                 self._poller = self._read_only()
                 self._version = self._poller.data_version()
         except BaseException:
+            if conn is not None:
+                conn.close()
             turn.close()
             raise
         self._conn, self._turn = conn, turn
