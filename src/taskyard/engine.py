@@ -99,7 +99,9 @@ class Engine:
             jitter=jitter,
             settings=self._settings.runner,
         )
-        self._dispatcher.connect(DispatchHooks(self._runner.start, self._watcher.settled, self._turned))
+        self._dispatcher.connect(
+            DispatchHooks(self._runner.start, self._runner.is_running, self._watcher.settled, self._turned)
+        )
         self._listeners: set[asyncio.Event] = set()
         self._hint = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
@@ -260,14 +262,14 @@ class Engine:
         while True:
             await self._hint.wait()
             self._hint.clear()
-            if self.running:
-                try:
-                    asked = await self._store.signals(self.incarnation)
-                except StoreError:
-                    self._hint.set()  # tried again when this loop is started again
-                    raise
-                for uuid in asked:
+            if not self.running:
+                continue
+            try:
+                for uuid in await self._store.signals(self.incarnation):
                     self._runner.cancel(uuid)
+            except BaseException:
+                self._hint.set()  # looked at again when this loop is started again
+                raise
 
     async def _tick(self) -> None:
         never = asyncio.Event()

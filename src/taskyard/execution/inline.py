@@ -39,8 +39,6 @@ class InProcessExecutor:
                 data = await request.spec.call(request.payload)
             else:
                 data = await self._within(request)
-        except GeneratorExit:
-            raise  # the loop is gone, and this coroutine with it
         except BaseException as exc:
             # SystemExit and KeyboardInterrupt too: a consumer must not end the loop that all the others run on.
             error = self._explain(exc, request)
@@ -65,6 +63,8 @@ class InProcessExecutor:
         if isinstance(exc, _TimedOut):
             return timed_out(request.timeout_s or 0.0)
         run: RunContext | None = request.context
+        if isinstance(exc, GeneratorExit) and not _is_stepping(run):
+            raise exc  # this coroutine is being closed, with the loop gone
         if isinstance(exc, asyncio.CancelledError):
             task = asyncio.current_task()
             if run is not None and run.cancel_asked:
@@ -77,6 +77,14 @@ class InProcessExecutor:
         if run is not None:
             run.raised = exc
         return explain(exc)
+
+
+def _is_stepping(run: RunContext | None) -> bool:
+    """Whether this code is run by the event loop as the run's own asyncio task."""
+    try:
+        return run is not None and asyncio.current_task() is run.task
+    except RuntimeError:  # there is no running loop
+        return False
 
 
 class _TimedOut(Exception):

@@ -71,6 +71,9 @@ class Runner:
     def __len__(self) -> int:
         return len(self._live)
 
+    def is_running(self, token: int) -> bool:
+        return token in self._live
+
     def start(self, claim: Claim) -> None:
         """Begin the run in an asyncio task of its own. Never blocks and never raises."""
         host = self._host
@@ -87,9 +90,9 @@ class Runner:
         move: Move | None
         try:
             result = await self._execute(run)
-            move = self._settle(run, result)
             if result.error is not None and result.error.kind is ErrorKind.REJECTED:
-                await asyncio.sleep(REJECTED_PAUSE_S)
+                await self._pause(run)
+            move = self._settle(run, result)
         except asyncio.CancelledError:
             move = self._cut_short(run)
         except Exception as exc:
@@ -119,6 +122,13 @@ class Runner:
                 timeout_s=_tighter(record.timeout_s, consumer.timeout_s),
             )
         )
+
+    async def _pause(self, run: RunContext) -> None:
+        """Keep the slot of a rejected run for a moment, unless somebody wants the run to end anyway."""
+        wake = asyncio.Event()
+        run.interrupt = wake.set
+        if not run.cancelled:
+            await self._clock.wait(wake, self._clock.monotonic() + REJECTED_PAUSE_S)
 
     def _settle(self, run: RunContext, result: ExecutionResult) -> Move:
         now = self._clock.now()

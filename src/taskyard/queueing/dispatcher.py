@@ -13,17 +13,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from taskyard.errors import ClaimLost, NotOpen, OutcomeUnknown, StoreError, StoreUnavailable, TaskyardError
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
-from taskyard.model.task import Claim
+from taskyard.model.state import TaskState
+from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.store import Add, Added, Report, Store, Turned
+from taskyard.ports.store import Add, Added, Report, Store, TaskFilter, Turned
 from taskyard.queueing.admission import Slots
 
 log = logging.getLogger("taskyard")
@@ -54,10 +55,12 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Whom the dispatcher tells, on the loop; none of them may block or raise. `start` gets every claim, `settled`
-    every settle with the store's answer to it, `next_due` hears after every turn when the next waiting task is due."""
+    """Whom the dispatcher tells, on the loop; none of them may block or raise. `start` gets every claim,
+    `is_running` says whether the run with this token is going on, `settled` gets every settle with the store's answer
+    to it, `next_due` hears after every turn when the next waiting task is due."""
 
     start: Callable[[Claim], None]
+    is_running: Callable[[int], bool]
     settled: Callable[[Sequence[Settle], Sequence[ClaimLost | None]], None]
     next_due: Callable[[datetime | None], None]
 
@@ -87,6 +90,7 @@ class Dispatcher:
         self._flushed: asyncio.Event | None = None
         self._failures = 0
         self._doubtful: set[int] = set()
+        self._claims_in_doubt = False
         self._one_by_one = False
 
     def connect(self, hooks: Hooks) -> None:
@@ -165,6 +169,8 @@ class Dispatcher:
             self._waiter = None
 
     async def _turn(self) -> None:
+        if self._claims_in_doubt and not await self._adopt():
+            return
         batch = self._take()
         self._in_flight = True
         try:
@@ -214,6 +220,8 @@ class Dispatcher:
                 future.set_result(answer)
         if batch.settles:
             self._answered(batch.settles, turned.settled)
+        if batch.reports:
+            self._probes.reported([report.claim.uuid for report in batch.reports])
         if turned.claims:
             self._begin(turned.claims)
         self._hooks.next_due(turned.next_due)
@@ -249,6 +257,7 @@ class Dispatcher:
         """Keep what must not be lost; tell submitters what happened, they can ask again."""
         if isinstance(error, OutcomeUnknown):
             self._doubtful.update(claim.token for claim, _ in batch.settles)
+            self._claims_in_doubt = batch.demand is not None
         self._settles = batch.settles + self._settles
         self._reports = {report.claim.token: report for report in batch.reports} | self._reports
         self._look = True
@@ -258,6 +267,32 @@ class Dispatcher:
                 future.set_exception(told)
         if isinstance(error, Exception) and not isinstance(error, StoreError):
             self._suspect(batch, error)
+
+    async def _adopt(self) -> bool:
+        """After a turn whose outcome is unknown: find what it may have claimed for this node without our hearing of it,
+        and run that now. Nobody else would: this node is alive. Whether the store answered."""
+        try:
+            running = [task async for task in self._running_tasks() if task.node == self._node]
+        except StoreError as error:
+            await self._back_off(error)
+            return False
+        self._claims_in_doubt = False
+        settling = {claim.token for claim, _ in self._settles}
+        self._begin(
+            [
+                Claim(task, task.attempt, task.token)
+                for task in running
+                if task.token is not None and task.token not in settling and not self._hooks.is_running(task.token)
+            ]
+        )
+        return True
+
+    async def _running_tasks(self) -> AsyncIterator[TaskRecord]:
+        before_id = None
+        while page := await self._store.list_tasks(TaskFilter(states=(TaskState.RUNNING,)), before_id=before_id):
+            for task in page:
+                yield task
+            before_id = page[-1].id
 
     def _suspect(self, batch: _Batch, error: Exception) -> None:
         """Not the store but something in the batch may be at fault. Sent one by one, it can only hold up itself."""

@@ -46,6 +46,7 @@ class Probes(probe.Probes):
     def __init__(self) -> None:
         self.claimed: Signal = Signal("claimed")
         self.settled: Signal = Signal("settled")
+        self.reported: Signal = Signal("reported")
         self.rescued: Signal = Signal("rescued")
         self.idle: Signal = Signal("idle")
         self.outage: Signal = Signal("outage")
