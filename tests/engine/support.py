@@ -1,0 +1,176 @@
+"""An engine to test with: a memory store that can fail and hint, a clock and probes under the test's control."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from taskyard.engine import Engine, EngineSettings
+from taskyard.errors import StoreError
+from taskyard.execution.inline import InProcessExecutor
+from taskyard.execution.runner import RunnerSettings
+from taskyard.execution.thread import ThreadExecutor
+from taskyard.model.limits import QueueSettings
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.state import TaskState
+from taskyard.model.task import Outcome, TaskRecord, new_uuid
+from taskyard.ports.consumer import Consumer
+from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.store import Add, Added, Turned
+from taskyard.stores.memory import MemoryStore
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.probes import Probes
+
+
+class ShakyStore(MemoryStore):
+    """A memory store whose turns can be held up, can fail, and can be carried out without an answer."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.turns = 0
+        self.away: Exception | None = None
+        self.unanswered: StoreError | None = None
+        self.held: asyncio.Event | None = None
+        self.dead: list[str] = []
+        self.asked: list[int] = []
+        self._watchers: list[Callable[[], None]] = []
+
+    async def turn(self, node: str, **parts: Any) -> Turned:
+        self.turns += 1
+        if self.held is not None:
+            await self.held.wait()
+        if self.away is not None:
+            raise self.away
+        turned = await super().turn(node, **parts)
+        if self.unanswered is not None:
+            error, self.unanswered = self.unanswered, None
+            raise error
+        return turned
+
+    async def dead_nodes(self) -> list[str]:
+        if self.away is not None:
+            raise self.away
+        return self.dead
+
+    async def rescue(self, incarnation: str) -> list[str]:
+        self.dead.remove(incarnation)
+        return await super().rescue(incarnation)
+
+    async def outcomes(self, uuids: Any) -> list[Outcome | None]:
+        if self.away is not None:
+            raise self.away
+        self.asked.append(len(uuids))
+        return await super().outcomes(uuids)
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        self._watchers.append(changed)
+
+    def hint(self) -> None:
+        """As if another process had committed."""
+        for changed in self._watchers:
+            changed()
+
+
+class Rig:
+    """One node on a store, and what a test needs to talk to it."""
+
+    def __init__(self, store: ShakyStore | None = None, clock: ManualClock | None = None, **settings: Any) -> None:
+        self.clock = clock or ManualClock()
+        self.store = store or ShakyStore(self.clock)
+        self.probes = Probes()
+        self.consumers: dict[str, Consumer] = {}
+        self.queues: dict[str, QueueSettings] = {}
+        self.executors: dict[str, ExecutorProtocol] = {"inline": InProcessExecutor(), "thread": ThreadExecutor()}
+        runner = RunnerSettings(
+            retry=settings.pop("retry", RetryPolicy(jitter=0)),
+            cancel_grace_s=settings.pop("cancel_grace_s", 5.0),
+            max_payload_bytes=settings.pop("max_payload_bytes", 1 << 20),
+        )
+        self.engine = Engine(
+            self.store,
+            clock=self.clock,
+            consumers=self.consumers,
+            executors=self.executors,
+            queues=self.queues,
+            settings=EngineSettings(runner=runner, **settings),
+            jitter=lambda: 0.0,
+            probes=self.probes,
+        )
+
+    def consumer(self, name: str, call: Callable[[TaskRecord], Any], **fields: Any) -> None:
+        is_async = asyncio.iscoroutinefunction(call) or isinstance(call, Work)
+        fields.setdefault("executor", "inline" if is_async else "thread")
+        self.consumers[name] = Consumer(name=name, encode=str, call=call, is_async=is_async, **fields)
+
+    def record(self, source: str, *, in_s: float = 0.0, at: datetime | None = None, **fields: Any) -> TaskRecord:
+        now = self.clock.now()
+        due = at or now + timedelta(seconds=in_s)
+        return TaskRecord(uuid=new_uuid(), source=source, due_at=due, created_at=now, updated_at=now, **fields)
+
+    def offer(self, *records: TaskRecord) -> "asyncio.Future[list[Added]]":
+        return self.engine.add(Add(records))
+
+    async def submit(self, source: str, **fields: Any) -> str:
+        [added] = await self.offer(self.record(source, **fields))
+        return added.uuid
+
+    async def submit_many(self, source: str, count: int, **fields: Any) -> list[str]:
+        return [added.uuid for added in await self.offer(*[self.record(source, **fields) for _ in range(count)])]
+
+    async def state(self, uuid: str) -> TaskState:
+        return (await self.found(uuid)).state
+
+    async def found(self, uuid: str) -> TaskRecord:
+        record = await self.store.find(uuid)
+        assert record is not None
+        return record
+
+    async def outcome(self, uuid: str) -> Outcome:
+        async with asyncio.timeout(10):
+            return await self.engine.outcome(uuid)
+
+    async def advance(self, seconds: float) -> None:
+        """Time passes, and everything that it wakes has had its say."""
+        self.clock.advance(seconds)
+        await quiet()
+
+
+class Work:
+    """A consumer whose runs begin when they are started and end when the test lets them."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.ended: list[str] = []
+        self.cancelled: list[str] = []
+        self.most_at_once = 0
+        self._at_once = 0
+        self._gates: dict[str, asyncio.Event] = {}
+
+    async def __call__(self, record: TaskRecord) -> str:
+        self.began.append(record.uuid)
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            await self._gate(record.uuid).wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(record.uuid)
+            raise
+        finally:
+            self._at_once -= 1
+            self.ended.append(record.uuid)
+        return record.uuid
+
+    def _gate(self, uuid: str) -> asyncio.Event:
+        return self._gates.setdefault(uuid, asyncio.Event())
+
+    def let_go(self, uuid: str) -> None:
+        self._gate(uuid).set()
+
+
+async def quiet() -> None:
+    """Return when no callback is ready on the event loop but this one: nothing happens until a timer or a thread."""
+    ready: Any = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(0)
+        if not ready._ready:
+            return

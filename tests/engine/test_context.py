@@ -1,0 +1,128 @@
+"""What code inside a run sees and says: `current_run()`, progress, notes."""
+
+import threading
+
+import pytest
+
+from taskyard.errors import NoCurrentRun
+from taskyard.execution import context
+from taskyard.execution.context import RunContext, current_run
+from taskyard.model.execution import Progress
+from tests.engine.support import Work, quiet
+
+
+def test_there_is_no_run_outside():
+    """`current_run()` outside a task says that there is none."""
+    with pytest.raises(NoCurrentRun):
+        current_run()
+
+
+@pytest.mark.parametrize("executor", ["inline", "thread"])
+async def test_a_run_knows_itself(rig, executor):
+    """Inline and in a thread, `current_run()` is the run of this task, attempt and token."""
+    seen: list[tuple[str, str, int, int, bool]] = []
+
+    def look(record) -> None:
+        run = current_run()
+        seen.append((run.uuid, run.source, run.attempt, run.token, run.cancelled))
+
+    async def look_inline(record) -> None:
+        look(record)
+
+    rig.consumer("look", look_inline if executor == "inline" else look)
+    uuid = await rig.submit("look")
+    await rig.outcome(uuid)
+    [run] = await rig.store.list_runs(uuid)
+    assert seen == [(uuid, "look", 1, run.token, False)]
+    with pytest.raises(NoCurrentRun):
+        current_run()
+
+
+async def test_progress_is_thinned_out_but_its_last_word_is_kept(rig, monkeypatch):
+    """Of many reports the first is stored at once and the last soon after; those in between cost nothing."""
+    monkeypatch.setattr(context, "PROGRESS_EVERY_S", 0.01)
+    work = Work()
+
+    async def report(record) -> str:
+        for step in range(1, 1001):
+            current_run().progress(step / 1000, f"step {step}")
+        return await work(record)
+
+    rig.consumer("report", report)
+    await quiet()
+    turns = rig.store.turns
+    uuid = await rig.submit("report")
+    await rig.probes.reported.next()
+    assert (await rig.found(uuid)).progress == Progress(0.001, "step 1")
+    await rig.probes.reported.next()
+    assert (await rig.found(uuid)).progress == Progress(1.0, "step 1000")
+    assert rig.store.turns == turns + 3
+    work.let_go(uuid)
+    await rig.outcome(uuid)
+
+
+async def test_progress_from_a_thread(rig):
+    """A thread reports progress while it runs."""
+    go_on = threading.Event()
+
+    def report(record) -> None:
+        current_run().progress(0.5, "half way", rate=2.5)
+        go_on.wait(10)
+
+    rig.consumer("report", report)
+    uuid = await rig.submit("report")
+    await rig.probes.reported.next()
+    assert (await rig.found(uuid)).progress == Progress(0.5, "half way", 2.5)
+    go_on.set()
+    await rig.outcome(uuid)
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"), [(-1, 0.0), (7, 1.0), (float("nan"), 0.0), (None, None), (0.25, 0.25)], ids=repr
+)
+async def test_fractions_stay_between_zero_and_one(rig, said, kept):
+    """A fraction outside 0 … 1 is brought inside: progress never fails a run."""
+    work = Work()
+
+    async def report(record) -> str:
+        current_run().progress(said, "x")
+        return await work(record)
+
+    rig.consumer("report", report)
+    uuid = await rig.submit("report")
+    await quiet()
+    assert (await rig.found(uuid)).progress == Progress(kept, "x")
+    work.let_go(uuid)
+
+
+async def test_a_note_is_put_on_the_record(rig):
+    """A note stands on the record while the task runs."""
+    work = Work()
+
+    async def remark(record) -> str:
+        current_run().note("look at this")
+        return await work(record)
+
+    rig.consumer("remark", remark)
+    uuid = await rig.submit("remark")
+    await quiet()
+    assert (await rig.found(uuid)).note == "look at this"
+    work.let_go(uuid)
+
+
+async def test_an_ended_run_says_nothing_more(rig):
+    """What is reported after the run has ended is dropped."""
+    runs: list[RunContext] = []
+
+    async def leave(record) -> None:
+        runs.append(current_run())
+
+    rig.consumer("leave", leave)
+    uuid = await rig.submit("leave")
+    await rig.outcome(uuid)
+    turns = rig.store.turns
+    runs[0].progress(0.5)
+    runs[0].note("too late")
+    await quiet()
+    assert rig.store.turns == turns
+    assert (await rig.found(uuid)).note is None

@@ -1,0 +1,45 @@
+"""Other nodes: a dead one's tasks run here."""
+
+import pytest
+
+from taskyard.errors import StoreUnavailable
+from taskyard.model.limits import Demand
+from taskyard.ports.store import Add
+from tests.engine.support import Rig, Work
+
+
+async def claimed_elsewhere(rig: Rig) -> str:
+    record = rig.record("work")
+    await rig.store.turn("dead", adds=[Add([record])], demand=Demand(1, {"work": 1}))
+    return record.uuid
+
+
+@pytest.mark.spec("QUE-23")
+async def test_a_dead_node_s_task_runs_here(rig):
+    """Within a second of the store's verdict a dead node's task is taken back and run here."""
+    work = Work()
+    rig.consumer("work", work)
+    uuid = await claimed_elsewhere(rig)
+    await rig.advance(1)
+    assert work.began == []
+    rig.store.dead.append("dead")
+    await rig.advance(1)
+    assert await rig.probes.rescued.next() == [uuid]
+    assert work.began == [uuid]
+    assert [run.state for run in await rig.store.list_runs(uuid)] == ["interrupted"]
+
+
+async def test_the_rescuer_survives_an_outage(rig, caplog):
+    """While the store is away the rescuer says so once, and goes on when it is back."""
+    work = Work()
+    rig.consumer("work", work)
+    uuid = await claimed_elsewhere(rig)
+    rig.store.dead.append("dead")
+    rig.store.away = StoreUnavailable("gone")
+    for _ in range(5):
+        await rig.advance(1)
+    rig.store.away = None
+    for _ in range(3):
+        await rig.advance(1)
+    assert work.began == [uuid]
+    assert caplog.text.count("cannot look for dead nodes") == 1
