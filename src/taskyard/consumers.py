@@ -67,7 +67,7 @@ class Signature:
                 fields[parameter.name] = (Required if parameter.default is parameter.empty else NotRequired)[hint]
         make: Any = TypedDict  # called with a dict that mypy cannot see through
         arguments = make("arguments", fields)
-        arguments.__pydantic_config__ = ConfigDict(extra=extra)
+        arguments.__pydantic_config__ = ConfigDict(extra=extra, allow_inf_nan=False)
         try:
             return TypeAdapter(arguments)
         except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as exc:

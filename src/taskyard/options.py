@@ -44,15 +44,29 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         try:
             if "priority" in given:
                 given["priority"] = Priority.of(given["priority"])
-            if "dedupe" in given:
-                given["dedupe"] = Dedupe(given["dedupe"])
         except ValueError as exc:
             raise InvalidInput(str(exc)) from None
+        if "dedupe" in given:
+            try:
+                given["dedupe"] = Dedupe(given["dedupe"])
+            except ValueError:
+                raise InvalidInput(f"dedupe {given['dedupe']!r} is not one of {', '.join(Dedupe)}") from None
         options = cls(**given)
         options._check()
         return options
 
     def _check(self) -> None:
+        for name in ("delay_s", "timeout_s"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+                raise InvalidInput(f"{name} must be a number of seconds, not {value!r}")
+        if self.schedule_at is not None and not isinstance(self.schedule_at, datetime):
+            raise InvalidInput(f"schedule_at must be a datetime with a time zone, not {self.schedule_at!r}")
+        if self.retry is not None and not isinstance(self.retry, RetryPolicy):
+            raise InvalidInput(f"retry must be a RetryPolicy, such as RetryPolicy(max_retries=3), not {self.retry!r}")
+        self._check_values()
+
+    def _check_values(self) -> None:
         if self.schedule_at is not None:
             aware("schedule_at", self.schedule_at)
             if self.delay_s is not None:

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from taskyard.blocking import BlockingYard
 from taskyard.consumers import INLINE, THREAD, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
-from taskyard.errors import DuplicateConsumer, InvalidInput, NotOpen, UnknownConsumer
+from taskyard.errors import DuplicateConsumer, InvalidArguments, InvalidInput, NotOpen, UnknownConsumer
 from taskyard.execution.context import find_current_run
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.runner import RunnerSettings
@@ -249,7 +249,9 @@ class Yard:
         """Store one task for the consumer `name` and return its handle once it is safe. `options` as in `TaskOptions`:
         priority, delay_s, schedule_at, queue, key, timeout_s, retry, dedupe, dedupe_key."""
         consumer = self.get_consumer(name)
-        return await self.submit_to(consumer, dict(args or {}), TaskOptions.of(**options) if options else DEFAULTS)
+        return await self.submit_to(
+            consumer, _named(name, args or {}), TaskOptions.of(**options) if options else DEFAULTS
+        )
 
     async def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
         """Store one task per dict of arguments, in that order, all or nothing."""
@@ -265,7 +267,9 @@ class Yard:
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
     ) -> list[TaskHandle]:
         now, limit = self._clock.now(), self._max_payload_bytes
-        records = [make_record(consumer, dict(args), options, now=now, max_bytes=limit) for args in arguments]
+        records = [
+            make_record(consumer, _named(consumer.name, args), options, now=now, max_bytes=limit) for args in arguments
+        ]
         if not records:
             return []
         added = await self.engine.add(Add(records, options.dedupe, self._parent()))
@@ -320,3 +324,9 @@ class Yard:
                     yield event
                 if not page.events:
                     await changes.wait()
+
+
+def _named(consumer: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(args, Mapping):
+        raise InvalidArguments(consumer, [f"arguments: must be a dict of names and values, not {args!r}"])
+    return dict(args)

@@ -21,12 +21,10 @@ class Priority(IntEnum):
     @classmethod
     def of(cls, value: Priority | str | int) -> Priority:
         """`Priority.of("high")`, `Priority.of(0)` and `Priority.of(Priority.HIGH)` are the same."""
-        if isinstance(value, str):
-            try:
-                return cls[value.upper()]
-            except KeyError:
-                raise ValueError(f"priority {value!r} is not one of high, normal, low") from None
-        return cls(value)
+        try:
+            return cls[value.upper()] if isinstance(value, str) else cls(value)
+        except (KeyError, ValueError):
+            raise ValueError(f"priority {value!r} is not one of high, normal, low") from None
 
     @property
     def label(self) -> str:
