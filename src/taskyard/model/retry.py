@@ -15,6 +15,7 @@ GIVE_UP_ON = (
     "FileNotFoundError",
     "NotImplementedError",
     "ImportError",
+    "InvalidArguments",
     "NotJson",
     "PayloadTooLarge",
 )
