@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from taskyard.errors import BlockingOnLoop
+from taskyard.errors import BlockingOnLoop, TaskyardError
 from taskyard.handle import TaskHandle
 from taskyard.model.task import TaskRecord
 
@@ -60,9 +60,13 @@ class BlockingYard:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             running = None
-        if running is self._loop:
+        try:
+            self._yard.refuse_fork()
+            if running is self._loop:
+                raise BlockingOnLoop(what)
+        except TaskyardError:
             coroutine.close()
-            raise BlockingOnLoop(what)
+            raise
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:

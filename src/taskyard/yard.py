@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar, overload
@@ -10,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from taskyard.blocking import BlockingYard
 from taskyard.consumers import INLINE, THREAD, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
-from taskyard.errors import DuplicateConsumer, InvalidArguments, InvalidInput, NotOpen, UnknownConsumer
+from taskyard.errors import DuplicateConsumer, ForkedStore, InvalidArguments, InvalidInput, NotOpen, UnknownConsumer
 from taskyard.execution.context import find_current_run
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.runner import RunnerSettings
@@ -68,6 +69,7 @@ class Yard:
         self._max_payload_bytes = max_payload_bytes
         self._consumers: dict[str, Consumer] = {}
         self._queues: dict[str, QueueSettings] = {}
+        self._pid = 0
         self.loop: asyncio.AbstractEventLoop | None = None
 
     # --- consumers and queues -----------------------------------------------------------------------------------------
@@ -185,6 +187,7 @@ class Yard:
 
     async def start(self, *, serve: bool = True) -> None:
         if self._engine is not None:
+            self.refuse_fork()
             raise InvalidInput("this yard is open already")
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
@@ -199,6 +202,7 @@ class Yard:
             await store.close()
             raise
         self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
+        self._pid = os.getpid()
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
         executors: dict[str, ExecutorProtocol] = {
@@ -235,13 +239,20 @@ class Yard:
     def store(self) -> Store:
         if self._store is None:
             raise NotOpen("the yard is not open; use it inside `async with yard:`")
+        self.refuse_fork()
         return self._store
 
     @property
     def engine(self) -> Engine:
         if self._engine is None:
             raise NotOpen("the yard is not open; use it inside `async with yard:`")
+        self.refuse_fork()
         return self._engine
+
+    def refuse_fork(self) -> None:
+        """`ForkedStore` in a forked child: the loops did not come along, and a call would wait for them for ever."""
+        if self._engine is not None and os.getpid() != self._pid:
+            raise ForkedStore
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
