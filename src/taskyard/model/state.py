@@ -62,7 +62,7 @@ def sql_guard(old: str, new: str) -> str:
 
     A search in one text of pairs: `IN (…)` lists inside a trigger are built anew for every row, which on SQLite costs
     ten times as much. The pairs of the hot path stand first."""
-    hot = [(_S.QUEUED, _S.RUNNING), (_S.RUNNING, _S.COMPLETED)]
+    hot = [(_S.CREATED, _S.QUEUED), (_S.QUEUED, _S.RUNNING), (_S.RUNNING, _S.COMPLETED)]
     pairs = hot + [(a, b) for a, after in LEGAL.items() for b in sorted(after) if (a, b) not in hot]
     text = "".join(f"{a}>{b}|" for a, b in pairs)
     return f"{old} <> {new} AND instr('|{text}', '|' || {old} || '>' || {new} || '|') = 0"

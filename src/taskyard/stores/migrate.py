@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from taskyard.model.state import LEGAL, TaskState, sql_guard
+from taskyard.model.state import TaskState, sql_guard
 
 
 def migrations(database: str) -> list[tuple[int, str]]:
@@ -15,7 +15,7 @@ def migrations(database: str) -> list[tuple[int, str]]:
 
 
 def _fill(sql: str) -> str:
-    starts = ", ".join(f"'{state}'" for state in sorted(LEGAL[TaskState.CREATED]))
-    return sql.replace("{{illegal_start}}", f"NEW.state NOT IN ({starts})").replace(
+    created = f"'{TaskState.CREATED}'"
+    return sql.replace("{{illegal_start}}", sql_guard(created, "NEW.state")).replace(
         "{{illegal_move}}", sql_guard("OLD.state", "NEW.state")
     )

@@ -23,6 +23,9 @@ _STATES = {str(state): state for state in TaskState}
 COLUMNS = TaskRecord.__struct_fields__
 """The columns of `task`, in the order of the record's fields."""
 
+NEW = COLUMNS[:16]
+"""The columns an insert gives; the rest start at their defaults."""
+
 MOVED = (
     "id", "state", "position", "parked", "priority", "dedupe_slot", "due_at", "updated_at", "finished_at", "attempt",
     "retries", "crashes", "recoveries", "token", "node", "cancel_asked_at", "result", "error", "note",
@@ -55,20 +58,20 @@ def _retry(text: str) -> RetryPolicy:
     return msgspec.json.decode(text, type=RetryPolicy)
 
 
-def to_row(r: TaskRecord) -> tuple[Any, ...]:
-    """All columns of a new task, in the order of `COLUMNS`."""
+def to_new_row(r: TaskRecord, now: int) -> tuple[Any, ...]:
+    """The columns of `NEW`, of a task that is stored at `now`."""
+    created_at = to_us(r.created_at)
+    due_at = created_at if r.due_at is r.created_at else to_us(r.due_at)
     return (
-        r.uuid, r.source, to_us(r.due_at), to_us(r.created_at), to_us(r.updated_at), r.id, r.queue, r.args, r.state,
-        r.priority, r.position, int(r.parked), r.key, r.dedupe_slot, r.timeout_s, _json(r.retry),
-        to_us_or_none(r.started_at), to_us_or_none(r.finished_at), r.attempt, r.retries, r.crashes, r.recoveries,
-        r.token, r.node, to_us_or_none(r.cancel_asked_at), _json(r.progress), r.result, _json(r.error), r.note,
+        r.uuid, r.source, due_at, created_at, now, r.id, r.queue, r.args, r.state, r.priority, r.position, r.parked,
+        r.key, r.dedupe_slot, r.timeout_s, _json(r.retry),
     )  # fmt: skip
 
 
 def to_moved_row(r: TaskRecord) -> tuple[Any, ...]:
     """The columns of `MOVED`."""
     return (
-        r.id, r.state, r.position, int(r.parked), r.priority, r.dedupe_slot, to_us(r.due_at), to_us(r.updated_at),
+        r.id, r.state, r.position, r.parked, r.priority, r.dedupe_slot, to_us(r.due_at), to_us(r.updated_at),
         to_us_or_none(r.finished_at), r.attempt, r.retries, r.crashes, r.recoveries, r.token, r.node,
         to_us_or_none(r.cancel_asked_at), r.result, _json(r.error), r.note,
     )  # fmt: skip

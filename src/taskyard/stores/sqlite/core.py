@@ -33,16 +33,24 @@ from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Claim, Dedupe, Run, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Node, Report, Turned
-from taskyard.stores.rows import COLUMNS, MOVED, RUN_COLUMNS, from_row, from_us, to_moved_row, to_row, to_run_row, to_us
+from taskyard.stores.rows import (
+    COLUMNS,
+    MOVED,
+    NEW,
+    RUN_COLUMNS,
+    from_row,
+    from_us,
+    to_moved_row,
+    to_new_row,
+    to_run_row,
+    to_us,
+)
 
 RING = 10_000
 """Events kept for readers that fall behind."""
 
 BLOCKS = (128, 32, 8, 2, 1)
 """Rows a statement, largest first. apsw caches statements of up to 16 KB of text: 128 rows of 29 columns stay below."""
-
-NEW = COLUMNS[:16]
-"""The columns an insert gives; the rest start at their defaults."""
 
 _ALL = ", ".join(COLUMNS)
 _AS_JSON = f"json_group_array(json_array({_ALL}))"
@@ -296,7 +304,7 @@ class SqliteCore:
             if (record.queue, record.source) not in self._lanes:
                 self._conn.execute("INSERT OR IGNORE INTO lane VALUES (?, ?)", (record.queue, record.source))
                 self._lanes.add((record.queue, record.source))
-        self._write_rows("task", NEW, [to_row(record)[: len(NEW)] for record in records])
+        self._write_rows("task", NEW, [to_new_row(record, at) for record in records])
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

@@ -119,6 +119,9 @@ def connect(path: Path, *, synchronous: str, vfs: str | None, write: bool) -> ap
 
 def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool) -> None:
     conn.set_busy_timeout(10_000)
+    # Plans must not depend on bound values: next to partial indexes SQLite would otherwise prepare a statement anew for
+    # every new value (23 µs against 2).
+    conn.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     # No checkpoint of a reader's, no mmap (a full disk would be a SIGBUS), and temporary tables never on disk.
     conn.execute("PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF")
     if not write:
@@ -128,7 +131,7 @@ def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool)
     mode = conn.execute("PRAGMA journal_mode = WAL").get
     if mode != "wal":
         raise StoreReadOnly(str(path), f"its file system cannot do write-ahead logging (journal_mode is {mode})")
-    conn.execute(f"PRAGMA synchronous = {synchronous}; PRAGMA cache_size = -16000; PRAGMA wal_autocheckpoint = 4000")
+    conn.execute(f"PRAGMA synchronous = {synchronous}; PRAGMA cache_size = -16000; PRAGMA wal_autocheckpoint = 1000")
 
 
 def refuse_foreign(conn: apsw.Connection, path: Path) -> None:
