@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from taskyard.consumers import INLINE, THREAD, class_consumer
 from taskyard.engine import Engine, EngineSettings
+from taskyard.errors import NotOpen
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.limits import QueueSettings
@@ -22,6 +23,9 @@ from taskyard.scheduling.clock import SystemClock
 from taskyard.stores.memory import MemoryStore
 
 log = logging.getLogger("taskyard")
+
+_HandedIn = tuple[Task, str]
+"""A task, and its arguments as JSON at the time it was handed in."""
 
 
 class _Registered(Mapping[str, Consumer]):
@@ -62,7 +66,7 @@ class Scheduler:
         self._clock = clock or SystemClock()
         self._registry = registry or TaskConsumerRegistry.default()
         self._max_running = max_running
-        self._early: deque[Task] = deque()
+        self._handed_in: list[_HandedIn] = []
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
@@ -70,25 +74,38 @@ class Scheduler:
 
     def add_task(self, task: Task) -> None:
         """Hand in a task. It is copied, never changed. O(log n); an earlier task overtakes those that wait."""
-        to_json(f"the arguments of task {task.uuid}", task.args)
-        with self._lock:
-            loop = self._loop
-            if loop is None:
-                self._early.append(task)
-                return
-        if _running_loop() is loop:
-            self._add(task)
-        else:
-            loop.call_soon_threadsafe(self._add, task)
+        self._hand_in((task, to_json(f"the arguments of task {task.uuid}", task.args)))
 
-    def _add(self, task: Task) -> None:
-        now = self._clock.now()
-        args = to_json(f"the arguments of task {task.uuid}", task.args)
-        record = TaskRecord(task.uuid, task.source, task.schedule_at, now, now, args=args)
-        if self._engine is None:
-            self._early.append(task)
+    def _hand_in(self, item: _HandedIn) -> None:
+        with self._lock:
+            self._handed_in.append(item)
+            loop = self._loop
+            if loop is None or len(self._handed_in) > 1:
+                return  # `start` takes it, or the call that the first of them has asked for
+        if _running_loop() is loop:
+            loop.call_soon(self._take)
+        else:
+            loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        """Give the engine what was handed in since the last time, by time: what is overdue fires in that order too."""
+        engine = self._engine
+        if engine is None:
             return
-        self._engine.add(Add((record,))).add_done_callback(_report_refusal)
+        with self._lock:
+            handed_in, self._handed_in = self._handed_in, []
+        now = self._clock.now()
+        for item in sorted(handed_in, key=lambda item: item[0].schedule_at):
+            task, args = item
+            record = TaskRecord(task.uuid, task.source, task.schedule_at, now, now, args=args)
+            engine.add(Add((record,))).add_done_callback(partial(self._answered, item))
+
+    def _answered(self, item: _HandedIn, future: asyncio.Future[list[Added]]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, NotOpen):
+            self._hand_in(item)  # stop() came before the store was asked: the next start takes it
+        elif error is not None:
+            log.error("a task was not taken: %s", error)
 
     async def start(self) -> None:
         """Start firing. Calling it again while it runs does nothing."""
@@ -106,9 +123,7 @@ class Scheduler:
         await engine.start()
         with self._lock:
             self._loop = asyncio.get_running_loop()
-            early, self._early = self._early, deque()
-        for task in early:
-            self._add(task)
+        self._take()
         log.info("Scheduler started")
 
     async def stop(self, grace: float | None = None) -> None:
@@ -129,8 +144,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def _report_refusal(future: asyncio.Future[list[Added]]) -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
-        log.error("a task was not taken: %s", error)
