@@ -1,0 +1,35 @@
+"""What the scenarios share: a store in memory or in a file, gates, and other processes."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.scenario.gates import Gates, open_gates
+from tests.scenario.processes import Nodes
+
+
+@pytest.fixture
+def file_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'work.db'}"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, file_url: str) -> str:
+    """The address of an empty store: each test that asks for it runs once on memory and once on a file."""
+    return "memory://" if request.param == "memory" else file_url
+
+
+@pytest.fixture
+async def gates() -> AsyncIterator[Gates]:
+    async with open_gates() as gates:
+        yield gates
+
+
+@pytest.fixture
+async def nodes(gates: Gates) -> AsyncIterator[Nodes]:
+    nodes = Nodes(gates.port)
+    try:
+        yield nodes
+    finally:
+        await nodes.end()

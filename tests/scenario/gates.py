@@ -1,0 +1,205 @@
+"""Runs that a test holds by the hand: each says over a loopback socket that it began, and does what the test tells it.
+
+The same in this process and in another, on the loop and in a thread, so that one test can look at all of them. A run
+that ends, by itself, by a cancel or because its process was killed, closes its connection, and the test sees that too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from taskyard import Cancel, RetryLater, RunContext, current_run
+
+PATIENCE_S = 20.0
+"""What does not happen within this time will not happen: only a failing test ever waits so long."""
+
+RAISES: dict[str, type[BaseException]] = {
+    name: error
+    for error in (ValueError, TypeError, FileNotFoundError, ImportError, OSError, PermissionError, RuntimeError)
+    for name in [error.__name__]
+}
+
+
+class MyError(ValueError):
+    """A consumer's own error, of a class that is given up on."""
+
+
+RAISES["MyError"] = MyError
+
+
+# --- inside the run ---------------------------------------------------------------------------------------------------
+
+
+def hello(run: RunContext, name: str) -> bytes:
+    said = {"name": name, "uuid": run.uuid, "attempt": run.attempt, "token": run.token, "pid": os.getpid()}
+    return json.dumps(said).encode() + b"\n"
+
+
+def obey(run: RunContext, line: bytes) -> tuple[bool, Any]:
+    """Do what one line says: whether the run ends, and with what."""
+    if not line:
+        raise RuntimeError("the test is gone")
+    match json.loads(line):
+        case {"finish": value}:
+            return True, value
+        case {"raise": name, "text": text}:
+            raise RAISES[name](text)
+        case {"later": delay_s}:
+            raise RetryLater(delay_s, "not yet")
+        case {"give_up": reason}:
+            raise Cancel(reason)
+        case {"progress": fraction, "message": message}:
+            run.progress(fraction, message)
+        case {"note": text}:
+            run.note(text)
+    return False, None
+
+
+async def attend(port: int, name: str) -> Any:
+    """The whole of an async consumer."""
+    run = current_run()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(hello(run, name))
+        while True:
+            is_over, value = obey(run, await reader.readline())
+            if is_over:
+                # Not over until the test knows: what begins next must never seem to have run beside this one.
+                writer.write(b"bye\n")
+                await reader.readline()
+                return value
+    finally:
+        writer.close()
+
+
+def attend_in_thread(port: int, name: str) -> Any:
+    """The whole of a sync consumer. It looks whether it should end each time the test says `look`."""
+    run = current_run()
+    with socket.create_connection(("127.0.0.1", port)) as sock, sock.makefile("rb") as lines:
+        sock.sendall(hello(run, name))
+        while True:
+            is_over, value = obey(run, lines.readline())
+            if is_over or run.cancelled:
+                sock.sendall(b"bye\n")
+                lines.readline()
+                return value
+
+
+# --- in the test ------------------------------------------------------------------------------------------------------
+
+
+class Visit:
+    """One run, while it lasts."""
+
+    def __init__(self, said: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.name: str = said["name"]
+        self.uuid: str = said["uuid"]
+        self.attempt: int = said["attempt"]
+        self.token: int = said["token"]
+        self.pid: int = said["pid"]
+        self._writer = writer
+        self._gone = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<run {self.attempt} of {self.name}>"
+
+    def _tell(self, **order: Any) -> None:
+        self._writer.write(json.dumps(order).encode() + b"\n")
+
+    def finish(self, value: Any = None) -> None:
+        self._tell(finish=value)
+
+    def fail(self, error: str = "RuntimeError", text: str = "as told") -> None:
+        self._tell(**{"raise": error, "text": text})
+
+    def later(self, delay_s: float) -> None:
+        self._tell(later=delay_s)
+
+    def give_up(self, reason: str) -> None:
+        self._tell(give_up=reason)
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        self._tell(progress=fraction, message=message)
+
+    def note(self, text: str) -> None:
+        self._tell(note=text)
+
+    def look(self) -> None:
+        self._tell(look=True)
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    @property
+    def is_going_on(self) -> bool:
+        return not self._gone.is_set()
+
+    async def gone(self) -> None:
+        """Wait until its code has ended, in whatever way."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self._gone.wait()
+
+
+class Gates:
+    """Every run that has called at `port`, in the order they began."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.visits: list[Visit] = []
+        self.most_at_once = 0
+        self._unseen: list[Visit] = []
+        self._changed = asyncio.Condition()
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visit = Visit(json.loads(await reader.readline()), writer)
+        async with self._changed:
+            self.visits.append(visit)
+            self._unseen.append(visit)
+            self.most_at_once = max(self.most_at_once, len(self.going_on))
+            self._changed.notify_all()
+        with suppress(ConnectionResetError):  # its process was killed
+            await reader.readline()
+        visit.leave()
+        if not writer.is_closing():
+            writer.write(b"bye\n")
+        writer.close()
+
+    @property
+    def going_on(self) -> list[Visit]:
+        return [visit for visit in self.visits if visit.is_going_on]
+
+    @property
+    def names(self) -> list[str]:
+        """What has begun so far."""
+        return [visit.name for visit in self.visits]
+
+    async def next(self) -> Visit:
+        """The next run that begins, or has begun unseen."""
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(lambda: self._unseen)
+            return self._unseen.pop(0)
+
+    async def begun(self, name: str) -> Visit:
+        """The same, which must be the run of this name."""
+        visit = await self.next()
+        assert visit.name == name, f"{visit.name} began, {name} was expected"
+        return visit
+
+
+@asynccontextmanager
+async def open_gates() -> AsyncIterator[Gates]:
+    gates = Gates()
+    server = await asyncio.start_server(gates._welcome, "127.0.0.1", 0)
+    gates.port = server.sockets[0].getsockname()[1]
+    try:
+        yield gates
+    finally:
+        server.close()
+        for visit in gates.going_on:
+            visit._writer.close()
