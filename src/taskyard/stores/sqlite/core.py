@@ -49,7 +49,7 @@ from taskyard.stores.rows import (
 RING = 10_000
 """Events kept for readers that fall behind."""
 
-BLOCKS = (128, 32, 8, 2, 1)
+BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
 """Rows a statement, largest first. apsw caches statements of up to 16 KB of text: 128 rows of 29 columns stay below."""
 
 _ALL = ", ".join(COLUMNS)
@@ -198,6 +198,7 @@ class SqliteCore:
             # Race: a cancel may be asked after the run has ended and before its node could know.
             self._move(claim.record.clone(), heed_cancel(move) if asked else move)
             settled.append(None)
+        self._save_moved()  # before reports and adds look at these tasks
         return settled
 
     def _held(self, claims: Iterable[Claim]) -> dict[int, int]:
@@ -321,7 +322,6 @@ class SqliteCore:
             self._next_due = due
 
     def _promote(self, now: datetime) -> None:
-        self._save_moved()
         due = self._find_next_due()
         at = to_us(now)
         if due is None or due > at:

@@ -108,7 +108,7 @@ def typed_errors(path: Path) -> Iterator[None]:
 
 def connect(path: Path, *, synchronous: str, vfs: str | None, write: bool) -> apsw.Connection:
     flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if write else 0)
-    conn = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    conn = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=256)
     try:
         _set_up(conn, path, synchronous=synchronous, write=write)
     except BaseException:
