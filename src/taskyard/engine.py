@@ -13,10 +13,11 @@ import os
 import random
 import socket
 import uuid as uuids
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from taskyard.cluster.rescuer import Rescuer
 from taskyard.errors import NotOpen, StoreError
@@ -118,9 +119,13 @@ class Engine:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
         return self._dispatcher.add(add)
 
-    async def outcome(self, uuid: str) -> Outcome:
+    def find_outcome(self, uuid: str) -> Outcome | None:
+        """How the task ended, if that is known here without asking; None says nothing."""
+        return self._watcher.find(uuid)
+
+    def outcome(self, uuid: str) -> Coroutine[Any, Any, Outcome]:
         """Wait until the task has ended, wherever it runs; `ResultGone` if the store does not know it."""
-        return await self._watcher.wait(uuid)
+        return self._watcher.wait(uuid)
 
     async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         """Carry out a command, and let it take effect on this node at once."""

@@ -40,30 +40,16 @@ class RunContext:
     """What `current_run()` returns. Consumers use `uuid`, `attempt`, `token`, `source`, `cancelled`, `progress` and
     `note`; the rest belongs to the engine."""
 
-    __slots__ = (
-        "_host",
-        "_meter",
-        "abandoned",
-        "cancel_asked",
-        "claim",
-        "ended",
-        "expired",
-        "grace",
-        "interrupt",
-        "raised",
-        "stop_asked",
-        "task",
-    )
+    # Defaults of the class, not of each instance: one run of many needs more than the three values below.
+    cancel_asked = stop_asked = expired = abandoned = ended = False
+    interrupt: Callable[[], object] | None = None
+    raised: BaseException | None = None
+    task: asyncio.Task[None] | None = None
+    grace: asyncio.TimerHandle | None = None
+    _meter: _Meter | None = None
 
     def __init__(self, claim: Claim, host: RunHost) -> None:
-        self.claim = claim
-        self.cancel_asked = self.stop_asked = self.expired = self.abandoned = self.ended = False
-        self.interrupt: Callable[[], object] | None = None
-        self.raised: BaseException | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.grace: asyncio.TimerHandle | None = None
-        self._host = host
-        self._meter: _Meter | None = None
+        self.claim, self._host = claim, host
 
     # --- for the code inside ------------------------------------------------------------------------------------------
 
@@ -128,7 +114,8 @@ class RunContext:
     def end(self) -> None:
         """The code has ended: what it still says is dropped."""
         self.ended = True
-        self.interrupt = self.raised = None
+        # A circle (run, asyncio task, its context variables, run) that would have to wait for the garbage collector.
+        self.task = self.interrupt = self.raised = None
         if self.grace is not None:
             self.grace.cancel()
         if self._meter is not None:

@@ -89,38 +89,37 @@ class Runner:
         CURRENT.set(run)
         move: Move | None
         try:
-            result = await self._execute(run)
+            executor, request = self._prepare(run)
+            result = await executor.submit(request)
             if result.error is not None and result.error.kind is ErrorKind.REJECTED:
                 await self._pause(run)
             move = self._settle(run, result)
         except asyncio.CancelledError:
             move = self._cut_short(run)
+        except _Unfit as unfit:
+            move = self._settle(run, ExecutionResult(success=False, error=unfit.error))
         except Exception as exc:
             log.exception("task %s from %s could not be run", run.uuid, run.source)
             move = self._settle(run, ExecutionResult(success=False, error=explain(exc)))
         self._commit(run, move)
 
-    async def _execute(self, run: RunContext) -> ExecutionResult:
+    def _prepare(self, run: RunContext) -> tuple[ExecutorProtocol, ExecutionRequest]:
+        """Where to run it and what to ask for, or `_Unfit`."""
         record = run.claim.record
         consumer = self._consumers.get(record.source)
         if consumer is None:
-            return _drop(record)
-        if run.cancelled:
+            log.error("[drop] Unknown task source: %s %s", record.source, record.task.to_dict())
+            raise _Unfit(refused(f"no consumer is called {record.source!r} on the node that took this task"))
+        if run.cancel_asked or run.stop_asked:
             # Race: the cancel, or the stop, came between the claim and this first step. The code never starts.
-            error = canceled("canceled before it began") if run.cancel_asked else _stopped()
-            return ExecutionResult(success=False, error=error)
+            raise _Unfit(canceled("canceled before it began") if run.cancel_asked else _stopped())
         executor = self._executors.get(consumer.executor)
         if executor is None:
-            message = f"consumer {consumer.name!r} wants executor {consumer.executor!r}, which this node does not have"
-            return ExecutionResult(success=False, error=refused(message))
-        return await executor.submit(
-            ExecutionRequest(
-                spec=consumer,
-                payload=record,
-                request_id=record.uuid,
-                context=run,
-                timeout_s=_tighter(record.timeout_s, consumer.timeout_s),
-            )
+            wants = f"consumer {consumer.name!r} wants executor {consumer.executor!r}"
+            raise _Unfit(refused(f"{wants}, which this node does not have"))
+        timeout_s = _tighter(record.timeout_s, consumer.timeout_s)
+        return executor, ExecutionRequest(
+            spec=consumer, payload=record, request_id=record.uuid, context=run, timeout_s=timeout_s
         )
 
     async def _pause(self, run: RunContext) -> None:
@@ -224,17 +223,19 @@ class Runner:
         left = list(self._live.values())
         for run in left:
             run.abandoned = True
-            run.end()
             if run.task is not None:
                 run.task.cancel()
+            run.end()
         await asyncio.sleep(0)
         return [run.uuid for run in left]
 
 
-def _drop(record: TaskRecord) -> ExecutionResult:
-    log.error("[drop] Unknown task source: %s %s", record.source, record.task.to_dict())
-    error = refused(f"no consumer is called {record.source!r} on the node that took this task")
-    return ExecutionResult(success=False, error=error)
+class _Unfit(Exception):
+    """The run ends before any code of its consumer began."""
+
+    def __init__(self, error: ExecutionError) -> None:
+        self.error = error
+        super().__init__(error.message)
 
 
 def _stopped() -> ExecutionError:

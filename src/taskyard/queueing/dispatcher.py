@@ -14,8 +14,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from taskyard.errors import ClaimLost, NotOpen, OutcomeUnknown, StoreError, StoreUnavailable, TaskyardError
 from taskyard.model.limits import Demand
@@ -36,21 +38,17 @@ BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.1, 2.0
 """Between tries while the store is away: at most 2 s, so that claims resume soon after it is back."""
 
 Settle = tuple[Claim, Move]
-Waiting = tuple[Add, "asyncio.Future[list[Added]]"]
+Waiter = asyncio.Future[list[Added]]
 
 
-@dataclass(slots=True)
-class _Batch:
-    """What one turn carries."""
+class _Batch(msgspec.Struct, frozen=True):
+    """What one turn carries; `waiting[i]` waits for the answer to `adds[i]`."""
 
     settles: list[Settle]
-    waiting: list[Waiting]
+    adds: list[Add]
+    waiting: list[Waiter]
     reports: list[Report]
     demand: Demand | None
-    adds: list[Add] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.adds = [add for add, _ in self.waiting]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +77,9 @@ class Dispatcher:
         self._store, self._node, self._slots, self._clock = store, node, slots, clock
         self._jitter, self._probes = jitter, probes
         self._hooks: Hooks
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._settles: list[Settle] = []
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[tuple[Add, Waiter]] = deque()
         self._reports: dict[int, Report] = {}
         self._look = False
         self._must_turn = False
@@ -99,9 +98,13 @@ class Dispatcher:
 
     # --- handed in, on the loop ---------------------------------------------------------------------------------------
 
-    def add(self, add: Add) -> asyncio.Future[list[Added]]:
+    def add(self, add: Add) -> Waiter:
         """The future answers after the commit; it raises what kept the tasks out."""
-        future: asyncio.Future[list[Added]] = asyncio.get_running_loop().create_future()
+        # The loop is remembered: asking for it costs a system call, once per task.
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        future: Waiter = loop.create_future()
         if self._closed:
             future.set_exception(NotOpen("this yard has been stopped; it takes no more tasks"))
             return future
@@ -148,12 +151,12 @@ class Dispatcher:
     async def run(self) -> None:
         """Take turns until cancelled."""
         while True:
-            if self._has_work():
-                # What the last turn started runs first: short runs settle in this turn already.
-                await asyncio.sleep(0)
-            else:
+            if not self._has_work():
                 await self._sleep()
             await self._turn()
+            # Whom the turn has set free goes first: submitters that were answered submit again, short runs end, and all
+            # of it goes into the next turn.
+            await asyncio.sleep(0)
 
     def _has_work(self) -> bool:
         if self._settles or self._waiting or self._reports or self._must_turn:
@@ -187,37 +190,46 @@ class Dispatcher:
             self._in_flight = False
         if self._failures:
             self._recovered()
+        # Should telling the others go wrong, the claims are found again when this loop is started again.
+        self._claims_in_doubt = True
         self._finish(batch, turned)
+        self._claims_in_doubt = False
 
     def _take(self) -> _Batch:
         """Everything for the next turn. What is handed in from here on belongs to the one after it."""
         settles, self._settles = self._settles, []
         if self._one_by_one and settles:
             settles, self._settles = settles[:1], settles[1:]
-        waiting = self._take_adds(0 if self._one_by_one and settles else ADDS_AT_MOST)
-        reports, self._reports = self._reports, {}
+        adds, waiting = self._take_adds(0 if self._one_by_one and settles else ADDS_AT_MOST)
+        reports: list[Report] = []
+        if self._reports:
+            reports = list(self._reports.values())
+            self._reports.clear()
         self._look = self._must_turn = False
-        return _Batch(settles, waiting, list(reports.values()), self._slots.demand())
+        return _Batch(settles, adds, waiting, reports, self._slots.demand())
 
-    def _take_adds(self, tasks: int) -> list[Waiting]:
+    def _take_adds(self, tasks: int) -> tuple[list[Add], list[Waiter]]:
         """As many callers as bring about `tasks` tasks together."""
-        taken, queue = [], self._waiting
+        adds: list[Add] = []
+        waiting: list[Waiter] = []
+        queue = self._waiting
         while queue and tasks > 0:
-            item = queue.popleft()
+            add, waiter = queue.popleft()
             # A submitter that was cancelled before its tasks went out has submitted nothing.
-            if not item[1].done():
-                taken.append(item)
-                tasks -= len(item[0].records)
-        return taken
+            if not waiter.done():
+                adds.append(add)
+                waiting.append(waiter)
+                tasks -= len(add.records)
+        return adds, waiting
 
     def _finish(self, batch: _Batch, turned: Turned) -> None:
-        for (_, future), answer in zip(batch.waiting, turned.added, strict=True):
-            if future.done():
+        for waiter, answer in zip(batch.waiting, turned.added, strict=True):
+            if waiter.done():
                 continue
             if isinstance(answer, TaskyardError):
-                future.set_exception(answer)
+                waiter.set_exception(answer)
             else:
-                future.set_result(answer)
+                waiter.set_result(answer)
         if batch.settles:
             self._answered(batch.settles, turned.settled)
         if batch.reports:
@@ -234,9 +246,11 @@ class Dispatcher:
                 # After a commit whose outcome is unknown the first settle may well have been written: then this is it.
                 level = logging.INFO if claim.token in self._doubtful else logging.WARNING
                 log.log(level, "%s (it would have become %s)", lost, move.state)
-        self._doubtful.clear()
+        if self._doubtful:
+            self._doubtful.difference_update(claim.token for claim, _ in settles)
         self._hooks.settled(settles, answers)
-        self._probes.settled([claim.uuid for claim, _ in settles] if self._probes is not SILENT else None)
+        if self._probes is not SILENT:
+            self._probes.settled([claim.uuid for claim, _ in settles])
 
     def _begin(self, claims: list[Claim]) -> None:
         if self._slots.is_stopped:
@@ -249,7 +263,8 @@ class Dispatcher:
         for claim in claims:
             take(claim.record.source)
             start(claim)
-        self._probes.claimed([claim.uuid for claim in claims] if self._probes is not SILENT else None)
+        if self._probes is not SILENT:
+            self._probes.claimed([claim.uuid for claim in claims])
 
     # --- when the store is away ---------------------------------------------------------------------------------------
 
@@ -262,9 +277,9 @@ class Dispatcher:
         self._reports = {report.claim.token: report for report in batch.reports} | self._reports
         self._look = True
         told = error if isinstance(error, TaskyardError) else StoreUnavailable(f"the store failed: {error!r}")
-        for _, future in batch.waiting:
-            if not future.done():
-                future.set_exception(told)
+        for waiter in batch.waiting:
+            if not waiter.done():
+                waiter.set_exception(told)
         if isinstance(error, Exception) and not isinstance(error, StoreError):
             self._suspect(batch, error)
 
@@ -333,9 +348,9 @@ class Dispatcher:
     def close(self) -> None:
         """Take no more tasks; whoever still waits for an add is told."""
         self._closed = True
-        for _, future in self._waiting:
-            if not future.done():
-                future.set_exception(NotOpen("the yard was stopped before these tasks were stored; nothing was added"))
+        for _, waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(NotOpen("the yard was stopped before these tasks were stored; nothing was added"))
         self._waiting.clear()
 
 

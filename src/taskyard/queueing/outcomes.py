@@ -1,7 +1,8 @@
 """Who waits for which task to end, and telling them: one watcher per process, one question for all who wait.
 
-What this node settles itself is told without asking the store. For the rest the store is asked once when a wait begins,
-and again, by its events, whenever another process may have written something.
+What this node settles itself is told without asking the store, and remembered for a while for those who ask later. For
+the rest the store is asked once when a wait begins, and again, by its events, whenever another process may have written
+something.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from taskyard.errors import ClaimLost, NotOpen, ResultGone
 from taskyard.model.event import Event
 from taskyard.model.move import Move
-from taskyard.model.state import ENDED
+from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Outcome, TaskRecord
 from taskyard.ports.store import Store
 
@@ -21,6 +22,16 @@ log = logging.getLogger("taskyard")
 
 ASK_AT_MOST = 500
 """Tasks per question, so that many waiters do not hold the store for long."""
+
+REMEMBER = 16_384
+"""Outcomes of this node that are kept twice over at most, about 5 MB: who submits much and reads the results afterwards
+would otherwise ask the store for each one."""
+
+REMEMBER_CHARS = 1_000
+"""Larger results are asked for: the store keeps them, not we."""
+
+FOR_GOOD = frozenset({TaskState.COMPLETED, TaskState.CANCELED, TaskState.SKIPPED})
+"""Ends that nobody can take back. A failed task may be sent again, so the store is asked how it stands."""
 
 ENDINGS = frozenset(str(state) for state in ENDED)
 
@@ -34,15 +45,27 @@ class OutcomeWatcher:
         self._new: list[str] = []
         self._changed = False
         self._cursor: int | None = None
+        self._recent: dict[str, Outcome] = {}
+        self._older: dict[str, Outcome] = {}
         self._wake = asyncio.Event()
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def find(self, uuid: str) -> Outcome | None:
+        """How the task ended, if this node has ended it lately; None says nothing."""
+        return self._recent.get(uuid) or self._older.get(uuid)
 
     async def wait(self, uuid: str) -> Outcome:
         """How the task ended, when it has; `ResultGone` if the store does not know it. A failed task may later be sent
         again: this answers with the first end it sees."""
         if self._closed:
             raise NotOpen("this yard has been stopped; open it again to wait for results")
-        waiter: Waiter = asyncio.get_running_loop().create_future()
+        known = self.find(uuid)
+        if known is not None:
+            return known
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        waiter: Waiter = self._loop.create_future()
         waiters = self._waiting.get(uuid)
         if waiters is None:
             self._waiting[uuid] = [waiter]
@@ -68,12 +91,19 @@ class OutcomeWatcher:
 
     def settled(self, settles: Sequence[tuple[Claim, Move]], answers: Sequence[ClaimLost | None]) -> None:
         """This node has settled these; those that were lost are somebody else's to end."""
-        if not self._waiting:
-            return
+        recent = self._recent
         for (claim, move), lost in zip(settles, answers, strict=True):
+            if lost is not None or move.state not in ENDED:
+                continue
             uuid = claim.record.uuid
-            if lost is None and uuid in self._waiting and move.state in ENDED:
-                self._tell(Outcome(uuid, move.state, move.result, move.error))
+            outcome = Outcome(uuid, move.state, move.result, move.error)
+            if uuid in self._waiting:
+                self._tell(outcome)
+            if move.state in FOR_GOOD and (move.result is None or len(move.result) <= REMEMBER_CHARS):
+                recent[uuid] = outcome
+        if len(recent) >= REMEMBER:
+            # Two generations: forgetting half at once costs nothing per task, unlike an order of use.
+            self._older, self._recent = recent, {}
 
     def ended(self, record: TaskRecord) -> None:
         """A command carried out by this process has ended the task."""
