@@ -126,7 +126,8 @@ class ConsumerFunction(Generic[P, R]):
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle:
         """Store the task and return its handle once it is safe."""
         bound = self._signature.bind(args, kwargs)
-        return await self._yard.submit_to(self.consumer, bound, self._options)
+        (added,) = await self._yard.submit_to(self.consumer, bound, self._options)
+        return TaskHandle(self._yard, added.uuid, added.is_new)
 
     async def submit_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[TaskHandle]:
         """Store one task per dict of arguments, in that order, all or nothing."""

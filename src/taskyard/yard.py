@@ -27,7 +27,7 @@ from taskyard.options import DEFAULTS, TaskOptions, make_record
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.executor import ExecutorProtocol
-from taskyard.ports.store import Add, Store
+from taskyard.ports.store import Add, Added, Store
 from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import make_store
 
@@ -260,19 +260,19 @@ class Yard:
         """Store one task for the consumer `name` and return its handle once it is safe. `options` as in `TaskOptions`:
         priority, delay_s, schedule_at, queue, key, timeout_s, retry, dedupe, dedupe_key."""
         consumer = self.get_consumer(name)
-        return await self.submit_to(
-            consumer, _named(name, args or {}), TaskOptions.of(**options) if options else DEFAULTS
-        )
+        checked = TaskOptions.of(**options) if options else DEFAULTS
+        (added,) = await self.submit_to(consumer, _named(name, args or {}), checked)
+        return TaskHandle(self, added.uuid, added.is_new)
 
     async def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
         """Store one task per dict of arguments, in that order, all or nothing."""
         consumer = self.get_consumer(name)
         return await self.submit_many_to(consumer, arguments, TaskOptions.of(**options) if options else DEFAULTS)
 
-    async def submit_to(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> TaskHandle:
+    def submit_to(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> asyncio.Future[list[Added]]:
+        """The one task is handed in when this returns, and stored when its future answers."""
         record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
-        (added,) = await self.engine.add(Add((record,), options.dedupe, self._parent()))
-        return TaskHandle(self, added.uuid, added.is_new)
+        return self.engine.add(Add((record,), options.dedupe, self._parent()))
 
     async def submit_many_to(
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions

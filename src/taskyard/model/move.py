@@ -16,7 +16,7 @@ from taskyard.model.state import ENDED, TaskState, check_move
 from taskyard.model.task import TaskRecord
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True):
+class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`state` is where the task goes. The flags say what the move counts as; `run` is what the attempt's row will say,
     when that differs from the state (a run given back is recorded as interrupted)."""
 

@@ -185,7 +185,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
         return self.record.uuid
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One attempt as recorded when it ended. `state` is what the task became; a run cut short says interrupted."""
 
     attempt: int
@@ -197,7 +197,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     error: ExecutionError | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How a task ended, for who waits on it."""
 
     uuid: str

@@ -37,7 +37,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
 
 
-class Add(msgspec.Struct, frozen=True):
+class Add(msgspec.Struct, frozen=True, gc=False):
     """One caller's tasks: queued in the order given, all or nothing. `parent` is the run that submits them, if any:
     when its claim is lost, nothing is added."""
 
@@ -46,14 +46,14 @@ class Add(msgspec.Struct, frozen=True):
     parent: Claim | None = None
 
 
-class Added(msgspec.Struct, frozen=True):
+class Added(msgspec.Struct, frozen=True, gc=False):
     """The task that now stands for what was asked; `is_new` is false when it was merged into a pending one."""
 
     uuid: str
     is_new: bool = True
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, gc=False):
     """What a run says of itself while it runs. Fenced like a settle, but never worth an error."""
 
     claim: Claim

@@ -46,7 +46,7 @@ class MemoryCore:
         self._running: defaultdict[str, set[int]] = defaultdict(set)
         self._running_in: Counter[str] = Counter()
         self._counts: Counter[tuple[str, TaskState]] = Counter()
-        self._runs: defaultdict[int, list[Run]] = defaultdict(list)
+        self._runs: dict[int, tuple[Run, ...]] = {}
         self._nodes: dict[str, Node] = {}
         self._events: deque[tuple[EventKind, str, str, str, datetime]] = deque(maxlen=RING)
         self._event_seq = 0
@@ -266,17 +266,16 @@ class MemoryCore:
         self._running[node].discard(record.id)
         self._running_in[record.queue] -= 1
         assert record.started_at is not None
-        self._runs[record.id].append(
-            Run(
-                attempt=attempt,
-                token=token,
-                node=node,
-                state=move.run or move.state,
-                started_at=record.started_at,
-                ended_at=move.at,
-                error=move.error,
-            )
+        run = Run(
+            attempt=attempt,
+            token=token,
+            node=node,
+            state=move.run or move.state,
+            started_at=record.started_at,
+            ended_at=move.at,
+            error=move.error,
         )
+        self._runs[record.id] = (*self._runs.get(record.id, ()), run)
 
     def _offer(self, record: TaskRecord) -> None:
         lane = self._lanes.setdefault((record.queue, record.source), [])
