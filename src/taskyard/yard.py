@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -321,7 +321,7 @@ class Yard:
         assert applied.record is not None
         return applied.record
 
-    async def events(self, *, after: int | None = None) -> AsyncIterator[Event]:
+    async def events(self, *, after: int | None = None) -> AsyncGenerator[Event, None]:
         """What happens from now on, or after event number `after`, in this process and in others; never ends by itself.
         A reader that falls more than the ring's length behind misses some."""
         store, engine = self.store, self.engine
