@@ -11,10 +11,10 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
-from taskyard import Cancel, RetryLater, RunContext, current_run
+from taskyard import Cancel, Event, EventKind, RetryLater, RunContext, Yard, current_run
 
 PATIENCE_S = 20.0
 """What does not happen within this time will not happen: only a failing test ever waits so long."""
@@ -79,7 +79,7 @@ async def attend(port: int, name: str) -> Any:
 
 
 def attend_in_thread(port: int, name: str) -> Any:
-    """The whole of a sync consumer. It looks whether it should end each time the test says `look`."""
+    """The whole of a sync consumer. Each time it is told something it looks whether it should end."""
     run = current_run()
     with socket.create_connection(("127.0.0.1", port)) as sock, sock.makefile("rb") as lines:
         sock.sendall(hello(run, name))
@@ -88,7 +88,9 @@ def attend_in_thread(port: int, name: str) -> Any:
             if is_over or run.cancelled:
                 sock.sendall(b"bye\n")
                 lines.readline()
-                return value
+                if is_over:
+                    return value
+                raise Cancel("it saw that it should end")
 
 
 # --- in the test ------------------------------------------------------------------------------------------------------
@@ -203,3 +205,23 @@ async def open_gates() -> AsyncIterator[Gates]:
         server.close()
         for visit in gates.going_on:
             visit._writer.close()
+
+
+# --- what the yard says -----------------------------------------------------------------------------------------------
+
+
+async def heard(yard: Yard, kind: EventKind, uuid: str | None = None, *, times: int = 1, after: int = 0) -> Event:
+    """Wait for the event, or find it in the past: of one task or any, the first of its kind or a later one."""
+    async with asyncio.timeout(PATIENCE_S), aclosing(yard.events(after=after)) as events:
+        async for event in events:
+            if event.kind is kind and uuid in (None, event.uuid):
+                times -= 1
+                if times == 0:
+                    return event
+    raise AssertionError("the events ended")
+
+
+async def told(yard: Yard, uuid: str) -> list[EventKind]:
+    """Everything that has happened to a task so far, but progress."""
+    events = (await yard.store.events(after=0, limit=10_000)).events
+    return [event.kind for event in events if event.uuid == uuid and event.kind is not EventKind.PROGRESS]

@@ -1,0 +1,92 @@
+"""The yard in code that has no event loop, and in threads beside one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from taskyard import BlockingOnLoop, StoreUrlInvalid, TaskCanceled, TaskFailed, TaskState, UnknownConsumer, Yard
+from tests.scenario.jobs import build
+
+
+def test_plain_code_submits_and_waits(url):
+    """`with yard.blocking()` opens the yard, workers included, for code without a loop, and closes it at the end."""
+    yard = build(url)
+    before = threading.active_count()
+    with yard.blocking() as sync:
+        handle = sync.submit("add", {"a": 2}, priority="high")
+        assert sync.result(handle, timeout_s=10) == 3
+        assert sync.record(handle).state is TaskState.COMPLETED
+        many = sync.submit_many("add", [{"a": n} for n in range(5)])
+        assert [sync.result(one, timeout_s=10) for one in many] == [1, 2, 3, 4, 5]
+        later = sync.submit("echo", delay_s=3600)
+        assert sync.cancel(later.uuid, reason="no").state is TaskState.CANCELED
+        with pytest.raises(TaskCanceled, match="no"):
+            sync.result(later.uuid, timeout_s=10)
+        with pytest.raises(UnknownConsumer):
+            sync.submit("nobody")
+        with pytest.raises(TimeoutError, match="it goes on"):
+            sync.result(sync.submit("echo", delay_s=3600), timeout_s=0.01)
+    assert threading.active_count() == before
+    with yard.blocking() as again:
+        assert again.result(again.submit("add", {"a": 9}), timeout_s=10) == 10
+
+
+def test_a_failed_task_is_sent_again_from_plain_code(url):
+    """`retry` sends a failed task again, from plain code as from async code."""
+    yard = Yard(url)
+    fails = [ValueError("first"), None]
+
+    @yard.consumer
+    def flaky() -> str:
+        error = fails.pop(0)
+        if error is not None:
+            raise error
+        return "fine"
+
+    with yard.blocking() as sync:
+        handle = sync.submit("flaky")
+        with pytest.raises(TaskFailed, match="first"):
+            sync.result(handle, timeout_s=10)
+        sync.retry(handle)
+        assert sync.result(handle, timeout_s=10) == "fine"
+
+
+def test_an_address_that_is_wrong_is_told_at_once():
+    """If the yard cannot be opened, the error comes out of the `with`, and no thread stays behind."""
+    before = threading.active_count()
+    with pytest.raises(StoreUrlInvalid, match="memory:// or sqlite:///"), Yard("redis://x").blocking():
+        pass
+    assert threading.active_count() == before
+
+
+@pytest.mark.spec("SCH-20")
+async def test_threads_submit_beside_the_loop(url):
+    """While the yard is open on a loop, any number of other threads submit and wait through the same yard."""
+    yard = build(url)
+
+    def client(n: int) -> list[int]:
+        with yard.blocking() as sync:
+            return [sync.result(sync.submit("add", {"a": n, "b": m}), timeout_s=20) for m in range(10)]
+
+    async with yard:
+        with ThreadPoolExecutor(8) as threads:
+            loop = asyncio.get_running_loop()
+            answers = await asyncio.gather(*(loop.run_in_executor(threads, client, n) for n in range(8)))
+        assert answers == [[n + m for m in range(10)] for n in range(8)]
+        assert await yard.store.count() == {("default", TaskState.COMPLETED): 80}
+
+
+async def test_blocking_on_the_loop_is_refused(url):
+    """A blocking call on the loop's own thread would wait for itself: it raises, and the yard goes on."""
+    async with build(url) as yard:
+        with yard.blocking() as sync:
+            with pytest.raises(BlockingOnLoop, match=r"submit blocks.*use the awaitable call there"):
+                sync.submit("echo")
+            with pytest.raises(BlockingOnLoop, match="result blocks"):
+                sync.result("some-id")
+        assert await yard.store.count() == {}
+        assert await (await yard.submit("add", {"a": 1})).result(timeout_s=10) == 2

@@ -1,0 +1,112 @@
+"""What happened, as people and code can follow it: in this process and from another."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from taskyard import Event, EventKind, Yard
+from tests.scenario.gates import PATIENCE_S, heard
+from tests.scenario.jobs import build
+
+
+class Listener:
+    """Listens from its making on; `until` waits for a kind and returns what was heard."""
+
+    def __init__(self, yard: Yard) -> None:
+        self.events: list[Event] = []
+        self._yard = yard
+        self._more = asyncio.Event()
+        self._task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        async with aclosing(self._yard.events(after=0)) as events:
+            async for event in events:
+                self.events.append(event)
+                self._more.set()
+
+    async def until(self, kind: EventKind, uuid: str) -> list[EventKind]:
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(event.kind is kind and event.uuid == uuid for event in self.events):
+                self._more.clear()
+                await self._more.wait()
+        return [event.kind for event in self.events if event.uuid == uuid and event.kind is not EventKind.PROGRESS]
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+@pytest.mark.spec("QUE-29")
+async def test_what_happens_is_told_as_it_happens(url, gates):
+    """New, started, finished, failed, canceled, priority changed: a listener hears of each, in order, once."""
+    async with build(url, gates.port, queues={"q": {"concurrency": 1}}) as yard:
+        listener = Listener(yard)
+        good, bad, gone = [await yard.submit("gate", {"name": name}, queue="q") for name in ("good", "bad", "gone")]
+        run = await gates.begun("good")
+        await yard.set_priority(bad.uuid, "high")
+        await gone.cancel()
+        run.finish()
+        (await gates.begun("bad")).fail("ValueError")
+        assert await listener.until(EventKind.COMPLETED, good.uuid) == ["submitted", "running", "completed"]
+        assert await listener.until(EventKind.FAILED, bad.uuid) == [
+            "submitted",
+            "priority_changed",
+            "running",
+            "failed",
+        ]
+        assert await listener.until(EventKind.CANCELED, gone.uuid) == ["submitted", "canceled"]
+        assert [event.seq for event in listener.events] == list(range(1, len(listener.events) + 1))
+        assert {(event.source, event.queue) for event in listener.events} == {("gate", "q")}
+        await listener.close()
+
+
+@pytest.mark.spec("QUE-29", "QUE-25")
+async def test_another_process_is_heard(file_url, gates, nodes):
+    """What another process does to a task is heard here, its progress included, and the record shows it."""
+    node = await nodes.start(file_url)
+    async with build(file_url).client() as yard:
+        listener = Listener(yard)
+        handle = await yard.submit("gate", {"name": "far"})
+        run = await gates.begun("far")
+        assert run.pid == node.pid
+        run.progress(0.25, "a quarter")
+        await heard(yard, EventKind.PROGRESS, handle.uuid)
+        progress = (await handle.record()).progress
+        assert progress is not None
+        assert (progress.fraction, progress.message) == (0.25, "a quarter")
+        run.finish()
+        assert await listener.until(EventKind.COMPLETED, handle.uuid) == ["submitted", "running", "completed"]
+        await listener.close()
+
+
+@pytest.mark.spec("QUE-29")
+async def test_a_listener_goes_on_where_it_left_off(url):
+    """A listener that knows the last number it has seen misses nothing in between, and sees nothing twice."""
+    async with build(url) as yard:
+        first = await yard.submit("echo")
+        await first.result(timeout_s=10)
+        seen = await heard(yard, EventKind.COMPLETED, first.uuid)
+        second = await yard.submit("echo")
+        await second.result(timeout_s=10)
+        page = await yard.store.events(after=seen.seq)
+        assert [(event.uuid, event.kind) for event in page.events] == [
+            (second.uuid, EventKind.SUBMITTED),
+            (second.uuid, EventKind.STARTED),
+            (second.uuid, EventKind.COMPLETED),
+        ]
+
+
+@pytest.mark.spec("QUE-29")
+async def test_a_listener_hears_only_what_comes(url):
+    """Without a number to start from, a listener hears from now on."""
+    async with build(url) as yard:
+        before = await yard.submit("echo")
+        await before.result(timeout_s=10)
+        async with aclosing(yard.events()) as events:
+            following = asyncio.ensure_future(anext(events))
+            while not following.done():
+                await yard.submit("echo")
+            assert (await following).uuid != before.uuid
