@@ -51,11 +51,11 @@ class Quota:
         """How many more of this lane may be admitted. A queue that is not named has no limit."""
         return min(self.left, self._sources.get(source, self._others), self._queues.get(queue, self.left))
 
-    def admit(self, queue: str, source: str) -> None:
-        self.left -= 1
+    def admit(self, queue: str, source: str, n: int = 1) -> None:
+        self.left -= n
         if source in self._sources:
-            self._sources[source] -= 1
+            self._sources[source] -= n
         else:
-            self._others -= 1
+            self._others -= n
         if queue in self._queues:
-            self._queues[queue] -= 1
+            self._queues[queue] -= n

@@ -64,7 +64,7 @@ class MemoryCore:
         now = self._clock.now()
         for _, move in settles:
             check_move(TaskState.RUNNING, move.state)  # before anything is written: a turn happens as a whole or not
-        settled = [self._settle(claim, move) for claim, move in settles]
+        settled = [self._settle(claim, move) for claim, move in settles] if settles else []
         for report in reports:
             self._report(report, now)
         added = [self._add(add, now) for add in adds]
@@ -185,23 +185,31 @@ class MemoryCore:
         }
         quota = Quota(demand, room)
         lanes = [lane for lane in self._lanes if quota.room(*lane) > 0]
-        claims: list[Claim] = []
+        return self._start(self._pick(lanes, quota), node, now)
+
+    def _pick(self, lanes: list[Lane], quota: Quota) -> list[TaskRecord]:
+        """What goes next over all lanes, by priority and place, for as long as the quota lasts."""
+        picked: list[TaskRecord] = []
         heads = [(entry, lane) for lane in lanes if (entry := self._head(lane)) is not None]
         heapq.heapify(heads)
-        while heads and quota.left > 0:
+        while heads:
             entry, lane = heads[0]
-            if quota.room(*lane) <= 0:
-                heapq.heappop(heads)
-                continue
-            heapq.heappop(self._lanes[lane])
-            quota.admit(*lane)
-            claims.append(self._start(self._by_id[entry[2]], node, now))
-            following = self._head(lane)
-            if following is None:
+            heap, room = self._lanes[lane], quota.room(*lane)
+            # All that stands before the next lane's head is taken in one go: of a single lane, all there is room for.
+            limit = min(heads[1:3])[0] if len(heads) > 1 else None
+            taken = 0
+            while entry is not None and taken < room and (limit is None or entry < limit):
+                record = self._by_id[heapq.heappop(heap)[2]]
+                record.state = TaskState.RUNNING  # now: the heap may hold the same entry twice
+                picked.append(record)
+                taken += 1
+                entry = self._head(lane)
+            quota.admit(*lane, taken)
+            if entry is None or taken == room:
                 heapq.heappop(heads)
             else:
-                heapq.heapreplace(heads, (following, lane))
-        return claims
+                heapq.heapreplace(heads, (entry, lane))
+        return picked
 
     def _head(self, lane: Lane) -> Entry | None:
         heap = self._lanes[lane]
@@ -219,19 +227,24 @@ class MemoryCore:
             heapq.heappop(heap)
         return None
 
-    def _start(self, record: TaskRecord, node: str, now: datetime) -> Claim:
-        self._seq += 1
-        record.attempt += 1
-        record.token = self._seq
-        record.node = node
-        record.started_at = record.updated_at = now
-        record.state = TaskState.RUNNING
-        self._counts[record.queue, TaskState.QUEUED] -= 1
-        self._counts[record.queue, TaskState.RUNNING] += 1
-        self._running[node].add(record.id)
-        self._running_in[record.queue] += 1
-        self._tell(EventKind.STARTED, record, now)
-        return Claim(record.clone(), record.attempt, record.token)
+    def _start(self, records: list[TaskRecord], node: str, now: datetime) -> list[Claim]:
+        claims = []
+        token = self._seq
+        for record in records:
+            token += 1
+            record.attempt += 1
+            record.token = token
+            record.node = node
+            record.started_at = record.updated_at = now
+            self._tell(EventKind.STARTED, record, now)
+            claims.append(Claim(record.clone(), record.attempt, token))
+        self._seq = token
+        self._running[node].update(record.id for record in records)
+        for queue, n in Counter(record.queue for record in records).items():
+            self._counts[queue, TaskState.QUEUED] -= n
+            self._counts[queue, TaskState.RUNNING] += n
+            self._running_in[queue] += n
+        return claims
 
     # --- one move -------------------------------------------------------------------------------------------------
 

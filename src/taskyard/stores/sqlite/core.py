@@ -195,8 +195,10 @@ class SqliteCore:
             if asked is None:
                 settled.append(ClaimLost(claim.uuid, claim.token))
                 continue
+            record = claim.record.clone()
+            record.note = None  # the row may have a newer one, which stays unless the move brings another
             # Race: a cancel may be asked after the run has ended and before its node could know.
-            self._move(claim.record.clone(), heed_cancel(move) if asked else move)
+            self._move(record, heed_cancel(move) if asked else move)
             settled.append(None)
         self._save_moved()  # before reports and adds look at these tasks
         return settled

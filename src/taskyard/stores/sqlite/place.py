@@ -73,12 +73,17 @@ def prepare_folder(path: Path) -> Path:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as exc:
-        if exc.errno == errno.ENOSPC:
-            raise StoreFull(str(path)) from None
-        raise StoreReadOnly(str(path), os.strerror(exc.errno or 0)) from None
+        raise from_os_error(path, exc) from None
     if not os.access(folder, os.W_OK):
         raise StoreReadOnly(str(path), f"no permission on {folder}")
     return folder
+
+
+def from_os_error(path: Path, exc: OSError) -> StoreError:
+    """The typed error for what became of a file or folder beside the database."""
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(str(path))
+    return StoreReadOnly(str(path), f"{exc.strerror}: {exc.filename}")
 
 
 def to_store_error(path: Path, exc: apsw.Error) -> StoreError:
@@ -104,6 +109,8 @@ def typed_errors(path: Path) -> Iterator[None]:
         yield
     except apsw.Error as exc:
         raise to_store_error(path, exc) from exc
+    except OSError as exc:
+        raise from_os_error(path, exc) from exc
 
 
 def connect(path: Path, *, synchronous: str, vfs: str | None, write: bool) -> apsw.Connection:
