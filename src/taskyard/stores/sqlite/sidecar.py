@@ -32,7 +32,8 @@ class LockFile:
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
+        # Another's file may belong to another user; looking at its lock needs no more than reading.
+        self._fd = os.open(path, os.O_CLOEXEC | (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY), 0o666)
         _open_files.add(self)
 
     def lock(self) -> None:

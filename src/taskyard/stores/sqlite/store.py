@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -71,23 +71,22 @@ class SqliteStore:
 
     def _open(self) -> None:
         folder = prepare_folder(self.path)
-        turn = WriteTurn(folder)
-        conn: apsw.Connection | None = None
-        try:
-            with typed_errors(self.path), turn.taken():
+        with typed_errors(self.path), ExitStack() as undo:
+            turn = WriteTurn(folder)
+            undo.callback(turn.close)
+            with turn.taken():
                 conn = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=True)
+                undo.callback(conn.close)
                 migrate(conn, self.path)
                 self._reader = self._read_only()
+                undo.callback(self._reader.close)
                 self._poller = self._read_only()
+                undo.callback(self._poller.close)
                 self._version = self._poller.data_version()
-        except BaseException:
-            if conn is not None:
-                conn.close()
-            turn.close()
-            raise
+            self._sidecar = Sidecar(folder)
+            undo.pop_all()
         self._conn, self._turn = conn, turn
         self._guard = Guarded(self.path)
-        self._sidecar = Sidecar(folder)
         self._watch = Watch(folder)
         self._core = SqliteCore(conn, self._clock)
         self._writer = Writer(self._core, conn, turn, committed=self._on_commit)
