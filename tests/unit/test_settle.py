@@ -203,7 +203,7 @@ def test_a_heeded_cancel_lets_nothing_run_again(move: Move):
         assert (heeded.state, heeded.at) == (TaskState.CANCELED, move.at)
         assert heeded.error is not None
     elif move.state is TaskState.COMPLETED:
-        assert (heeded.state, heeded.result) == (TaskState.COMPLETED, move.result or "null")
-        assert heeded.note is not None
+        assert (heeded.state, heeded.at, heeded.result) == (move.state, move.at, move.result or "null")
+        assert "cancel was asked" in (heeded.note or "")
     else:
         assert heeded is move

@@ -201,12 +201,13 @@ class SettleContract(Desk):
 
     @pytest.mark.spec("QUE-12")
     async def test_what_ended_before_the_cancel_keeps_its_end(self, store: Store, clock: FixedClock) -> None:
-        """A run that completed before it could be canceled is completed."""
+        """A run that completed before it could be canceled is completed, and says that a cancel was asked."""
         (held,) = await start(store, a_record())
         await store.apply([held.uuid], Cancel())
         await settle(store, held, Move.completed(at=clock.now(), result="1"))
         kept = await get(store, held)
         assert (kept.state, kept.result, kept.cancel_asked_at) == (TaskState.COMPLETED, "1", None)
+        assert "cancel was asked" in (kept.note or "")
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
@@ -222,6 +223,18 @@ class SettleContract(Desk):
         await store.turn(A, reports=[Report(held, note="by hand")])
         kept = await get(store, held)
         assert (kept.progress, kept.note, kept.state) == (progress, "by hand", TaskState.RUNNING)
+
+    async def test_a_reported_note_outlives_the_settle(self, store: Store, clock: FixedClock) -> None:
+        """What a run noted of itself is kept when it ends without another note, whatever was noted before it ran."""
+        (held,) = await start(store, a_record())
+        retry = Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error())
+        await store.turn(A, reports=[Report(held, Progress(0.5), note="first run")])
+        turned = await store.turn(A, settles=[(held, retry)], demand=room(1))
+        (again,) = turned.claims
+        await store.turn(A, reports=[Report(again, Progress(0.7), note="second run")])
+        await settle(store, again, Move.completed(at=clock.now()))
+        kept = await get(store, held)
+        assert (kept.note, kept.progress) == ("second run", Progress(0.7))
 
     async def test_the_last_report_of_a_turn_stands(self, store: Store) -> None:
         """Of several reports of one run in one turn the last one is seen."""

@@ -1,0 +1,447 @@
+"""A Hypothesis machine that does the same random things to the memory store and to SQLite, and compares all they hold.
+
+The memory store is the reference; what both agree on is then held against rules that neither of them implements: only
+legal moves, limits kept, nothing startable left waiting. SQLite is driven through two handles on one file, as two
+processes would, and is closed and opened again at random: what one handle remembers must never be stale.
+"""
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, InvalidInput, TaskyardError, UnknownTask
+from taskyard.model.command import Cancel, Command, Retry, SetPriority
+from taskyard.model.event import TOLD_AS, EventKind
+from taskyard.model.execution import ErrorKind, ExecutionError, Progress
+from taskyard.model.limits import Demand, QueueSettings, Quota
+from taskyard.model.move import Move
+from taskyard.model.order import GAP, Priority
+from taskyard.model.state import ENDED, HOLDS_KEY, TaskState, check_move
+from taskyard.model.task import Claim, Dedupe, TaskRecord
+from taskyard.ports.store import Add, Added, Report, Store, Turned
+from taskyard.stores.memory import MemoryStore
+from taskyard.stores.sqlite import SqliteStore
+from taskyard.testing.samples import FixedClock, a_node
+
+T = TypeVar("T")
+
+QUEUES = ("default", "cpu")
+SOURCES = ("fetch", "shrink", "report")
+DELAYS = (0.0, 0.0, 0.0, -5.0, 0.5, 1.0, 3.0)
+STATES = {kind: state for state, kind in TOLD_AS.items()}
+
+
+class Asked(NamedTuple):
+    """A task to be added, as drawn. `again` uses the uuid of an earlier one."""
+
+    queue: str
+    source: str
+    priority: Priority
+    key: str | None
+    slot: str | None
+    delay_s: float
+    again: bool
+
+
+class Batch(NamedTuple):
+    """One add, as drawn. `parent` picks a claim that may be stale by now."""
+
+    tasks: list[Asked]
+    dedupe: Dedupe
+    parent: int | None
+
+
+class Ending(NamedTuple):
+    """One settle, as drawn: which claim, and how its run ended."""
+
+    claim: int
+    how: str
+    delay_s: float
+
+
+picks = st.integers(0, 40)
+asked = st.builds(
+    Asked,
+    st.sampled_from(QUEUES),
+    st.sampled_from(SOURCES),
+    st.sampled_from([Priority.NORMAL, Priority.HIGH, Priority.LOW]),
+    st.sampled_from([None, None, "k", "m"]),
+    st.sampled_from([None, None, "s", "t"]),
+    st.sampled_from(DELAYS),
+    st.sampled_from([False] * 19 + [True]),
+)
+batches = st.builds(
+    Batch, st.lists(asked, min_size=1, max_size=4), st.sampled_from(Dedupe), st.sampled_from([None] * 4) | picks
+)
+HOW = ("completed", "failed", "crashed", "retrying", "later", "given-back", "canceled")
+endings = st.builds(Ending, picks, st.sampled_from(HOW), st.sampled_from([0.0, 1.0, 2.0]))
+rooms = st.sampled_from([0, 1, 1, 2, 3, 9])
+demands = st.builds(
+    Demand, st.sampled_from([0, 1, 2, 4, 9]), st.dictionaries(st.sampled_from(SOURCES), rooms, max_size=3), rooms
+)
+nodes = st.integers(0, 1)
+handles = st.integers(0, 1)
+commands = st.one_of(
+    st.builds(Cancel, st.sampled_from(["", "not needed"])),
+    st.builds(Retry, to_head=st.booleans()),
+    st.builds(SetPriority, st.sampled_from(Priority)),
+)
+settings_of_queues = st.builds(
+    QueueSettings,
+    name=st.sampled_from(QUEUES),
+    concurrency=st.sampled_from([None, 1, 2, 3]),
+    per_key=st.sampled_from([1, 1, 2]),
+    auto_recover=st.sampled_from([0, 1, 2]),
+)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.Runner()
+        self.clock = FixedClock()
+        self.folder = tempfile.TemporaryDirectory(prefix="taskyard-")
+        self.memory: Store = MemoryStore(self.clock)
+        self.handles: list[Store] = []
+        self.nodes: list[str] = []
+        self.queues: dict[str, QueueSettings] = {}
+        self.claims: list[tuple[Claim, Claim]] = []  # each store's own, live or stale
+        self.states: dict[str, set[TaskState]] = {}  # where a task may be, by the events told so far
+        self.uuids: list[str] = []
+        self.last_event = 0
+        self.last_token = 0
+        self.joined = self.made = 0
+        self.numbers: dict[int, int] = {}  # the memory store's ids, tokens and places, and what SQLite has for them
+
+    @initialize()
+    def open(self) -> None:
+        self.run(self.memory.open())
+        self.handles = [self.open_handle() for _ in range(2)]
+        self.nodes = [self.join(0), self.join(1)]
+
+    def open_handle(self) -> Store:
+        # Nothing here pulls the plug, so that nothing has to be waited for.
+        handle = SqliteStore(Path(self.folder.name) / "work.db", clock=self.clock, synchronous="NORMAL")
+        self.run(handle.open())
+        return handle
+
+    def join(self, handle: int) -> str:
+        self.joined += 1
+        node = a_node(f"{self.joined}")
+        self.both(handle, lambda store: store.join(node))
+        return node.incarnation
+
+    def teardown(self) -> None:
+        for handle in self.handles:
+            self.run(handle.close())
+        self.loop.close()
+        self.folder.cleanup()
+
+    def run(self, doing: Awaitable[T]) -> T:
+        async def do() -> T:
+            return await doing
+
+        return self.loop.run(do())
+
+    def both(self, handle: int, do: Callable[[Store], Awaitable[T]]) -> tuple[T, T]:
+        """Do it to the memory store and to one of the handles on the SQLite file."""
+        return self.run(do(self.memory)), self.run(do(self.handles[handle]))
+
+    # --- what may happen ----------------------------------------------------------------------------------------------
+
+    @rule(
+        handle=handles,
+        node=nodes,
+        settles=st.lists(endings, max_size=4),
+        adds=st.lists(batches, max_size=3),
+        reports=st.lists(picks, max_size=2),
+        demand=st.none() | demands,
+    )
+    def turn(
+        self,
+        handle: int,
+        node: int,
+        settles: list[Ending],
+        adds: list[Batch],
+        reports: list[int],
+        demand: Demand | None,
+    ) -> None:
+        now = self.clock.now()
+        records = [[self.record(task) for task in batch.tasks] for batch in adds]
+        endings = [(ending.claim, self.move(ending, now)) for ending in settles] if self.claims else []
+        told = reports if self.claims else []
+
+        def turn_of(which: int) -> Callable[[Store], Awaitable[Turned]]:
+            return lambda store: store.turn(
+                self.nodes[node],
+                settles=[(self.claim(pick, which), move) for pick, move in endings],
+                adds=[
+                    Add(
+                        batch_records,
+                        batch.dedupe,
+                        None if batch.parent is None or not self.claims else self.claim(batch.parent, which),
+                    )
+                    for batch, batch_records in zip(adds, records, strict=True)
+                ],
+                reports=[Report(self.claim(pick, which), Progress(pick / 40), "told") for pick in told],
+                demand=demand,
+            )
+
+        one = self.run(turn_of(0)(self.memory))
+        two = self.run(turn_of(1)(self.handles[handle]))
+        assert [answer(lost) for lost in two.settled] == [answer(lost) for lost in one.settled]
+        assert [answer(added) for added in two.added] == [answer(added) for added in one.added]
+        for mine, theirs in zip(one.claims, two.claims, strict=True):
+            self.same(mine.record, theirs.record)
+            assert (theirs.attempt, theirs.token) == (mine.attempt, self.number(mine.token, theirs.token))
+        assert two.next_due == one.next_due
+        self.claims += zip(one.claims, two.claims, strict=True)
+        del self.claims[:-40]
+        self.uuids += [added.uuid for adds in one.added if isinstance(adds, list) for added in adds if added.is_new]
+        after = self.compare()
+        self.check_claims(one, after)
+        self.check_nothing_startable_waits(one, demand, after)
+        waiting = [r.due_at for r in after if r.state in {TaskState.SCHEDULED, TaskState.RETRYING}]
+        assert one.next_due == min(waiting, default=None)
+
+    @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 2.0, 5.0, 60.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(seconds=st.sampled_from([-3600.0, -1.0, 1.0, 3600.0]))
+    def somebody_sets_the_clock(self, seconds: float) -> None:
+        self.clock.step(seconds)
+
+    @precondition(lambda self: self.uuids)
+    @rule(handle=handles, which=st.lists(picks, min_size=1, max_size=4), command=commands)
+    def somebody_commands(self, handle: int, which: list[int], command: Command) -> None:
+        uuids = [self.uuids[-1 - pick % len(self.uuids)] for pick in which]
+        one, two = self.both(handle, lambda store: store.apply(uuids, command))
+        assert [(a.uuid, refusal(a.refused)) for a in two] == [(a.uuid, refusal(a.refused)) for a in one]
+        # A task named twice, or whose key's order changed again meanwhile: the last answer is what is stored.
+        if len(uuids) == 1 and one[0].record is not None and two[0].record is not None:
+            self.same(one[0].record, two[0].record)
+        self.compare()
+        for node in self.nodes:
+            asked, signaled = self.both(handle, lambda store, node=node: store.signals(node))  # type: ignore[misc]
+            assert sorted(signaled) == sorted(asked)
+
+    @rule(handle=handles, node=nodes)
+    def a_node_dies(self, handle: int, node: int) -> None:
+        dead = self.nodes[node]
+        one, two = self.both(handle, lambda store: store.rescue(dead))
+        assert sorted(two) == sorted(one)
+        assert self.both(handle, lambda store: store.rescue(dead)) == ([], [])
+        self.compare()
+        self.nodes[node] = self.join(handle)
+
+    @rule(handle=handles, settings=settings_of_queues)
+    def somebody_sets_a_queue(self, handle: int, settings: QueueSettings) -> None:
+        self.both(handle, lambda store: store.set_queue(settings))
+        self.queues[settings.name] = settings
+        self.compare()
+
+    @rule(handle=handles, seconds=st.sampled_from([0.0, 1.0, 30.0]), limit=st.sampled_from([1, 2, 500]))
+    def old_tasks_are_pruned(self, handle: int, seconds: float, limit: int) -> None:
+        before = self.clock.now() - timedelta(seconds=seconds)
+        one, two = self.both(handle, lambda store: store.prune(finished_before=before, limit=limit))
+        assert two == one
+        self.compare()
+
+    @rule(handle=handles)
+    def a_process_restarts(self, handle: int) -> None:
+        self.run(self.handles[handle].close())
+        self.handles[handle] = self.open_handle()
+        self.compare()
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def record(self, task: Asked) -> TaskRecord:
+        now = self.clock.now()
+        self.made = number = self.made + 1
+        uuid = f"00000000-0000-7000-8000-{number:012d}"
+        if task.again and self.uuids:
+            uuid = self.uuids[number % len(self.uuids)]
+        return TaskRecord(
+            uuid=uuid,
+            source=task.source,
+            queue=task.queue,
+            args='{"n":%d}' % number,  # noqa: UP031 - braces
+            priority=task.priority,
+            key=task.key,
+            dedupe_slot=task.slot,
+            due_at=now + timedelta(seconds=task.delay_s),
+            created_at=now,
+            updated_at=now,
+        )
+
+    def claim(self, pick: int, which: int) -> Claim:
+        return self.claims[-1 - pick % len(self.claims)][which]
+
+    def move(self, ending: Ending, now: datetime) -> Move:
+        error = ExecutionError(kind=ErrorKind.RUNTIME, message=ending.how, types=("OSError",), details={"n": 1})
+        due = now + timedelta(seconds=ending.delay_s)
+        match ending.how:
+            case "completed":
+                return Move.completed(at=now, result='{"ok":true}')
+            case "failed":
+                return Move.failed(at=now, error=error, note="given up")
+            case "crashed":
+                return Move.retrying(at=now, due_at=due, error=error, crashed=True)
+            case "retrying":
+                return Move.retrying(at=now, due_at=due, error=error)
+            case "later":
+                return Move.retrying(at=now, due_at=due, error=error, retried=False)
+            case "given-back":
+                return Move.given_back(at=now, note="stopping")
+            case _:
+                return Move.canceled(at=now, error=error)
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    def compare(self) -> list[TaskRecord]:
+        """Everything both stores hold is the same, and holds against the rules; the records."""
+        one, two = self.run(self.memory.list_tasks(limit=10_000)), self.run(self.handles[0].list_tasks(limit=10_000))
+        for mine, theirs in zip(one, two, strict=True):
+            self.same(mine, theirs)
+        numbers = [self.numbers[number] for number in sorted(self.numbers)]
+        assert numbers == sorted(set(numbers))
+        tally = dict(Counter((record.queue, record.state) for record in one))
+        assert self.both(0, lambda store: store.count()) == (tally, tally)
+        assert self.both(1, lambda store: store.count()) == (tally, tally)
+        self.compare_events({record.uuid: record.state for record in one})
+        slots = Counter(record.dedupe_slot for record in one if record.dedupe_slot is not None)
+        assert set(slots.values()) <= {1}
+        for record in one:
+            assert (record.state is TaskState.RUNNING) == (record.token is not None) == (record.node is not None)
+            assert (record.state in ENDED) == (record.finished_at is not None)
+            assert record.state not in ENDED or record.dedupe_slot is None
+        self.check_parking(one)
+        return one
+
+    def same(self, mine: TaskRecord, theirs: TaskRecord) -> None:
+        """Two records are the same, field by field; ids, tokens and places stand for the same numbers throughout.
+
+        A store may skip numbers (SQLite does, when it replays a batch in which one add failed), so that it is their
+        order that has to agree."""
+        expected = msgspec.structs.asdict(mine)
+        expected["id"] = self.number(mine.id, theirs.id)
+        expected["position"] = self.number(mine.position // GAP, theirs.position // GAP) * GAP
+        if mine.token is not None and theirs.token is not None:
+            expected["token"] = self.number(mine.token, theirs.token)
+        differ = {
+            name: (value, getattr(theirs, name)) for name, value in expected.items() if value != getattr(theirs, name)
+        }
+        assert not differ, f"memory and SQLite differ on {mine.uuid}: {differ}"
+
+    def number(self, mine: int, theirs: int) -> int:
+        """What SQLite has for the memory store's number, learned when it is first seen."""
+        return self.numbers.setdefault(mine, theirs)
+
+    def compare_events(self, states: dict[str, TaskState]) -> None:
+        """What happened since the last look is told alike, follows the table of moves, and leads to what is stored."""
+        one, two = self.both(1, lambda store: store.events(after=self.last_event))
+        assert two == one
+        assert [event.seq for event in one.events] == list(range(self.last_event + 1, one.last + 1))
+        self.last_event = one.last
+        changed = set()
+        for event in one.events:
+            changed.add(event.uuid)
+            if event.kind is EventKind.SUBMITTED:
+                self.states[event.uuid] = {TaskState.QUEUED, TaskState.SCHEDULED}
+            elif event.kind in STATES:
+                old = self.states[event.uuid] & {old for old in TaskState if legal(old, STATES[event.kind])}
+                assert old, f"{event.uuid} went from {self.states[event.uuid]} to {event.kind}"
+                self.states[event.uuid] = {STATES[event.kind]}
+        for uuid, state in states.items():
+            assert state in self.states[uuid]
+        for uuid in changed:
+            runs, others = self.both(0, lambda store, uuid=uuid: store.list_runs(uuid))  # type: ignore[misc]
+            for mine, theirs in zip(runs, others, strict=True):
+                assert theirs == msgspec.structs.replace(mine, token=self.number(mine.token, theirs.token))
+            assert [run.token for run in runs] == sorted({run.token for run in runs})
+
+    def check_claims(self, turned: Turned, records: list[TaskRecord]) -> None:
+        """What was just claimed is in order, under new tokens, and within the limits of its queue and its key."""
+        places = [(claim.record.priority, claim.record.position) for claim in turned.claims]
+        assert places == sorted(places)
+        tokens = [self.last_token, *(claim.token for claim in turned.claims)]
+        assert tokens == sorted(set(tokens))
+        self.last_token = tokens[-1]
+        for claim in turned.claims:
+            queue, key = claim.record.queue, claim.record.key
+            rules = self.settings(queue)
+            running = sum(r.state is TaskState.RUNNING and r.queue == queue for r in records)
+            assert rules.concurrency is None or running <= rules.concurrency
+            if key is not None:
+                assert sum(r.state in HOLDS_KEY and (r.queue, r.key) == (queue, key) for r in records) <= rules.per_key
+
+    def check_nothing_startable_waits(self, turned: Turned, demand: Demand | None, records: list[TaskRecord]) -> None:
+        """With room left in the demand and in the queue, nothing that may start was left waiting."""
+        if demand is None:
+            return
+        running = Counter(record.queue for record in records if record.state is TaskState.RUNNING)
+        quota = Quota(demand, {})
+        for claim in turned.claims:
+            assert quota.room(claim.record.queue, claim.record.source) > 0
+            quota.admit(claim.record.queue, claim.record.source)
+        for record in records:
+            if record.state is TaskState.QUEUED and not record.parked:
+                limit = self.settings(record.queue).concurrency
+                full = limit is not None and running[record.queue] >= limit
+                assert full or quota.room(record.queue, record.source) <= 0
+
+    def check_parking(self, records: list[TaskRecord]) -> None:
+        """Of those waiting with one key, exactly the first that fit under its limit may start; no other is parked."""
+        keyed: dict[tuple[str, str], list[TaskRecord]] = {}
+        for record in records:
+            if record.key is not None and (record.state is TaskState.QUEUED or record.state in HOLDS_KEY):
+                keyed.setdefault((record.queue, record.key), []).append(record)
+            else:
+                assert not record.parked
+        for (queue, _), group in keyed.items():
+            busy = sum(record.state in HOLDS_KEY for record in group)
+            waiting = [record for record in group if record.state is TaskState.QUEUED]
+            waiting.sort(key=lambda record: (record.priority, record.position))
+            free = max(0, self.settings(queue).per_key - busy)
+            assert [record.parked for record in waiting] == [place >= free for place in range(len(waiting))]
+
+    def settings(self, queue: str) -> QueueSettings:
+        return self.queues.get(queue) or QueueSettings(name=queue)
+
+
+def legal(old: TaskState, new: TaskState) -> bool:
+    try:
+        check_move(old, new)
+    except TaskyardError:
+        return False
+    return True
+
+
+def answer(given: list[Added] | TaskyardError | None) -> Any:
+    """What a settle or an add was answered, so that two stores' answers can be compared."""
+    match given:
+        case DuplicateTask():
+            return "duplicate", given.existing, given.slot
+        case ClaimLost():
+            return "lost", given.uuid
+        case InvalidInput():
+            return "invalid"
+    return given
+
+
+def refusal(refused: TaskyardError | None) -> Any:
+    match refused:
+        case CommandRefused():
+            return "refused", refused.uuid, refused.command, refused.state
+        case UnknownTask():
+            return "unknown", refused.uuid
+    return refused
