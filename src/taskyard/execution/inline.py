@@ -9,7 +9,7 @@ from typing import Any
 
 from taskyard.execution.context import RunContext
 from taskyard.execution.explain import canceled, explain, refused, timed_out
-from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
 
@@ -21,20 +21,30 @@ class InProcessExecutor:
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
+        self._running = 0
+        self._is_closed = False
+        self._idle: asyncio.Event | None = None
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        self._is_closed = False
 
-    async def shutdown(self, *, wait: bool = True) -> None: ...
+    async def shutdown(self, *, wait: bool = True) -> None:
+        self._is_closed = True
+        if wait and self._running:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
 
     async def submit(self, request: ExecutionRequest) -> ExecutionResult:
         started_at = self._now()
+        if self._is_closed or not request.spec.is_async:
+            return ExecutionResult(
+                success=False, error=self._refuse(request), started_at=started_at, ended_at=started_at
+            )
         run: RunContext | None = request.context
         if run is not None and run.task is not None:
             run.interrupt = run.task.cancel
+        self._running += 1
         try:
-            if not request.spec.is_async:
-                error = refused(f"{request.spec.name!r} is not async; give it executor='thread'")
-                return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=started_at)
             if request.timeout_s is None:
                 data = await request.spec.call(request.payload)
             else:
@@ -43,7 +53,16 @@ class InProcessExecutor:
             # SystemExit and KeyboardInterrupt too: a consumer must not end the loop that all the others run on.
             error = self._explain(exc, request)
             return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=self._now())
+        finally:
+            self._running -= 1
+            if self._idle is not None and not self._running:
+                self._idle.set()
         return ExecutionResult(success=True, data=data, started_at=started_at, ended_at=self._now())
+
+    def _refuse(self, request: ExecutionRequest) -> ExecutionError:
+        if self._is_closed:
+            return ExecutionError(kind=ErrorKind.REJECTED, message="the in-process executor is shut down")
+        return refused(f"{request.spec.name!r} is not async; give it executor='thread'")
 
     async def _within(self, request: ExecutionRequest) -> Any:
         deadline = asyncio.timeout(request.timeout_s)
