@@ -1,0 +1,77 @@
+"""`python -m tests.torture [NAME …]`: breaks promises on purpose, and prints the figures reached.
+
+`SEED=n` repeats the choices of an earlier run (the timing of processes stays its own), `FULL=1` raises the counts to
+those the promises speak of. Exits 1 if any trial failed.
+"""
+
+import logging
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.torture import kills
+from tests.torture.figures import Figures
+from tests.torture.zygote import Zygote
+
+
+class Scenario(NamedTuple):
+    run: Callable[..., Figures]
+    trials: int
+    full: int
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "kills": Scenario(kills.run, 500, 10_000),
+}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in SCENARIOS]
+    if unknown:
+        print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(SCENARIOS)}", file=sys.stderr)
+        return 2
+    logging.getLogger("taskyard").setLevel(logging.CRITICAL)  # deaths and retries are the point here
+    is_full = os.environ.get("FULL", "") not in ("", "0")
+    seed = int(os.environ.get("SEED") or random.SystemRandom().getrandbits(31))
+    print(f"SEED={seed}", flush=True)
+    try:
+        rows = [_run(name, is_full, seed) for name in names or SCENARIOS]
+    finally:
+        Zygote.end()
+    print(f"\n{table(rows)}\n\nSEED={seed}")
+    failed = [failure for row in rows for failure in row.failures]
+    for failure in failed[:50]:
+        print(failure, file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run(name: str, is_full: bool, seed: int) -> Figures:
+    scenario = SCENARIOS[name]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"torture-{name}-") as where:
+        figures = scenario.run(Path(where), trials=scenario.full if is_full else scenario.trials, seed=seed)
+    took = f"{time.monotonic() - began:.0f} s"
+    figures.note = f"{figures.note}; {took}" if figures.note else took
+    print(f"{name}: {figures.trials} trials, {len(figures.failures)} failures, {figures.note}", flush=True)
+    return figures
+
+
+def table(rows: list[Figures]) -> str:
+    cells = [("promise", "trials", "failures", "note")]
+    cells += [(row.promise, f"{row.trials:,}", f"{len(row.failures):,}", row.note) for row in rows]
+    widths = [max(len(line[column]) for line in cells) for column in range(3)]
+    lines = [
+        f"| {promise:{widths[0]}} | {trials:>{widths[1]}} | {failures:>{widths[2]}} | {note} |"
+        for promise, trials, failures, note in cells
+    ]
+    rule = f"|{'-' * (widths[0] + 2)}|{'-' * (widths[1] + 1)}:|{'-' * (widths[2] + 1)}:|---|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

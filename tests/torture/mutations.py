@@ -1,0 +1,50 @@
+"""Our own code with one safeguard taken out, to show that the torture would notice.
+
+Chosen by name, in the process that is to misbehave: `TORTURE_MUTATION=acknowledge-before-commit`.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from taskyard.model.task import Claim
+from taskyard.stores.sqlite.core import SqliteCore
+from taskyard.stores.sqlite.writer import Job, Outcome, Writer
+
+VARIABLE = "TORTURE_MUTATION"
+
+
+def acknowledge_before_commit() -> None:
+    """Callers hear of their success while the transaction is still open."""
+
+    def transact(self: Writer, batch: list[Job]) -> list[Outcome]:
+        foreign = self._core.begin()
+        outcomes: list[Outcome] = [(job.future, job.run(), None) for job in batch]
+        self._core.finish()
+        self._deliver(batch, outcomes)
+        time.sleep(0.05)  # long enough for the acknowledgement to be written down
+        self._commit()
+        self._committed(foreign)
+        return outcomes
+
+    Writer._transact = transact  # type: ignore[method-assign]
+
+
+def drop_the_token_check() -> None:
+    """Whoever ever held a claim may settle it."""
+
+    def held(self: SqliteCore, claims: Iterable[Claim]) -> Any:
+        return {claim.token: False for claim in claims}
+
+    SqliteCore._held = held  # type: ignore[method-assign]
+
+
+MUTATIONS: dict[str, Callable[[], None]] = {
+    "acknowledge-before-commit": acknowledge_before_commit,
+    "drop-the-token-check": drop_the_token_check,
+}
+
+
+def install(name: str) -> None:
+    if name:
+        MUTATIONS[name]()
