@@ -166,12 +166,11 @@ class Engine:
         if self._is_started:
             return
         self._is_started = True
-        if self._settings.serve:
-            for executor in self._executors.values():
-                await executor.start()
-            await self._store.join(self._node())
-        else:
-            self._slots.stop()
+        try:
+            await self._join()
+        except BaseException:
+            self._is_started = False
+            raise
         self._store.watch(self._changed)
         self._keep("dispatcher", self._dispatcher.run)
         self._keep("outcomes", self._watcher.run)
@@ -181,6 +180,14 @@ class Engine:
             self._keep("hints", self._follow_hints)
             self._keep("tick", self._tick)
             self._dispatcher.promote()  # finds what is waiting already, and hears what is due next
+
+    async def _join(self) -> None:
+        if not self._settings.serve:
+            self._slots.stop()
+            return
+        for executor in self._executors.values():
+            await executor.start()
+        await self._store.join(self._node())
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Start nothing new, let what runs finish, write what has ended, leave. After `grace_s` what still runs is
@@ -291,13 +298,25 @@ class Engine:
 
     async def _restarting(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop that fails is logged and started again, sooner or later: it never dies silently."""
-        pause = RESTART_FIRST_S
+        failures = 0
         while True:
             began = self._clock.monotonic()
             try:
                 await loop()
-            except Exception:
-                log.exception("the %s loop failed and is started again", name)
+            except Exception as error:
+                if self._clock.monotonic() - began > 2 * RESTART_CAP_S:
+                    failures = 0
+                _log_failure(name, error, is_first=failures == 0)
             self._probes.stumbled(name)
-            pause = RESTART_FIRST_S if self._clock.monotonic() - began > RESTART_CAP_S else pause * 2
-            await self._clock.wait(asyncio.Event(), self._clock.monotonic() + min(pause, RESTART_CAP_S))
+            pause = min(RESTART_FIRST_S * 2 ** min(failures, 10), RESTART_CAP_S)
+            failures += 1
+            await self._clock.wait(asyncio.Event(), self._clock.monotonic() + pause)
+            self._changed()  # whatever it was in the middle of is looked at again
+
+
+def _log_failure(name: str, error: Exception, *, is_first: bool) -> None:
+    """A store that is away is no news the second time; a bug is, and comes with its stack."""
+    if not isinstance(error, StoreError):
+        log.error("the %s loop failed and is started again", name, exc_info=error)
+    elif is_first:
+        log.warning("the %s loop waits for the store: %s", name, error)

@@ -237,7 +237,7 @@ class Dispatcher:
         if turned.claims:
             self._begin(turned.claims)
         self._hooks.next_due(turned.next_due)
-        if self._flushed is not None and not self._settles:
+        if self._flushed is not None:
             self._flushed.set()
 
     def _answered(self, settles: list[Settle], answers: list[ClaimLost | None]) -> None:
@@ -276,7 +276,7 @@ class Dispatcher:
         self._settles = batch.settles + self._settles
         self._reports = {report.claim.token: report for report in batch.reports} | self._reports
         self._look = True
-        told = error if isinstance(error, TaskyardError) else StoreUnavailable(f"the store failed: {error!r}")
+        told = _as_ours(error)
         for waiter in batch.waiting:
             if not waiter.done():
                 waiter.set_exception(told)
@@ -330,15 +330,15 @@ class Dispatcher:
         await self._clock.wait(asyncio.Event(), self._clock.monotonic() + wait)
 
     def _recovered(self) -> None:
-        if not self._one_by_one or not (self._settles or self._waiting):
+        if not self._one_by_one or not self._settles:
             log.warning("the store answers again, after %d failed tries", self._failures)
             self._failures, self._one_by_one = 0, False
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
     async def flush(self, until_mono: float) -> bool:
-        """Wait until every settle handed in so far is written, or `until_mono`; whether they are."""
-        while self._settles or self._in_flight:
+        """Wait until all that was handed in is written, or `until_mono`; whether it is."""
+        while self._settles or self._waiting or self._in_flight:
             if self._clock.monotonic() >= until_mono:
                 return False
             self._flushed = asyncio.Event()
@@ -352,6 +352,15 @@ class Dispatcher:
             if not waiter.done():
                 waiter.set_exception(NotOpen("the yard was stopped before these tasks were stored; nothing was added"))
         self._waiting.clear()
+
+
+def _as_ours(error: BaseException) -> TaskyardError:
+    """What a submitter is told."""
+    if isinstance(error, TaskyardError):
+        return error
+    if isinstance(error, Exception):
+        return StoreUnavailable(f"the store failed: {error!r}")
+    return NotOpen("the yard was stopped while these tasks were being stored; look before you submit again")
 
 
 def _trace(error: Exception) -> Exception | None:
