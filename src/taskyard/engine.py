@@ -13,11 +13,10 @@ import os
 import random
 import socket
 import uuid as uuids
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from taskyard.cluster.rescuer import Rescuer
 from taskyard.errors import NotOpen, StoreError
@@ -123,9 +122,15 @@ class Engine:
         """How the task ended, if that is known here without asking; None says nothing."""
         return self._watcher.find(uuid)
 
-    def outcome(self, uuid: str) -> Coroutine[Any, Any, Outcome]:
-        """Wait until the task has ended, wherever it runs; `ResultGone` if the store does not know it."""
-        return self._watcher.wait(uuid)
+    async def outcome(self, uuid: str, timeout_s: float | None = None) -> Outcome:
+        """Wait until the task has ended, wherever it runs; `ResultGone` if the store does not know it, `TimeoutError`
+        if it has not ended within `timeout_s` seconds."""
+        waiter = self._watcher.wait(uuid, timeout_s)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self._watcher.forget(uuid, waiter)
+            raise
 
     async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         """Carry out a command, and let it take effect on this node at once."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -22,16 +21,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class TaskHandle:
-    """One task of a yard, known by its `uuid`. A handle can be made of an id alone: `yard.handle(uuid)`."""
+class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One task of a yard, known by its `uuid`. A handle can be made of an id alone: `yard.handle(uuid)`. `is_new` is
+    false if `submit` found the same work pending and merged into it."""
 
-    __slots__ = ("_yard", "is_new", "uuid")
-
-    def __init__(self, yard: Yard, uuid: str, is_new: bool = True) -> None:
-        self._yard = yard
-        self.uuid = uuid
-        self.is_new = is_new
-        """False if `submit` found the same work pending and merged into it."""
+    _yard: Yard
+    uuid: str
+    is_new: bool = True
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.uuid!r})"
@@ -45,14 +41,9 @@ class TaskHandle:
     async def result(self, *, timeout_s: float | None = None) -> Any:
         """What the task returned, when it has ended, wherever it ran. Raises `TaskFailed`, `TaskCanceled`,
         `TaskSkipped` or `ResultGone`; `TimeoutError` when `timeout_s` passes first (the task goes on)."""
-        if timeout_s is None:
-            return value_of(await self._yard.engine.outcome(self.uuid))
-        try:
-            async with asyncio.timeout(timeout_s):
-                outcome = await self._yard.engine.outcome(self.uuid)
-        except TimeoutError:
-            raise TimeoutError(f"task {self.uuid} has not ended within {timeout_s:g} s; it goes on") from None
-        return value_of(outcome)
+        engine = self._yard.engine
+        outcome = engine.find_outcome(self.uuid)
+        return value_of(outcome or await engine.outcome(self.uuid, timeout_s))
 
     async def record(self) -> TaskRecord:
         """Everything that is stored of the task now."""

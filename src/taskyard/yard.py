@@ -37,6 +37,18 @@ R = TypeVar("R")
 MAX_PAYLOAD_BYTES = 1 << 20
 
 
+_forks = 0
+"""How many forks lie between the first process and this one: `os.getpid()` on every submit would cost a system call."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 class Yard:
     """Runs tasks on a store: `memory://`, `sqlite:///work.db`, or what `TASKYARD_STORE` says.
 
@@ -69,7 +81,7 @@ class Yard:
         self._max_payload_bytes = max_payload_bytes
         self._consumers: dict[str, Consumer] = {}
         self._queues: dict[str, QueueSettings] = {}
-        self._pid = 0
+        self._forks = 0
         self.loop: asyncio.AbstractEventLoop | None = None
 
     # --- consumers and queues -----------------------------------------------------------------------------------------
@@ -202,7 +214,7 @@ class Yard:
             await store.close()
             raise
         self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
-        self._pid = os.getpid()
+        self._forks = _forks
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
         executors: dict[str, ExecutorProtocol] = {
@@ -251,7 +263,7 @@ class Yard:
 
     def refuse_fork(self) -> None:
         """`ForkedStore` in a forked child: the loops did not come along, and a call would wait for them for ever."""
-        if self._engine is not None and os.getpid() != self._pid:
+        if self._engine is not None and self._forks != _forks:
             raise ForkedStore
 
     # --- submitting ---------------------------------------------------------------------------------------------------

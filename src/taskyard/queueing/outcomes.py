@@ -17,6 +17,7 @@ from taskyard.model.move import Move
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Outcome, TaskRecord
 from taskyard.ports.store import Store
+from taskyard.queueing.deadlines import Deadlines
 
 log = logging.getLogger("taskyard")
 
@@ -50,22 +51,27 @@ class OutcomeWatcher:
         self._wake = asyncio.Event()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._deadlines = Deadlines(self._expire)
 
     def find(self, uuid: str) -> Outcome | None:
         """How the task ended, if this node has ended it lately; None says nothing."""
         return self._recent.get(uuid) or self._older.get(uuid)
 
-    async def wait(self, uuid: str) -> Outcome:
-        """How the task ended, when it has; `ResultGone` if the store does not know it. A failed task may later be sent
-        again: this answers with the first end it sees."""
+    def wait(self, uuid: str, timeout_s: float | None = None) -> Waiter:
+        """How the task ended, when it has; `ResultGone` if the store does not know it, `TimeoutError` if it has not
+        ended in time. A failed task may later be sent again: this answers with the first end it sees. Whoever no longer
+        wants the answer says so with `forget`."""
         if self._closed:
             raise NotOpen("this yard has been stopped; open it again to wait for results")
-        known = self.find(uuid)
-        if known is not None:
-            return known
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         waiter: Waiter = self._loop.create_future()
+        known = self.find(uuid)
+        if known is not None:
+            waiter.set_result(known)
+            return waiter
+        if timeout_s is not None:
+            self._deadlines.set(uuid, waiter, timeout_s)
         waiters = self._waiting.get(uuid)
         if waiters is None:
             self._waiting[uuid] = [waiter]
@@ -73,14 +79,14 @@ class OutcomeWatcher:
             self._wake.set()
         else:
             waiters.append(waiter)
-        try:
-            return await waiter
-        finally:
-            # Nobody is told twice, so whoever is still listed here has given up.
-            if waiter.cancelled() or not waiter.done():
-                self._forget(uuid, waiter)
+        return waiter
 
-    def _forget(self, uuid: str, waiter: Waiter) -> None:
+    def _expire(self, uuid: str, waiter: Waiter, after_s: float) -> None:
+        self.forget(uuid, waiter)
+        waiter.set_exception(TimeoutError(f"task {uuid} has not ended within {after_s:g} s; it goes on"))
+
+    def forget(self, uuid: str, waiter: Waiter) -> None:
+        """The waiter has given up."""
         waiters = self._waiting.get(uuid)
         if waiters is not None and waiter in waiters:
             waiters.remove(waiter)
@@ -119,6 +125,7 @@ class OutcomeWatcher:
     def close(self) -> None:
         """Nobody will be told any more."""
         self._closed = True
+        self._deadlines.close()
         for uuid in list(self._waiting):
             self._fail(uuid, NotOpen(f"the yard was stopped while task {uuid} was waited for; the task goes on"))
 
