@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import warnings
 import weakref
@@ -46,7 +47,7 @@ def filesystem_of(path: Path, mountinfo: str) -> str:
         fields = left.split()
         if len(fields) < 5 or not right:
             continue
-        mount = Path(fields[4].encode().decode("unicode_escape"))
+        mount = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
         if (path == mount or mount in path.parents) and len(mount.parts) >= best:
             best, fstype = len(mount.parts), right.split()[0]
     return fstype
