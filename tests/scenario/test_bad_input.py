@@ -1,0 +1,135 @@
+"""Bad input, as a table: each gets a typed error that says what to do, and nothing is stored."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from taskyard import (
+    InvalidArguments,
+    InvalidInput,
+    NaiveDatetime,
+    NotJson,
+    PayloadTooLarge,
+    RetryPolicy,
+    TaskFailed,
+    TaskState,
+    UnknownConsumer,
+    Yard,
+)
+from tests.scenario.jobs import build
+
+NAIVE = datetime(2030, 1, 1, 12)  # noqa: DTZ001 - a time without a zone is the point
+AWARE = NAIVE.replace(tzinfo=UTC)
+LONG = "x" * 5000
+
+# --- what is submitted ------------------------------------------------------------------------------------------------
+
+ADD = ("add", {"a": 1})
+
+SUBMITS = [
+    ("unknown-consumer", UnknownConsumer, "registered: add, echo, .*; register it", ("nobody", {}), {}),
+    ("argument-missing", InvalidArguments, "a: Field required", ("add", {}), {}),
+    ("argument-extra", InvalidArguments, "c: Extra inputs are not permitted", ("add", {"a": 1, "c": 2}), {}),
+    ("argument-of-wrong-type", InvalidArguments, "a: Input should be a valid integer", ("add", {"a": "one"}), {}),
+    ("several-at-once", InvalidArguments, "a: Field required; b: Input.*; z: Extra", ("add", {"b": None, "z": 1}), {}),
+    ("arguments-no-dict", InvalidArguments, "must be a dict of names and values", ("add", [1]), {}),
+    ("argument-not-json", NotJson, "use dicts with string keys, lists, strings", ("echo", {"value": object()}), {}),
+    ("argument-not-text", NotJson, "cannot be written as JSON", ("echo", {"value": b"\xff\xfe"}), {}),
+    ("argument-surrogate", NotJson, "cannot be written as JSON", ("echo", {"value": "\ud800"}), {}),
+    ("argument-nan", InvalidArguments, "x: Input should be a finite number", ("half", {"x": float("nan")}), {}),
+    ("arguments-too-large", PayloadTooLarge, "write it to a file and pass the path", ("echo", {"value": LONG}), {}),
+    ("naive-time", NaiveDatetime, r"write datetime\.now\(timezone\.utc\)", ADD, {"schedule_at": NAIVE}),
+    ("time-as-text", InvalidInput, "must be a datetime with a time zone", ADD, {"schedule_at": "2030-01-01"}),
+    ("two-times", InvalidInput, "give either delay_s or schedule_at", ADD, {"delay_s": 1, "schedule_at": AWARE}),
+    ("delay-negative", InvalidInput, "delay_s must be between 0 and 1e9", ADD, {"delay_s": -1}),
+    ("delay-nan", InvalidInput, "delay_s must be between 0 and 1e9", ADD, {"delay_s": float("nan")}),
+    ("delay-as-text", InvalidInput, "delay_s must be a number of seconds", ADD, {"delay_s": "5"}),
+    ("timeout-zero", InvalidInput, "leave it out for no limit", ADD, {"timeout_s": 0}),
+    ("timeout-as-text", InvalidInput, "timeout_s must be a number of seconds", ADD, {"timeout_s": "1m"}),
+    ("unknown-option", InvalidInput, "unknown option urgent; known are priority, delay_s", ADD, {"urgent": True}),
+    ("priority-unknown", InvalidInput, "'urgent' is not one of high, normal, low", ADD, {"priority": "urgent"}),
+    ("priority-number", InvalidInput, "7 is not one of high, normal, low", ADD, {"priority": 7}),
+    ("retry-as-number", InvalidInput, r"such as RetryPolicy\(max_retries=3\)", ADD, {"retry": 3}),
+    ("dedupe-unknown", InvalidInput, "'maybe' is not one of .*merge", ADD, {"dedupe": "maybe"}),
+    ("dedupe-key-alone", InvalidInput, "has no effect without dedupe=", ADD, {"dedupe_key": "k"}),
+    ("queue-empty", InvalidInput, "queue must be a string of 1 to 200 characters", ADD, {"queue": ""}),
+    ("key-too-long", InvalidInput, "key must be a string of 1 to 200 characters", ADD, {"key": "k" * 201}),
+    ("key-as-number", InvalidInput, "key must be a string", ADD, {"key": 5}),
+]
+
+
+@pytest.mark.spec("SCH-09", "SCH-02")
+@pytest.mark.parametrize(("error", "advice", "task", "options"), [pytest.param(*row[1:], id=row[0]) for row in SUBMITS])
+async def test_what_cannot_be_submitted_is_refused(url, error, advice, task, options):
+    """A task that could not run as asked is refused at submit, one by one and in a batch, and nothing is stored."""
+    yard = build(url, max_payload_bytes=4096)
+
+    @yard.consumer
+    async def half(x: float) -> float:
+        return x / 2
+
+    name, args = task
+    async with yard:
+        for _ in range(2):
+            with pytest.raises(error, match=advice):
+                await yard.submit(name, args, **options)
+            with pytest.raises(error, match=advice):
+                await yard.submit_many(name, [args], **options)
+        assert await yard.store.count() == {}
+        assert await (await yard.submit("add", {"a": 1})).result(timeout_s=10) == 2
+
+
+# --- what comes back --------------------------------------------------------------------------------------------------
+
+RESULTS = [
+    pytest.param(object, "NotJson", "use dicts with string keys", id="not-json"),
+    pytest.param(lambda: {1j: 2}, "NotJson", "cannot be written as JSON", id="keys-not-text"),
+    pytest.param(lambda: LONG, "PayloadTooLarge", "write it to a file and pass the path", id="too-large"),
+    pytest.param(lambda: "\ud800", "NotJson", "cannot be written as JSON", id="surrogate"),
+]
+
+
+@pytest.mark.parametrize(("make", "error_type", "advice"), RESULTS)
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_result_that_cannot_be_kept_fails_the_task(url, make, error_type, advice, is_async):
+    """A result that is not JSON or too large fails the task at once, without a retry, and says what to do."""
+    yard = Yard(url, max_payload_bytes=4096)
+    if is_async:
+
+        @yard.consumer(name="maker")
+        async def make_async() -> Any:
+            return make()
+
+    else:
+        yard.consumer(name="maker")(make)
+
+    async with yard:
+        handle = await yard.submit("maker", retry=RetryPolicy(max_retries=5, first_s=0.01))
+        with pytest.raises(TaskFailed, match=advice) as failed:
+            await handle.result(timeout_s=10)
+        assert failed.value.error_type == error_type
+        record = await handle.record()
+        assert (record.state, record.attempt, record.result) == (TaskState.FAILED, 1, None)
+
+
+async def test_arguments_that_no_longer_fit_fail_the_task(file_url):
+    """A task that was stored for an earlier form of its function fails at once, naming what does not fit."""
+    old, new = Yard(file_url), Yard(file_url)
+
+    @old.consumer(name="job")
+    async def first_form(a: int) -> int:
+        return a
+
+    @new.consumer(name="job")
+    async def second_form(b: int) -> int:
+        return b
+
+    async with old.client():
+        uuid = (await first_form.submit(1)).uuid
+    async with new:
+        with pytest.raises(TaskFailed, match=r"a: Extra inputs are not permitted|b: Field required"):
+            await new.handle(uuid).result(timeout_s=10)
+        assert (await new.handle(uuid).record()).attempt == 1

@@ -1,0 +1,332 @@
+"""Stores that cannot be used, as a table: each gets a typed error that says what to do, and nothing is changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from taskyard import StoreCorrupt, StoreOnNetwork, StoreReadOnly, StoreTooNew, StoreUrlInvalid, Yard
+from taskyard.stores.sqlite import place
+from tests.scenario.jobs import build
+from tests.scenario.processes import TOP, environment, run_python
+
+# --- where the store is -----------------------------------------------------------------------------------------------
+
+URLS = [
+    "redis://localhost",
+    "postgres",
+    "work.db",
+    "sqlite://work.db",
+    "sqlite:///",
+    "sqlite:///?mode=ro",
+    "memory://x",
+    "file:work.db",
+]
+
+
+@pytest.mark.parametrize("bad", URLS)
+async def test_an_address_that_is_none_is_refused(bad):
+    """An address nobody knows is refused when the yard is opened, with the forms that are known."""
+    with pytest.raises(StoreUrlInvalid, match=r"use memory:// or sqlite:///path/to/work\.db"):
+        await Yard(bad).start()
+
+
+async def test_no_address_at_all_is_refused(monkeypatch, tmp_path):
+    """Without an address the environment is asked, and if it has none, the error names the variable."""
+    monkeypatch.delenv("TASKYARD_STORE", raising=False)
+    with pytest.raises(StoreUrlInvalid, match="set TASKYARD_STORE or pass a URL"):
+        await Yard().start()
+    monkeypatch.setenv("TASKYARD_STORE", f"sqlite:///{tmp_path / 'env.db'}")
+    async with Yard():
+        assert (tmp_path / "env.db").exists()
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def ours(path: Path) -> None:
+    """A store with some finished and some waiting tasks in it, closed."""
+    yard = build(f"sqlite:///{path}")
+    with yard.blocking() as sync:
+        for handle in sync.submit_many("add", [{"a": n} for n in range(200)]):
+            sync.result(handle, timeout_s=10)
+        sync.submit("echo", {"value": "kept"}, delay_s=3600)
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"this is not a database, it is a letter to the editor\n" * 200)
+
+
+def short(path: Path) -> None:
+    path.write_bytes(b"SQLite format 3\0")
+
+
+def truncated(path: Path) -> None:
+    ours(path)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def overwritten(path: Path) -> None:
+    ours(path)
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+
+
+def foreign(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE song (title TEXT); INSERT INTO song VALUES ('Yesterday')")
+    connection.close()
+
+
+def newer(path: Path) -> None:
+    ours(path)
+    connection = apsw.Connection(str(path))
+    connection.execute("PRAGMA user_version = 9999")
+    connection.close()
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def missing(path: Path) -> None:
+    path.parent.rmdir()
+
+
+FILES = [
+    pytest.param(garbage, StoreCorrupt, r"is damaged or is not a Taskyard store .* choose another path", id="garbage"),
+    pytest.param(short, StoreCorrupt, "restore a backup", id="a-header-only"),
+    pytest.param(truncated, StoreCorrupt, r"stop all processes that use it, keep the file", id="truncated"),
+    pytest.param(overwritten, StoreCorrupt, r"try `sqlite3 .* \.recover`", id="overwritten"),
+    pytest.param(foreign, StoreCorrupt, "another program's database.*choose another path", id="another-program's"),
+    pytest.param(newer, StoreTooNew, r"schema version 9999, .* upgrade Taskyard", id="newer"),
+    pytest.param(folder, StoreCorrupt, "it is a folder; name a file in it", id="a-folder"),
+    pytest.param(missing, StoreReadOnly, r"the folder .* does not exist", id="no-such-folder"),
+]
+
+
+@pytest.mark.parametrize(("arrange", "error", "advice"), FILES)
+def test_a_file_that_is_no_store_of_ours_is_refused_unchanged(tmp_path, arrange, error, advice):
+    """What is damaged, foreign, newer or not there is refused when the yard is opened, and the file is not touched."""
+    path = tmp_path / "folder" / "work.db"
+    path.parent.mkdir()
+    arrange(path)
+    before = digest(path)
+    yard = build(f"sqlite:///{path}")
+    with pytest.raises(error, match=advice), yard.blocking():
+        pass
+    assert digest(path) == before
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(("-wal", "-journal"))]
+
+
+def test_an_empty_file_is_a_new_store(tmp_path):
+    """An empty file, as `touch` makes it, is taken for a store that is still to be filled."""
+    path = tmp_path / "work.db"
+    path.touch()
+    with build(f"sqlite:///{path}").blocking() as sync:
+        assert sync.result(sync.submit("add", {"a": 1}), timeout_s=10) == 2
+
+
+# --- a store that cannot be written -----------------------------------------------------------------------------------
+
+AS_NOBODY = """
+import os, sys, tempfile
+from taskyard import StoreReadOnly
+from tests.scenario.jobs import build
+
+def attempt(url):
+    with build(url).blocking() as sync:
+        return sync.result(sync.submit("add", {"a": 1}), timeout_s=10)
+
+# What is imported when first needed is read now: the next user may not read this interpreter's files.
+with tempfile.TemporaryDirectory() as folder:
+    attempt(f"sqlite:///{folder}/warm.db")
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    print(attempt(sys.argv[1]))
+except StoreReadOnly as error:
+    print(error)
+"""
+
+
+def whole_folder(path: Path) -> None:
+    path.parent.chmod(0o555)
+
+
+def file_alone(path: Path) -> None:
+    path.parent.chmod(0o777)
+    sidecar(path).chmod(0o777)
+    path.chmod(0o444)
+
+
+def lock_file(path: Path) -> None:
+    path.parent.chmod(0o777)
+    sidecar(path).chmod(0o777)
+    (sidecar(path) / "turn").chmod(0o444)
+    path.chmod(0o666)
+
+
+def all_but_the_folder(path: Path) -> None:
+    sidecar(path).chmod(0o777)
+    (sidecar(path) / "turn").chmod(0o666)
+    path.chmod(0o666)
+    path.parent.chmod(0o555)
+
+
+def sidecar(path: Path) -> Path:
+    return path.with_name(path.name + "-yard")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user can reach: those of `tmp_path` are closed to others."""
+    folder = Path(tempfile.mkdtemp(prefix="taskyard-"))
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("close_off", [whole_folder, file_alone, lock_file, all_but_the_folder])
+def test_a_store_that_may_not_be_written_is_refused(open_folder, close_off):
+    """A file, a folder or a lock that this user may not write is told as such, and the store stays as it was."""
+    path = open_folder / "work.db"
+    ours(path)
+    before = digest(path)
+    close_off(path)
+    said = run_python(AS_NOBODY, f"sqlite:///{path}")
+    path.chmod(0o644)
+    assert "give this user write permission on the file and on its folder, or choose another path" in said
+    assert digest(path) == before
+
+
+def test_a_store_cannot_be_made_where_one_may_not_write(open_folder):
+    """In a folder that this user may not write, no store can be made, and none is begun."""
+    open_folder.chmod(0o555)
+    said = run_python(AS_NOBODY, f"sqlite:///{open_folder}/new.db")
+    assert "give this user write permission on the file and on its folder" in said
+    assert os.listdir(open_folder) == []
+
+
+# --- a disk that is full ----------------------------------------------------------------------------------------------
+
+ON_A_SMALL_DISK = """
+import asyncio, subprocess, sys
+from taskyard import StoreFull, TaskState
+from tests.scenario.jobs import build
+
+folder = sys.argv[1]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", folder], check=True)
+yard = build(f"sqlite:///{folder}/work.db")
+big = "x" * 20_000
+taken = []
+
+async def fill():
+    async with yard.client():
+        while True:
+            try:
+                taken.append((await yard.submit("echo", {"value": big})).uuid)
+            except StoreFull as error:
+                print(error)
+                break
+        # Refused again, and what was acknowledged can still be read.
+        try:
+            await yard.submit("echo", {"value": big})
+        except StoreFull:
+            print("still full")
+        assert await yard.store.count() == {("default", TaskState.QUEUED): len(taken)}
+
+async def work():
+    async with yard:
+        assert (await yard.store.count())["default", TaskState.QUEUED] <= len(taken)
+        for uuid in taken:
+            assert await yard.handle(uuid).result(timeout_s=10) == big
+        assert await (await yard.submit("add", {"a": 1})).result(timeout_s=10) == 2
+
+asyncio.run(fill())
+subprocess.run(["mount", "-o", "remount,size=16m", folder], check=True)
+asyncio.run(work())
+print("taken and done:", len(taken) > 5)
+"""
+
+
+def test_a_full_disk_refuses_and_loses_nothing(tmp_path):
+    """On a full disk a submit is refused and says so; with room again, everything that was acknowledged is there."""
+    own_mounts = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    done = subprocess.run(
+        [*own_mounts, sys.executable, "-c", ON_A_SMALL_DISK, str(tmp_path)],
+        env=environment(),
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told, still, taken = done.stdout.splitlines()
+    assert "free some disk space and submit again. Nothing acknowledged is lost" in told
+    assert (still, taken) == ("still full", "taken and done: True")
+
+
+# --- network file systems ---------------------------------------------------------------------------------------------
+
+MOUNTINFO = r"""22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,errors=remount-ro
+25 22 0:5 / /dev rw,nosuid,relatime shared:2 - devtmpfs udev rw,size=4028500k
+30 22 0:24 / /run rw,nosuid,nodev shared:5 - tmpfs tmpfs rw,size=808744k,mode=755
+88 22 0:45 / /srv rw,relatime shared:40 - nfs4 files.example:/export rw,vers=4.2,addr=192.0.2.7
+89 88 0:46 / /srv/local rw,relatime shared:41 - xfs /dev/vdb1 rw,attr2
+90 22 0:47 / /mnt/two\040words rw,relatime shared:42 - cifs //files.example/share rw,vers=3.1.1
+91 22 0:48 / /mnt/été rw,relatime shared:43 - fuse.sshfs me@files.example:/ rw,user_id=0
+92 22 0:49 / /data rw,relatime shared:44 - ext4 /dev/vdc1 rw
+93 92 0:50 / /data rw,relatime shared:45 - nfs files.example:/data rw,vers=3
+94 22 0:51 / /mnt/old rw - ext2 /dev/vdd rw
+a line that is no mount
+"""
+
+MOUNTS = [
+    ("/var/lib/work.db", "ext4"),
+    ("/run/work.db", "tmpfs"),
+    ("/srv/work.db", "nfs4"),
+    ("/srv/deep/er/work.db", "nfs4"),
+    ("/srv/local/work.db", "xfs"),
+    ("/srv/localities/work.db", "nfs4"),
+    ("/mnt/two words/work.db", "cifs"),
+    ("/mnt/été/work.db", "fuse.sshfs"),
+    ("/data/work.db", "nfs"),
+    ("/mnt/old/work.db", "ext2"),
+]
+
+
+@pytest.mark.parametrize(("path", "fstype"), MOUNTS)
+def test_the_file_system_of_a_path_is_read_off_the_mounts(path, fstype):
+    """The deepest mount decides, of two on one place the later, and names with spaces and accents are understood."""
+    assert place.filesystem_of(Path(path), MOUNTINFO) == fstype
+
+
+@pytest.mark.parametrize("fstype", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph"])
+async def test_a_network_file_system_is_refused(tmp_path, monkeypatch, fstype):
+    """On a network file system the yard is not opened, and nothing is put there."""
+    there = tmp_path / "share"
+    there.mkdir()
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"{MOUNTINFO}99 22 0:60 / {there} rw - {fstype} files.example:/x rw\n", "utf-8")
+    monkeypatch.setattr(place.refuse_network, "__defaults__", (mounts,))
+    with pytest.raises(StoreOnNetwork, match=rf"\({fstype}\).*put it on a local disk"):
+        await build(f"sqlite:///{there}/work.db").start()
+    assert os.listdir(there) == []
+    async with build(f"sqlite:///{tmp_path}/work.db") as yard:
+        assert await (await yard.submit("add", {"a": 1})).result(timeout_s=10) == 2
