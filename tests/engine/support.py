@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from taskyard.engine import Engine, EngineSettings
-from taskyard.errors import StoreError
+from taskyard.errors import StoreError, StoreUnavailable
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.runner import RunnerSettings
 from taskyard.execution.thread import ThreadExecutor
@@ -16,7 +16,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, TaskRecord, new_uuid
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
-from taskyard.ports.store import Add, Added, Turned
+from taskyard.ports.store import Add, Added, Node, Turned
 from taskyard.stores.memory import MemoryStore
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.probes import Probes
@@ -31,6 +31,7 @@ class ShakyStore(MemoryStore):
         self.away: Exception | None = None
         self.unanswered: StoreError | None = None
         self.held: asyncio.Event | None = None
+        self.refuses_nodes = False
         self.dead: list[str] = []
         self.asked: list[int] = []
         self._watchers: list[Callable[[], None]] = []
@@ -46,6 +47,11 @@ class ShakyStore(MemoryStore):
             error, self.unanswered = self.unanswered, None
             raise error
         return turned
+
+    async def join(self, node: Node) -> None:
+        if self.refuses_nodes:
+            raise StoreUnavailable("not yet")
+        await super().join(node)
 
     async def dead_nodes(self) -> list[str]:
         if self.away is not None:

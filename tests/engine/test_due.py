@@ -1,9 +1,11 @@
 """When: the due-time loop, on a clock that the test moves."""
 
+import asyncio
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from taskyard.scheduling.due import DueLoop
 from tests.engine.support import Rig, quiet
 
 
@@ -151,6 +153,25 @@ async def test_work_under_way_survives_a_clock_step(rig):
         await rig.advance(3600)
     assert (await rig.outcome(uuid)).state == "completed"
     assert runs == [1, 2]
+
+
+async def test_a_store_whose_clock_is_behind_is_not_pestered(rig, fired):
+    """While the store says that a due task is not due yet, it is asked a few hundred times a second, not more."""
+    asked = 0
+
+    def count() -> None:
+        nonlocal asked
+        asked += 1
+        loop.tell(due)
+
+    due = rig.clock.now() - timedelta(seconds=1)
+    loop = DueLoop(rig.clock, count)
+    loop.tell(due)
+    running = asyncio.create_task(loop.run())
+    for _ in range(1000):
+        await rig.advance(0.001)
+    assert 100 <= asked <= 250
+    running.cancel()
 
 
 async def test_more_due_than_one_turn_promotes(rig, fired):

@@ -171,6 +171,26 @@ async def test_what_ended_is_written_before_stop_returns(rig):
     assert await rig.state(uuid) == "completed"
 
 
+async def test_what_was_handed_in_before_a_stop_is_stored(rig):
+    """Tasks that were handed in when stop() was called are stored, and their submitter is answered."""
+    adding = [rig.offer(rig.record("work")) for _ in range(3)]
+    await rig.engine.stop()
+    assert [len(await one) for one in adding] == [1, 1, 1]
+    assert await rig.store.count() == {("default", "queued"): 3}
+
+
+async def test_a_start_that_failed_can_be_tried_again():
+    """When the store refuses the node, start() raises, and works when the store is back."""
+    rig = Rig()
+    rig.store.refuses_nodes = True
+    with pytest.raises(StoreUnavailable):
+        await rig.engine.start()
+    rig.store.refuses_nodes = False
+    await rig.engine.start()
+    assert len(await rig.store.nodes()) == 1
+    await rig.engine.stop()
+
+
 async def test_a_store_that_stays_away_does_not_hold_stop_for_ever(rig, caplog):
     """When the store does not come back, stop() gives up after a few seconds, says so, and stays joined."""
     work = Work()

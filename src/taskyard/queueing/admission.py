@@ -46,6 +46,8 @@ class Slots:
 
     def take(self, source: str) -> None:
         self._total -= 1
+        if source not in self._sources:
+            self._learn()
         if source in self._sources:
             self._sources[source] -= 1
         else:
