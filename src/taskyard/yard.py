@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar, overload
@@ -82,6 +83,7 @@ class Yard:
         self._consumers: dict[str, Consumer] = {}
         self._queues: dict[str, QueueSettings] = {}
         self._forks = 0
+        self._streams: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()
         self.loop: asyncio.AbstractEventLoop | None = None
 
     # --- consumers and queues -----------------------------------------------------------------------------------------
@@ -245,6 +247,8 @@ class Yard:
             await engine.stop(grace_s)
         finally:
             self._engine = self._store = self.loop = None
+            for changes in self._streams:
+                changes.set()
             await store.close()
 
     @property
@@ -334,12 +338,13 @@ class Yard:
         return applied.record
 
     async def events(self, *, after: int | None = None) -> AsyncGenerator[Event, None]:
-        """What happens from now on, or after event number `after`, in this process and in others; never ends by itself.
-        A reader that falls more than the ring's length behind misses some."""
+        """What happens from now on, or after event number `after`, in this process and in others, until the yard is
+        closed. A reader that falls more than the ring's length behind misses some."""
         store, engine = self.store, self.engine
         seen = (await store.events(after=-1)).last if after is None else after
         with engine.changes() as changes:
-            while True:
+            self._streams.add(changes)
+            while self._engine is engine:
                 changes.clear()
                 page = await store.events(after=seen)
                 seen = page.last

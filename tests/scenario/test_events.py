@@ -100,6 +100,23 @@ async def test_a_listener_goes_on_where_it_left_off(url):
 
 
 @pytest.mark.spec("QUE-29")
+async def test_the_events_end_with_the_yard(url):
+    """Closing a yard ends its streams of events: whoever listens neither holds up the stop nor hangs after it."""
+    kinds: list[EventKind] = []
+
+    async def listen(yard: Yard) -> None:
+        async for event in yard.events(after=0):
+            kinds.append(event.kind)  # noqa: PERF401 - what was heard must be seen although it was cut off
+
+    async with build(url) as yard:
+        handle = await yard.submit("echo")
+        listening = asyncio.create_task(listen(yard))
+        await handle.result(timeout_s=10)
+    await asyncio.wait_for(listening, PATIENCE_S)
+    assert kinds == ["submitted", "running", "completed"]
+
+
+@pytest.mark.spec("QUE-29")
 async def test_a_listener_hears_only_what_comes(url):
     """Without a number to start from, a listener hears from now on."""
     async with build(url) as yard:
