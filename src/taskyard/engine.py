@@ -122,15 +122,13 @@ class Engine:
         """How the task ended, if that is known here without asking; None says nothing."""
         return self._watcher.find(uuid)
 
-    async def outcome(self, uuid: str, timeout_s: float | None = None) -> Outcome:
-        """Wait until the task has ended, wherever it runs; `ResultGone` if the store does not know it, `TimeoutError`
-        if it has not ended within `timeout_s` seconds."""
-        waiter = self._watcher.wait(uuid, timeout_s)
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            self._watcher.forget(uuid, waiter)
-            raise
+    def outcome(self, uuid: str, timeout_s: float | None = None) -> asyncio.Future[Outcome]:
+        """How the task ended, when it has, wherever it runs; `ResultGone` if the store does not know it, `TimeoutError`
+        if it has not ended within `timeout_s` seconds. Whoever gives up waiting says `forget_outcome`."""
+        return self._watcher.wait(uuid, timeout_s)
+
+    def forget_outcome(self, uuid: str, waiter: asyncio.Future[Outcome]) -> None:
+        self._watcher.forget(uuid, waiter)
 
     async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         """Carry out a command, and let it take effect on this node at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -43,7 +44,14 @@ class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
         `TaskSkipped` or `ResultGone`; `TimeoutError` when `timeout_s` passes first (the task goes on)."""
         engine = self._yard.engine
         outcome = engine.find_outcome(self.uuid)
-        return value_of(outcome or await engine.outcome(self.uuid, timeout_s))
+        if outcome is None:
+            waiter = engine.outcome(self.uuid, timeout_s)
+            try:
+                outcome = await waiter
+            except asyncio.CancelledError:
+                engine.forget_outcome(self.uuid, waiter)
+                raise
+        return value_of(outcome)
 
     async def record(self) -> TaskRecord:
         """Everything that is stored of the task now."""

@@ -75,6 +75,9 @@ def apply_move(record: TaskRecord, move: Move) -> None:
     check_move(old, new)
     record.state = new
     record.updated_at = move.at
+    if new is TaskState.COMPLETED:
+        _complete(record, move)
+        return
     record.retries += move.retried
     record.crashes += move.crashed
     record.recoveries += move.recovered
@@ -91,9 +94,16 @@ def apply_move(record: TaskRecord, move: Move) -> None:
         record.finished_at = move.at
         record.dedupe_slot = None
         record.result = move.result
-        if new is TaskState.COMPLETED:
-            record.error = None
     elif old is TaskState.FAILED:
         # Sent again by a person: a fresh set of retries, the old error stays until the next run.
         record.finished_at = None
         record.retries = record.crashes = record.recoveries = 0
+
+
+def _complete(record: TaskRecord, move: Move) -> None:
+    """The end of most tasks, apart from the rest for speed alone."""
+    record.finished_at = move.at
+    record.result = move.result
+    record.token = record.node = record.cancel_asked_at = record.dedupe_slot = record.error = None
+    if move.note is not None:
+        record.note = move.note

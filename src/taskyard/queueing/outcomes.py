@@ -42,7 +42,8 @@ Waiter = asyncio.Future[Outcome]
 class OutcomeWatcher:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: dict[str, list[Waiter]] = {}
+        self._waiting: dict[str, Waiter] = {}
+        self._also: dict[str, list[Waiter]] = {}
         self._new: list[str] = []
         self._changed = False
         self._cursor: int | None = None
@@ -72,13 +73,12 @@ class OutcomeWatcher:
             return waiter
         if timeout_s is not None:
             self._deadlines.set(uuid, waiter, timeout_s)
-        waiters = self._waiting.get(uuid)
-        if waiters is None:
-            self._waiting[uuid] = [waiter]
+        if uuid in self._waiting:
+            self._also.setdefault(uuid, []).append(waiter)
+        else:
+            self._waiting[uuid] = waiter
             self._new.append(uuid)
             self._wake.set()
-        else:
-            waiters.append(waiter)
         return waiter
 
     def _expire(self, uuid: str, waiter: Waiter, after_s: float) -> None:
@@ -87,11 +87,23 @@ class OutcomeWatcher:
 
     def forget(self, uuid: str, waiter: Waiter) -> None:
         """The waiter has given up."""
-        waiters = self._waiting.get(uuid)
-        if waiters is not None and waiter in waiters:
-            waiters.remove(waiter)
-            if not waiters:
+        also = self._also.get(uuid, [])
+        if waiter in also:
+            also.remove(waiter)
+        elif self._waiting.get(uuid) is waiter:
+            if also:
+                self._waiting[uuid] = also.pop()
+            else:
                 del self._waiting[uuid]
+        if not also:
+            self._also.pop(uuid, None)
+
+    def _take(self, uuid: str) -> list[Waiter]:
+        """All who wait for the task, who wait no longer."""
+        first = self._waiting.pop(uuid, None)
+        if first is None:
+            return []
+        return [first, *self._also.pop(uuid, ())] if self._also else [first]
 
     # --- told ---------------------------------------------------------------------------------------------------------
 
@@ -185,11 +197,11 @@ class OutcomeWatcher:
                     self._tell(outcome)
 
     def _tell(self, outcome: Outcome) -> None:
-        for waiter in self._waiting.pop(outcome.uuid, ()):
+        for waiter in self._take(outcome.uuid):
             if not waiter.done():
                 waiter.set_result(outcome)
 
     def _fail(self, uuid: str, error: Exception) -> None:
-        for waiter in self._waiting.pop(uuid, ()):
+        for waiter in self._take(uuid):
             if not waiter.done():
                 waiter.set_exception(error)

@@ -48,7 +48,7 @@ class MemoryCore:
         self._counts: Counter[tuple[str, TaskState]] = Counter()
         self._runs: dict[int, tuple[Run, ...]] = {}
         self._nodes: dict[str, Node] = {}
-        self._events: deque[tuple[EventKind, str, str, str, datetime]] = deque(maxlen=RING)
+        self._events: deque[Event] = deque(maxlen=RING)
         self._event_seq = 0
 
     # --- the hot path ---------------------------------------------------------------------------------------------
@@ -71,6 +71,9 @@ class MemoryCore:
         self._promote(now)
         claims = self._claim(node, demand, now) if demand is not None and demand.total > 0 else []
         return Turned(settled, added, claims, self._next_due())
+
+    def add(self, add: Add) -> list[Added] | TaskyardError:
+        return self._add(add, self._clock.now())
 
     def _held(self, claim: Claim) -> TaskRecord | None:
         """The record the claim still holds, or None."""
@@ -112,6 +115,9 @@ class MemoryCore:
 
     def _taken_uuid(self, add: Add) -> str | None:
         """The first uuid that stands for another task already, among those that would not be merged away."""
+        if len(add.records) == 1 and add.dedupe is Dedupe.ALLOW:
+            uuid = add.records[0].uuid
+            return uuid if uuid in self._tasks else None
         batch: set[str] = set()
         slots: set[str] = set()
         for record in add.records:
@@ -254,8 +260,9 @@ class MemoryCore:
         attempt = record.attempt
         apply_move(record, move)
         new = record.state
-        self._counts[record.queue, old] -= 1
-        self._counts[record.queue, new] += 1
+        counts = self._counts
+        counts[record.queue, old] -= 1
+        counts[record.queue, new] += 1
         if old is TaskState.RUNNING:
             self._end_run(record, move, attempt, token or 0, node or "")
         if slot is not None and record.dedupe_slot is None:
@@ -411,17 +418,12 @@ class MemoryCore:
             return EventPage([], self._event_seq)
         first = self._event_seq - len(self._events) + 1
         start = max(first, after + 1)
-        page = [
-            Event(seq, at, kind, uuid, source, queue)
-            for seq, (kind, uuid, source, queue, at) in enumerate(
-                islice(self._events, start - first, start - first + limit), start
-            )
-        ]
+        page = list(islice(self._events, start - first, start - first + limit))
         return EventPage(page, page[-1].seq if page else self._event_seq, missed=after + 1 < first)
 
     def _tell(self, kind: EventKind, record: TaskRecord, at: datetime) -> None:
         self._event_seq += 1
-        self._events.append((kind, record.uuid, record.source, record.queue, at))
+        self._events.append(Event(self._event_seq, at, kind, record.uuid, record.source, record.queue))
 
     def find(self, uuid: str) -> TaskRecord | None:
         record = self._tasks.get(uuid)
@@ -499,6 +501,9 @@ class MemoryStore:
         demand: Demand | None = None,
     ) -> Turned:
         return self._core.turn(node, settles, adds, reports, demand)
+
+    def add_now(self, add: Add) -> list[Added] | TaskyardError:
+        return self._core.add(add)
 
     async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         return self._core.apply(uuids, command)
