@@ -100,13 +100,6 @@ def to_error(text: str | None) -> ExecutionError | None:
 RUN_COLUMNS = ("task", "token", "attempt", "node", "state", "started_at", "ended_at", "error")
 
 
-def to_run_row(task_id: int, run: Run) -> tuple[Any, ...]:
-    return (
-        task_id, run.token, run.attempt, run.node, run.state, to_us(run.started_at), to_us(run.ended_at),
-        _json(run.error),
-    )  # fmt: skip
-
-
 def from_run_row(row: Any) -> Run:
     _, token, attempt, node, state, started_at, ended_at, error = row
     return Run(
