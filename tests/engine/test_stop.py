@@ -223,7 +223,7 @@ async def test_after_stop_nothing_is_taken(rig):
 async def test_those_who_wait_are_told_of_the_stop(rig):
     """Whoever waits for a result when the engine stops is told, and does not wait for ever."""
     uuid = await rig.submit("nobody")
-    waiting = asyncio.create_task(rig.engine.outcome(uuid))
+    waiting = asyncio.create_task(rig.outcome(uuid))
     await quiet()
     await rig.engine.stop()
     with pytest.raises(NotOpen):

@@ -146,7 +146,7 @@ class Runner:
         return settle(
             run.claim.record,
             result,
-            retry=self._policy(run.claim.record),
+            retry=self._settings.retry if result.success else self._policy(run.claim.record),
             now=now,
             jitter=self._jitter(),
             result_json=kept,

@@ -12,9 +12,9 @@ def _silent(_: object) -> None: ...
 
 class Probes:
     """Silent outside tests; `taskyard.testing.probes` has the ones that can be awaited. Each is called at most once a
-    turn, never once a task: `claimed`, `settled`, `reported` and `rescued` with the tasks' ids, `idle` when the dispatcher has
-    nothing left to do, `outage` with the error of a turn that failed, `stumbled` with the name of a loop that had to be
-    started again."""
+    turn, never once a task: `claimed`, `settled`, `reported` and `rescued` with the tasks' ids, `idle` when the
+    dispatcher has nothing left to do, `outage` with the error of a turn that failed, `stumbled` with the name of a loop
+    that had to be started again."""
 
     claimed: Probe = staticmethod(_silent)
     settled: Probe = staticmethod(_silent)

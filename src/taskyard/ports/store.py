@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -190,4 +190,13 @@ class Store(Protocol):
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` on this event loop soon after another process has committed. A hint may be spurious or late
         (at most about a second), never missing."""
+        ...
+
+
+@runtime_checkable
+class PromptStore(Protocol):
+    """A store that never has to wait may answer a submit on the spot, without a trip through the event loop."""
+
+    def add_now(self, add: Add) -> list[Added] | TaskyardError:
+        """What `turn` does with one add and nothing else; what is due is promoted by the next turn."""
         ...

@@ -26,13 +26,17 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.store import Add, Added, Report, Store, TaskFilter, Turned
+from taskyard.ports.store import Add, Added, PromptStore, Report, Store, TaskFilter, Turned
 from taskyard.queueing.admission import Slots
 
 log = logging.getLogger("taskyard")
 
 ADDS_AT_MOST = 1000
 """Tasks one turn adds, unless a single caller hands in more: a burst of submits must not keep claims waiting."""
+
+PROMPT_AT_MOST = 64
+"""Submits that a prompt store answers on the spot between two turns. The next one waits for the turn, so that a loop of
+submits gives way to everything else at least every millisecond or so."""
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.1, 2.0
 """Between tries while the store is away: at most 2 s, so that claims resume soon after it is back."""
@@ -78,6 +82,8 @@ class Dispatcher:
         self._jitter, self._probes = jitter, probes
         self._hooks: Hooks
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._prompt = store if isinstance(store, PromptStore) else None
+        self._prompt_left = PROMPT_AT_MOST
         self._settles: list[Settle] = []
         self._waiting: deque[tuple[Add, Waiter]] = deque()
         self._reports: dict[int, Report] = {}
@@ -108,7 +114,12 @@ class Dispatcher:
         if self._closed:
             future.set_exception(NotOpen("this yard has been stopped; it takes no more tasks"))
             return future
-        self._waiting.append((add, future))
+        if self._prompt is not None and self._prompt_left > 0 and not self._waiting:
+            self._prompt_left -= 1
+            _answer(future, self._prompt.add_now(add))
+            self._must_turn = True
+        else:
+            self._waiting.append((add, future))
         if self._waiter is not None:
             self._rouse()
         return future
@@ -153,6 +164,7 @@ class Dispatcher:
         while True:
             if not self._has_work():
                 await self._sleep()
+            self._prompt_left = PROMPT_AT_MOST
             await self._turn()
             # Whom the turn has set free goes first: submitters that were answered submit again, short runs end, and all
             # of it goes into the next turn.
@@ -224,12 +236,8 @@ class Dispatcher:
 
     def _finish(self, batch: _Batch, turned: Turned) -> None:
         for waiter, answer in zip(batch.waiting, turned.added, strict=True):
-            if waiter.done():
-                continue
-            if isinstance(answer, TaskyardError):
-                waiter.set_exception(answer)
-            else:
-                waiter.set_result(answer)
+            if not waiter.done():
+                _answer(waiter, answer)
         if batch.settles:
             self._answered(batch.settles, turned.settled)
         if batch.reports:
@@ -352,6 +360,13 @@ class Dispatcher:
             if not waiter.done():
                 waiter.set_exception(NotOpen("the yard was stopped before these tasks were stored; nothing was added"))
         self._waiting.clear()
+
+
+def _answer(waiter: Waiter, answer: list[Added] | TaskyardError) -> None:
+    if isinstance(answer, TaskyardError):
+        waiter.set_exception(answer)
+    else:
+        waiter.set_result(answer)
 
 
 def _as_ours(error: BaseException) -> TaskyardError:
