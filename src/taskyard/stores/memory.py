@@ -32,6 +32,18 @@ Lane = tuple[str, str]
 Entry = tuple[int, int, int]
 
 
+class KeyLine:
+    """The tasks of one queue with one key: which of them hold it, and which wait, first to start first. `offered` are
+    those of the waiting that may start; the rest are parked. Entries of `waiting` may be stale, as those of lanes."""
+
+    __slots__ = ("holding", "offered", "waiting")
+
+    def __init__(self) -> None:
+        self.holding: set[int] = set()
+        self.waiting: list[Entry] = []
+        self.offered: set[int] = set()
+
+
 class MemoryCore:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,7 +53,7 @@ class MemoryCore:
         self._queues: dict[str, QueueSettings] = {}
         self._lanes: dict[Lane, list[Entry]] = {}
         self._due: list[tuple[datetime, int]] = []
-        self._keyed: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
         self._slots: dict[str, str] = {}
         self._running: defaultdict[str, set[int]] = defaultdict(set)
         self._running_in: Counter[str] = Counter()
@@ -242,6 +254,8 @@ class MemoryCore:
             record.token = token
             record.node = node
             record.started_at = record.updated_at = now
+            if record.key is not None:
+                self._hold_key(record)
             self._tell(EventKind.STARTED, record, now)
             claims.append(Claim(record.clone(), record.attempt, token))
         self._seq = token
@@ -304,29 +318,50 @@ class MemoryCore:
     # --- keys -----------------------------------------------------------------------------------------------------
 
     def _track_key(self, record: TaskRecord) -> None:
-        """A task with a key has come, or has moved other than by being claimed."""
+        """A task with a key has come, has moved other than by being claimed, or has another priority."""
         assert record.key is not None
-        new = record.state
-        holders = self._keyed[record.queue, record.key]
-        if new in HOLDS_KEY or new is TaskState.QUEUED:
-            holders.add(record.id)
-        else:
-            holders.discard(record.id)
-        record.parked = new is TaskState.QUEUED
-        self._repark(record.queue, record.key)
-        if not holders:
+        line = self._keyed[record.queue, record.key]
+        line.offered.discard(record.id)
+        line.holding.discard(record.id)
+        record.parked = record.state is TaskState.QUEUED
+        if record.parked:
+            heapq.heappush(line.waiting, (record.priority, record.position, record.id))
+        elif record.state in HOLDS_KEY:
+            line.holding.add(record.id)
+        self._repark(line, record.queue)
+        # At least one of a key may run: with nobody holding it and nobody offered, nobody waits.
+        if not line.holding and not line.offered:
             del self._keyed[record.queue, record.key]
 
-    def _repark(self, queue: str, key: str) -> None:
+    def _hold_key(self, record: TaskRecord) -> None:
+        """A task with a key was claimed. That leaves the room of the key, and who is parked, as they were."""
+        assert record.key is not None
+        line = self._keyed[record.queue, record.key]
+        line.offered.discard(record.id)
+        line.holding.add(record.id)
+
+    def _repark(self, line: KeyLine, queue: str) -> None:
         """Of the tasks waiting with this key, exactly the first ones that fit under its limit may start."""
-        records = [self._by_id[task_id] for task_id in self._keyed[queue, key]]
-        busy = sum(record.state in HOLDS_KEY for record in records)
-        free = max(0, self._settings(queue).per_key - busy)
-        waiting = sorted((r for r in records if r.state is TaskState.QUEUED), key=lambda r: (r.priority, r.position))
-        for place, record in enumerate(waiting):
-            was_parked, record.parked = record.parked, place >= free
-            if was_parked and not record.parked:
-                self._offer(record)
+        free = self._settings(queue).per_key - len(line.holding)
+        first: dict[int, Entry] = {}
+        while line.waiting and len(first) < free:
+            entry = priority, position, task_id = heapq.heappop(line.waiting)
+            record = self._by_id.get(task_id)
+            if (
+                record is not None
+                and record.state is TaskState.QUEUED
+                and record.position == position
+                and record.priority == priority
+            ):
+                first[task_id] = entry
+        for entry in first.values():
+            heapq.heappush(line.waiting, entry)
+        for task_id in line.offered - first.keys():
+            self._by_id[task_id].parked = True
+        for task_id in first.keys() - line.offered:
+            self._by_id[task_id].parked = False
+            self._offer(self._by_id[task_id])
+        line.offered = set(first)
 
     def _settings(self, queue: str) -> QueueSettings:
         return self._queues.get(queue) or QueueSettings(name=queue)
@@ -335,9 +370,9 @@ class MemoryCore:
 
     def set_queue(self, settings: QueueSettings) -> None:
         self._queues[settings.name] = settings
-        for queue, key in list(self._keyed):
+        for (queue, _), line in self._keyed.items():
             if queue == settings.name:
-                self._repark(queue, key)
+                self._repark(line, queue)
 
     def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         now = self._clock.now()
@@ -368,8 +403,7 @@ class MemoryCore:
         if record.key is None:
             self._offer(record)
         else:
-            record.parked = True
-            self._repark(record.queue, record.key)
+            self._track_key(record)
 
     def join(self, node: Node) -> None:
         self._nodes[node.incarnation] = node

@@ -1,0 +1,107 @@
+"""Commands, queues, nodes, rescue and retention: everything but the hot path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from taskyard.errors import CommandRefused, UnknownTask
+from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.event import EventKind
+from taskyard.model.limits import QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.settle import rescue
+from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
+from taskyard.ports.store import Applied, Node
+from taskyard.stores.rows import to_us
+from taskyard.stores.sqlite.statements import AS_JSON
+from taskyard.stores.sqlite.transaction import Transaction
+
+
+class Commands(Transaction):
+    def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+        now = self._clock.now()
+        found = self._read(
+            f"SELECT {AS_JSON} FROM task WHERE uuid IN (SELECT value FROM json_each(?))",
+            (msgspec.json.encode(list(uuids)).decode(),),
+        )
+        records = {record.uuid: record for record in found}
+        applied = [self._apply_one(uuid, records.get(uuid), command, now) for uuid in uuids]
+        self._flush()
+        # Parking is decided at the flush, after the records were changed: read what it decided.
+        return [self._with_parking(one) for one in applied]
+
+    def _apply_one(self, uuid: str, record: TaskRecord | None, command: Command, now: datetime) -> Applied:
+        if record is None:
+            return Applied(uuid, refused=UnknownTask(uuid))
+        try:
+            decision = decide(record, command, now=now)
+        except CommandRefused as refused:
+            return Applied(uuid, refused=refused)
+        if isinstance(decision, Move):
+            self._move(record, decision)
+        else:
+            apply_decision(record, decision)
+            kind = EventKind.CANCEL_ASKED
+            if isinstance(decision, Reprioritize):
+                kind = EventKind.PRIORITY_CHANGED
+                if record.key is not None and record.state is TaskState.QUEUED:
+                    record.parked = True
+                    self._keys.add((record.queue, record.key))
+            self._tell(kind, record, to_us(now))
+            self._saves.append(record)
+        return Applied(uuid, record=record)
+
+    def _with_parking(self, applied: Applied) -> Applied:
+        record = applied.record
+        if record is not None and record.key is not None:
+            record.parked = bool(self._one("SELECT parked FROM task WHERE id = ?", (record.id,)))
+        return applied
+
+    def set_queue(self, settings: QueueSettings) -> None:
+        old = self._settings(settings.name)
+        text = msgspec.json.encode(settings).decode()
+        self._conn.execute("INSERT OR REPLACE INTO queue VALUES (?, ?)", (settings.name, text))
+        self._queues[settings.name] = settings
+        if settings.per_key != old.per_key:
+            keys: Any = self._conn.execute(
+                "SELECT DISTINCT key FROM task WHERE queue = ? AND key IS NOT NULL AND state IN ('queued', 'running', "
+                "'retrying')",
+                (settings.name,),
+            )
+            self._keys.update((settings.name, key) for (key,) in keys.fetchall())
+
+    def join(self, node: Node, boot_id: str) -> None:
+        info = msgspec.json.encode(node).decode()
+        self._conn.execute("INSERT OR REPLACE INTO node VALUES (?, ?, ?)", (node.incarnation, info, boot_id))
+
+    def leave(self, incarnation: str) -> None:
+        self._conn.execute("DELETE FROM node WHERE incarnation = ?", (incarnation,))
+
+    def rescue(self, incarnation: str) -> list[str]:
+        now = self._clock.now()
+        why = f"its node {incarnation} died"
+        rescued = self._read(f"SELECT {AS_JSON} FROM task WHERE state = 'running' AND node = ?", (incarnation,))
+        rescued.sort(key=lambda record: record.position, reverse=True)  # the last to be put at the head stands first
+        for record in rescued:
+            for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
+                self._move(record, move)
+        self.leave(incarnation)
+        return [record.uuid for record in rescued]
+
+    def prune(self, finished_before: datetime, limit: int) -> int:
+        old: Any = self._conn.execute(
+            "SELECT id, queue, state FROM task WHERE finished_at IS NOT NULL AND finished_at < ? "
+            "ORDER BY finished_at, id LIMIT ?",
+            (to_us(finished_before), limit),
+        ).fetchall()
+        ids = msgspec.json.encode([id_ for id_, _, _ in old]).decode()
+        self._conn.execute("DELETE FROM run WHERE task IN (SELECT value FROM json_each(?))", (ids,))
+        self._conn.execute("DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))", (ids,))
+        for _, queue, state in old:
+            self._moved_tally[queue, state] -= 1
+        return len(old)
