@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -35,8 +36,8 @@ ADDS_AT_MOST = 1000
 """Tasks one turn adds, unless a single caller hands in more: a burst of submits must not keep claims waiting."""
 
 PROMPT_AT_MOST = 64
-"""Submits that a prompt store answers on the spot between two turns. The next one waits for the turn, so that a loop of
-submits gives way to everything else at least every millisecond or so."""
+"""Submits of one asyncio task that a prompt store answers on the spot between two turns. The next one waits for the
+turn, so that a loop of submits gives way to everything else every millisecond or so."""
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.1, 2.0
 """Between tries while the store is away: at most 2 s, so that claims resume soon after it is back."""
@@ -83,7 +84,8 @@ class Dispatcher:
         self._hooks: Hooks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._prompt = store if isinstance(store, PromptStore) else None
-        self._prompt_left = PROMPT_AT_MOST
+        self._prompt_left = 0
+        self._submitter: asyncio.Task[Any] | None = None
         self._settles: list[Settle] = []
         self._waiting: deque[tuple[Add, Waiter]] = deque()
         self._reports: dict[int, Report] = {}
@@ -114,8 +116,7 @@ class Dispatcher:
         if self._closed:
             future.set_exception(NotOpen("this yard has been stopped; it takes no more tasks"))
             return future
-        if self._prompt is not None and self._prompt_left > 0 and not self._waiting:
-            self._prompt_left -= 1
+        if self._prompt is not None and not self._waiting and self._may_answer_now(loop):
             _answer(future, self._prompt.add_now(add))
             self._must_turn = True
         else:
@@ -123,6 +124,14 @@ class Dispatcher:
         if self._waiter is not None:
             self._rouse()
         return future
+
+    def _may_answer_now(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether this submitter has not had too many answers on the spot since the last turn."""
+        submitter = asyncio.current_task(loop)
+        if submitter is not self._submitter:
+            self._submitter, self._prompt_left = submitter, PROMPT_AT_MOST
+        self._prompt_left -= 1
+        return self._prompt_left >= 0
 
     def settle(self, claim: Claim, move: Move) -> None:
         """The run of `claim` has ended: its slot is free, and `move` will be written, however long that takes."""
@@ -164,7 +173,7 @@ class Dispatcher:
         while True:
             if not self._has_work():
                 await self._sleep()
-            self._prompt_left = PROMPT_AT_MOST
+            self._submitter = None
             await self._turn()
             # Whom the turn has set free goes first: submitters that were answered submit again, short runs end, and all
             # of it goes into the next turn.
