@@ -1,0 +1,283 @@
+"""The commands and their options, and what becomes of an error. What a command does stands in a module of its own,
+which is imported when it is called."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from taskyard.cli.console import complain, json_text
+from taskyard.cli.errors import REFUSED, USAGE, UsageError, error_document, exit_code_of
+from taskyard.cli.target import Target
+from taskyard.errors import TaskyardError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="taskyard",
+    help="Runs tasks: when they are due, in the right order, within limits, and without losing any.",
+    epilog="The store is --store URL, else TASKYARD_STORE, else that of the app (--app, or TASKYARD_APP).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+AppArgument = Annotated[str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.")]
+StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.")]
+AppOption = Annotated[str | None, typer.Option("--app", metavar="APP", help="The yard, as module:yard.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="A task's id, or the end or beginning of one.")]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or the ends or beginnings of them.")]
+GraceOption = Annotated[str, typer.Option("--grace", metavar="TIME", help="How long a stop waits for what runs.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Tell of every run.")]
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@app.command("run")
+def run_command(
+    yard: AppArgument, store: StoreOption = None, grace: GraceOption = "30", verbose: VerboseOption = False
+) -> int:
+    """Run a yard here, with a line of status while you watch."""
+    return _serve(Target(store, yard), grace, verbose=verbose, live=True)
+
+
+@app.command("worker")
+def worker_command(
+    yard: AppArgument, store: StoreOption = None, grace: GraceOption = "30", verbose: VerboseOption = False
+) -> int:
+    """Run a yard's tasks, with plain logs. Start as many as you like on one store."""
+    return _serve(Target(store, yard), grace, verbose=verbose, live=False)
+
+
+def _serve(target: Target, grace: str, *, verbose: bool, live: bool) -> int:
+    from taskyard.cli.serving import Service, run_loop, serve
+    from taskyard.cli.values import parse_duration
+
+    service = Service(grace_s=parse_duration(grace), verbose=verbose, live=live)
+    return run_loop(lambda: serve(target, service))
+
+
+@app.command("demo")
+def demo_command(
+    store: StoreOption = None,
+    seconds: Annotated[float, typer.Option(min=0, help="How long new work is handed in.")] = 22.0,
+    once: Annotated[bool, typer.Option("--once", help="One small round of work, as fast as it goes.")] = False,
+) -> int:
+    """See real work go through a yard: a tour of half a minute."""
+    from taskyard.cli.demo.tour import tour
+    from taskyard.cli.serving import run_loop
+
+    return run_loop(lambda: tour(store, seconds=0.0 if once else seconds, small=once))
+
+
+# --- submitting -------------------------------------------------------------------------------------------------------
+
+
+@app.command("submit")
+def submit_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The consumer.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Arguments; JSON where it is JSON, else text.")
+    ] = None,
+    *,
+    args: Annotated[
+        str | None, typer.Option("--args", metavar="JSON", help="Arguments as an object; - reads it.")
+    ] = None,
+    priority: Annotated[str | None, typer.Option(metavar="LEVEL", help="high, normal or low.")] = None,
+    delay: Annotated[str | None, typer.Option(metavar="TIME", help="Start later: 90, 5m, 2h, 1d.")] = None,
+    at: Annotated[str | None, typer.Option(metavar="MOMENT", help="Start then: 2030-01-31T09:00+01:00.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Another queue than the consumer's.")] = None,
+    key: Annotated[str | None, typer.Option(help="Tasks of one key run in turn.")] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a run may take.")] = None,
+    dedupe: Annotated[str | None, typer.Option(metavar="HOW", help="If it is pending: allow, merge or refuse.")] = None,
+    dedupe_key: Annotated[str | None, typer.Option(help="What counts as the same, instead of arguments.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for it to end and print its result.")] = False,
+    wait_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Wait no longer than that.")] = None,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Submit one task: taskyard submit resize path=a.png width=640."""
+    from taskyard.cli.submitting import make_order, submit_task
+
+    order = make_order(
+        name, arguments or (), args, wait=wait, wait_timeout=wait_timeout, priority=priority, delay=delay, at=at,
+        queue=queue, key=key, timeout=timeout, dedupe=dedupe, dedupe_key=dedupe_key,
+    )  # fmt: skip
+    return _await(submit_task(Target(store, yard), order, as_json=as_json))
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+@app.command("ls")
+def ls_command(
+    state: Annotated[
+        list[str] | None, typer.Option("--state", "-s", help="A state; or waiting, ended. Repeatable.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only of this consumer.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 20,
+    before: Annotated[str | None, typer.Option(metavar="ID", help="Only older ones than this task.")] = None,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """List tasks, newest first."""
+    from taskyard.cli.listing import list_tasks
+    from taskyard.cli.values import parse_states
+    from taskyard.ports.store import TaskFilter
+
+    where = TaskFilter(states=parse_states(state or ()), queue=queue, source=source)
+    return _await(list_tasks(Target(store, yard), where, before=before, limit=limit, as_json=as_json))
+
+
+@app.command("show")
+def show_command(
+    task: IdArgument,
+    reveal: Annotated[bool, typer.Option("--reveal", help="Show secrets among the arguments too.")] = False,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Show everything about one task: arguments, result, error, every run."""
+    from taskyard.cli.showing import show_task
+
+    return _await(show_task(Target(store, yard), task, reveal=reveal, as_json=as_json))
+
+
+@app.command("watch")
+def watch_command(
+    tasks: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Only these, until they have ended.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to do.")] = False,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Watch tasks live: progress, queues, what just ended. In a pipe, one line for each event."""
+    from taskyard.cli.watching import watch
+
+    return _await(watch(Target(store, yard), tasks or (), once=once, until_idle=until_idle, as_json=as_json))
+
+
+@app.command("doctor")
+def doctor_command(store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False) -> int:
+    """Examine a store and this machine, and say what to do about what is wrong."""
+    from taskyard.cli.doctor.visit import examine
+
+    return examine(Target(store, yard), as_json=as_json)
+
+
+# --- steering ---------------------------------------------------------------------------------------------------------
+
+
+@app.command("cancel")
+def cancel_command(
+    tasks: IdsArgument,
+    reason: Annotated[str, typer.Option(help="Why; kept with the task.")] = "",
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Cancel tasks: at once where they wait; where they run, they are asked to stop."""
+    from taskyard.cli.steering import steer
+
+    target = Target(store, yard)
+    return _await(steer(target, tasks, lambda on, uuid: on.cancel(uuid, reason=reason), as_json=as_json))
+
+
+@app.command("retry")
+def retry_command(
+    tasks: IdsArgument,
+    tail: Annotated[bool, typer.Option("--tail/--head", help="Behind the others, or before them.")] = False,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Send failed tasks again, before the others that wait or behind them."""
+    from taskyard.cli.steering import steer
+
+    target = Target(store, yard)
+    return _await(steer(target, tasks, lambda on, uuid: on.retry(uuid, to_head=not tail), as_json=as_json))
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def _await(work: Coroutine[Any, Any, int]) -> int:
+    return asyncio.run(work)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        import taskyard
+
+        print(f"taskyard {taskyard.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """What comes before the command."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    wants_json = "--json" in arguments
+    try:
+        answer = app(args=list(arguments), prog_name="taskyard", standalone_mode=False)
+        code = answer if isinstance(answer, int) else 0
+    except (TaskyardError, TimeoutError) as exc:
+        code = _report(exc, exit_code_of(exc), wants_json)
+    except typer.Abort:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = REFUSED
+    except Exception as exc:
+        code = _report_unexpected(exc, wants_json)
+    if code == INTERRUPTED:
+        # A thread that waits for a lock on the store cannot be interrupted, and would hold up any other end.
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _report(error: TaskyardError | TimeoutError, code: int, wants_json: bool) -> int:
+    if wants_json:
+        print(json_text(error_document(error), pretty=False), file=sys.stderr)
+    else:
+        complain("error", str(error))
+    return code
+
+
+def _report_unexpected(error: Exception, wants_json: bool) -> int:
+    """What typer says of a command line it does not understand; anything else is a bug of ours."""
+    message = getattr(error, "format_message", None)
+    if message is not None:
+        if not message():
+            return USAGE  # no command was given, and the help has been shown
+        where = getattr(getattr(error, "ctx", None), "command_path", "taskyard")
+        return _report(UsageError(f"{message().rstrip('.')}; see `{where} --help`"), USAGE, wants_json)
+    if os.environ.get("TASKYARD_DEBUG"):
+        raise error
+    text = f"unexpected {type(error).__name__}: {error}; this is a bug in Taskyard (TASKYARD_DEBUG=1 shows where)"
+    return _report(TaskyardError(text), REFUSED, wants_json)

@@ -1,0 +1,146 @@
+"""The tour: a store, a server, a yard, and the script played on them while somebody watches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from taskyard.cli.board import Board
+from taskyard.cli.console import make_console, show
+from taskyard.cli.demo.script import FULL, SMALL, Script
+from taskyard.cli.demo.site import Server
+from taskyard.cli.demo.summary import summarize
+from taskyard.cli.demo.work import yard
+from taskyard.cli.live import LiveView
+from taskyard.cli.serving import Stop
+from taskyard.cli.story import Teller
+from taskyard.cli.watching import print_line
+from taskyard.model.state import TaskState
+from taskyard.yard import Yard
+
+FEED_AT = 6
+"""More work is handed in when fewer tasks than this are queued."""
+
+GRACE_S = 3.0
+
+LAST_S = 6.0
+"""How long what was handed in has to end; what has not is left in the store, which is the point of one."""
+
+LONGEST = 180
+"""Characters of the longest caption, with some room for words that do not fit a line."""
+
+
+async def tour(store: str | None, *, seconds: float, small: bool) -> int:
+    place = Path(tempfile.mkdtemp(prefix="taskyard-demo-"))
+    url = store or f"sqlite:///{place / 'demo.db'}"
+    yard.use_store(url)
+    # Failures belong to the tour; its view and its summary tell of them.
+    logging.getLogger("taskyard").addHandler(logging.NullHandler())
+    logging.getLogger("taskyard").propagate = False
+    files = Path(tempfile.mkdtemp(prefix="files-", dir=place))
+    console, stop = make_console(), Stop()
+    server = Server(files)
+    try:
+        with stop.listening():
+            async with server.running(), _running(yard):
+                script = Script(yard, files, server, SMALL if small else FULL.within(seconds))
+                await _watch(script, console, stop, seconds=seconds, url=url)
+                show(console, await summarize(script, url))
+    finally:
+        shutil.rmtree(files)
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _running(on: Yard) -> AsyncIterator[None]:
+    await on.start()
+    try:
+        yield
+    finally:
+        await on.stop(grace_s=GRACE_S)
+
+
+async def _watch(script: Script, console: Console, stop: Stop, *, seconds: float, url: str) -> None:
+    """Play and show at the same time, until all has ended or a signal came."""
+    board = Board(script.yard.store)
+    playing = asyncio.create_task(_play(script, board, seconds))
+    ended = asyncio.create_task(stop.asked.wait())
+    showing = asyncio.create_task(_show(script, board, console, playing, url))
+    try:
+        await asyncio.wait({ended, showing}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (ended, showing, playing):
+            task.cancel()
+        outcomes = await asyncio.gather(showing, playing, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+async def _play(script: Script, board: Board, seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    await script.prepare()
+    until = loop.time() + seconds
+    await script.play()
+    round_ = 0
+    with script.yard.engine.changes() as changes:
+        while loop.time() < until:
+            changes.clear()
+            counts = await script.yard.store.count()
+            if sum(n for (_, state), n in counts.items() if state is TaskState.QUEUED) < FEED_AT:
+                await script.go_on(round_)
+                round_ += 1
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changes.wait(), until - loop.time())
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(script.finish(), LAST_S)
+
+
+async def _show(script: Script, board: Board, console: Console, playing: asyncio.Task[None], url: str) -> None:
+    def is_over() -> bool:
+        return playing.done()
+
+    if console.is_terminal:
+        view = LiveView(script.yard, board, console, title=url, header=lambda width: _header(script, width))
+        await view.run(is_over)
+        return
+    script.told = lambda text: console.print(Text(f"— {text}"), soft_wrap=True)
+    script.told(script.caption)
+    teller, cursor = Teller(script.yard.store), (await script.yard.store.events(after=-1)).last
+    with script.yard.engine.changes() as changes:
+        while True:
+            changes.clear()
+            await board.look()
+            over = is_over()
+            page = await script.yard.store.events(after=cursor)
+            cursor = page.last
+            async for happening in teller.tell(page.events):
+                print_line(console, happening)
+            if not page.events:
+                if over:
+                    return
+                await _either(changes, playing)
+
+
+async def _either(changes: asyncio.Event, playing: asyncio.Task[None]) -> None:
+    """Until something has changed, or the script has ended."""
+    waiting = asyncio.create_task(changes.wait())
+    await asyncio.wait({waiting, playing}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+def _header(script: Script, width: int) -> tuple[Iterable[RenderableType], int]:
+    # As high as the longest caption needs it: the frame below must not jump.
+    height = 2 + -(-LONGEST // max(20, width - 4))
+    panel = Panel(Text(script.caption), title="A tour of Taskyard", title_align="left", height=height, style="cyan")
+    return [panel, Text()], height + 1

@@ -1,0 +1,109 @@
+"""The visit: everything is looked at, as far as it can be; what cannot be opened is reported, never raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import apsw
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from taskyard.cli.console import make_console, say_json, show
+from taskyard.cli.doctor.file import damaged, integrity, opened_read_only, schema, sizes
+from taskyard.cli.doctor.finding import Finding, Level, problem
+from taskyard.cli.doctor.machine import file_system, permissions, room, versions
+from taskyard.cli.doctor.traffic import Traffic
+from taskyard.cli.errors import DONE, REFUSED, NoStoreGiven
+from taskyard.cli.target import Target, describe_store, store_path
+from taskyard.cli.text import clean
+from taskyard.settings import find_store_url
+from taskyard.stores.sqlite.place import to_store_error
+from taskyard.yard import Yard
+
+LOOKS = {Level.OK: ("✔", "green"), Level.WARNING: ("!", "yellow"), Level.PROBLEM: ("✘", "bold red")}
+
+
+def examine(target: Target, *, as_json: bool) -> int:
+    """1 if there is a problem; a warning alone is none."""
+    findings = [*versions(), *_store(target)]
+    sick = any(finding.level is Level.PROBLEM for finding in findings)
+    if as_json:
+        say_json({"ok": not sick, "findings": [finding.document() for finding in findings]})
+    else:
+        show(make_console(), draw(findings))
+    return REFUSED if sick else DONE
+
+
+def _store(target: Target) -> Iterator[Finding]:
+    url = find_store_url(target.store)
+    if url is None and target.app_name is None:
+        yield Finding("store", f"not examined: {NoStoreGiven()}")
+        return
+    yard = Yard(url) if url is not None else target.load()
+    yield Finding("store", describe_store(yard), data={"url": describe_store(yard)})
+    path = store_path(yard)
+    if path is None:
+        yield Finding("file", "not a SQLite file: there is nothing to examine from outside")
+        return
+    yield from _place(path)
+
+
+def _place(path: Path) -> Iterator[Finding]:
+    if path.is_dir():
+        yield problem("file", f"{path} is a folder", "name a file in it")
+        return
+    if not path.parent.is_dir():
+        yield problem("file", f"the folder {path.parent} does not exist", "make it, or correct the address")
+        return
+    yield from file_system(path)
+    yield from room(path.parent)
+    if not path.exists():
+        yield problem("file", f"there is no file {path}", "correct the address; the first `taskyard run` makes it")
+        return
+    yield from permissions(path)
+    yield from sizes(path)
+    try:
+        with opened_read_only(path) as conn:
+            yield from _inside(path, conn)
+    except (apsw.NotADBError, apsw.CorruptError) as exc:
+        yield damaged(str(exc))
+    except apsw.Error as exc:
+        yield problem("open", str(to_store_error(path, exc)), "see the other findings")
+
+
+def _inside(path: Path, conn: apsw.Connection) -> Iterator[Finding]:
+    found = list(schema(conn))
+    yield from found
+    if any(finding.level is Level.PROBLEM for finding in found):
+        return
+    yield from integrity(conn)
+    traffic = Traffic(path, conn)
+    yield from traffic.nodes()
+    yield from traffic.turn()
+    yield from traffic.tasks()
+
+
+def draw(findings: Sequence[Finding]) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=1)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        symbol, style = LOOKS[finding.level]
+        text = Text(clean(finding.text), "" if finding.level is Level.OK else style)
+        if finding.advice:
+            text.append(f"\n→ {clean(finding.advice)}", "default")
+        table.add_row(Text(symbol, style), Text(finding.topic, "dim"), text)
+    return Group(table, Text(), _verdict(findings))
+
+
+def _verdict(findings: Sequence[Finding]) -> Text:
+    problems = sum(finding.level is Level.PROBLEM for finding in findings)
+    warnings = sum(finding.level is Level.WARNING for finding in findings)
+    if problems:
+        return Text(f"{problems} {'problem' if problems == 1 else 'problems'} to solve", "bold red")
+    if warnings:
+        return Text(f"nothing is broken; {warnings} {'thing' if warnings == 1 else 'things'} to look at", "yellow")
+    return Text("everything looks well", "green")

@@ -1,0 +1,83 @@
+"""What only the command line can get wrong, and which exit code an error has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from taskyard.errors import InvalidInput, StoreError, StoreUrlInvalid, TaskyardError
+
+DONE, REFUSED, USAGE, NOT_REACHABLE = 0, 1, 2, 3
+"""0 done, 1 refused or failed, 2 the command line makes no sense, 3 the store cannot be opened."""
+
+
+class UsageError(InvalidInput):
+    """The command line cannot be understood: correct it."""
+
+
+class AppNotFound(UsageError):
+    """There is no such yard to import: correct `module:yard`, or the folder you are in."""
+
+
+class NoStoreGiven(UsageError):
+    """Nothing says where the store is."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "which store? give --store sqlite:///work.db, set TASKYARD_STORE, or name the app with --app module:yard"
+        )
+
+
+class NotShared(UsageError):
+    """A memory store lives inside of one process: no other command can see it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "memory:// lives inside of one process, so this command would find it empty; use sqlite:///work.db"
+        )
+
+
+class AmbiguousTask(InvalidInput):
+    """More than one task fits: give more of the id."""
+
+    def __init__(self, fragment: str, found: Sequence[str]) -> None:
+        self.fragment, self.found = fragment, list(found)
+        super().__init__(f"{fragment!r} could be any of {', '.join(found)}; give more of it")
+
+
+class StoreMissing(StoreError):
+    """There is no such file: correct the address. A command that only looks never makes one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"there is no store at {path}; it is made by the first `taskyard run`, or by the first submit of an app"
+        )
+
+
+class StoreHeld(StoreError):
+    """A stopped process has the turn to write: let it go on, or end it."""
+
+    def __init__(self, path: str, pid: int, command: str) -> None:
+        self.path, self.pid = path, pid
+        super().__init__(
+            f"process {pid} ({command}) is stopped while it has the turn to write to {path}, and all others wait for "
+            f"it; let it go on with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`"
+        )
+
+
+def exit_code_of(error: BaseException) -> int:
+    match error:
+        case UsageError() | StoreUrlInvalid():
+            return USAGE
+        case StoreError():
+            return NOT_REACHABLE
+        case _:
+            return REFUSED
+
+
+def error_document(error: TaskyardError | TimeoutError) -> dict[str, Any]:
+    """An error as JSON: its stable name, its message, and its fields where they are plain."""
+    plain = (str, int, float, list)
+    fields = {name: value for name, value in vars(error).items() if isinstance(value, plain) and name != "traceback"}
+    return {"code": type(error).__name__, "message": str(error), **fields}

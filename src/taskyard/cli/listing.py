@@ -1,0 +1,99 @@
+"""`taskyard ls`: the tasks of a store, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from taskyard.cli.console import make_console, say_json, show
+from taskyard.cli.documents import priority_label, sum_states, task_document
+from taskyard.cli.looks import counts_text, detail_text, elapsed, state_text
+from taskyard.cli.target import Target, opened, resolve
+from taskyard.cli.text import age, clean, cut, duration, seconds_between, short_id
+from taskyard.model.order import Priority
+from taskyard.model.state import TaskState
+from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
+from taskyard.ports.store import TaskFilter
+
+ROOMY, WIDE = 100, 140
+"""Columns of a window from which on there is room for everything, and for whole ids as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One page. `before` is where the next one begins, if there is more."""
+
+    tasks: Sequence[TaskRecord]
+    counts: Mapping[TaskState, int]
+    before: str | None
+
+
+async def list_tasks(target: Target, where: TaskFilter, *, before: str | None, limit: int, as_json: bool) -> int:
+    async with opened(target.bare()) as yard:
+        before_id = None
+        if before is not None:
+            record = await yard.handle(await resolve(yard, before)).record()
+            before_id = record.id
+        # One more than is shown tells whether there is more.
+        found = await yard.store.list_tasks(where, before_id=before_id, limit=limit + 1)
+        counts = sum_states(await yard.store.count(), None if where.queue is None else [where.queue])
+    listing = Listing(found[:limit], counts, found[limit - 1].uuid if len(found) > limit else None)
+    if as_json:
+        tasks = [task_document(task) for task in listing.tasks]
+        say_json({"tasks": tasks, "counts": counts, "before": listing.before})
+    else:
+        console = make_console()
+        show(console, draw(listing, console, now=datetime.now(UTC)))
+    return 0
+
+
+def draw(listing: Listing, console: Console, *, now: datetime) -> RenderableType:
+    parts: list[RenderableType] = []
+    if listing.tasks:
+        parts += [_table(listing.tasks, console.width, now), Text()]
+    elif listing.counts:
+        parts.append(Text("no task fits; in the store there are:", "dim"))
+    parts.append(counts_text(listing.counts))
+    if listing.before is not None:
+        parts.append(Text(f"the next ones: taskyard ls --before {short_id(listing.before)}", "dim"))
+    return Group(*parts)
+
+
+def _table(tasks: Sequence[TaskRecord], width: int, now: datetime) -> Table:
+    """What would be the same in every row is left out, and in a narrow window what matters less."""
+    roomy, wide = width >= ROOMY, width >= WIDE
+    columns: dict[str, Callable[[TaskRecord], Text]] = {
+        "ID": lambda task: Text(clean(task.uuid) if wide else short_id(task.uuid)),
+        "STATE": lambda task: state_text(task.state),
+        "SOURCE": lambda task: Text(cut(clean(task.source), 24 if roomy else 14)),
+    }
+    if roomy and any(task.queue != DEFAULT_QUEUE for task in tasks):
+        columns["QUEUE"] = lambda task: Text(cut(clean(task.queue), 16), "dim")
+    if any(task.priority != Priority.NORMAL for task in tasks):
+        columns["PRIORITY" if roomy else ""] = lambda task: _priority(task.priority, roomy)
+    if roomy or any(task.attempt > 1 for task in tasks):
+        columns["TRY"] = lambda task: Text(str(task.attempt or ""), "dim")
+    columns["AGE"] = lambda task: Text(age(seconds_between(task.created_at, now)), "dim")
+    columns["TOOK"] = lambda task: Text(_took(task, now), "dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, expand=True)
+    for name in columns:
+        table.add_column(name, no_wrap=True, justify="right" if name in ("TRY", "AGE", "TOOK") else "left")
+    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+    for task in tasks:
+        table.add_row(*(cell(task) for cell in columns.values()), detail_text(task, now, 120))
+    return table
+
+
+def _priority(priority: int, in_words: bool) -> Text:
+    sign, style = {Priority.HIGH: ("↑", "bold"), Priority.LOW: ("↓", "dim")}.get(Priority(priority), ("", ""))
+    return Text(priority_label(priority) if in_words else sign, style)
+
+
+def _took(task: TaskRecord, now: datetime) -> str:
+    ran = task.started_at is not None and (task.state is TaskState.RUNNING or task.finished_at is not None)
+    return duration(elapsed(task, now)) if ran else ""

@@ -1,0 +1,54 @@
+"""Log lines for a worker: readable, safe for a terminal, and silent where the app has set up its own logging."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.text import Text
+
+from taskyard.cli.text import clean, clock_time, redact_text
+
+STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
+
+STORY = "taskyard.worker"
+"""The logger whose lines begin with what happened, and need no level."""
+
+
+def set_up_logging(console: Console, *, verbose: bool) -> None:
+    """Log to `console`, unless the app has given the root logger a handler of its own."""
+    level = logging.INFO if verbose else logging.WARNING
+    logging.getLogger("taskyard").setLevel(level)
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    root.setLevel(level)
+    handler = LineHandler(console)
+    if verbose:
+        # The story of every run tells of its failure as well.
+        handler.addFilter(lambda record: not record.msg.startswith("[fail]"))
+    root.addHandler(handler)
+
+
+class LineHandler(logging.Handler):
+    """One line a record: time, level if it is worth mentioning, message. A failed task's traceback is left out: the
+    store keeps it, and `taskyard show` prints it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            at = clock_time(datetime.fromtimestamp(record.created, UTC))
+            style = STYLES.get(record.levelno, "")
+            level = "" if record.levelno == logging.INFO or record.name == STORY else f"{record.levelname.lower()}  "
+            message = Text(clean(redact_text(record.getMessage())), style if record.name == STORY else "")
+            line = Text.assemble((f"{at}  ", "dim"), (level, style), message)
+            if record.exc_info and not str(record.msg).startswith("[fail]"):
+                trace = logging.Formatter().formatException(record.exc_info)
+                line.append("\n" + clean(trace, lines=True), "dim")
+            self._console.print(line, soft_wrap=True)
+        except Exception:
+            self.handleError(record)

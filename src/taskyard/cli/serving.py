@@ -1,0 +1,196 @@
+"""`taskyard run` and `taskyard worker`: a yard and its workers, until a signal says stop.
+
+The library installs no signal handlers, no event loop and no logging; this is the process that may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+import taskyard
+from taskyard.cli.board import Board
+from taskyard.cli.console import make_console, show
+from taskyard.cli.errors import DONE, REFUSED
+from taskyard.cli.logs import set_up_logging
+from taskyard.cli.looks import counts_text, rate_text
+from taskyard.cli.narrator import narrated
+from taskyard.cli.target import Target, describe_store, patiently, refuse_held
+from taskyard.cli.text import clean, duration
+from taskyard.errors import NotOpen
+from taskyard.model.task import DEFAULT_QUEUE
+from taskyard.yard import Yard
+
+T = TypeVar("T")
+
+STATUS_EVERY_S = 0.5
+
+LAST_WAIT_S = 3.0
+"""After the second signal: what has not ended by then cannot be stopped, and the process ends over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How to serve: `live` keeps a line of status on the screen, `verbose` tells of every run."""
+
+    grace_s: float
+    verbose: bool
+    live: bool
+
+
+def run_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run `main` on uvloop where there is one."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.run(main())
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main())
+
+
+async def serve(target: Target, service: Service) -> int:
+    yard = target.load()
+    console = make_console()
+    live = service.live and console.is_terminal
+    set_up_logging(console if live else make_console(stderr=True), verbose=service.verbose)
+    refuse_held(yard)
+    await patiently(yard, yard.start())
+    stop = Stop()
+    async with contextlib.AsyncExitStack() as company:
+        company.enter_context(stop.listening())
+        show(console, await banner(yard, service))
+        if service.verbose:
+            await company.enter_async_context(narrated(yard))
+        if live:
+            await company.enter_async_context(_status_line(yard, console))
+        await stop.asked.wait()
+        return await _stop(yard, service, stop, partial(_tell, console if live else make_console(stderr=True)))
+
+
+def _tell(console: Console, kind: str, text: str) -> None:
+    """On the console that has the line of status, if there is one: it goes above that line."""
+    console.print(Text.assemble((f"{kind}: ", "yellow"), text), soft_wrap=not console.is_terminal)
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------------
+
+
+class Stop:
+    """Counts the signals. The first asks for a stop, the second for one that does not wait."""
+
+    def __init__(self) -> None:
+        self.asked, self.hurried = asyncio.Event(), asyncio.Event()
+
+    def _heard(self) -> None:
+        if self.asked.is_set():
+            self.hurried.set()
+        self.asked.set()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._heard)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+async def _stop(yard: Yard, service: Service, stop: Stop, tell: Callable[[str, str], None]) -> int:
+    """Start nothing new and wait for what runs; at the second signal, or after the grace, give it back."""
+    engine = yard.engine
+    if engine.running:
+        tell(
+            "stopping",
+            f"{_tasks(engine.running)} still running, for which up to {duration(service.grace_s)} are waited; "
+            f"the same signal again stops at once",
+        )
+    stopping = asyncio.create_task(yard.stop(grace_s=service.grace_s))
+    hurry = asyncio.create_task(stop.hurried.wait())
+    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    if not stopping.done():
+        engine.interrupt()
+        await asyncio.wait({stopping}, timeout=LAST_WAIT_S)
+    if not stopping.done():
+        tell("stopping", f"{_tasks(engine.running)} cannot be stopped; another worker will take over")
+        sys.stdout.flush()
+        os._exit(REFUSED)  # the end of the process frees its claims; a thread in it would hold up any other end
+    await stopping
+    tell("stopped", "everything that ended is recorded")
+    return DONE
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
+
+
+# --- on the screen ----------------------------------------------------------------------------------------------------
+
+
+async def banner(yard: Yard, service: Service) -> RenderableType:
+    own = yard.engine.incarnation
+    name = next((node.name for node in await yard.store.nodes() if node.incarnation == own), "")
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("  store", Text(clean(describe_store(yard))))
+    table.add_row("  node", Text(clean(f"{name} ({own[:8]})")))
+    table.add_row("  consumers", _consumers(yard))
+    table.add_row("  stop", Text(f"Ctrl-C; what runs then has {duration(service.grace_s)} to end", "dim"))
+    title = Text.assemble(("Taskyard", "bold"), (f" {taskyard.__version__}", "dim"), "  is running")
+    return Group(title, table)
+
+
+def _consumers(yard: Yard) -> Text:
+    if not yard.consumers:
+        return Text("none: this yard has nothing to run", "yellow")
+    names = [
+        Text.assemble(
+            (clean(consumer.name), "bold"),
+            f" × {consumer.concurrent_count}",
+            (f" on {clean(consumer.queue)}" if consumer.queue != DEFAULT_QUEUE else "", "dim"),
+        )
+        for consumer in yard.consumers.values()
+    ]
+    return Text(", ").join(names)
+
+
+@contextlib.asynccontextmanager
+async def _status_line(yard: Yard, console: Console) -> AsyncIterator[None]:
+    """One line at the bottom that is always current; what is logged or printed goes above it."""
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        task = asyncio.create_task(_keep_status(yard, live))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _keep_status(yard: Yard, live: Live) -> None:
+    board = Board(yard.store)
+    with yard.engine.changes() as changes, contextlib.suppress(NotOpen):
+        while True:
+            changes.clear()
+            await board.look()
+            rate = Text(f"   {rate_text(board.rate(datetime.now(UTC)))}", "dim")
+            live.update(Text.assemble(counts_text(board.counts), rate), refresh=True)
+            await asyncio.sleep(STATUS_EVERY_S)
+            if board.rate(datetime.now(UTC)) == 0:
+                await changes.wait()

@@ -1,0 +1,139 @@
+"""`taskyard show`: everything about one task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from taskyard.cli.console import json_text, make_console, say_json, show
+from taskyard.cli.documents import Revealed, priority_label, shown_document
+from taskyard.cli.looks import due_text, elapsed, error_line, progress_text, state_text
+from taskyard.cli.target import Target, opened, resolve
+from taskyard.cli.text import clean, clock_time, cut, duration, moment, one_line, seconds_between
+from taskyard.model.execution import ExecutionError
+from taskyard.model.state import WAITING_FOR_TIME, TaskState
+from taskyard.model.task import Run, TaskRecord
+from taskyard.ports.store import Node
+
+
+async def show_task(target: Target, fragment: str, *, reveal: bool, as_json: bool) -> int:
+    async with opened(target.bare()) as yard:
+        record = await yard.handle(await resolve(yard, fragment)).record()
+        runs = await yard.store.list_runs(record.uuid)
+        nodes = await yard.store.nodes()
+    if as_json:
+        say_json(shown_document(record, runs, reveal=reveal))
+    else:
+        show(make_console(), Sheet(record, runs, nodes, now=datetime.now(UTC), reveal=reveal).draw())
+    return 0
+
+
+class Sheet:
+    """One task on paper."""
+
+    def __init__(
+        self, record: TaskRecord, runs: Sequence[Run], nodes: Sequence[Node], *, now: datetime, reveal: bool
+    ) -> None:
+        self._record, self._runs, self._now = record, runs, now
+        self._names = {node.incarnation: node.name for node in nodes}
+        self._shown = Revealed(record, reveal=reveal)
+
+    def draw(self) -> RenderableType:
+        record = self._record
+        head = Text.assemble((clean(record.source), "bold"), "  ", clean(record.uuid), "  ", state_text(record.state))
+        parts: list[RenderableType] = [head, Text(), self._facts(), *self._section("arguments", self._shown.args)]
+        if record.state is TaskState.COMPLETED:
+            parts += self._section("result", self._shown.result)
+        if record.error is not None:
+            parts += self._error(record.error)
+        if self._runs or record.state is TaskState.RUNNING:
+            parts += [Text("\nruns", "dim"), Padding(self._run_table(), (0, 0, 0, 2))]
+        return Group(*parts)
+
+    def _facts(self) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in self._pairs():
+            if value:
+                table.add_row(Text(name), value if isinstance(value, Text) else Text(value))
+        return table
+
+    def _pairs(self) -> Iterator[tuple[str, str | Text]]:
+        record, now = self._record, self._now
+        ago = duration(seconds_between(record.created_at, now))
+        yield "queue", clean(record.queue)
+        yield "priority", priority_label(record.priority)
+        yield "key", "" if record.key is None else clean(record.key) + (" (waits for its key)" if record.parked else "")
+        yield "created", f"{moment(record.created_at)}  ({ago} ago)"
+        if record.due_at != record.created_at:
+            later = f"  ({due_text(record, now)})" if record.state in WAITING_FOR_TIME else ""
+            yield "due", moment(record.due_at) + later
+        yield "started", moment(record.started_at)
+        yield "ended", moment(record.finished_at)
+        if record.state is TaskState.RUNNING or (record.finished_at and record.started_at):
+            yield "took", duration(elapsed(record, now))
+        yield "attempt", self._attempt()
+        yield "timeout", "" if record.timeout_s is None else duration(record.timeout_s)
+        yield "node", "" if record.node is None else self._node(record.node)
+        yield "cancel", "" if record.cancel_asked_at is None else f"asked {moment(record.cancel_asked_at)}"
+        yield "progress", progress_text(record, self._shown, 200)
+        yield "note", "" if record.note is None else clean(self._shown.text(record.note))
+
+    def _attempt(self) -> str:
+        record = self._record
+        more = [
+            f"{n} {word}"
+            for n, word in (
+                (record.retries, "retried after a failure"),
+                (record.crashes, "workers crashed"),
+                (record.recoveries, "taken back from a dead node"),
+            )
+            if n
+        ]
+        return (f"{record.attempt}" if record.attempt else "not started yet") + (
+            f"  ({', '.join(more)})" if more else ""
+        )
+
+    def _node(self, incarnation: str) -> str:
+        name = self._names.get(incarnation)
+        return clean(f"{name} ({incarnation[:8]})" if name else incarnation[:8])
+
+    def _section(self, title: str, value: object) -> list[RenderableType]:
+        return [Text(f"\n{title}", "dim"), Padding(Text(clean(json_text(value), lines=True)), (0, 0, 0, 2))]
+
+    def _error(self, error: ExecutionError) -> list[RenderableType]:
+        what = Text.assemble(
+            (clean(error.type), "bold red"), (f" ({error.kind})", "dim"), "  ", clean(self._shown.text(error.message))
+        )
+        parts: list[RenderableType] = [Text("\nerror", "dim"), Padding(what, (0, 0, 0, 2))]
+        if error.traceback:
+            trace = clean(self._shown.text(error.traceback).rstrip(), lines=True)
+            parts.append(Padding(Text(trace, "dim"), (1, 0, 0, 2)))
+        return parts
+
+    def _run_table(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=True)
+        for name in ("#", "ENDED AS", "STARTED", "TOOK", "NODE"):
+            table.add_column(name, no_wrap=True, justify="right" if name in ("#", "TOOK") else "left")
+        table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
+        record = self._record
+        for run in self._runs:
+            why = "" if run.error is None else one_line(self._shown.text(error_line(run.error)), 200)
+            took = duration(seconds_between(run.started_at, run.ended_at))
+            table.add_row(*self._run_cells(run.attempt, run.state, run.started_at, took, run.node), Text(why))
+        if record.state is TaskState.RUNNING:
+            took = duration(elapsed(record, self._now))
+            table.add_row(*self._run_cells(record.attempt, record.state, record.started_at, took, record.node or ""))
+        return table
+
+    def _run_cells(
+        self, attempt: int, state: TaskState, started_at: datetime | None, took: str, node: str
+    ) -> tuple[RenderableType, ...]:
+        started = "" if started_at is None else clock_time(started_at)[:8]
+        return str(attempt), state_text(state), started, took, Text(cut(self._node(node), 24), "dim")

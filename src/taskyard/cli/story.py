@@ -1,0 +1,130 @@
+"""Events as lines of text: what `watch` prints when nobody looks at a live view, and what a worker logs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from taskyard.cli.documents import Revealed
+from taskyard.cli.looks import due_text, error_line, progress_text
+from taskyard.cli.text import clean, duration, one_line, seconds_between
+from taskyard.model.event import Event, EventKind
+from taskyard.model.state import ENDED, TaskState
+from taskyard.model.task import Run, TaskRecord
+from taskyard.ports.store import Store
+
+_K = EventKind
+
+WORDS = {
+    _K.SUBMITTED: "submitted",
+    _K.STARTED: "started",
+    _K.PRIORITY_CHANGED: "moved",
+    _K.CANCEL_ASKED: "stopping",
+}
+"""Where the verb for people is not the name of the event."""
+
+_ENDS = frozenset(EventKind(state) for state in ENDED)
+
+RUN_ENDS = frozenset({_K.COMPLETED, _K.FAILED, _K.CANCELED, _K.RETRYING, _K.QUEUED, _K.INTERRUPTED})
+
+PROGRESS_EVERY_S = 1.0
+"""One line of progress a second and task is enough to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An event with what is known of its task: the record as it is now, and the run that began or ended with it."""
+
+    event: Event
+    record: TaskRecord | None
+    run: Run | None
+
+    @property
+    def verb(self) -> str:
+        return WORDS.get(self.event.kind, str(self.event.kind))
+
+    @property
+    def took_s(self) -> float | None:
+        if self.run is None or self.event.kind not in RUN_ENDS:
+            return None
+        return seconds_between(self.run.started_at, self.run.ended_at)
+
+    def is_of(self, node: str) -> bool:
+        """Whether it began or ended a run on this node."""
+        if self.run is not None:
+            return self.run.node == node
+        return self.event.kind is _K.STARTED and self.record is not None and self.record.node == node
+
+    def detail(self, width: int = 200) -> str:
+        """What there is to say besides who and what."""
+        record, kind = self.record, self.event.kind
+        if record is None:
+            return ""
+        shown = Revealed(record)
+        parts: list[str] = []
+        if kind is _K.STARTED:
+            attempt = self.run.attempt if self.run is not None else record.attempt
+            parts.append(f"attempt {attempt}" if attempt > 1 else "")
+        elif kind is _K.PROGRESS:
+            parts.append(progress_text(record, shown, width))
+        elif kind is _K.SCHEDULED or (kind is _K.RETRYING and record.state is TaskState.RETRYING):
+            parts.append(due_text(record, self.event.at))
+        elif kind is _K.SUBMITTED and not record.attempt and record.due_at > self.event.at:
+            parts.append(f"due in {duration(seconds_between(self.event.at, record.due_at))}")
+        if self.took_s is not None:
+            parts.append(("after " if kind is not _K.COMPLETED else "in ") + duration(self.took_s))
+        if kind in RUN_ENDS:
+            parts.append(self._why(record, shown))
+        return one_line(" · ".join(filter(None, parts)), width)
+
+    def _why(self, record: TaskRecord, shown: Revealed) -> str:
+        error = self.run.error if self.run is not None else record.error
+        if error is None or self.event.kind is _K.COMPLETED or (self.event.kind is _K.QUEUED and self.run is None):
+            return ""
+        return shown.text(error_line(error))
+
+
+class Teller:
+    """Looks up what events are about. `node` narrows the story to the runs of one node."""
+
+    def __init__(self, store: Store, *, node: str | None = None, only: Sequence[str] = ()) -> None:
+        self._store, self._node, self._only = store, node, frozenset(only)
+        self._last_progress: dict[str, float] = {}
+
+    async def tell(self, events: Sequence[Event]) -> AsyncIterator[Happening]:
+        for event in events:
+            if self._only and event.uuid not in self._only:
+                continue
+            if event.kind is _K.PROGRESS and not self._is_due(event):
+                continue
+            happening = await self._look_up(event)
+            if self._node is None or happening.is_of(self._node):
+                yield happening
+
+    def _is_due(self, event: Event) -> bool:
+        at = event.at.timestamp()
+        if at - self._last_progress.get(event.uuid, 0.0) < PROGRESS_EVERY_S:
+            return False
+        self._last_progress[event.uuid] = at
+        return True
+
+    async def _look_up(self, event: Event) -> Happening:
+        record = await self._store.find(event.uuid)
+        if event.kind in _ENDS:
+            self._last_progress.pop(event.uuid, None)
+        run = None
+        if event.kind is _K.STARTED or event.kind in RUN_ENDS:
+            runs = await self._store.list_runs(event.uuid)
+            run = next((run for run in runs if event.at == _edge(event, run)), None)
+        return Happening(event, record, run)
+
+
+def _edge(event: Event, run: Run) -> datetime:
+    """When the run began, for an event that begins one; else when it ended."""
+    return run.started_at if event.kind is _K.STARTED else run.ended_at
+
+
+def subject(event: Event) -> str:
+    """`hash 01a1e0e2-…`: what an event is about."""
+    return f"{clean(event.source)} {clean(event.uuid)}"

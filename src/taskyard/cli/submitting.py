@@ -1,0 +1,139 @@
+"""`taskyard submit`: one task for a consumer, checked by the app where there is one.
+
+Without an app only the store can say which consumers there are: those that running workers serve. Then the arguments
+are stored as they are, the queue is that of the newest task of this consumer, and the answer says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.text import Text
+
+from taskyard.cli.console import complain, json_text, make_console, say, say_json
+from taskyard.cli.documents import priority_label, task_document
+from taskyard.cli.errors import UsageError
+from taskyard.cli.looks import state_text
+from taskyard.cli.target import Target, opened
+from taskyard.cli.text import clean, duration
+from taskyard.cli.values import parse_arguments, parse_duration, parse_moment
+from taskyard.errors import UnknownConsumer
+from taskyard.handle import TaskHandle
+from taskyard.model.order import Priority
+from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
+from taskyard.options import TaskOptions
+from taskyard.ports.consumer import Consumer
+from taskyard.ports.store import TaskFilter
+from taskyard.yard import Yard
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to submit, and whether to wait for it."""
+
+    name: str
+    arguments: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    wait: bool = False
+    wait_s: float | None = None
+
+
+def make_order(
+    name: str, pairs: Sequence[str], whole: str | None, *, wait: bool, wait_timeout: str | None, **typed: str | None
+) -> Order:
+    """An order as it was typed: durations and moments are still texts."""
+    options: dict[str, Any] = {option: text for option, text in typed.items() if text is not None}
+    for short, option, parse in (
+        ("delay", "delay_s", parse_duration),
+        ("timeout", "timeout_s", parse_duration),
+        ("at", "schedule_at", parse_moment),
+    ):
+        if short in options:
+            options[option] = parse(options.pop(short))
+    return Order(
+        name=name,
+        arguments=parse_arguments(pairs, whole),
+        options=options,
+        wait=wait or wait_timeout is not None,
+        wait_s=None if wait_timeout is None else parse_duration(wait_timeout),
+    )
+
+
+async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
+    options = TaskOptions.of(**order.options)
+    if target.app_name is not None:
+        yard = target.load()
+        yard.get_consumer(order.name)  # a wrong name is told before the store is opened
+    else:
+        yard = target.bare()
+    async with opened(yard):
+        consumer = yard.consumers.get(order.name) or await _unchecked(yard, order)
+        (handle,) = await yard.submit_many_to(consumer, [order.arguments], options)
+        record = await handle.record()
+        if not as_json:
+            _tell(record, handle, order)
+        if order.wait:
+            await _wait(handle, order, as_json=as_json)
+        elif as_json:
+            say_json({**task_document(record), "is_new": handle.is_new})
+    return 0
+
+
+async def _unchecked(yard: Yard, order: Order) -> Consumer:
+    """A stand-in for a consumer whose code is not here. It is only used to make the record."""
+    served = sorted({source for node in await yard.store.nodes() for source in node.sources})
+    if not served:
+        raise UsageError(
+            f"cannot tell whether there is a consumer {order.name!r}: no worker runs on this store; "
+            f"name the app with --app module:yard"
+        )
+    if order.name not in served:
+        raise UnknownConsumer(order.name, served)
+    newest = await yard.store.list_tasks(TaskFilter(source=order.name), limit=1)
+
+    def encode(args: Mapping[str, Any]) -> str:
+        return to_json(f"the arguments of {order.name!r}", args)
+
+    complain("note", "no --app given: the arguments are not checked before a worker takes the task")
+    return Consumer(
+        name=order.name,
+        encode=encode,
+        call=_never,
+        is_async=False,
+        executor="thread",
+        queue=newest[0].queue if newest else DEFAULT_QUEUE,
+    )
+
+
+def _never(record: TaskRecord) -> Any:
+    raise AssertionError(f"task {record.uuid} was to run in a process that only submits")
+
+
+def _tell(record: TaskRecord, handle: TaskHandle, order: Order) -> None:
+    """Standard output gets the id alone, or only the result if that is waited for: `id=$(taskyard submit …)` works. The
+    rest is for people."""
+    words = Text.assemble((clean(record.source), "bold"), "  ", state_text(record.state))
+    if order.wait:
+        words = Text.assemble(clean(record.uuid), "  ", words)
+    else:
+        say(record.uuid)
+    words.append(f"  on queue {clean(record.queue)!r}", "dim")
+    if record.priority != Priority.NORMAL:
+        words.append(f", {priority_label(record.priority)} priority", "dim")
+    wait = (record.due_at - record.created_at).total_seconds()
+    if wait > 0:
+        words.append(f", due in {duration(wait)}", "dim")
+    if not handle.is_new:
+        words.append(", merged into the one that was pending", "yellow")
+    make_console(stderr=True).print(words, soft_wrap=True)
+
+
+async def _wait(handle: TaskHandle, order: Order, *, as_json: bool) -> None:
+    """Print the result; how it ended otherwise is an error."""
+    result = await handle.result(timeout_s=order.wait_s)
+    if as_json:
+        say_json({**task_document(await handle.record()), "result": result, "is_new": handle.is_new})
+    else:
+        say(result if isinstance(result, str) else json_text(result))

@@ -1,0 +1,169 @@
+"""Which yard and which store a command is about, and opening them.
+
+The store is `--store`, else `TASKYARD_STORE`, else the app's own. Only `submit` and the workers need an app; everything
+else is between this process and the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from taskyard.cli.console import complain
+from taskyard.cli.errors import AmbiguousTask, AppNotFound, NoStoreGiven, NotShared, StoreHeld, StoreMissing, UsageError
+from taskyard.cli.locks import find_turn_holder
+from taskyard.cli.text import cut
+from taskyard.errors import UnknownTask
+from taskyard.settings import find_store_url
+from taskyard.yard import Yard
+
+APP_VARIABLE = "TASKYARD_APP"
+
+PATIENCE_S = 5.0
+"""How long opening a store may take before we say whom it waits for."""
+
+SHORTEST = 4
+"""Characters of an id that must be given: a slip of the finger should not find a task to cancel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the options say."""
+
+    store: str | None = None
+    app: str | None = None
+
+    @property
+    def app_name(self) -> str | None:
+        return self.app or os.environ.get(APP_VARIABLE) or None
+
+    def load(self) -> Yard:
+        """The app's yard, on the store the options say."""
+        if self.app_name is None:
+            raise AppNotFound(f"which app? name its yard as module:yard, or set {APP_VARIABLE}")
+        yard = load_yard(self.app_name)
+        url = find_store_url(self.store)
+        if url is not None:
+            if self.store is None and isinstance(yard.where, str) and yard.where != url:
+                complain("note", f"TASKYARD_STORE ({url}) is used, not the app's own store ({yard.where})")
+            yard.use_store(url)
+        return yard
+
+    def bare(self) -> Yard:
+        """A yard without consumers, for looking and steering. Its store must be there already, and be shared."""
+        url = find_store_url(self.store)
+        if url is not None:
+            yard = Yard(url)
+        elif self.app_name is not None:
+            yard = self.load()
+        else:
+            raise NoStoreGiven
+        path = store_path(yard)
+        if path is not None and not path.exists():
+            raise StoreMissing(str(path))
+        return yard
+
+
+def load_yard(name: str) -> Yard:
+    """The yard called `module:attribute`; a module alone means its `yard`. The current folder is looked at first."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name:
+        raise AppNotFound(f"{name!r} names no module; write module:yard")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        value: object = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
+        raise AppNotFound(_why_not(module_name, exc)) from None
+    for part in (attribute or "yard").split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            raise AppNotFound(f"{module_name!r} has no {part!r}; which name in it is the Yard?") from None
+    if not isinstance(value, Yard):
+        raise AppNotFound(f"{name!r} is a {type(value).__name__}, not a Yard")
+    return value
+
+
+def _why_not(module_name: str, exc: BaseException) -> str:
+    if isinstance(exc, ModuleNotFoundError) and exc.name and (module_name + ".").startswith(exc.name + "."):
+        return f"there is no module {module_name!r} in {os.getcwd()} or on the path"
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if "importlib" not in frame.filename]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return f"importing {module_name!r} failed with {type(exc).__name__}: {exc}{place}"
+
+
+def store_path(yard: Yard) -> Path | None:
+    """The file of a SQLite store given by its address; None for any other store."""
+    url = yard.where if yard.where is not None else find_store_url(None)
+    if not isinstance(url, str) or not url.startswith("sqlite:///"):
+        return None
+    return Path(url.removeprefix("sqlite:///")).expanduser().absolute()
+
+
+def describe_store(yard: Yard) -> str:
+    url = yard.where if yard.where is not None else find_store_url(None)
+    return url if isinstance(url, str) else type(url).__name__
+
+
+@asynccontextmanager
+async def opened(yard: Yard) -> AsyncIterator[Yard]:
+    """The yard without its workers, for as long as the block lasts."""
+    if describe_store(yard) == "memory://":
+        raise NotShared
+    refuse_held(yard)
+    client = yard.client()
+    await patiently(yard, client.__aenter__())
+    try:
+        yield yard
+    finally:
+        await client.__aexit__(None, None, None)
+
+
+def refuse_held(yard: Yard) -> None:
+    """Opening a store takes the turn to write; a stopped process that has it would hold us up for ever."""
+    path = store_path(yard)
+    holder = find_turn_holder(path) if path is not None else None
+    if path is not None and holder is not None and holder.is_stopped:
+        raise StoreHeld(str(path), holder.pid, cut(holder.command, 60))
+
+
+async def patiently(yard: Yard, opening: Coroutine[Any, Any, object]) -> None:
+    """Await `opening`; if that takes long, say whom it waits for."""
+    task = asyncio.ensure_future(opening)
+    done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
+    if not done:
+        path = store_path(yard)
+        holder = find_turn_holder(path) if path is not None else None
+        whom = f"process {holder.pid} ({cut(holder.command, 60)})" if holder is not None else "another program"
+        complain("note", f"still waiting for the store: {whom} is writing to it")
+    await task
+
+
+async def resolve(yard: Yard, fragment: str) -> str:
+    """The one task whose id is `fragment`, or begins or ends with it."""
+    if await yard.store.find(fragment) is not None:
+        return fragment
+    wanted = fragment.strip().lower()
+    if len(wanted) < SHORTEST:
+        raise UsageError(f"{fragment!r} is too little of an id; give at least {SHORTEST} characters of its end")
+    found = await yard.store.list_uuids(wanted, limit=4)
+    if len(found) > 1:
+        raise AmbiguousTask(wanted, found)
+    if not found:
+        raise UnknownTask(fragment)
+    return found[0]
+
+
+async def resolve_all(yard: Yard, fragments: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys([await resolve(yard, fragment) for fragment in fragments]))

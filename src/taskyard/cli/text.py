@@ -1,0 +1,190 @@
+"""Words for people: task data made safe for a terminal, secrets hidden, times and sizes in few characters.
+
+Whatever a task carries was written by somebody else. It reaches the terminal only through `clean`, as plain text: no
+control character, no markup, no text that runs backwards.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+# C0 and C1 controls (0x9B alone starts an escape sequence on some terminals), line and paragraph separators, marks that
+# turn the direction of writing, invisible tags, lone surrogates.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_UNSAFE_IN_LINES = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+
+_SECRET_WORDS = frozenset({
+    "password", "passwd", "pwd", "passphrase", "passcode", "secret", "secrets", "token", "tokens", "key", "keys",
+    "apikey", "credential", "credentials", "auth", "authorization", "bearer", "cookie", "cookies", "otp", "pin",
+})  # fmt: skip
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
+
+HIDDEN = "***"
+
+
+# --- safe -------------------------------------------------------------------------------------------------------------
+
+
+def clean(text: str, *, lines: bool = False) -> str:
+    """`text` with everything that could steer a terminal written out, as in `\\x1b`. With `lines`, newlines and tabs
+    stay."""
+    pattern = _UNSAFE_IN_LINES if lines else _UNSAFE
+    return pattern.sub(_written_out, text)
+
+
+def _written_out(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    short = {9: "\\t", 10: "\\n", 13: "\\r"}.get(code)
+    if short is not None:
+        return short
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def clean_json(text: str) -> str:
+    """JSON whose strings carry no such character raw. JSON itself only asks for the first 32 of them to be escaped."""
+    return _UNSAFE_IN_LINES.sub(_json_escape, text)
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    raw = found[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{raw[i : i + 4]}" for i in range(0, len(raw), 4))
+
+
+def one_line(text: str, width: int) -> str:
+    """The first line of `text`, safe, and at most `width` characters long."""
+    first, _, rest = text.strip().partition("\n")
+    return cut(clean(first.rstrip()) + (" …" if rest.strip() else ""), width)
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 1)].rstrip() + "…"
+
+
+def cut_start(text: str, width: int) -> str:
+    """The end of a path says more than its beginning."""
+    return text if len(text) <= width else "…" + text[len(text) - max(0, width - 1) :]
+
+
+# --- secret -----------------------------------------------------------------------------------------------------------
+
+
+def is_secret(name: str) -> bool:
+    """Whether a value of this name should not be shown: one of the words in the name says so."""
+    return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
+
+
+def redact(value: Any) -> Any:
+    """A copy of JSON data with the values of secret names hidden, and the passwords inside of URLs."""
+    if isinstance(value, dict):
+        return {k: HIDDEN if is_secret(str(k)) and v not in (None, "") else redact(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [redact(one) for one in value]
+    return redact_text(value) if isinstance(value, str) else value
+
+
+def redact_text(text: str) -> str:
+    return _URL_PASSWORD.sub(rf"\1{HIDDEN}@", text) if "://" in text else text
+
+
+def secrets_of(value: Any) -> set[str]:
+    """The texts that `redact` would hide in `value`: an error may quote them."""
+    found: set[str] = set()
+    if isinstance(value, dict):
+        for name, one in value.items():
+            if isinstance(one, str) and is_secret(str(name)):
+                found.add(one)
+            else:
+                found |= secrets_of(one)
+    elif isinstance(value, list):
+        for one in value:
+            found |= secrets_of(one)
+    return {text for text in found if len(text) >= 4}  # shorter ones would blot out half of any text
+
+
+def hide(text: str, secrets: set[str]) -> str:
+    """`text` without the secrets of its task, longest first."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return redact_text(text)
+
+
+# --- short ------------------------------------------------------------------------------------------------------------
+
+
+def short_id(uuid: str) -> str:
+    """The end of an id. Ids that were made together begin alike; their ends differ."""
+    return clean(uuid[-8:])
+
+
+def seconds_between(start: datetime | None, end: datetime | None) -> float | None:
+    """How long that was on the wall clock, for showing only; a clock that stepped back makes it 0."""
+    return None if start is None or end is None else max(0.0, (end - start).total_seconds())
+
+
+def duration(seconds: float | None) -> str:
+    """`85 ms`, `3.2 s`, `4 min 10 s`, `2 h 5 min`, `3 d 4 h`."""
+    if seconds is None:
+        return ""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    return _two_units(round(seconds), (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)))
+
+
+def _two_units(left: int, units: tuple[tuple[str, int], ...]) -> str:
+    parts: list[str] = []
+    for name, size in units:
+        if left >= size or parts:
+            parts.append(f"{left // size} {name}" if left // size else "")
+            left %= size
+        if len(parts) == 2:
+            break
+    return " ".join(filter(None, parts))
+
+
+def age(seconds: float | None) -> str:
+    """The same in one unit, for a narrow column: `8s`, `4m`, `2h`, `3d`."""
+    if seconds is None:
+        return ""
+    for name, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{name}"
+    return f"{seconds:.0f}s"
+
+
+def size(count: float) -> str:
+    """`512 B`, `3.4 MB`, `12 GB`."""
+    for name in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {name}" if name == "B" or count >= 10 else f"{count:.1f} {name}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def clock_time(at: datetime) -> str:
+    """The local time of day, to the millisecond."""
+    return at.astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def moment(at: datetime | None) -> str:
+    """Local date and time with its zone."""
+    return "" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+
+
+def as_short_json(value: Any) -> str:
+    """A value in one line: a text without its quotes, a flat object as `name: value, …`, all else as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and value and not any(isinstance(one, dict | list) for one in value.values()):
+        return ", ".join(f"{name}: {as_short_json(one)}" for name, one in value.items())
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,94 @@
+"""What people type, as values: arguments, durations, moments, states."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from taskyard.cli.errors import UsageError
+from taskyard.model.state import ENDED, TaskState
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|sec|m|min|h|d|w)?")
+_SECONDS = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+
+STATE_GROUPS = {
+    "waiting": tuple(s for s in TaskState if s not in ENDED and s is not TaskState.RUNNING),
+    "ended": tuple(s for s in TaskState if s in ENDED),
+}
+"""Names for several states at once, for filters."""
+
+
+def parse_arguments(pairs: Sequence[str], whole: str | None) -> dict[str, Any]:
+    """The arguments of a task, from `key=value` pairs and from one JSON object; `-` reads that from standard input."""
+    arguments = _parse_object(sys.stdin.read() if whole == "-" else whole) if whole is not None else {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{pair!r} is no argument; write key=value")
+        if name in arguments:
+            raise UsageError(f"the argument {name!r} is given twice")
+        arguments[name] = parse_value(text)
+    return arguments
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError as exc:
+        raise UsageError(f'--args is not JSON ({exc}); write --args \'{{"url": "https://example.org"}}\'') from None
+    if not isinstance(value, dict):
+        raise UsageError(f"--args must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def parse_value(text: str) -> Any:
+    """JSON if it is JSON, else the text itself: `3`, `true` and `[1,2]` are what they look like, `a.png` is a text."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return text
+
+
+def parse_duration(text: str) -> float:
+    """Seconds: `90`, `1.5s`, `250ms`, `5m`, `2h`, `1d`."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{text!r} is no duration; write seconds (90) or a unit: 250ms, 90s, 5m, 2h, 1d")
+    seconds = float(found["number"]) * _SECONDS[found["unit"] or "s"]
+    if not math.isfinite(seconds):
+        raise UsageError(f"{text!r} is too long")
+    return seconds
+
+
+def parse_moment(text: str) -> datetime:
+    """A date and time with its zone."""
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        example = datetime.now(UTC).replace(microsecond=0).isoformat()
+        raise UsageError(f"{text!r} is no date and time; write it as {example}") from None
+    if at.tzinfo is None:
+        raise UsageError(f"{text} has no time zone; write {text}Z for UTC, or its offset, as in {text}+02:00")
+    return at
+
+
+def parse_states(names: Sequence[str]) -> tuple[TaskState, ...] | None:
+    """States by name, several in one separated by commas; None if none is given."""
+    states: list[TaskState] = []
+    for name in ",".join(names).lower().split(","):
+        word = name.strip()
+        if word in STATE_GROUPS:
+            states.extend(STATE_GROUPS[word])
+        elif word:
+            try:
+                states.append(TaskState(word))
+            except ValueError:
+                known = ", ".join([*TaskState, *STATE_GROUPS])
+                raise UsageError(f"there is no state {word!r}; states are {known}") from None
+    return tuple(dict.fromkeys(states)) or None
