@@ -73,6 +73,10 @@ class Signature:
         except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as exc:
             raise InvalidConsumer(f"consumer {self.name!r} has a parameter that JSON cannot carry: {exc}") from None
 
+    def warm_up(self) -> None:
+        """Import pydantic and read the signature now, a third of a second: not while the first task is waited for."""
+        _ = self.adapter
+
     def encode(self, args: Mapping[str, Any]) -> str:
         adapter = self.adapter
         try:
@@ -136,6 +140,7 @@ def function_consumer(
         concurrent_count=concurrent_count,
         timeout_s=timeout_s,
         retry=retry,
+        warm_up=signature.warm_up,
     )
     return consumer, signature
 

@@ -174,7 +174,7 @@ class Engine:
         except BaseException:
             self._is_started = False
             raise
-        self._store.watch(self._changed)
+        self._store.watch(self._changed, self._rescuer.poke)
         self._keep("dispatcher", self._dispatcher.run)
         self._keep("outcomes", self._watcher.run)
         if self._settings.serve:

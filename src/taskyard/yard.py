@@ -206,6 +206,9 @@ class Yard:
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
+        for consumer in self._consumers.values():
+            if consumer.warm_up is not None:
+                consumer.warm_up()
         await store.open()
         engine = self._make_engine(store, serve)
         try:

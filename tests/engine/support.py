@@ -70,7 +70,7 @@ class ShakyStore(MemoryStore):
         self.asked.append(len(uuids))
         return await super().outcomes(uuids)
 
-    def watch(self, changed: Callable[[], None]) -> None:
+    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
 
     def hint(self) -> None:

@@ -18,7 +18,7 @@ class Consumer:
 
     `encode` checks arguments and turns them into the JSON that is stored, or raises `InvalidInput`. `call` runs one
     record and returns its result, or an awaitable of it when `is_async`. `produce`, where there is one, makes the task
-    of the arguments first."""
+    of the arguments first; `warm_up` does what would otherwise hold up the first run."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -30,6 +30,7 @@ class Consumer:
     timeout_s: float | None = None
     retry: RetryPolicy | None = None
     produce: Callable[[dict[str, Any]], Task] | None = None
+    warm_up: Callable[[], None] | None = None
 
 
 class BaseTaskConsumer(ABC):

@@ -187,9 +187,10 @@ class Store(Protocol):
         """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were."""
         ...
 
-    def watch(self, changed: Callable[[], None]) -> None:
+    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
         """Call `changed` on this event loop soon after another process has committed. A hint may be spurious or late
-        (at most about a second), never missing."""
+        (at most about a second), never missing. `nodes_changed` is called when a node may have come or gone, where the
+        store can tell; whoever looks for dead nodes looks now and then all the same."""
         ...
 
 

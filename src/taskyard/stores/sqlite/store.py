@@ -32,6 +32,7 @@ from taskyard.stores.sqlite.writer import Writer
 T = TypeVar("T")
 
 APPLY_AT_MOST = 500
+NODE = "n-"
 POLL_S = 1.0
 """How often a quiet process looks whether others have written, should a hint have been lost."""
 
@@ -54,6 +55,7 @@ class SqliteStore:
         self._pid = os.getpid()
         self._writer: Writer | None = None
         self._changed: Callable[[], None] | None = None
+        self._nodes_changed: Callable[[], None] | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._joined: set[str] = set()
         self._commits = 0
@@ -230,19 +232,23 @@ class SqliteStore:
 
     # --- hearing of others --------------------------------------------------------------------------------------------
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
+    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
+        self._changed, self._nodes_changed = changed, nodes_changed
         self._seen_commits = self._commits
         if self._watch.fd >= 0:
             self._loop.add_reader(self._watch.fd, self._on_hint)
         self._poll = self._loop.call_later(POLL_S, self._on_poll)
 
     def _on_hint(self) -> None:
-        names = self._watch.read()
-        if any(not self._sidecar.is_mine(name) for name in names):
-            self._sidecar.look_around()
-            if self._changed is not None:
-                self._changed()
+        others = {name for name in self._watch.read() if not self._sidecar.is_mine(name)}
+        if not others:
+            return
+        self._sidecar.look_around()
+        if self._changed is not None:
+            self._changed()
+        # A commit is told through a process's own file; that of a node is only made, removed, or closed by its death.
+        if self._nodes_changed is not None and any(name.startswith(NODE) for name in others):
+            self._nodes_changed()
 
     def _on_poll(self) -> None:
         self._poll = self._loop.call_later(POLL_S, self._on_poll)
@@ -269,4 +275,4 @@ class SqliteStore:
 
 
 def _file_of(incarnation: str) -> str:
-    return f"n-{incarnation}"
+    return NODE + incarnation

@@ -124,6 +124,18 @@ class CommandContract(Desk):
         assert uuids(claims) == uuids([held, other, low] if to_head else [other, held, low])
         assert {one.uuid: one.attempt for one in claims}[held.uuid] == 2
 
+    async def test_a_task_sent_to_the_tail_forgets_its_old_place(self, store: Store, clock: FixedClock) -> None:
+        """Sent to the tail a task goes behind all that wait, whatever places and priorities it had before."""
+        before, task, after = a_record(), a_record(), a_record()
+        await add(store, before, task)
+        await store.apply([task.uuid], SetPriority(Priority.HIGH))
+        (held,) = await claim(store)
+        await settle(store, held, Move.failed(at=clock.now(), error=an_error()))
+        await add(store, after)
+        await store.apply([task.uuid], Retry(to_head=False))
+        await store.apply([task.uuid], SetPriority(Priority.NORMAL))
+        assert uuids(await claim(store, 9)) == uuids([before, after, task])
+
     async def test_the_last_sent_to_the_head_goes_first(self, store: Store, clock: FixedClock) -> None:
         """Of two tasks sent to the head one after the other, the later one is first."""
         one, two = await start(store, a_record(), a_record())

@@ -141,18 +141,6 @@ class KeyContract(Desk):
         assert await claim(store, 9) == []
         assert uuids(await self.complete(store, second, clock)) == [held.uuid]
 
-    async def test_a_task_sent_to_the_tail_forgets_its_old_place(self, store: Store, clock: FixedClock) -> None:
-        """However often a task was parked and offered again before, sent to the tail it goes behind all that wait."""
-        await add(store, first := a_record(key="k"))
-        for _ in range(2):
-            await add(store, passing := a_record(key="k", priority=Priority.HIGH))
-            await store.apply([passing.uuid], Cancel())
-        (held,) = await claim(store, 9)
-        await settle(store, held, Move.failed(at=clock.now(), error=an_error()))
-        await add(store, other := a_record())
-        await store.apply([first.uuid], Retry(to_head=False))
-        assert uuids(await claim(store, 9)) == uuids([other, first])
-
     async def test_rescue_frees_keys(self, store: Store) -> None:
         """A rescued task goes to the head of its key, and holds it only once it runs again."""
         first, second = a_record(key="k"), a_record(key="k")

@@ -237,5 +237,5 @@ class ReadingContract(Desk):
 
     async def test_watching_is_allowed(self, store: Store) -> None:
         """A store takes a watcher, even one that no other process can ever write to."""
-        store.watch(lambda: None)
+        store.watch(lambda: None, lambda: None)
         await add(store, a_record())
