@@ -14,12 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.torture import kills
+from tests.torture import images, kills, syscalls
 from tests.torture.figures import Figures
 from tests.torture.zygote import Zygote
 
 
 class Scenario(NamedTuple):
+    """`trials` by default, `full` with FULL=1; both are at most: there are only so many system calls."""
+
     run: Callable[..., Figures]
     trials: int
     full: int
@@ -27,6 +29,10 @@ class Scenario(NamedTuple):
 
 SCENARIOS: dict[str, Scenario] = {
     "kills": Scenario(kills.run, 500, 10_000),
+    "syscalls": Scenario(syscalls.run_kills, 1_000, 1_000),
+    "errors": Scenario(syscalls.run_errors, 1_000, 1_000),
+    "images": Scenario(images.run, 1_000, 5_000),
+    "control": Scenario(images.run_control, 100, 500),
 }
 
 

@@ -98,8 +98,10 @@ class Child:
         """Wait for its end; the exit code."""
         if not self.has_ended(timeout_s):
             raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s: {self.errors()}")
-        self.code = Zygote.get().wait(self.pid)
-        assert self.code is not None
+        # A traced child is its tracer's first, and for a moment dead to everybody but its parent.
+        while (code := Zygote.get().wait(self.pid)) is None:
+            time.sleep(0.001)
+        self.code = code
         if ledger is not None:
             ledger.dead(self.pid)
         for file in (self._in, self._out, self._handle):

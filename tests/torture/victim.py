@@ -8,9 +8,13 @@ import ctypes
 import os
 import random
 import signal
+import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+from taskyard import StoreError, TaskHandle, Yard
 from taskyard.testing.faults import Board, Faults
 from taskyard.testing.ledger import Ledger
 from tests.torture import mutations
@@ -69,7 +73,52 @@ async def submit(stage: Stage) -> None:
         await submit_for_ever(yard, stage.ledger, stage.rng, every_s=every_s, until=stage.stopping.is_set)
 
 
-ROLES: dict[str, Callable[[Stage], Awaitable[None]]] = {"work": work, "submit": submit}
+async def sequence(stage: Stage) -> None:
+    """A node that submits a few tasks to itself, one after the other, when told to go. What the store refuses is said
+    and asked again. The log is folded back into the database all the time, so that this happens within a few tasks."""
+    yard = make_yard(stage.folder, stage.ledger, stage.faults)
+    await yard.start()
+    store: Any = yard.store
+    store._conn.execute("PRAGMA wal_autocheckpoint = 3")
+    stage.say(f"ready {thread_id('taskyard-writer')}")
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    for _ in range(int(stage.options.get("tasks", "2"))):
+        handle = await submit_until_taken(stage, yard)
+        stage.ledger.acknowledged(handle.uuid)
+        await handle.result(timeout_s=20)
+    await yard.stop(grace_s=5)
+    stage.say("done")
+
+
+async def submit_until_taken(stage: Stage, yard: Yard) -> TaskHandle:
+    while True:
+        try:
+            return await yard.submit("breathe", {"ms": 1.0})
+        except StoreError as error:
+            stage.say(f"refused {type(error).__name__}")
+            await asyncio.sleep(0.05)
+
+
+async def open_store(stage: Stage) -> None:
+    """Only opens the store, makes it if need be, and closes it again, when told to go."""
+    stage.say(f"ready {os.getpid()}")
+    sys.stdin.readline()
+    yard = make_yard(stage.folder, stage.ledger)
+    async with yard.client():
+        pass
+    stage.say("done")
+
+
+def thread_id(name: str) -> int:
+    return next(thread.native_id or 0 for thread in threading.enumerate() if thread.name == name)
+
+
+ROLES: dict[str, Callable[[Stage], Awaitable[None]]] = {
+    "work": work,
+    "submit": submit,
+    "sequence": sequence,
+    "open": open_store,
+}
 
 
 def main(words: list[str]) -> None:
