@@ -1,0 +1,77 @@
+"""What the README shows is run as it stands there."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import TOP, blocks
+from tests.scenario.processes import environment
+
+README = blocks(TOP / "README.md")
+PATIENCE_S = 50
+
+
+def run(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the README's programs in it, as a reader would save them."""
+    folder = tmp_path_factory.mktemp("readme")
+    for block in README:
+        if block.file is not None:
+            (folder / block.file).write_text(block.text, "utf-8")
+    return folder
+
+
+@pytest.mark.spec("SCH-22")
+def test_the_programs_run(folder):
+    """Every program in the README runs as it is printed, and says what it should."""
+    programs = [block.file for block in README if block.file is not None]
+    assert programs == ["app.py", "web.py", "plain.py"]
+    said = [run(folder, sys.executable, program) for program in programs]
+    assert said[0] == "True\n"
+    assert len(said[2].strip()) == 64
+
+
+def test_the_example_is_short():
+    """The first example is about twenty lines."""
+    assert len([line for line in README[1].text.splitlines() if line.strip()]) <= 22
+
+
+def test_every_python_block_is_run():
+    """No block of Python in the README is there for show only."""
+    assert all(block.file is not None for block in README if block.language == "python")
+
+
+def test_the_commands_work(folder):
+    """The commands of the README work on the example, in the order they stand there."""
+    run(folder, sys.executable, "app.py")
+    [console] = [block for block in README if block.mark == "run in a shell"]
+    program = [sys.executable, "-m", "taskyard.cli"]
+    workers: list[subprocess.Popen[bytes]] = []
+    try:
+        for line in console.text.splitlines():
+            name, *arguments = shlex.split(line.removeprefix("$ "))
+            assert name == "taskyard"
+            if arguments[0] == "worker":
+                workers.append(subprocess.Popen([*program, *arguments], cwd=folder, env=environment()))
+            else:
+                # To watch has no end; here it ends when there is nothing left to see.
+                run(folder, *program, *arguments, *(["--until-idle"] if arguments[0] == "watch" else []))
+    finally:
+        for worker in workers:
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(PATIENCE_S) == 0
+    assert "failed" not in run(folder, *program, "ls", "--store", "sqlite:///work.db")
