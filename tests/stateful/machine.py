@@ -117,6 +117,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock = FixedClock()
         self.folder = tempfile.TemporaryDirectory(prefix="taskyard-")
         self.memory: Store = MemoryStore(self.clock)
+        self.home: Store = self.memory
         self.handles: list[Store] = []
         self.nodes: list[str] = []
         self.queues: dict[str, QueueSettings] = {}
@@ -132,8 +133,9 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         self.run(self.memory.open())
+        self.home = self.open_handle()  # where the nodes join and leave; it stays open
         self.handles = [self.open_handle() for _ in range(2)]
-        self.nodes = [self.join(0), self.join(1)]
+        self.nodes = [self.join(), self.join()]
 
     def open_handle(self) -> Store:
         # Nothing here pulls the plug, so that nothing has to be waited for.
@@ -141,15 +143,24 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(handle.open())
         return handle
 
-    def join(self, handle: int) -> str:
+    def join(self) -> str:
         self.joined += 1
         node = a_node(f"{self.joined}")
-        self.both(handle, lambda store: store.join(node))
+        self.run(self.memory.join(node))
+        self.run(self.home.join(node))
         return node.incarnation
 
+    def leave(self, node: str) -> None:
+        self.run(self.memory.leave(node))
+        self.run(self.home.leave(node))
+
     def teardown(self) -> None:
+        for node in self.nodes:
+            self.leave(node)
         for handle in self.handles:
             self.run(handle.close())
+        if self.handles:
+            self.run(self.home.close())
         self.loop.close()
         self.folder.cleanup()
 
@@ -259,8 +270,10 @@ class StoreMachine(RuleBasedStateMachine):
         one, two = self.both(handle, lambda store: store.rescue(dead))
         assert sorted(two) == sorted(one)
         assert self.both(handle, lambda store: store.rescue(dead)) == ([], [])
+        self.leave(dead)
+        self.nodes[node] = self.join()
         self.compare()
-        self.nodes[node] = self.join(handle)
+        assert set(self.nodes) == {known.incarnation for known in self.run(self.handles[handle].nodes())}
 
     @rule(handle=handles, settings=settings_of_queues)
     def somebody_sets_a_queue(self, handle: int, settings: QueueSettings) -> None:

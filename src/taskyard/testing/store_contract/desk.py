@@ -42,6 +42,8 @@ class Desk:
         await store.join(NODE_A)
         await store.join(NODE_B)
         yield store
+        await store.leave(A)
+        await store.leave(B)
         await store.close()
 
 
