@@ -29,7 +29,8 @@ from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import Add, Added, Report, Store, Turned
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.sqlite import SqliteStore
-from taskyard.testing.samples import FixedClock, a_node
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_node
 
 T = TypeVar("T")
 
@@ -114,7 +115,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.Runner()
-        self.clock = FixedClock()
+        self.clock = ManualClock()
         self.folder = tempfile.TemporaryDirectory(prefix="taskyard-")
         self.memory: Store = MemoryStore(self.clock)
         self.home: Store = self.memory

@@ -1,46 +1,17 @@
-"""Values to test with: a clock that stands still, records, nodes, demands. A builder takes the fields that matter."""
+"""Values to test with: records, nodes, demands, errors. A builder takes the fields that matter."""
 
 from __future__ import annotations
 
-import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import Demand
 from taskyard.model.task import Claim, Dedupe, TaskRecord, new_uuid
 from taskyard.ports.store import Add, Node
+from taskyard.testing.clock import START
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
-
-class FixedClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self, at: datetime = NOON) -> None:
-        self._now = at
-        self._mono = 1000.0
-
-    def now(self) -> datetime:
-        return self._now
-
-    def monotonic(self) -> float:
-        return self._mono
-
-    async def wait(self, wake: asyncio.Event, until_mono: float | None) -> None:
-        if until_mono is None or until_mono > self._mono:
-            await wake.wait()
-
-    def advance(self, seconds: float) -> datetime:
-        """Time passes; the new wall time."""
-        self._now += timedelta(seconds=seconds)
-        self._mono += seconds
-        return self._now
-
-    def step(self, seconds: float) -> datetime:
-        """Somebody sets the wall clock; no time passes."""
-        self._now += timedelta(seconds=seconds)
-        return self._now
+NOON = START
 
 
 def seconds(n: float) -> timedelta:

@@ -16,7 +16,8 @@ from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, TaskRecord
 from taskyard.ports.store import Added, Store
-from taskyard.testing.samples import FixedClock, a_record, an_add, an_error, room, seconds
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_record, an_add, an_error, room, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, everything, get, settle, start, try_add, uuids
 
 
@@ -27,7 +28,7 @@ def work(slot: str = "same") -> TaskRecord:
 
 class AddContract(Desk):
     @pytest.mark.spec("QUE-22")
-    async def test_a_task_is_stored_as_it_was_asked(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_task_is_stored_as_it_was_asked(self, store: Store, clock: ManualClock) -> None:
         """Everything a task was asked with is kept; the store adds its id, its place and its state."""
         asked = a_record(
             queue="cpu",
@@ -96,7 +97,7 @@ class AddContract(Desk):
         assert set(await everything(store)) == {pending.uuid, before.uuid, after.uuid}
 
     @pytest.mark.parametrize("twice", ["stored", "ended", "in-the-batch", "in-the-turn"])
-    async def test_a_uuid_that_is_taken_is_refused(self, store: Store, clock: FixedClock, twice: str) -> None:
+    async def test_a_uuid_that_is_taken_is_refused(self, store: Store, clock: ManualClock, twice: str) -> None:
         """A uuid stands for one task: an add that brings it again is refused whole, and the rest of its turn is not."""
         taken, other, fine = a_record(), a_record(), a_record()
         batch = [other, a_record(uuid=taken.uuid)]
@@ -119,7 +120,7 @@ class AddContract(Desk):
         assert (taken.uuid in stored) == (twice != "in-the-batch")
         assert sum((await store.count()).values()) == len(stored)
 
-    async def test_the_other_parts_of_a_turn_survive_an_add_that_fails(self, store: Store, clock: FixedClock) -> None:
+    async def test_the_other_parts_of_a_turn_survive_an_add_that_fails(self, store: Store, clock: ManualClock) -> None:
         """A settle and a claim in the same turn happen, whatever becomes of an add."""
         (running,) = await start(store, a_record())
         await add(store, waiting := a_record())
@@ -182,7 +183,7 @@ class AddContract(Desk):
         assert [one.is_new for one in added] == [True] * 4
 
     @pytest.mark.parametrize("end", ["completed", "failed", "canceled", "canceled-waiting"])
-    async def test_the_slot_is_free_when_the_task_has_ended(self, store: Store, clock: FixedClock, end: str) -> None:
+    async def test_the_slot_is_free_when_the_task_has_ended(self, store: Store, clock: ManualClock, end: str) -> None:
         """The moment a task has ended, however it did, the same work may be added again."""
         (first,) = await add(store, work(), dedupe=Dedupe.REFUSE)
         if end == "canceled-waiting":
@@ -198,7 +199,7 @@ class AddContract(Desk):
         assert (await everything(store))[first.uuid].dedupe_slot is None
         assert await add(store, second := work(), dedupe=Dedupe.REFUSE) == [Added(second.uuid)]
 
-    async def test_the_slot_stays_taken_while_the_task_pends(self, store: Store, clock: FixedClock) -> None:
+    async def test_the_slot_stays_taken_while_the_task_pends(self, store: Store, clock: ManualClock) -> None:
         """Running, in backoff, given back or rescued, a task keeps its slot until it has ended."""
         (first,) = await add(store, work(), dedupe=Dedupe.REFUSE)
 
@@ -237,7 +238,7 @@ class AddContract(Desk):
         assert await add(store, child := a_record(), parent=parent) == [Added(child.uuid)]
 
     @pytest.mark.parametrize("lost", ["rescued", "settled", "given-back", "running-again"])
-    async def test_a_stale_run_adds_nothing(self, store: Store, clock: FixedClock, lost: str) -> None:
+    async def test_a_stale_run_adds_nothing(self, store: Store, clock: ManualClock, lost: str) -> None:
         """A run whose claim is lost adds nothing, even if its task runs again elsewhere; other adds are not touched."""
         (parent,) = await start(store, a_record())
         if lost == "settled":

@@ -12,12 +12,13 @@ from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Store
-from taskyard.testing.samples import FixedClock, a_record, an_add, an_error, room, seconds
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_record, an_add, an_error, room, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, get, settle, start, state_of, uuids
 
 
 class ClaimContract(Desk):
-    async def test_a_claim_starts_the_next_attempt(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_claim_starts_the_next_attempt(self, store: Store, clock: ManualClock) -> None:
         """A claimed task runs on its node, from now, as attempt + 1 under its token, and the claim has its record."""
         await add(store, task := a_record(args='{"n":1}', key="k"))
         clock.advance(3)
@@ -36,7 +37,7 @@ class ClaimContract(Desk):
         assert uuids(turned.claims) == [task.uuid]
 
     @pytest.mark.spec("QUE-03")
-    async def test_the_next_task_starts_in_the_turn_that_ends_one(self, store: Store, clock: FixedClock) -> None:
+    async def test_the_next_task_starts_in_the_turn_that_ends_one(self, store: Store, clock: ManualClock) -> None:
         """When a task of a full queue ends, the next is started in the same transaction."""
         await store.set_queue(QueueSettings(name="default", concurrency=1))
         await add(store, a_record(), following := a_record())
@@ -120,7 +121,7 @@ class ClaimContract(Desk):
         assert uuids(claims) == [tasks[i].uuid for i in (0, 1, 2)]
 
     @pytest.mark.spec("QUE-02")
-    async def test_a_queue_never_runs_more_than_its_concurrency(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_queue_never_runs_more_than_its_concurrency(self, store: Store, clock: ManualClock) -> None:
         """A queue's concurrency holds over all its sources and all nodes, and a place is free when a task has ended."""
         await store.set_queue(QueueSettings(name="cpu", concurrency=2))
         tasks = [a_record(queue="cpu", source=source) for source in ("fetch", "shrink", "fetch", "shrink")]
@@ -168,7 +169,7 @@ class ClaimContract(Desk):
         assert sorted(one.uuid for claims in turns for one in claims) == sorted(uuids(tasks))
 
     @pytest.mark.spec("QUE-02")
-    async def test_a_changed_concurrency_holds_from_the_next_turn(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_changed_concurrency_holds_from_the_next_turn(self, store: Store, clock: ManualClock) -> None:
         """Raising a queue's concurrency lets more start; lowering it stops none, and starts none without room."""
         await store.set_queue(QueueSettings(name="default", concurrency=1))
         await add(store, *(a_record() for _ in range(6)))
@@ -187,7 +188,7 @@ class ClaimContract(Desk):
         assert len(await claim(store, 9)) == 2
 
     @pytest.mark.spec("QUE-26")
-    async def test_concurrency_above_one_keeps_the_order(self, store: Store, clock: FixedClock) -> None:
+    async def test_concurrency_above_one_keeps_the_order(self, store: Store, clock: ManualClock) -> None:
         """With three places, tasks still start by priority and place, as places become free one by one."""
         await store.set_queue(QueueSettings(name="default", concurrency=3))
         tasks = [a_record(priority=priority) for priority in (1, 2, 0, 1, 0, 2, 1)]
@@ -202,7 +203,7 @@ class ClaimContract(Desk):
         assert started == [tasks[i].uuid for i in (2, 4, 0, 3, 6, 1, 5)]
 
     @pytest.mark.spec("QUE-13", "SCH-08")
-    async def test_a_task_in_backoff_leaves_its_slot_free(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_task_in_backoff_leaves_its_slot_free(self, store: Store, clock: ManualClock) -> None:
         """While a task waits to be tried again, another takes its place in the queue."""
         await store.set_queue(QueueSettings(name="default", concurrency=1))
         await add(store, a_record(), other := a_record())
@@ -211,7 +212,7 @@ class ClaimContract(Desk):
         turned = await store.turn(A, settles=[(held, retry)], demand=room(9))
         assert uuids(turned.claims) == [other.uuid]
 
-    async def test_tokens_only_grow(self, store: Store, clock: FixedClock) -> None:
+    async def test_tokens_only_grow(self, store: Store, clock: ManualClock) -> None:
         """Every claim has a larger token than every claim before it, whatever task, node or attempt it is for."""
         tokens = []
         for round_ in range(4):
@@ -224,7 +225,7 @@ class ClaimContract(Desk):
         assert len(tokens) == 2 + 4 + 6 + 8
 
     @pytest.mark.spec("QUE-13")
-    async def test_a_retried_task_returns_to_its_own_place(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_retried_task_returns_to_its_own_place(self, store: Store, clock: ManualClock) -> None:
         """When its wait is over, a task stands where it stood: before all that came after it."""
         first, second = a_record(), a_record()
         await add(store, first, second)
@@ -237,7 +238,7 @@ class ClaimContract(Desk):
         assert [one.attempt for one in claims] == [2, 1, 1]
         assert [one.record.retries for one in claims] == [1, 0, 0]
 
-    async def test_given_back_keeps_its_place_and_its_attempt(self, store: Store, clock: FixedClock) -> None:
+    async def test_given_back_keeps_its_place_and_its_attempt(self, store: Store, clock: ManualClock) -> None:
         """A task given back stands where it stood, and its next run has the same number under a new token."""
         (held,) = await start(store, a_record())
         await add(store, other := a_record())

@@ -13,13 +13,14 @@ from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Store
-from taskyard.testing.samples import FixedClock, a_record, an_error, seconds
-from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, get, settle, start, state_of, uuids
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_record, an_error, seconds
+from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, get, settle, start, state_of, tick, uuids
 
 
 class CommandContract(Desk):
     @pytest.mark.spec("QUE-11")
-    async def test_canceling_a_queued_task_ends_it(self, store: Store, clock: FixedClock) -> None:
+    async def test_canceling_a_queued_task_ends_it(self, store: Store, clock: ManualClock) -> None:
         """A queued task that is canceled leaves the queue with the reason it was given; the answer is its record."""
         await add(store, task := a_record())
         clock.advance(1)
@@ -32,7 +33,7 @@ class CommandContract(Desk):
         assert await claim(store) == []
 
     @pytest.mark.spec("QUE-11")
-    async def test_what_waits_for_a_time_can_be_canceled(self, store: Store, clock: FixedClock) -> None:
+    async def test_what_waits_for_a_time_can_be_canceled(self, store: Store, clock: ManualClock) -> None:
         """A scheduled task and one in backoff are canceled at once and never start."""
         (held,) = await start(store, a_record())
         await settle(store, held, Move.retrying(at=clock.now(), due_at=clock.now() + seconds(1), error=an_error()))
@@ -45,12 +46,12 @@ class CommandContract(Desk):
         assert await claim(store, 9) == []
 
     @pytest.mark.spec("QUE-12")
-    async def test_canceling_a_running_task_asks_its_node(self, store: Store, clock: FixedClock) -> None:
+    async def test_canceling_a_running_task_asks_its_node(self, store: Store, clock: ManualClock) -> None:
         """A running task goes on running, its node is told, and the time it was first asked is kept."""
         mine, other = await start(store, a_record(), a_record())
         (theirs,) = await start(store, a_record(), node=B)
         assert await store.signals(A) == await store.signals(B) == []
-        first = clock.advance(1)
+        first = tick(clock, 1)
         (applied,) = await store.apply([mine.uuid], Cancel())
         clock.advance(1)
         await store.apply([mine.uuid, theirs.uuid], Cancel())
@@ -63,7 +64,7 @@ class CommandContract(Desk):
         assert (await get(store, other)).cancel_asked_at is None
 
     @pytest.mark.spec("QUE-12")
-    async def test_a_signal_ends_with_the_run(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_signal_ends_with_the_run(self, store: Store, clock: ManualClock) -> None:
         """Once the run has settled, nobody is asked any more."""
         (held,) = await start(store, a_record())
         await store.apply([held.uuid], Cancel())
@@ -72,7 +73,7 @@ class CommandContract(Desk):
         kept = await get(store, held)
         assert (kept.state, kept.cancel_asked_at) == (TaskState.CANCELED, None)
 
-    async def test_signals_are_only_for_what_runs_now(self, store: Store, clock: FixedClock) -> None:
+    async def test_signals_are_only_for_what_runs_now(self, store: Store, clock: ManualClock) -> None:
         """A cancel that was asked of one run is not told to the node of a later run of another task or attempt."""
         (held,) = await start(store, a_record())
         await store.apply([held.uuid], Cancel())
@@ -82,7 +83,7 @@ class CommandContract(Desk):
         assert again.uuid == held.uuid
         assert await store.signals(A) == await store.signals(B) == []
 
-    async def test_commands_are_answered_in_their_order(self, store: Store, clock: FixedClock) -> None:
+    async def test_commands_are_answered_in_their_order(self, store: Store, clock: ManualClock) -> None:
         """Each task is answered in its place: with its record, as unknown, or refused with the state that was found."""
         (done,) = await start(store, a_record())
         await settle(store, done, Move.completed(at=clock.now()))
@@ -111,7 +112,7 @@ class CommandContract(Desk):
         assert await store.count() == {("default", TaskState.CANCELED): 1203}
 
     @pytest.mark.parametrize("to_head", [True, False])
-    async def test_a_failed_task_is_sent_again(self, store: Store, clock: FixedClock, to_head: bool) -> None:
+    async def test_a_failed_task_is_sent_again(self, store: Store, clock: ManualClock, to_head: bool) -> None:
         """A retried task goes to the head or to the tail of its priority as asked, with all its retries before it."""
         (held,) = await start(store, a_record())
         await settle(store, held, Move.failed(at=clock.now(), error=an_error(), crashed=True))
@@ -124,7 +125,7 @@ class CommandContract(Desk):
         assert uuids(claims) == uuids([held, other, low] if to_head else [other, held, low])
         assert {one.uuid: one.attempt for one in claims}[held.uuid] == 2
 
-    async def test_a_task_sent_to_the_tail_forgets_its_old_place(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_task_sent_to_the_tail_forgets_its_old_place(self, store: Store, clock: ManualClock) -> None:
         """Sent to the tail a task goes behind all that wait, whatever places and priorities it had before."""
         before, task, after = a_record(), a_record(), a_record()
         await add(store, before, task)
@@ -136,7 +137,7 @@ class CommandContract(Desk):
         await store.apply([task.uuid], SetPriority(Priority.NORMAL))
         assert uuids(await claim(store, 9)) == uuids([before, after, task])
 
-    async def test_the_last_sent_to_the_head_goes_first(self, store: Store, clock: FixedClock) -> None:
+    async def test_the_last_sent_to_the_head_goes_first(self, store: Store, clock: ManualClock) -> None:
         """Of two tasks sent to the head one after the other, the later one is first."""
         one, two = await start(store, a_record(), a_record())
         for held in (one, two):
@@ -146,7 +147,7 @@ class CommandContract(Desk):
         assert uuids(await claim(store, 9)) == uuids([two, one])
 
     @pytest.mark.spec("QUE-05")
-    async def test_a_priority_is_changed_until_the_task_runs(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_priority_is_changed_until_the_task_runs(self, store: Store, clock: ManualClock) -> None:
         """A waiting task takes its new priority, a scheduled one too; a running or ended one refuses."""
         await add(store, scheduled := a_record(due_at=clock.now() + seconds(9)))
         (running,) = await start(store, a_record())
@@ -158,7 +159,7 @@ class CommandContract(Desk):
         assert (await get(store, running)).priority == Priority.NORMAL
 
     @pytest.mark.spec("QUE-12")
-    async def test_cancel_and_finish_race_to_one_end(self, store: Store, clock: FixedClock) -> None:
+    async def test_cancel_and_finish_race_to_one_end(self, store: Store, clock: ManualClock) -> None:
         """When cancels and settles race, each task ends once, as its run ended, and has one run."""
         tasks = [a_record() for _ in range(20)]
         held = await start(store, *tasks)

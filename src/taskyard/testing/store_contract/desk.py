@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Added, Store, Turned
-from taskyard.testing.samples import FixedClock, a_node, an_add, room
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_node, an_add, room
 
 NODE_A, NODE_B = a_node("a"), a_node("b")
 A, B = NODE_A.incarnation, NODE_B.incarnation
@@ -32,11 +34,11 @@ class Desk:
         raise NotImplementedError
 
     @pytest.fixture
-    def clock(self) -> FixedClock:
-        return FixedClock()
+    def clock(self) -> ManualClock:
+        return ManualClock()
 
     @pytest.fixture
-    async def store(self, clock: FixedClock, tmp_path: Path) -> AsyncIterator[Store]:
+    async def store(self, clock: ManualClock, tmp_path: Path) -> AsyncIterator[Store]:
         store = self.make_store(clock, tmp_path)
         await store.open()
         await store.join(NODE_A)
@@ -45,6 +47,12 @@ class Desk:
         await store.leave(A)
         await store.leave(B)
         await store.close()
+
+
+def tick(clock: ManualClock, seconds: float) -> datetime:
+    """Time passes; the new wall time."""
+    clock.advance(seconds)
+    return clock.now()
 
 
 async def add(

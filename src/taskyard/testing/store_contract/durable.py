@@ -16,7 +16,8 @@ from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import Dedupe, TaskRecord
 from taskyard.ports.store import Report, Store
-from taskyard.testing.samples import FixedClock, a_record, an_error, seconds
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_record, an_error, seconds
 from taskyard.testing.store_contract.desk import (
     NODE_A,
     NODE_B,
@@ -29,6 +30,7 @@ from taskyard.testing.store_contract.desk import (
     get,
     settle,
     start,
+    tick,
     try_add,
     uuids,
 )
@@ -39,7 +41,7 @@ Reopen = Callable[[], Awaitable[Store]]
 
 class DurableContract(Desk):
     @pytest.fixture
-    async def reopen(self, clock: FixedClock, tmp_path: Path) -> AsyncIterator[Reopen]:
+    async def reopen(self, clock: ManualClock, tmp_path: Path) -> AsyncIterator[Reopen]:
         """Open a store on the folder of the test, closing the one it opened before."""
         opened: list[Store] = []
 
@@ -57,7 +59,7 @@ class DurableContract(Desk):
         await opened[-1].close()
 
     @pytest.mark.spec("QUE-22")
-    async def test_everything_is_still_there(self, reopen: Reopen, clock: FixedClock) -> None:
+    async def test_everything_is_still_there(self, reopen: Reopen, clock: ManualClock) -> None:
         """Tasks, states, arguments, priorities, places, errors, counts, times, runs and events survive a restart."""
         store = await reopen()
         tasks: list[TaskRecord] = [
@@ -96,7 +98,7 @@ class DurableContract(Desk):
         await add(store, new := a_record())
         assert uuids(await claim(store, 9)) == uuids([tasks[1], tasks[0], tasks[3], new, tasks[2]])
 
-    async def test_limits_and_keys_still_hold(self, reopen: Reopen, clock: FixedClock) -> None:
+    async def test_limits_and_keys_still_hold(self, reopen: Reopen, clock: ManualClock) -> None:
         """Queue settings, what runs under them, busy keys and taken slots are known after a restart."""
         store = await reopen()
         await store.set_queue(QueueSettings(name="default", concurrency=2, per_key=1))
@@ -114,7 +116,7 @@ class DurableContract(Desk):
         (keyed,) = await claim(store, 9, node=B)
         assert keyed.record.key == "k"
 
-    async def test_claims_are_still_fenced(self, reopen: Reopen, clock: FixedClock) -> None:
+    async def test_claims_are_still_fenced(self, reopen: Reopen, clock: ManualClock) -> None:
         """A claim outlives a restart if nobody took its task, and tokens never start again from a smaller one."""
         store = await reopen()
         kept, lost = await start(store, a_record(), a_record())
@@ -127,12 +129,12 @@ class DurableContract(Desk):
         assert turned.settled == [ClaimLost(lost.uuid, lost.token), None]
         assert (await get(store, fresh)).attempt == 1
 
-    async def test_numbers_go_on(self, reopen: Reopen, clock: FixedClock) -> None:
+    async def test_numbers_go_on(self, reopen: Reopen, clock: ManualClock) -> None:
         """After a restart in which everything was pruned, ids, tokens and event numbers still only grow."""
         store = await reopen()
         (first,) = await start(store, a_record())
         await settle(store, first, Move.completed(at=clock.now()))
-        await store.prune(finished_before=clock.advance(1))
+        await store.prune(finished_before=tick(clock, 1))
         last = (await store.events(after=-1)).last
         store = await reopen()
         (second,) = await start(store, a_record())
@@ -140,7 +142,7 @@ class DurableContract(Desk):
         assert second.token > first.token
         assert (await store.events(after=-1)).last == last + 2
 
-    async def test_due_times_are_still_known(self, reopen: Reopen, clock: FixedClock) -> None:
+    async def test_due_times_are_still_known(self, reopen: Reopen, clock: ManualClock) -> None:
         """A task that was scheduled before a restart becomes due after it, and is waited for."""
         store = await reopen()
         await add(store, task := a_record(due_at=clock.now() + seconds(5)))

@@ -13,8 +13,9 @@ from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.task import Dedupe
 from taskyard.ports.store import Report, Store
-from taskyard.testing.samples import FixedClock, a_record, an_error, room, seconds
-from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, settle, start
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_record, an_error, room, seconds
+from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, settle, start, tick
 
 
 async def told(store: Store, after: int = 0) -> list[Event]:
@@ -29,7 +30,7 @@ async def told(store: Store, after: int = 0) -> list[Event]:
 
 class EventContract(Desk):
     @pytest.mark.spec("QUE-29")
-    async def test_a_life_is_told_in_order(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_life_is_told_in_order(self, store: Store, clock: ManualClock) -> None:
         """Submitted, due, started, in backoff, due, started, completed: each is told once, with time and task."""
         await add(store, task := a_record(queue="cpu", source="shrink", due_at=clock.now() + seconds(1)))
         clock.advance(1)
@@ -38,7 +39,7 @@ class EventContract(Desk):
         await settle(store, held, Move.retrying(at=clock.now(), due_at=clock.now() + seconds(1), error=an_error()))
         clock.advance(1)
         (held,) = await claim(store)
-        await settle(store, held, Move.completed(at=clock.advance(1)))
+        await settle(store, held, Move.completed(at=tick(clock, 1)))
         events = await told(store)
         assert [event.kind for event in events] == [
             EventKind.SUBMITTED,
@@ -54,7 +55,7 @@ class EventContract(Desk):
         assert [(event.at - task.created_at).total_seconds() for event in events] == [0, 1, 1, 1, 1, 2, 2, 3]
 
     @pytest.mark.spec("QUE-29")
-    async def test_commands_and_ends_are_told(self, store: Store, clock: FixedClock) -> None:
+    async def test_commands_and_ends_are_told(self, store: Store, clock: ManualClock) -> None:
         """A changed priority, an asked cancel, a cancel, a failure and a retry are told."""
         await add(store, a_record())
         await add(store, second := a_record())
@@ -86,7 +87,7 @@ class EventContract(Desk):
         await store.rescue(A)
         assert [event.kind for event in await told(store, after)] == [EventKind.INTERRUPTED, EventKind.QUEUED]
 
-    async def test_what_did_not_happen_is_not_told(self, store: Store, clock: FixedClock) -> None:
+    async def test_what_did_not_happen_is_not_told(self, store: Store, clock: ManualClock) -> None:
         """Refused and merged adds, refused commands, lost claims, stale reports and empty turns leave no event."""
         await add(store, a_record(dedupe_slot="s"), dedupe=Dedupe.MERGE)
         (held,) = await claim(store)
@@ -99,7 +100,7 @@ class EventContract(Desk):
         assert (await store.events(after=-1)).last == after
         assert await told(store, after) == []
 
-    async def test_each_number_is_told_once_and_in_order(self, store: Store, clock: FixedClock) -> None:
+    async def test_each_number_is_told_once_and_in_order(self, store: Store, clock: ManualClock) -> None:
         """However events are paged and however many write at once, each number comes once, without gaps, in order."""
         done = Move.completed(at=clock.now())
 
@@ -121,7 +122,7 @@ class EventContract(Desk):
         assert len(seen) == 6 * 5 * 2 * 3
         assert page.last == seen[-1]
 
-    async def test_each_task_is_told_in_the_order_of_its_states(self, store: Store, clock: FixedClock) -> None:
+    async def test_each_task_is_told_in_the_order_of_its_states(self, store: Store, clock: ManualClock) -> None:
         """For every task the events follow each other as its states did, whoever wrote them."""
         await add(store, *(a_record() for _ in range(30)))
 

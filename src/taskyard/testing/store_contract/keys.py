@@ -11,22 +11,23 @@ from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim
 from taskyard.ports.store import Store
-from taskyard.testing.samples import FixedClock, a_record, an_add, an_error, room, seconds
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_record, an_add, an_error, room, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, get, settle, uuids
 
 
-def retrying(clock: FixedClock, after_s: float = 1) -> Move:
+def retrying(clock: ManualClock, after_s: float = 1) -> Move:
     return Move.retrying(at=clock.now(), due_at=clock.now() + seconds(after_s), error=an_error())
 
 
 class KeyContract(Desk):
-    async def complete(self, store: Store, held: Claim, clock: FixedClock) -> list[Claim]:
+    async def complete(self, store: Store, held: Claim, clock: ManualClock) -> list[Claim]:
         """Complete it, and claim whatever may start then, in one turn."""
         turned = await store.turn(A, settles=[(held, Move.completed(at=clock.now()))], demand=room(9))
         assert turned.settled == [None]
         return turned.claims
 
-    async def test_one_key_runs_one_at_a_time_in_order(self, store: Store, clock: FixedClock) -> None:
+    async def test_one_key_runs_one_at_a_time_in_order(self, store: Store, clock: ManualClock) -> None:
         """Of the tasks with one key one runs at a time, on whatever node, in their order; others go past them."""
         keyed = [a_record(key="k") for _ in range(3)]
         free, other = a_record(), a_record(key="other")
@@ -52,7 +53,7 @@ class KeyContract(Desk):
         assert uuids(await claim(store, 9)) == uuids(tasks[:2])
 
     @pytest.mark.spec("QUE-26")
-    async def test_a_queue_may_run_several_of_a_key(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_queue_may_run_several_of_a_key(self, store: Store, clock: ManualClock) -> None:
         """With `per_key` above one, so many of a key run at once, still in their order."""
         await store.set_queue(QueueSettings(name="default", per_key=2))
         tasks = [a_record(key="k") for _ in range(4)]
@@ -62,7 +63,7 @@ class KeyContract(Desk):
         (fourth,) = await self.complete(store, first, clock)
         assert uuids([first, second, third, fourth]) == uuids(tasks)
 
-    async def test_a_task_in_backoff_holds_its_key(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_task_in_backoff_holds_its_key(self, store: Store, clock: ManualClock) -> None:
         """The order within a key survives a retry: while the first waits to run again, the second does not start."""
         first, second = a_record(key="k"), a_record(key="k")
         await add(store, first, second)
@@ -75,7 +76,7 @@ class KeyContract(Desk):
         assert uuids(await self.complete(store, again, clock)) == [second.uuid]
 
     @pytest.mark.parametrize("end", ["failed", "canceled"])
-    async def test_a_key_is_free_when_its_task_has_ended(self, store: Store, clock: FixedClock, end: str) -> None:
+    async def test_a_key_is_free_when_its_task_has_ended(self, store: Store, clock: ManualClock, end: str) -> None:
         """However the task of a key ends, the next of that key may start."""
         await add(store, a_record(key="k"), second := a_record(key="k"))
         (held,) = await claim(store, 9)
@@ -83,7 +84,7 @@ class KeyContract(Desk):
         turned = await store.turn(A, settles=[(held, moves[end])], demand=room(9))
         assert uuids(turned.claims) == [second.uuid]
 
-    async def test_given_back_stays_first_of_its_key(self, store: Store, clock: FixedClock) -> None:
+    async def test_given_back_stays_first_of_its_key(self, store: Store, clock: ManualClock) -> None:
         """A task given back goes before the others of its key, as it did."""
         first, second = a_record(key="k"), a_record(key="k")
         await add(store, first, second)
@@ -92,7 +93,7 @@ class KeyContract(Desk):
         assert uuids(turned.claims) == [first.uuid]
 
     @pytest.mark.spec("QUE-05")
-    async def test_a_newcomer_of_higher_priority_goes_first(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_newcomer_of_higher_priority_goes_first(self, store: Store, clock: ManualClock) -> None:
         """Within a key as anywhere, priority goes before age."""
         old, new = a_record(key="k"), a_record(key="k", priority=Priority.HIGH)
         await add(store, old)
@@ -102,7 +103,7 @@ class KeyContract(Desk):
         assert uuids(await self.complete(store, held, clock)) == [old.uuid]
 
     @pytest.mark.spec("QUE-05")
-    async def test_a_changed_priority_changes_the_order_of_a_key(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_changed_priority_changes_the_order_of_a_key(self, store: Store, clock: ManualClock) -> None:
         """A waiting task that is raised goes to the front of its key; lowering the front one lets the next pass."""
         tasks = [a_record(key="k") for _ in range(3)]
         await add(store, *tasks)
@@ -122,7 +123,7 @@ class KeyContract(Desk):
         await store.apply([tasks[0].uuid], Cancel())
         assert uuids(await claim(store, 9)) == [tasks[1].uuid]
 
-    async def test_canceling_the_one_in_backoff_lets_the_next_start(self, store: Store, clock: FixedClock) -> None:
+    async def test_canceling_the_one_in_backoff_lets_the_next_start(self, store: Store, clock: ManualClock) -> None:
         """When the task that holds a key in backoff is canceled, the next of that key may start."""
         await add(store, a_record(key="k"), second := a_record(key="k"))
         (held,) = await claim(store, 9)
@@ -130,7 +131,7 @@ class KeyContract(Desk):
         await store.apply([held.uuid], Cancel())
         assert uuids(await claim(store, 9)) == [second.uuid]
 
-    async def test_a_retried_task_joins_its_key_again(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_retried_task_joins_its_key_again(self, store: Store, clock: ManualClock) -> None:
         """A failed task that is sent again to the head waits for its key, and goes before the others of it."""
         tasks = [a_record(key="k") for _ in range(3)]
         await add(store, *tasks)
@@ -149,7 +150,7 @@ class KeyContract(Desk):
         await store.rescue(A)
         assert uuids(await claim(store, 9, node=B)) == [first.uuid]
 
-    async def test_a_scheduled_task_does_not_hold_its_key(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_scheduled_task_does_not_hold_its_key(self, store: Store, clock: ManualClock) -> None:
         """A task that is not due yet keeps nobody of its key waiting."""
         await add(store, later := a_record(key="k", due_at=clock.now() + seconds(1)), now := a_record(key="k"))
         (held,) = await claim(store, 9)
@@ -158,7 +159,7 @@ class KeyContract(Desk):
         assert await claim(store, 9) == []
         assert uuids(await self.complete(store, held, clock)) == [later.uuid]
 
-    async def test_a_changed_per_key_holds_from_the_next_turn(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_changed_per_key_holds_from_the_next_turn(self, store: Store, clock: ManualClock) -> None:
         """Raising `per_key` lets more of a key start; lowering it stops none, and starts none until there is room."""
         await add(store, *(a_record(key="k") for _ in range(6)))
         held = await claim(store, 9)
@@ -177,7 +178,7 @@ class KeyContract(Desk):
         await store.set_queue(QueueSettings(name="default", per_key=1))
         assert uuids(await claim(store, 9)) == [tasks[0].uuid]
 
-    async def test_the_queue_and_the_key_are_both_kept(self, store: Store, clock: FixedClock) -> None:
+    async def test_the_queue_and_the_key_are_both_kept(self, store: Store, clock: ManualClock) -> None:
         """A queue's concurrency and its key's limit hold together: keys at their limit give their room to others."""
         await store.set_queue(QueueSettings(name="default", concurrency=2))
         tasks = [a_record(key=key) for key in ("k", "k", "m", None)]

@@ -11,8 +11,22 @@ from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Store
-from taskyard.testing.samples import FixedClock, a_node, a_record, an_error, seconds
-from taskyard.testing.store_contract.desk import NODE_A, NODE_B, A, B, Desk, add, claim, everything, get, start, uuids
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_node, a_record, an_error, seconds
+from taskyard.testing.store_contract.desk import (
+    NODE_A,
+    NODE_B,
+    A,
+    B,
+    Desk,
+    add,
+    claim,
+    everything,
+    get,
+    start,
+    tick,
+    uuids,
+)
 
 
 class NodeContract(Desk):
@@ -38,11 +52,11 @@ class NodeContract(Desk):
         assert turned.settled == [None]
 
     @pytest.mark.spec("QUE-23")
-    async def test_rescue_takes_everything_back(self, store: Store, clock: FixedClock) -> None:
+    async def test_rescue_takes_everything_back(self, store: Store, clock: ManualClock) -> None:
         """Every task of a dead node is interrupted and queued again, no other is touched, and the node is forgotten."""
         mine = await start(store, a_record(), a_record(queue="cpu", source="shrink"))
         (theirs,) = await start(store, a_record(), node=B)
-        at = clock.advance(5)
+        at = tick(clock, 5)
         assert sorted(await store.rescue(A)) == sorted(uuids(mine))
         for held in mine:
             kept = await get(store, held)
@@ -77,7 +91,7 @@ class NodeContract(Desk):
         expected = [running[1], running[3], high, running[0], running[2], normal, low]
         assert uuids(await claim(store, 9, node=B)) == uuids(expected)
 
-    async def test_a_rescue_voids_the_claims(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_rescue_voids_the_claims(self, store: Store, clock: ManualClock) -> None:
         """A node that was rescued and is not dead after all cannot write a result any more."""
         (stale,) = await start(store, a_record())
         await store.rescue(A)
@@ -137,7 +151,7 @@ class NodeContract(Desk):
         await store.rescue(A)
         assert uuids(await claim(store, 9, node=B)) == uuids(before)
 
-    async def test_rescue_leaves_what_waits_in_peace(self, store: Store, clock: FixedClock) -> None:
+    async def test_rescue_leaves_what_waits_in_peace(self, store: Store, clock: ManualClock) -> None:
         """A task that the dead node ran earlier, and that waits to be tried again, is not taken back."""
         (held,) = await start(store, a_record())
         due = clock.now() + seconds(9)

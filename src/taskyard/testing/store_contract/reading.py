@@ -13,8 +13,9 @@ from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, Outcome, Run, TaskRecord
 from taskyard.ports.store import Added, Store, TaskFilter
-from taskyard.testing.samples import FixedClock, a_record, an_error, seconds
-from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, everything, get, settle, start, uuids
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_record, an_error, seconds
+from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, everything, get, settle, start, tick, uuids
 
 
 def spoil(record: TaskRecord) -> None:
@@ -28,7 +29,7 @@ def spoil(record: TaskRecord) -> None:
 
 
 class ReadingContract(Desk):
-    async def test_outcomes_come_in_the_order_asked(self, store: Store, clock: FixedClock) -> None:
+    async def test_outcomes_come_in_the_order_asked(self, store: Store, clock: ManualClock) -> None:
         """For each task asked, in order: its state, result and error; None for one that is not in the store."""
         done, failed, running = await start(store, a_record(), a_record(), a_record())
         error = an_error()
@@ -85,7 +86,7 @@ class ReadingContract(Desk):
         assert seen == uuids(tasks)[::-1]
         assert await store.list_tasks(limit=0) == []
 
-    async def test_tasks_are_listed_by_state_queue_and_source(self, store: Store, clock: FixedClock) -> None:
+    async def test_tasks_are_listed_by_state_queue_and_source(self, store: Store, clock: ManualClock) -> None:
         """A filter lists exactly the tasks that fit all it names, and pages through them as well."""
         await add(store, *(a_record(queue=q, source=s) for q in ("default", "cpu") for s in ("fetch", "shrink") * 3))
         for held in await claim(store, 5):
@@ -109,7 +110,7 @@ class ReadingContract(Desk):
                     rest = await store.list_tasks(where, before_id=first[-1].id) if first else []
                     assert uuids([*first, *rest]) == expected, where
 
-    async def test_counts_are_exact(self, store: Store, clock: FixedClock) -> None:
+    async def test_counts_are_exact(self, store: Store, clock: ManualClock) -> None:
         """After every kind of change the counts are those of a real count, and name nothing that is empty."""
 
         async def check() -> None:
@@ -137,7 +138,7 @@ class ReadingContract(Desk):
         await store.prune(finished_before=clock.now(), limit=2)
         await check()
 
-    async def test_every_ended_attempt_has_one_row(self, store: Store, clock: FixedClock) -> None:
+    async def test_every_ended_attempt_has_one_row(self, store: Store, clock: ManualClock) -> None:
         """Each attempt that ended is listed once, in order, as it ended; the one that runs is not listed yet."""
         await add(store, task := a_record())
         error = an_error(ErrorKind.TIMEOUT, "slow", "TimeoutError", limit_s=3)
@@ -148,10 +149,10 @@ class ReadingContract(Desk):
             (TaskState.INTERRUPTED, B),  # its node died
             (TaskState.COMPLETED, A),
         ]:
-            started = clock.advance(1)
+            started = tick(clock, 1)
             (held,) = await claim(store, node=node)
             assert await store.list_runs(task.uuid) == expected
-            at = clock.advance(1)
+            at = tick(clock, 1)
             if state is TaskState.INTERRUPTED and node == B:
                 await store.rescue(B)
             elif state is TaskState.INTERRUPTED:
@@ -181,35 +182,35 @@ class ReadingContract(Desk):
         await store.apply([task.uuid], Cancel())
         assert await store.list_runs(task.uuid) == []
 
-    async def test_prune_forgets_the_oldest_ended(self, store: Store, clock: FixedClock) -> None:
+    async def test_prune_forgets_the_oldest_ended(self, store: Store, clock: ManualClock) -> None:
         """At most `limit` tasks that ended before the time are forgotten, those that ended first before the others."""
         held = await start(store, *(a_record() for _ in range(6)))
         ends = {}
         for i in (4, 3, 0, 1):
-            ends[i] = clock.advance(1)
+            ends[i] = tick(clock, 1)
             await settle(store, held[i], Move.completed(at=ends[i]))
-        await settle(store, held[5], Move.failed(at=clock.advance(1), error=an_error()))
+        await settle(store, held[5], Move.failed(at=tick(clock, 1), error=an_error()))
         assert await store.prune(finished_before=ends[4]) == 0
         assert await store.prune(finished_before=ends[1], limit=2) == 2
         assert set(await everything(store)) == {held[i].uuid for i in (0, 1, 2, 5)}
         assert await store.prune(finished_before=ends[1]) == 1
         assert await store.prune(finished_before=ends[1]) == 0
-        assert await store.prune(finished_before=clock.advance(1)) == 2
+        assert await store.prune(finished_before=tick(clock, 1)) == 2
         assert set(await everything(store)) == {held[2].uuid}
         assert await store.count() == {("default", TaskState.RUNNING): 1}
 
-    async def test_what_was_pruned_is_gone(self, store: Store, clock: FixedClock) -> None:
+    async def test_what_was_pruned_is_gone(self, store: Store, clock: ManualClock) -> None:
         """A pruned task has no record, no runs and no outcome any more, and its uuid may be used again."""
         (held,) = await start(store, a_record())
         await settle(store, held, Move.completed(at=clock.now()))
-        await store.prune(finished_before=clock.advance(1))
+        await store.prune(finished_before=tick(clock, 1))
         assert await store.find(held.uuid) is None
         assert await store.outcomes([held.uuid]) == [None]
         assert await store.list_runs(held.uuid) == []
         assert await add(store, a_record(uuid=held.uuid)) == [Added(held.uuid)]
         assert await store.list_runs(held.uuid) == []
 
-    async def test_prune_leaves_what_has_not_ended(self, store: Store, clock: FixedClock) -> None:
+    async def test_prune_leaves_what_has_not_ended(self, store: Store, clock: ManualClock) -> None:
         """Waiting, scheduled, running and retried tasks are never forgotten, however old they are."""
         (again, backoff) = await start(store, a_record(), a_record())
         await settle(store, again, Move.failed(at=clock.now(), error=an_error()))
@@ -218,7 +219,7 @@ class ReadingContract(Desk):
         await start(store, a_record())
         await store.apply([again.uuid], Retry())
         await add(store, a_record(), a_record(due_at=later))
-        assert await store.prune(finished_before=clock.advance(10**7)) == 0
+        assert await store.prune(finished_before=tick(clock, 10**7)) == 0
         assert len(await everything(store)) == 5
 
     async def test_a_record_handed_out_is_a_copy(self, store: Store) -> None:

@@ -12,11 +12,25 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe
 from taskyard.ports.store import Added, Report, Store, Turned
-from taskyard.testing.samples import FixedClock, a_record, an_add, an_error, room, seconds
-from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, everything, get, settle, start, state_of, uuids
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_record, an_add, an_error, room, seconds
+from taskyard.testing.store_contract.desk import (
+    A,
+    B,
+    Desk,
+    add,
+    claim,
+    everything,
+    get,
+    settle,
+    start,
+    state_of,
+    tick,
+    uuids,
+)
 
 
-async def lose(store: Store, clock: FixedClock, how: str) -> Claim:
+async def lose(store: Store, clock: ManualClock, how: str) -> Claim:
     """A claim of node A that is lost."""
     (stale,) = await start(store, a_record())
     if how == "given-back":
@@ -25,7 +39,7 @@ async def lose(store: Store, clock: FixedClock, how: str) -> Claim:
         await settle(store, stale, Move.completed(at=clock.now(), result='"kept"'))
     elif how == "pruned":
         await settle(store, stale, Move.completed(at=clock.now()))
-        assert await store.prune(finished_before=clock.advance(1)) == 1
+        assert await store.prune(finished_before=tick(clock, 1)) == 1
     elif how == "retrying":
         await settle(store, stale, Move.retrying(at=clock.now(), due_at=clock.now() + seconds(9), error=an_error()))
     else:
@@ -45,10 +59,10 @@ class SettleContract(Desk):
         assert await store.turn(A) == Turned([], [], [], None)
 
     @pytest.mark.spec("QUE-22")
-    async def test_completed(self, store: Store, clock: FixedClock) -> None:
+    async def test_completed(self, store: Store, clock: ManualClock) -> None:
         """A completed task keeps its result and the time it ended, and runs nowhere."""
         (held,) = await start(store, a_record())
-        at = clock.advance(2)
+        at = tick(clock, 2)
         await settle(store, held, Move.completed(at=at, result='{"n":1}', note="done"))
         kept = await get(store, held)
         assert (kept.state, kept.result, kept.error, kept.note) == (TaskState.COMPLETED, '{"n":1}', None, "done")
@@ -56,7 +70,7 @@ class SettleContract(Desk):
         assert (kept.token, kept.node, kept.attempt) == (None, None, 1)
 
     @pytest.mark.spec("QUE-22")
-    async def test_failed(self, store: Store, clock: FixedClock) -> None:
+    async def test_failed(self, store: Store, clock: ManualClock) -> None:
         """A failed task keeps its error whole, and its counts."""
         (held,) = await start(store, a_record())
         error = an_error(ErrorKind.SYSTEM, "died of ü", "WorkerDied", "Exception", pid=7, deep={"a": [1, None]})
@@ -66,7 +80,7 @@ class SettleContract(Desk):
         assert (kept.finished_at, kept.result) == (clock.now(), None)
 
     @pytest.mark.spec("QUE-13", "QUE-22")
-    async def test_retrying(self, store: Store, clock: FixedClock) -> None:
+    async def test_retrying(self, store: Store, clock: ManualClock) -> None:
         """A task that will be tried again keeps its error, its count and when it is due."""
         (held,) = await start(store, a_record())
         error, due = an_error(), clock.now() + seconds(4)
@@ -75,7 +89,7 @@ class SettleContract(Desk):
         assert (kept.state, kept.error, kept.due_at, kept.retries) == (TaskState.RETRYING, error, due, 1)
         assert (kept.token, kept.node, kept.finished_at) == (None, None, None)
 
-    async def test_settles_are_answered_in_their_order(self, store: Store, clock: FixedClock) -> None:
+    async def test_settles_are_answered_in_their_order(self, store: Store, clock: ManualClock) -> None:
         """Each settle is answered in its place, and a lost claim among them keeps no other from being written."""
         one, two, three = await start(store, a_record(), a_record(), a_record())
         await settle(store, two, Move.completed(at=clock.now()))
@@ -84,7 +98,7 @@ class SettleContract(Desk):
         assert turned.settled == [None, ClaimLost(two.uuid, two.token), None]
         assert [await state_of(store, one), await state_of(store, three)] == [TaskState.COMPLETED] * 2
 
-    async def test_a_claim_is_spent_by_its_first_settle(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_claim_is_spent_by_its_first_settle(self, store: Store, clock: ManualClock) -> None:
         """The second settle of one claim is lost, also within one turn, and the first stands."""
         (held,) = await start(store, a_record())
         failed = Move.failed(at=clock.now(), error=an_error())
@@ -94,7 +108,7 @@ class SettleContract(Desk):
         assert (kept.state, kept.result) == (TaskState.COMPLETED, "1")
 
     @pytest.mark.parametrize("how", LOST)
-    async def test_a_stale_claim_cannot_settle(self, store: Store, clock: FixedClock, how: str) -> None:
+    async def test_a_stale_claim_cannot_settle(self, store: Store, clock: ManualClock, how: str) -> None:
         """A run that lost its claim writes nothing, though its task may run again: the state alone cannot tell."""
         stale = await lose(store, clock, how)
         before = await everything(store), await store.count(), await store.list_runs(stale.uuid)
@@ -102,7 +116,7 @@ class SettleContract(Desk):
         assert turned.settled == [ClaimLost(stale.uuid, stale.token)]
         assert (await everything(store), await store.count(), await store.list_runs(stale.uuid)) == before
 
-    async def test_the_same_attempt_under_another_token_is_another_claim(self, store: Store, clock: FixedClock) -> None:
+    async def test_the_same_attempt_with_another_token_is_another_claim(self, store: Store, clock: ManualClock) -> None:
         """A task given back runs again as the same attempt, and only the new token may settle it."""
         (stale,) = await start(store, a_record())
         await settle(store, stale, Move.given_back(at=clock.now()))
@@ -113,7 +127,7 @@ class SettleContract(Desk):
         await settle(store, fresh, Move.completed(at=clock.now()), node=B)
 
     @pytest.mark.spec("QUE-01")
-    async def test_an_illegal_move_is_refused_with_the_whole_turn(self, store: Store, clock: FixedClock) -> None:
+    async def test_an_illegal_move_is_refused_with_the_whole_turn(self, store: Store, clock: ManualClock) -> None:
         """A settle that the table of moves forbids raises, and nothing of its turn has happened."""
         one, two = await start(store, a_record(), a_record())
         await add(store, a_record())
@@ -134,7 +148,7 @@ class SettleContract(Desk):
 
     # --- the order inside a turn --------------------------------------------------------------------------------------
 
-    async def test_settles_come_before_reports(self, store: Store, clock: FixedClock) -> None:
+    async def test_settles_come_before_reports(self, store: Store, clock: ManualClock) -> None:
         """A report that arrives with its run's own settle is too late."""
         (held,) = await start(store, a_record())
         done = Move.completed(at=clock.now())
@@ -142,7 +156,7 @@ class SettleContract(Desk):
         kept = await get(store, held)
         assert (kept.progress, kept.note) == (None, None)
 
-    async def test_settles_come_before_adds(self, store: Store, clock: FixedClock) -> None:
+    async def test_settles_come_before_adds(self, store: Store, clock: ManualClock) -> None:
         """A slot that a settle frees can be taken in the same turn, and a run that settles has no children any more."""
         await add(store, a_record(dedupe_slot="s"), dedupe=Dedupe.REFUSE)
         (held,) = await claim(store)
@@ -154,19 +168,19 @@ class SettleContract(Desk):
         )
         assert turned.added == [[Added(again.uuid)], ClaimLost(held.uuid, held.token)]
 
-    async def test_settles_come_before_promotion_and_claims(self, store: Store, clock: FixedClock) -> None:
+    async def test_settles_come_before_promotion_and_claims(self, store: Store, clock: ManualClock) -> None:
         """A task whose retry is due at once is started again in the turn that settles it."""
         (held,) = await start(store, a_record())
         retry = Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error())
         turned = await store.turn(A, settles=[(held, retry)], demand=room(1))
         assert [(one.uuid, one.attempt) for one in turned.claims] == [(held.uuid, 2)]
 
-    async def test_all_of_it_in_one_turn(self, store: Store, clock: FixedClock) -> None:
+    async def test_all_of_it_in_one_turn(self, store: Store, clock: ManualClock) -> None:
         """Settle, report, add, promote and claim happen in one turn, each seeing what came before it."""
         await store.set_queue(QueueSettings(name="default", concurrency=3))
         ending, going = await start(store, a_record(), a_record())
         await add(store, scheduled := a_record(due_at=clock.now() + seconds(1)))
-        at = clock.advance(1)
+        at = tick(clock, 1)
         child = a_record()
         turned = await store.turn(
             A,
@@ -184,7 +198,7 @@ class SettleContract(Desk):
 
     @pytest.mark.spec("QUE-12")
     @pytest.mark.parametrize("move", ["given-back", "retrying"])
-    async def test_a_late_cancel_is_not_lost(self, store: Store, clock: FixedClock, move: str) -> None:
+    async def test_a_late_cancel_is_not_lost(self, store: Store, clock: ManualClock, move: str) -> None:
         """A task that was asked to cancel does not run again, though its run ended before it could know."""
         (held,) = await start(store, a_record())
         await store.apply([held.uuid], Cancel())
@@ -200,7 +214,7 @@ class SettleContract(Desk):
         assert [run.state for run in await store.list_runs(held.uuid)] == [TaskState.CANCELED]
 
     @pytest.mark.spec("QUE-12")
-    async def test_what_ended_before_the_cancel_keeps_its_end(self, store: Store, clock: FixedClock) -> None:
+    async def test_what_ended_before_the_cancel_keeps_its_end(self, store: Store, clock: ManualClock) -> None:
         """A run that completed before it could be canceled is completed, and says that a cancel was asked."""
         (held,) = await start(store, a_record())
         await store.apply([held.uuid], Cancel())
@@ -211,10 +225,10 @@ class SettleContract(Desk):
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
-    async def test_a_run_reports_its_progress(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_run_reports_its_progress(self, store: Store, clock: ManualClock) -> None:
         """Progress and note of a report are kept, each only if it is given."""
         (held,) = await start(store, a_record())
-        at = clock.advance(1)
+        at = tick(clock, 1)
         progress = Progress(0.25, "a quarter", 12.5)
         turned = await store.turn(A, reports=[Report(held, progress)])
         assert turned == Turned([], [], [], None)
@@ -224,7 +238,7 @@ class SettleContract(Desk):
         kept = await get(store, held)
         assert (kept.progress, kept.note, kept.state) == (progress, "by hand", TaskState.RUNNING)
 
-    async def test_a_reported_note_outlives_the_settle(self, store: Store, clock: FixedClock) -> None:
+    async def test_a_reported_note_outlives_the_settle(self, store: Store, clock: ManualClock) -> None:
         """What a run noted of itself is kept when it ends without another note, whatever was noted before it ran."""
         (held,) = await start(store, a_record())
         retry = Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error())
@@ -243,7 +257,7 @@ class SettleContract(Desk):
         assert (await get(store, held)).progress == Progress(0.75)
 
     @pytest.mark.parametrize("how", LOST)
-    async def test_a_stale_report_changes_nothing(self, store: Store, clock: FixedClock, how: str) -> None:
+    async def test_a_stale_report_changes_nothing(self, store: Store, clock: ManualClock, how: str) -> None:
         """A report of a run that lost its claim is dropped without an error."""
         stale = await lose(store, clock, how)
         before, events = await everything(store), (await store.events(after=-1)).last
