@@ -43,15 +43,12 @@ class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
         """What the task returned, when it has ended, wherever it ran. Raises `TaskFailed`, `TaskCanceled`,
         `TaskSkipped` or `ResultGone`; `TimeoutError` when `timeout_s` passes first (the task goes on)."""
         engine = self._yard.engine
-        outcome = engine.find_outcome(self.uuid)
-        if outcome is None:
-            waiter = engine.outcome(self.uuid, timeout_s)
-            try:
-                outcome = await waiter
-            except asyncio.CancelledError:
-                engine.forget_outcome(self.uuid, waiter)
-                raise
-        return value_of(outcome)
+        waiter = engine.outcome(self.uuid, timeout_s)
+        try:
+            return value_of(await waiter)
+        except asyncio.CancelledError:
+            engine.forget_outcome(self.uuid, waiter)
+            raise
 
     async def record(self) -> TaskRecord:
         """Everything that is stored of the task now."""
@@ -70,10 +67,10 @@ class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 def value_of(outcome: Outcome) -> Any:
     """The result, or the error that says how the task ended instead."""
+    if outcome.state is TaskState.COMPLETED:
+        return None if outcome.result is None else msgspec.json.decode(outcome.result)
     error = outcome.error
     match outcome.state:
-        case TaskState.COMPLETED:
-            return None if outcome.result is None else msgspec.json.decode(outcome.result)
         case TaskState.FAILED if error is not None:
             raise TaskFailed(
                 outcome.uuid,

@@ -52,6 +52,8 @@ def make_order(
     ):
         if short in options:
             options[option] = parse(options.pop(short))
+    if "delay_s" in options and "schedule_at" in options:
+        raise UsageError("give either --delay or --at, not both")
     return Order(
         name=name,
         arguments=parse_arguments(pairs, whole),

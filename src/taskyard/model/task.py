@@ -185,7 +185,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
         return self.record.uuid
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Run(msgspec.Struct, frozen=True, gc=False):
     """One attempt as recorded when it ended. `state` is what the task became; a run cut short says interrupted."""
 
     attempt: int

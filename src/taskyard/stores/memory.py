@@ -60,7 +60,7 @@ class MemoryCore:
         self._counts: Counter[tuple[str, TaskState]] = Counter()
         self._runs: dict[int, tuple[Run, ...]] = {}
         self._nodes: dict[str, Node] = {}
-        self._events: deque[Event] = deque(maxlen=RING)
+        self._events: deque[tuple[EventKind, TaskRecord, datetime]] = deque(maxlen=RING)
         self._event_seq = 0
 
     # --- the hot path ---------------------------------------------------------------------------------------------
@@ -300,15 +300,7 @@ class MemoryCore:
         self._running[node].discard(record.id)
         self._running_in[record.queue] -= 1
         assert record.started_at is not None
-        run = Run(
-            attempt=attempt,
-            token=token,
-            node=node,
-            state=move.run or move.state,
-            started_at=record.started_at,
-            ended_at=move.at,
-            error=move.error,
-        )
+        run = Run(attempt, token, node, move.run or move.state, record.started_at, move.at, move.error)
         self._runs[record.id] = (*self._runs.get(record.id, ()), run)
 
     def _offer(self, record: TaskRecord) -> None:
@@ -452,12 +444,16 @@ class MemoryCore:
             return EventPage([], self._event_seq)
         first = self._event_seq - len(self._events) + 1
         start = max(first, after + 1)
-        page = list(islice(self._events, start - first, start - first + limit))
+        kept = islice(self._events, start - first, start - first + limit)
+        page = [
+            Event(seq, at, kind, record.uuid, record.source, record.queue)
+            for seq, (kind, record, at) in enumerate(kept, start)
+        ]
         return EventPage(page, page[-1].seq if page else self._event_seq, missed=after + 1 < first)
 
     def _tell(self, kind: EventKind, record: TaskRecord, at: datetime) -> None:
         self._event_seq += 1
-        self._events.append(Event(self._event_seq, at, kind, record.uuid, record.source, record.queue))
+        self._events.append((kind, record, at))
 
     def find(self, uuid: str) -> TaskRecord | None:
         record = self._tasks.get(uuid)

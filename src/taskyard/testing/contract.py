@@ -16,6 +16,6 @@ import pytest
 pytest.register_assert_rewrite("taskyard.testing.store_contract", "taskyard.testing.executor_contract")
 
 from taskyard.testing.executor_contract import ExecutorContract  # noqa: E402
-from taskyard.testing.store_contract import DurableStoreContract, StoreContract  # noqa: E402
+from taskyard.testing.store_contract import DurableStoreContract, PromptStoreContract, StoreContract  # noqa: E402
 
-__all__ = ["DurableStoreContract", "ExecutorContract", "StoreContract"]
+__all__ = ["DurableStoreContract", "ExecutorContract", "PromptStoreContract", "StoreContract"]

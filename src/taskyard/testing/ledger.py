@@ -45,6 +45,8 @@ class What(StrEnum):
     """A run that starts found the lock of an earlier run of its task held by a live process."""
     KILL = "kill"
     DEAD = "dead"
+    EXPIRED = "expired"
+    """The tasks of a process are taken from it although it lives: what it runs is stale from here on."""
     STOP = "stop"
     """A process was asked to stop: from here on, runs may be given back."""
 
@@ -107,6 +109,10 @@ class Ledger:
         """After the process was waited for."""
         self._write(Entry(what=What.DEAD, pid=pid))
 
+    def expired(self, pid: int) -> None:
+        """Before its tasks are taken from it."""
+        self._write(Entry(what=What.EXPIRED, pid=pid))
+
     def stop(self, pid: int) -> None:
         self._write(Entry(what=What.STOP, pid=pid))
 
@@ -150,8 +156,11 @@ class Ledger:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def entries(self) -> list[Entry]:
-        data = self.path.read_bytes()
+    def entries(self, after: int = 0) -> list[Entry]:
+        """All lines but the first `after`."""
+        with open(self.path, "rb") as file:
+            file.seek(after * LINE)
+            data = file.read()
         if len(data) % LINE:
             raise ValueError(f"{self.path} ends in a torn line: this ledger proves nothing")
         return [msgspec.json.decode(data[i : i + LINE], type=Entry) for i in range(0, len(data), LINE)]
@@ -189,10 +198,11 @@ def judge(entries: Iterable[Entry], stored: Mapping[str, Stored]) -> list[str]:
 
 @dataclass(slots=True)
 class _Open:
-    """A run that has started and not ended."""
+    """A run that has started and not ended. The claim of one that is dying or stale may be somebody else's already."""
 
     entry: Entry
     is_dying: bool
+    is_stale: bool = False
 
 
 @dataclass(slots=True)
@@ -218,11 +228,15 @@ class History:
             case What.END:
                 self._end(entry)
             case What.CLASH:
-                self._blame(entry.task, f"token {entry.token} started while a live process held the task's lock")
+                if not any(run.is_stale for run in self._open.values() if run.entry.task == entry.task):
+                    self._blame(entry.task, f"token {entry.token} started while a live process held the task's lock")
             case What.KILL:
                 self._dying.add(entry.pid)
                 for run in self._open.values():
                     run.is_dying |= run.entry.pid == entry.pid
+            case What.EXPIRED:
+                for run in self._open.values():
+                    run.is_stale |= run.entry.pid == entry.pid
             case What.DEAD:
                 self._dying.discard(entry.pid)
                 self._open = {at: run for at, run in self._open.items() if run.entry.pid != entry.pid}
@@ -231,7 +245,7 @@ class History:
 
     def _start(self, entry: Entry) -> None:
         for run in self._open.values():
-            if run.is_dying:
+            if run.is_dying or run.is_stale:
                 continue  # its process was being killed: that it was dead by now is what its lock shows
             other = run.entry
             if other.task == entry.task:

@@ -69,7 +69,9 @@ def schema(conn: apsw.Connection) -> Iterator[Finding]:
     """Whose database it is, and of which version."""
     newest = migrations("sqlite")[-1][0]
     owner, found = _one(conn, "PRAGMA application_id"), int(_one(conn, "PRAGMA user_version"))
-    if owner != APPLICATION_ID:
+    if owner == 0 and found == 0 and _one(conn, "SELECT count(*) FROM sqlite_schema") == 0:
+        yield Finding("schema", "none yet: the file is empty, and becomes a store when it is first opened")
+    elif owner != APPLICATION_ID:
         yield problem(
             "schema",
             "this is not a Taskyard store, but another program's database",
@@ -86,12 +88,9 @@ def schema(conn: apsw.Connection) -> Iterator[Finding]:
         yield Finding("schema", f"version {found}; the next run brings it to {newest}", data={"schema": found})
     else:
         yield Finding("schema", f"version {found}", data={"schema": found})
-    mode = _one(conn, "PRAGMA journal_mode")
-    if mode != "wal":
-        yield warning("journal", f"journal_mode is {mode}", "it becomes wal again when a worker opens the store")
 
 
-def integrity(conn: apsw.Connection) -> Iterator[Finding]:
+def integrity(path: Path, conn: apsw.Connection) -> Iterator[Finding]:
     """SQLite's own quick check of every page, within a bounded time."""
     began = time.monotonic()
     conn.set_progress_handler(lambda: time.monotonic() - began > CHECK_S, 100_000)
@@ -109,15 +108,15 @@ def integrity(conn: apsw.Connection) -> Iterator[Finding]:
     if said == ["ok"]:
         yield Finding("integrity", f"quick check passed in {duration(time.monotonic() - began)}")
     else:
-        yield damaged("; ".join(str(one) for one in said))
+        yield damaged(path, "; ".join(str(one) for one in said).removeprefix("*** in database main ***").strip())
 
 
-def damaged(why: str) -> Finding:
+def damaged(path: Path, why: str) -> Finding:
     return problem(
         "integrity",
-        f"the file is damaged: {why}",
-        "stop everything that uses it, keep a copy of the file with its -wal, and restore a backup or try "
-        "`sqlite3 FILE .recover`",
+        f"the file is damaged, or no database at all: {why}",
+        f"stop everything that uses it, keep a copy of the file with its -wal, and restore a backup or try "
+        f"`sqlite3 {path} .recover`",
     )
 
 

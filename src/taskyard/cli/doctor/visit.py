@@ -39,7 +39,7 @@ def examine(target: Target, *, as_json: bool) -> int:
 def _store(target: Target) -> Iterator[Finding]:
     url = find_store_url(target.store)
     if url is None and target.app_name is None:
-        yield Finding("store", f"not examined: {NoStoreGiven()}")
+        yield Finding("store", f"none examined; {NoStoreGiven()}")
         return
     yard = Yard(url) if url is not None else target.load()
     yield Finding("store", describe_store(yard), data={"url": describe_store(yard)})
@@ -68,7 +68,7 @@ def _place(path: Path) -> Iterator[Finding]:
         with opened_read_only(path) as conn:
             yield from _inside(path, conn)
     except (apsw.NotADBError, apsw.CorruptError) as exc:
-        yield damaged(str(exc))
+        yield damaged(path, str(exc))
     except apsw.Error as exc:
         yield problem("open", str(to_store_error(path, exc)), "see the other findings")
 
@@ -76,12 +76,15 @@ def _place(path: Path) -> Iterator[Finding]:
 def _inside(path: Path, conn: apsw.Connection) -> Iterator[Finding]:
     found = list(schema(conn))
     yield from found
-    if any(finding.level is Level.PROBLEM for finding in found):
+    if any(finding.level is Level.PROBLEM for finding in found) or "schema" not in found[-1].data:
         return
-    yield from integrity(conn)
+    checked = list(integrity(path, conn))
+    yield from checked
     traffic = Traffic(path, conn)
-    yield from traffic.nodes()
     yield from traffic.turn()
+    if any(finding.level is Level.PROBLEM for finding in checked):
+        return  # what else a damaged file says is not to be trusted
+    yield from traffic.nodes()
     yield from traffic.tasks()
 
 

@@ -8,6 +8,7 @@ from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
 from taskyard.testing.store_contract.keys import KeyContract
 from taskyard.testing.store_contract.nodes import NodeContract
+from taskyard.testing.store_contract.prompt import PromptContract
 from taskyard.testing.store_contract.reading import ReadingContract
 from taskyard.testing.store_contract.settles import SettleContract
 
@@ -26,8 +27,12 @@ class StoreContract(
     """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
 
 
+class PromptStoreContract(StoreContract, PromptContract):
+    """The same, and a submit is answered on the spot."""
+
+
 class DurableStoreContract(StoreContract, DurableContract):
     """The same, and everything is still there when the store is closed and opened again."""
 
 
-__all__ = ["DurableStoreContract", "StoreContract"]
+__all__ = ["DurableStoreContract", "PromptStoreContract", "StoreContract"]

@@ -72,6 +72,18 @@ class ReadingContract(Desk):
         assert found.uuid == task.uuid
         assert await store.find(a_record().uuid) is None
 
+    async def test_a_task_is_found_by_a_piece_of_its_id(self, store: Store) -> None:
+        """The ids that begin or end with a piece are found, each once and at most so many; others are not."""
+        ids = [f"0000000{n}-aaaa-7000-8000-00000000000{9 - n}" for n in range(4)]
+        await add(store, *(a_record(uuid=uuid) for uuid in ids))
+        assert await store.list_uuids("00000002") == [ids[2]]
+        assert await store.list_uuids("0007") == [ids[2]]
+        assert await store.list_uuids(ids[1]) == [ids[1]]
+        assert sorted(await store.list_uuids("0000000")) == ids
+        assert len(await store.list_uuids("0000000", limit=3)) == 3
+        for stranger in ("aaaa", "1", "%", "_", "0000000%", "00000004"):
+            assert await store.list_uuids(stranger) == [], stranger
+
     async def test_tasks_are_listed_newest_first_in_pages(self, store: Store) -> None:
         """Pages of at most `limit`, newest first, together hold every task once, though more are added meanwhile."""
         tasks = [a_record() for _ in range(25)]
