@@ -6,10 +6,10 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.store import Store
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.sqlite import SqliteStore
-from taskyard.testing.contract import DurableStoreContract, StoreContract
+from taskyard.testing.contract import DurableStoreContract, PromptStoreContract
 
 
-class TestMemoryStore(StoreContract):
+class TestMemoryStore(PromptStoreContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return MemoryStore(clock)
 
