@@ -43,7 +43,7 @@ async def test_an_idle_queue_starts_a_task_at_once(url, gates):
         assert began.started_at - ended.finished_at < timedelta(seconds=0.5)
 
 
-@pytest.mark.spec("QUE-03")
+@pytest.mark.spec("QUE-03", "SCH-08")
 @pytest.mark.parametrize("ending", ["finish", "fail", "give_up", "cancel"])
 async def test_however_a_task_ends_the_next_one_starts(url, gates, ending):
     """Completed, failed, given up or canceled: the slot goes to the next task."""
