@@ -64,10 +64,12 @@ def test_the_tightest_limit_wins(
 
 @given(demands, queue_rooms, lanes)
 def test_single_admits_make_a_batch(demand: Demand, queues: dict[str, int], lane: tuple[str, str]):
-    """As many tasks of a lane are admitted one by one as its room said at first."""
-    quota = Quota(demand, queues)
-    room = quota.room(*lane)
-    assert len(admit_all(quota, [lane] * 50)) == max(0, room)
+    """As many tasks of a lane are admitted one by one as its room said at first, and a batch of them counts alike."""
+    quota, batch = Quota(demand, queues), Quota(demand, queues)
+    room = max(0, quota.room(*lane))
+    assert len(admit_all(quota, [lane] * 50)) == room
+    batch.admit(*lane, room)
+    assert all(batch.room(queue, source) == quota.room(queue, source) for queue in QUEUES for source in SOURCES)
 
 
 @given(demands, queue_rooms, st.lists(lanes, max_size=40))
