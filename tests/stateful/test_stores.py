@@ -1,27 +1,51 @@
 """SQLite held against memory, and both against the rules, over random histories."""
 
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import Phase
 
-from tests.stateful.machine import StoreMachine
+from taskyard.model.move import Move
+from taskyard.model.order import tail_position
+from taskyard.model.task import Claim, TaskRecord
+from taskyard.stores import memory
+from taskyard.stores.memory import MemoryCore
+from tests.stateful import histories
 
-EXAMPLES = {"small": 60, "large": 2_000, "torture": 100_000}[os.environ.get("HYPOTHESIS_PROFILE", "small")]
+HISTORIES = {"small": 60, "large": 2_000, "torture": 100_000}[os.environ.get("HYPOTHESIS_PROFILE", "small")]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + EXAMPLES * 5)
+@pytest.mark.timeout(300 + 5 * HISTORIES)
 @pytest.mark.spec("QUE-01", "QUE-02", "QUE-03", "QUE-05", "QUE-26", "SCH-05", "SCH-08", "SCH-15")
 def test_sqlite_and_memory_never_differ():
     """Whatever happens, in whatever order, both stores hold and answer the same, move legally and keep every limit."""
-    run_state_machine_as_test(
-        StoreMachine,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=50,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    histories.check(HISTORIES)
+
+
+def no_fence(core: MemoryCore, claim: Claim) -> TaskRecord | None:
+    record = core._by_id.get(claim.record.id)
+    return record if record is not None and record.token is not None else None
+
+
+def no_cancel(move: Move) -> Move:
+    return move
+
+
+MISTAKES = [
+    pytest.param(memory, "HOLDS_KEY", frozenset(), id="backoff-frees-the-key"),
+    pytest.param(memory, "heed_cancel", no_cancel, id="a-late-cancel-is-lost"),
+    pytest.param(MemoryCore, "_held", no_fence, id="a-stale-run-settles"),
+    pytest.param(memory, "head_position", tail_position, id="rescued-to-the-tail"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("where", "name", "mistake"), MISTAKES)
+def test_a_mistake_is_found(where: Any, name: str, mistake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The machine would notice: a store with one mistake in it does not pass."""
+    monkeypatch.setattr(where, name, mistake)
+    assert histories.run(tmp_path, trials=500, seed=7, phases=[Phase.generate]).failures
