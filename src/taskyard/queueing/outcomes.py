@@ -111,9 +111,16 @@ class OutcomeWatcher:
         """This node has settled these; those that were lost are somebody else's to end."""
         recent = self._recent
         for (claim, move), lost in zip(settles, answers, strict=True):
-            if lost is not None or move.state not in ENDED:
+            if lost is not None:
                 continue
             uuid = claim.record.uuid
+            if move.state not in ENDED:
+                # Race: a cancel may have come after the run had ended. Then the store has canceled what would have run
+                # again, and since this process wrote it, no event will wake us.
+                if uuid in self._waiting:
+                    self._new.append(uuid)
+                    self._wake.set()
+                continue
             outcome = Outcome(uuid, move.state, move.result, move.error)
             if uuid in self._waiting:
                 self._tell(outcome)
