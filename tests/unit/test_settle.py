@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,7 +198,7 @@ def test_a_failure_without_a_reason_is_still_a_failure():
 @pytest.mark.spec("QUE-12")
 @given(moves)
 def test_a_heeded_cancel_lets_nothing_run_again(move: Move):
-    """When a cancel was asked, what would run again is canceled, what completed says so, and the rest is left alone."""
+    """When a cancel was asked, what would run again is canceled, what ended says so, and the rest is left alone."""
     heeded = heed_cancel(move)
     if move.state in {TaskState.QUEUED, TaskState.RETRYING}:
         assert (heeded.state, heeded.at) == (TaskState.CANCELED, move.at)
@@ -205,5 +206,9 @@ def test_a_heeded_cancel_lets_nothing_run_again(move: Move):
     elif move.state is TaskState.COMPLETED:
         assert (heeded.state, heeded.at, heeded.result) == (move.state, move.at, move.result or "null")
         assert "cancel was asked" in (heeded.note or "")
+    elif move.state is TaskState.FAILED:
+        assert msgspec.structs.replace(heeded, note=move.note) == move
+        assert "cancel was asked" in (heeded.note or "")
+        assert (move.note or "") in (heeded.note or "")
     else:
         assert heeded is move

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+import msgspec
+
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.move import Move
 from taskyard.model.retry import RetryPolicy
@@ -20,6 +22,7 @@ LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 
 TOO_LATE = "a cancel was asked, but the task completed all the same"
+FAILED_FIRST = "a cancel was asked, but the task had failed by then"
 
 
 def settle(
@@ -71,9 +74,11 @@ def _later(now: datetime, delay_s: object) -> datetime:
 
 def heed_cancel(move: Move) -> Move:
     """What `move` becomes when a cancel was asked of the run it ends: what would run again is canceled instead, and
-    what completed says that it was asked."""
+    what completed or failed says that it was asked."""
     if move.state is TaskState.COMPLETED:
         return Move.completed(at=move.at, result=move.result or "null", note=TOO_LATE)
+    if move.state is TaskState.FAILED:
+        return msgspec.structs.replace(move, note=FAILED_FIRST if move.note is None else f"{move.note}; {FAILED_FIRST}")
     if move.state not in {TaskState.QUEUED, TaskState.RETRYING}:
         return move
     error = move.error or ExecutionError(kind=ErrorKind.CANCELED, message="canceled")
