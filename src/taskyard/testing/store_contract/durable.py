@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -150,3 +151,23 @@ class DurableContract(Desk):
         assert (await store.turn(A)).next_due == task.due_at
         clock.advance(5)
         assert uuids(await claim(store)) == [task.uuid]
+
+    async def test_closing_finishes_what_was_asked(self, reopen: Reopen) -> None:
+        """Whatever was asked before the store is closed is answered, and what it answered is there afterwards."""
+        store = await reopen()
+        tasks = [a_record() for _ in range(50)]
+        asked = [asyncio.ensure_future(add(store, task)) for task in tasks]
+        await asyncio.sleep(0)  # all of them are on their way, none is answered
+        store = await reopen()
+        assert [uuids(await answer) for answer in asked] == [[task.uuid] for task in tasks]
+        assert set(await everything(store)) == set(uuids(tasks))
+
+    async def test_a_node_that_has_not_left_keeps_its_tasks(self, reopen: Reopen, clock: ManualClock) -> None:
+        """Closing a store under a node that still runs something gives nothing away while its process lives."""
+        store = await reopen()
+        (held,) = await start(store, a_record())
+        store = await reopen()
+        assert await store.dead_nodes() == []
+        assert A in {node.incarnation for node in await store.nodes()}
+        assert await claim(store, node=B) == []
+        await settle(store, held, Move.completed(at=clock.now()))
