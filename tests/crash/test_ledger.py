@@ -38,6 +38,7 @@ def dead(pid: int) -> Entry:
     return Entry(what=What.DEAD, pid=pid)
 
 
+EXPIRED = Entry(what=What.EXPIRED, pid=A)
 STOP = Entry(what=What.STOP, pid=A)
 
 
@@ -90,6 +91,18 @@ SOUND = [
         task(DONE) | task((1, 6, S.COMPLETED), uuid="u"),
         id="one-key-in-turn",
     ),
+    pytest.param(
+        [
+            start(5),
+            EXPIRED,
+            Entry(what=What.CLASH, task="t", token=9, pid=B),
+            start(9, B, attempt=2),
+            end(9, B, attempt=2),
+            end(5),
+        ],
+        task(CUT, AGAIN),
+        id="taken-from-a-live-node",
+    ),
     pytest.param([ack()], task(state=S.CANCELED), id="canceled-before-it-ran"),
     pytest.param([], task(state=S.CANCELED), id="stored-but-never-acknowledged"),
 ]
@@ -135,6 +148,12 @@ BROKEN = [
         task(CUT, AGAIN),
         "held the task's lock",
         id="not-yet-dead",
+    ),
+    pytest.param(
+        [EXPIRED, start(5), start(9, B, attempt=2), end(5), end(9, B, attempt=2)],
+        task(CUT, AGAIN),
+        "while token 5 was running",
+        id="expired-before-it-started",
     ),
     pytest.param(
         [start(9), end(9), start(5, attempt=2), end(5, attempt=2)],
@@ -220,7 +239,7 @@ UUID = "019a0000-0000-7000-8000-000000000001"
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path / "ledger")
+    ledger = Ledger(tmp_path / "ledger", dying_s=0.3)
     yield ledger
     ledger.close()
 

@@ -77,7 +77,8 @@ class Child:
         return self.ready_mono is not None
 
     def errors(self) -> str:
-        return self._errors.read_text(errors="replace")[-2000:]
+        """The end of what it wrote to stderr."""
+        return self._errors.read_text(errors="replace")[-10_000:]
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
@@ -136,10 +137,13 @@ class Troop:
             while self.living:
                 self.living.pop().bury(self.ledger)
 
-    def start(self, role: str, **options: object) -> Child:
+    def start(self, role: str, *, ready: bool = False, **options: object) -> Child:
+        """A new child; with `ready`, one that has said so."""
         self._started += 1
         child = Child(self.folder, role, f"{role}-{self._started}", **options)  # type: ignore[arg-type]
         self.living.append(child)
+        if ready:
+            child.await_ready()
         return child
 
     def reap(self) -> list[Child]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from taskyard import StoreError, TaskHandle, Yard
 from taskyard.testing.faults import Board, Faults
-from taskyard.testing.ledger import Ledger
+from taskyard.testing.ledger import DYING_S, Ledger
 from tests.torture import mutations
 from tests.torture.work import ledger_of, make_yard, submit_for_ever
 
@@ -37,7 +37,7 @@ class Stage:
 
     def __init__(self, folder: Path, name: str, options: dict[str, str]) -> None:
         self.folder, self.name, self.options = folder, name, options
-        self.ledger: Ledger = ledger_of(folder)
+        self.ledger: Ledger = ledger_of(folder, dying_s=float(options.get("dying_s", DYING_S)))
         self.board = Board(board_of(folder, name))
         self.faults = Faults.from_environment(
             last_words=lambda point: self.ledger.kill(os.getpid(), point), board=self.board

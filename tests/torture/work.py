@@ -10,29 +10,35 @@ from typing import Any
 from taskyard import RetryPolicy, Yard, current_run
 from taskyard.ports.store import Store
 from taskyard.testing.faults import Faults
-from taskyard.testing.ledger import Ledger
+from taskyard.testing.ledger import DYING_S, Ledger
 
 RECOVER_ALWAYS = 1_000_000
 """Every run may be the one that is killed; how often a task is recovered is another test's question."""
+
+AGAIN = RetryPolicy(max_retries=RECOVER_ALWAYS, first_s=0.01, factor=1.0)
 
 
 def store_of(folder: Path) -> str:
     return f"sqlite:///{folder / 'work.db'}"
 
 
-def ledger_of(folder: Path) -> Ledger:
-    return Ledger(folder / "ledger")
+def ledger_of(folder: Path, *, dying_s: float = DYING_S) -> Ledger:
+    return Ledger(folder / "ledger", dying_s=dying_s)
 
 
 def make_yard(folder: Path, ledger: Ledger, faults: Faults | None = None, *, store: Store | None = None) -> Yard:
     """A yard on the folder's store whose tasks keep the ledger and pass the fault points of a run."""
-    faults = faults or Faults()
     yard = Yard(store or store_of(folder), max_running=16, threads=4)
     yard.define_queue("default", auto_recover=RECOVER_ALWAYS)
-    again = RetryPolicy(max_retries=RECOVER_ALWAYS, first_s=0.01, factor=1.0)
+    _add_work(yard, ledger, faults or Faults())
+    _add_guards(yard, ledger, folder)
+    _add_races(yard, ledger)
+    return yard
 
-    @yard.consumer(concurrent_count=8, retry=again)
-    async def breathe(ms: float, fails: int = 0, child_ms: float | None = None) -> int:
+
+def _add_work(yard: Yard, ledger: Ledger, faults: Faults) -> None:
+    @yard.consumer(concurrent_count=8, retry=AGAIN)
+    async def breathe(ms: float, fails: int = 0, child_ms: float | None = None, parent: int = 0) -> int:
         run = current_run()
         with ledger.run(run):
             faults.passing("run.began")
@@ -47,7 +53,7 @@ def make_yard(folder: Path, ledger: Ledger, faults: Faults | None = None, *, sto
             faults.passing("run.ending")
             return run.token
 
-    @yard.consumer(concurrent_count=4, retry=again)
+    @yard.consumer(concurrent_count=4, retry=AGAIN)
     def chew(ms: float) -> int:
         run = current_run()
         with ledger.run(run):
@@ -58,7 +64,54 @@ def make_yard(folder: Path, ledger: Ledger, faults: Faults | None = None, *, sto
             faults.passing("run.ending")
             return run.token
 
-    return yard
+
+def _add_guards(yard: Yard, ledger: Ledger, folder: Path) -> None:
+    """Consumers that wait at a gate, then do all that only the present run of a task may do."""
+
+    @yard.consumer(concurrent_count=4, retry=AGAIN)
+    async def guard(gate: str) -> int:
+        run = current_run()
+        with ledger.run(run):
+            while not (folder / gate).exists():  # noqa: ASYNC110  # another process opens it
+                await asyncio.sleep(0.002)
+            run.note(f"by {run.token}")
+            await yard.submit("breathe", {"ms": 0.0, "parent": run.token})
+            return run.token
+
+    @yard.consumer(concurrent_count=4, retry=AGAIN)
+    def guard_in_thread(gate: str) -> int:
+        run = current_run()
+        with ledger.run(run):
+            while not (folder / gate).exists():
+                time.sleep(0.002)
+            run.note(f"by {run.token}")
+            with yard.blocking() as sync:
+                sync.submit("breathe", {"ms": 0.0, "parent": run.token})
+            return run.token
+
+
+def _add_races(yard: Yard, ledger: Ledger) -> None:
+    @yard.consumer(concurrent_count=16, retry=AGAIN)
+    async def race(ms: float, mood: str) -> int:
+        """Ends after a while, and takes a cancel as its mood is."""
+        run = current_run()
+        with ledger.run(run):
+            try:
+                await asyncio.sleep(ms / 1000)
+            except asyncio.CancelledError:
+                if mood == "deaf":
+                    return run.token
+                if mood == "stubborn":
+                    raise OSError("again, please") from None
+                raise
+            if mood == "flaky":
+                raise OSError("not yet")
+            if mood == "failing":
+                raise ValueError("never")
+            return run.token
+
+
+MOODS = ("plain", "plain", "deaf", "stubborn", "flaky", "failing")
 
 
 def draw(rng: random.Random) -> tuple[str, dict[str, Any], dict[str, Any]]:

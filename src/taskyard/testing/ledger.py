@@ -32,9 +32,9 @@ from taskyard.ports.store import Store
 
 LINE = 256
 
-DYING_S = 0.2
+DYING_S = 2.0
 """How long the lock of a run may outlast the verdict that its process is dead: the kernel frees the locks of a dead
-process one after the other, and the node's own may come first."""
+process one after the other, the node's own among the first, and a busy machine may pause in between."""
 
 
 class What(StrEnum):
@@ -67,9 +67,9 @@ class Entry(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
 class Ledger:
     """One file, any number of writers in any number of processes."""
 
-    def __init__(self, path: str | Path, *, sync: bool = True) -> None:
+    def __init__(self, path: str | Path, *, sync: bool = True, dying_s: float = DYING_S) -> None:
         self.path = Path(path)
-        self._sync = sync
+        self._sync, self._dying_s = sync, dying_s
         flags = os.O_CREAT | os.O_APPEND | os.O_RDWR | os.O_CLOEXEC
         self._fd = os.open(self.path, flags, 0o644)
         self._locks = os.open(self.path.with_name(self.path.name + "-runs"), flags, 0o644)
@@ -87,9 +87,10 @@ class Ledger:
     def run(self, run: RunContext) -> Iterator[None]:
         """Around everything that a run does. The run holds a lock of its own meanwhile, which its death frees: so a
         second run of the task can tell a live first one from a dead one."""
+        began = time.monotonic()
         if not self._take(run.uuid):
             self._of_run(What.CLASH, run)
-        self._of_run(What.START, run)
+        self._of_run(What.START, run, at_mono=began)
         note = "left"
         try:
             yield
@@ -116,15 +117,23 @@ class Ledger:
     def stop(self, pid: int) -> None:
         self._write(Entry(what=What.STOP, pid=pid))
 
-    def _of_run(self, what: What, run: RunContext, note: str = "") -> None:
-        key = run.claim.record.key
+    def _of_run(self, what: What, run: RunContext, note: str = "", at_mono: float = 0.0) -> None:
         entry = Entry(
-            what=what, task=run.uuid, attempt=run.attempt, token=run.token, pid=os.getpid(), key=key, note=note[:40]
+            what=what,
+            task=run.uuid,
+            attempt=run.attempt,
+            token=run.token,
+            pid=os.getpid(),
+            key=run.claim.record.key,
+            note=note[:40],
+            at_mono=at_mono,
         )
         self._write(entry)
 
     def _write(self, entry: Entry) -> None:
-        line = msgspec.json.encode(msgspec.structs.replace(entry, at_mono=time.monotonic())).ljust(LINE - 1) + b"\n"
+        if not entry.at_mono:
+            entry = msgspec.structs.replace(entry, at_mono=time.monotonic())
+        line = msgspec.json.encode(entry).ljust(LINE - 1) + b"\n"
         if len(line) != LINE:
             raise ValueError(f"a ledger line holds {LINE} bytes, not {len(line)}: shorten the note or the key")
         if os.write(self._fd, line) != LINE:
@@ -135,7 +144,7 @@ class Ledger:
     # --- a lock a run -------------------------------------------------------------------------------------------------
 
     def _take(self, uuid: str) -> bool:
-        until = time.monotonic() + DYING_S
+        until = time.monotonic() + self._dying_s
         while not self._lock(uuid, fcntl.F_WRLCK):
             if time.monotonic() > until:
                 return False
