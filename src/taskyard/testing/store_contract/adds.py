@@ -27,7 +27,6 @@ def work(slot: str = "same") -> TaskRecord:
 
 
 class AddContract(Desk):
-    @pytest.mark.spec("QUE-22")
     async def test_a_task_is_stored_as_it_was_asked(self, store: Store, clock: ManualClock) -> None:
         """Everything a task was asked with is kept; the store adds its id, its place and its state."""
         asked = a_record(

@@ -58,7 +58,6 @@ class SettleContract(Desk):
         """A turn that asks for nothing answers with nothing."""
         assert await store.turn(A) == Turned([], [], [], None)
 
-    @pytest.mark.spec("QUE-22")
     async def test_completed(self, store: Store, clock: ManualClock) -> None:
         """A completed task keeps its result and the time it ended, and runs nowhere."""
         (held,) = await start(store, a_record())
@@ -69,7 +68,6 @@ class SettleContract(Desk):
         assert (kept.finished_at, kept.updated_at, kept.started_at) == (at, at, held.record.started_at)
         assert (kept.token, kept.node, kept.attempt) == (None, None, 1)
 
-    @pytest.mark.spec("QUE-22")
     async def test_failed(self, store: Store, clock: ManualClock) -> None:
         """A failed task keeps its error whole, and its counts."""
         (held,) = await start(store, a_record())
@@ -79,7 +77,7 @@ class SettleContract(Desk):
         assert (kept.state, kept.error, kept.crashes, kept.note) == (TaskState.FAILED, error, 1, "quarantined")
         assert (kept.finished_at, kept.result) == (clock.now(), None)
 
-    @pytest.mark.spec("QUE-13", "QUE-22")
+    @pytest.mark.spec("QUE-13")
     async def test_retrying(self, store: Store, clock: ManualClock) -> None:
         """A task that will be tried again keeps its error, its count and when it is due."""
         (held,) = await start(store, a_record())
