@@ -37,6 +37,7 @@ from taskyard.errors import (
     TaskyardError,
     UnknownConsumer,
     UnknownTask,
+    WrongLoop,
 )
 from taskyard.execution.context import RunContext, current_run
 from taskyard.execution.inline import InProcessExecutor
@@ -118,6 +119,7 @@ __all__ = [
     "ThreadExecutor",
     "UnknownConsumer",
     "UnknownTask",
+    "WrongLoop",
     "Yard",
     "current_run",
 ]

@@ -194,6 +194,16 @@ class BlockingOnLoop(TaskyardError):
         super().__init__(f"{call} blocks, and was called on the event loop's thread; use the awaitable call there")
 
 
+class WrongLoop(TaskyardError):
+    """The yard is open on another event loop than the one that awaits it: go through `yard.blocking()` there."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this yard is open on another event loop; from here use yard.blocking() in a thread, or a Yard of this "
+            "loop's own on the same store"
+        )
+
+
 # --- the store --------------------------------------------------------------------------------------------------------
 
 

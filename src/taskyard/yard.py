@@ -12,7 +12,15 @@ from typing import Any, ParamSpec, TypeVar, overload
 from taskyard.blocking import BlockingYard
 from taskyard.consumers import INLINE, THREAD, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
-from taskyard.errors import DuplicateConsumer, ForkedStore, InvalidArguments, InvalidInput, NotOpen, UnknownConsumer
+from taskyard.errors import (
+    DuplicateConsumer,
+    ForkedStore,
+    InvalidArguments,
+    InvalidInput,
+    NotOpen,
+    UnknownConsumer,
+    WrongLoop,
+)
 from taskyard.execution.context import find_current_run
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.runner import RunnerSettings
@@ -245,6 +253,7 @@ class Yard:
         """Start nothing new at once; wait `grace_s` for what runs (None: for ever), then interrupt it."""
         if self._engine is None or self._store is None:
             return
+        self._refuse_elsewhere()
         engine, store = self._engine, self._store
         try:
             await engine.stop(grace_s)
@@ -258,15 +267,22 @@ class Yard:
     def store(self) -> Store:
         if self._store is None:
             raise NotOpen("the yard is not open; use it inside `async with yard:`")
-        self.refuse_fork()
+        self._refuse_elsewhere()
         return self._store
 
     @property
     def engine(self) -> Engine:
         if self._engine is None:
             raise NotOpen("the yard is not open; use it inside `async with yard:`")
-        self.refuse_fork()
+        self._refuse_elsewhere()
         return self._engine
+
+    def _refuse_elsewhere(self) -> None:
+        """Whoever is in another process or on another event loop would wait for ever, or harm this one."""
+        self.refuse_fork()
+        running = asyncio._get_running_loop()
+        if running is not None and running is not self.loop:
+            raise WrongLoop
 
     def refuse_fork(self) -> None:
         """`ForkedStore` in a forked child: the loops did not come along, and a call would wait for them for ever."""

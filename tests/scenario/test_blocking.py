@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from taskyard import BlockingOnLoop, StoreUrlInvalid, TaskCanceled, TaskFailed, TaskState, UnknownConsumer, Yard
+from taskyard import (
+    BlockingOnLoop,
+    StoreUrlInvalid,
+    TaskCanceled,
+    TaskFailed,
+    TaskHandle,
+    TaskState,
+    UnknownConsumer,
+    WrongLoop,
+    Yard,
+)
 from tests.scenario.jobs import build
 
 
@@ -78,6 +90,28 @@ async def test_threads_submit_beside_the_loop(url):
             answers = await asyncio.gather(*(loop.run_in_executor(threads, client, n) for n in range(8)))
         assert answers == [[n + m for m in range(10)] for n in range(8)]
         assert await yard.store.count() == {("default", TaskState.COMPLETED): 80}
+
+
+async def test_another_loop_is_refused(url):
+    """Awaiting a yard on another event loop than its own would hang or harm it: it raises, and the yard goes on."""
+    yard = build(url)
+
+    def elsewhere(handle: TaskHandle) -> list[str]:
+        calls: list[Callable[[], Coroutine[Any, Any, object]]]
+        calls = [lambda: yard.submit("echo"), handle.result, handle.record, handle.cancel, yard.stop]
+        said = []
+        for call in calls:
+            with pytest.raises(WrongLoop) as refused:
+                asyncio.run(call())
+            said.append(str(refused.value))
+        return said
+
+    async with yard:
+        handle = await yard.submit("add", {"a": 1})
+        said = await asyncio.to_thread(elsewhere, handle)
+        assert len(said) == 5
+        assert all("use yard.blocking() in a thread" in one for one in said)
+        assert await handle.result(timeout_s=10) == 2
 
 
 async def test_blocking_on_the_loop_is_refused(url):
