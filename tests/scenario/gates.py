@@ -54,8 +54,8 @@ def obey(run: RunContext, line: bytes) -> tuple[bool, Any]:
             raise RetryLater(delay_s, "not yet")
         case {"give_up": reason}:
             raise Cancel(reason)
-        case {"progress": fraction, "message": message}:
-            run.progress(fraction, message)
+        case {"progress": fraction, "message": message, "rate": rate}:
+            run.progress(fraction, message, rate)
         case {"note": text}:
             run.note(text)
     return False, None
@@ -126,8 +126,8 @@ class Visit:
     def give_up(self, reason: str) -> None:
         self._tell(give_up=reason)
 
-    def progress(self, fraction: float, message: str = "") -> None:
-        self._tell(progress=fraction, message=message)
+    def progress(self, fraction: float, message: str = "", rate: float | None = None) -> None:
+        self._tell(progress=fraction, message=message, rate=rate)
 
     def note(self, text: str) -> None:
         self._tell(note=text)

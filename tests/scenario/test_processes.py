@@ -6,11 +6,23 @@ import asyncio
 import os
 
 import pytest
+import uvloop
 
 from taskyard import EventKind, TaskFailed, TaskState
 from tests.scenario.gates import heard, told
 from tests.scenario.jobs import build
 from tests.scenario.processes import run_python
+
+SUBMIT = """
+import asyncio, sys
+from tests.scenario.jobs import build
+
+async def main(url):
+    async with build(url).client() as yard:
+        await yard.submit("add", {"a": 1})
+
+asyncio.run(main(*sys.argv[1:]))
+"""
 
 
 @pytest.mark.spec("QUE-02")
@@ -216,6 +228,18 @@ async def test_a_cancel_outlives_the_process_that_should_have_heard_it(file_url,
         await heard(yard, EventKind.CANCELED, handle.uuid)
         assert (await handle.record()).attempt == 1
         assert len(gates.visits) == 1
+
+
+def test_uvloop_works_as_well(file_url):
+    """A yard works on uvloop as on asyncio's own loop, hints from another process included."""
+
+    async def main() -> list[int]:
+        async with build(file_url) as yard:
+            await asyncio.to_thread(run_python, SUBMIT, file_url)
+            records = await yard.store.list_tasks()
+            return [await yard.handle(record.uuid).result(timeout_s=10) for record in records]
+
+    assert uvloop.run(main()) == [2]
 
 
 async def test_this_process_may_be_one_of_several(file_url, gates, nodes):

@@ -140,18 +140,20 @@ async def test_a_run_knows_itself(url):
             current_run()
 
 
+@pytest.mark.spec("QUE-25")
 @pytest.mark.parametrize("source", ["gate", "thread_gate"])
 async def test_progress_is_seen_while_it_runs(url, gates, source):
     """What a run says of its progress, from the loop or a thread, is on its record while it still runs."""
     async with build(url, gates.port) as yard:
         handle = await yard.submit(source, {"name": "long"})
         run = await gates.begun("long")
-        run.progress(0.5, "half way")
+        run.progress(0.5, "half way", rate=12.5)
         await heard(yard, EventKind.PROGRESS, handle.uuid)
         record = await handle.record()
         assert record.state is TaskState.RUNNING
         assert record.progress is not None
-        assert (record.progress.fraction, record.progress.message) == (0.5, "half way")
+        said = record.progress
+        assert (said.fraction, said.message, said.rate) == (0.5, "half way", 12.5)
         run.finish()
         await handle.result(timeout_s=10)
 
