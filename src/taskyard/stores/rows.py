@@ -93,6 +93,27 @@ def from_row(row: Any) -> TaskRecord:
     )  # fmt: skip
 
 
+WAITING = (
+    "priority", "position", "queue", "source", "id", "uuid", "due_at", "created_at", "args", "key", "dedupe_slot",
+    "timeout_s", "retry", "attempt", "retries", "crashes", "recoveries", "progress", "error", "note",
+)  # fmt: skip
+"""What is read of a task to start it: in order of its first two columns, and without what starting it sets anew."""
+
+
+def to_running(row: Any, *, token: int, node: str, now: datetime) -> TaskRecord:
+    """The record of a row that holds `WAITING`, as it is once started."""
+    (
+        priority, position, queue, source, id_, uuid, due_at, created_at, args, key, slot, timeout_s, retry, attempt,
+        retries, crashes, recoveries, progress, error, note,
+    ) = row  # fmt: skip
+    return TaskRecord(
+        uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, TaskState.RUNNING, priority,
+        position, False, key, slot, timeout_s, None if retry is None else _retry(retry), now, None, attempt + 1, retries, crashes,
+        recoveries, token, node, None, None if progress is None else msgspec.json.decode(progress, type=Progress), None,
+        to_error(error), note,
+    )  # fmt: skip
+
+
 def to_error(text: str | None) -> ExecutionError | None:
     return None if text is None else msgspec.json.decode(text, type=ExecutionError)
 

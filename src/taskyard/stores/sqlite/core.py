@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
+from typing import Any
 
 import apsw
 import msgspec
@@ -20,10 +21,11 @@ from taskyard.model.settle import heed_cancel
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
-from taskyard.stores.rows import NEW, from_us, to_new_row, to_us
+from taskyard.stores.rows import NEW, WAITING, from_us, to_new_row, to_running, to_us
 from taskyard.stores.sqlite.commands import Commands
 from taskyard.stores.sqlite.statements import ALL, AS_JSON, blocks, start, values
 
+_WAITING = ", ".join(WAITING)
 _PROMOTED = ("id", "position", "parked", "updated_at", "state")
 
 
@@ -240,52 +242,51 @@ class SqliteCore(Commands):
     def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
         quota = self._quota(demand)
         lanes = self._open_lanes(quota)
-        records = self._lane(*lanes[0], chunk=quota.room(*lanes[0])) if len(lanes) == 1 else self._merge(lanes, quota)
+        rows = self._lane(*lanes[0], chunk=quota.room(*lanes[0])) if len(lanes) == 1 else self._merge(lanes, quota)
         at = to_us(now)
-        claims = [self._begin(record, node, now, at) for record in records]
-        for queue, n in Counter(record.queue for record in records).items():
+        claims = []
+        for row in rows:
+            self._seq += 1
+            record = to_running(row, token=self._seq, node=node, now=now)
+            self._tell(EventKind.STARTED, record, at)
+            claims.append(Claim(record, record.attempt, self._seq))
+        for queue, n in Counter(claim.record.queue for claim in claims).items():
             self._moved_tally[queue, TaskState.QUEUED] -= n
             self._moved_tally[queue, TaskState.RUNNING] += n
         for block in blocks([(claim.record.id, claim.token) for claim in claims]):
             self._conn.execute(start(len(block)), (node, at, *chain.from_iterable(block)))
         return claims
 
-    def _merge(self, lanes: list[tuple[str, str]], quota: Quota) -> list[TaskRecord]:
+    def _merge(self, lanes: list[tuple[str, str]], quota: Quota) -> list[list[Any]]:
         """What goes next over many lanes, read a little at a time: most of what they hold will not be taken."""
         share = max(4, 2 * quota.left // max(1, len(lanes)))
         heads = (self._follow_lane(lane, chunk=min(share, quota.room(*lane))) for lane in lanes)
-        picked: list[TaskRecord] = []
-        for record in heapq.merge(*heads, key=lambda r: (r.priority, r.position)):
-            if quota.room(record.queue, record.source) > 0:
-                quota.admit(record.queue, record.source)
-                picked.append(record)
+        picked: list[list[Any]] = []
+        for row in heapq.merge(*heads):
+            queue, source = row[2:4]
+            if quota.room(queue, source) > 0:
+                quota.admit(queue, source)
+                picked.append(row)
                 if quota.left <= 0:
                     break
         return picked
 
-    def _follow_lane(self, lane: tuple[str, str], chunk: int) -> Iterator[TaskRecord]:
+    def _follow_lane(self, lane: tuple[str, str], chunk: int) -> Iterator[list[Any]]:
         after = (-1, 0)
-        while records := self._lane(*lane, chunk=chunk, after=after):
-            yield from records
-            if len(records) < chunk:
+        while rows := self._lane(*lane, chunk=chunk, after=after):
+            yield from rows
+            if len(rows) < chunk:
                 return
-            after = (records[-1].priority, records[-1].position)
+            after = (rows[-1][0], rows[-1][1])
 
-    def _lane(self, queue: str, source: str, *, chunk: int, after: tuple[int, int] = (-1, 0)) -> list[TaskRecord]:
-        records = self._read(
-            f"SELECT {AS_JSON} FROM (SELECT {ALL} FROM task WHERE queue = ? AND source = ? AND state = 'queued' "
-            "AND parked = 0 AND (priority, position) > (?, ?) ORDER BY priority, position LIMIT ?)",
+    def _lane(self, queue: str, source: str, *, chunk: int, after: tuple[int, int] = (-1, 0)) -> list[list[Any]]:
+        """Rows of `WAITING` in order. They sort by their first two values, which no two tasks share."""
+        found = self._one(
+            f"SELECT json_group_array(json_array({_WAITING})) FROM (SELECT {_WAITING} FROM task WHERE queue = ? "
+            "AND source = ? AND state = 'queued' AND parked = 0 AND (priority, position) > (?, ?) "
+            "ORDER BY priority, position LIMIT ?)",
             (queue, source, *after, chunk),
         )
-        records.sort(key=lambda record: (record.priority, record.position))
-        return records
-
-    def _begin(self, record: TaskRecord, node: str, now: datetime, at: int) -> Claim:
-        self._seq = token = self._seq + 1
-        record.state = TaskState.RUNNING
-        record.attempt += 1
-        record.token = token
-        record.node = node
-        record.started_at = record.updated_at = now
-        self._events.append((EventKind.STARTED, record.uuid, record.source, record.queue, at))
-        return Claim(record, record.attempt, token)
+        rows: list[list[Any]] = msgspec.json.decode(found)
+        rows.sort()
+        return rows
