@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.torture import cancels, fencing, images, kills, rescue, syscalls
+from tests.torture import cancels, dedupe, fencing, full, images, kills, rescue, stops, syscalls
 from tests.torture.figures import Figures
 from tests.torture.zygote import Zygote
 
@@ -30,13 +30,16 @@ class Scenario(NamedTuple):
 SCENARIOS: dict[str, Scenario] = {
     "kills": Scenario(kills.run, 500, 10_000),
     "syscalls": Scenario(syscalls.run_kills, 1_000, 1_000),
-    "errors": Scenario(syscalls.run_errors, 1_000, 1_000),
-    "fencing": Scenario(fencing.run, 100, 2_000),
-    "rescue": Scenario(rescue.run, 50, 1_000),
     "images": Scenario(images.run, 1_000, 5_000),
     "control": Scenario(images.run_control, 100, 500),
+    "fencing": Scenario(fencing.run, 50, 2_000),
+    "rescue": Scenario(rescue.run, 50, 1_000),
+    "errors": Scenario(syscalls.run_errors, 1_000, 1_000),
+    "full": Scenario(full.run, 10, 500),
+    "stops": Scenario(stops.run, 100, 1_000),
     "cancels": Scenario(cancels.run_in_one, 1_000, 5_000),
     "cancels-between": Scenario(cancels.run_in_two, 1_000, 5_000),
+    "dedupe": Scenario(dedupe.run, 200, 1_000),
 }
 
 

@@ -21,14 +21,15 @@ def drain_and_judge(folder: Path, *, drain_s: float = DRAIN_S) -> tuple[list[str
     """Everything that is wrong with the store in `folder`, and what it holds, after a fresh node has run it empty."""
     ledger = ledger_of(folder)
     try:
-        faults, stored = asyncio.run(_drain(make_yard(folder, ledger), drain_s))
+        faults, stored = asyncio.run(drain(make_yard(folder, ledger), drain_s))
         faults += judge(ledger.entries(), stored)
     finally:
         ledger.close()
     return faults + check_file(folder / "work.db"), stored
 
 
-async def _drain(yard: Yard, drain_s: float) -> tuple[list[str], dict[str, Stored]]:
+async def drain(yard: Yard, drain_s: float = DRAIN_S) -> tuple[list[str], dict[str, Stored]]:
+    """What is wrong with the counts, and what the store holds, when the yard has run it empty."""
     async with yard:
         await finish_all(yard, drain_s)
         stored = await read_store(yard.store)

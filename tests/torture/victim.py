@@ -14,11 +14,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from taskyard import StoreError, TaskHandle, Yard
+from taskyard import DuplicateTask, StoreError, TaskHandle, Yard
 from taskyard.testing.faults import Board, Faults
 from taskyard.testing.ledger import DYING_S, Ledger
 from tests.torture import mutations
+from tests.torture.disks import fill_up, make_disk
 from tests.torture.work import ledger_of, make_yard, submit_for_ever
+
+FOLDER = "TORTURE_FOLDER"
+"""Tells `tests.torture.app` where it is."""
 
 ZYGOTE = os.getpid()
 """The process that imported this module, and is the parent of every victim it forks."""
@@ -99,6 +103,38 @@ async def submit_until_taken(stage: Stage, yard: Yard) -> TaskHandle:
             await asyncio.sleep(0.05)
 
 
+async def dedupe(stage: Stage) -> None:
+    """Several clients on yards of their own, which all submit the same work, key after key as they are told."""
+    yards = [make_yard(stage.folder, stage.ledger, stage.faults) for _ in range(2)]
+    clients = int(stage.options["clients"])
+    async with yards[0].client(), yards[1].client():
+        stage.say("ready")
+        while key := (await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)).strip():
+            asked = (submit_same(yards[number % 2], key, number) for number in range(clients))
+            for uuid in await asyncio.gather(*asked):
+                stage.ledger.acknowledged(uuid)
+                stage.say(f"{key} {uuid}")
+
+
+async def submit_same(yard: Yard, key: str, number: int) -> str:
+    """The task that stands for the work; some clients merge into it, some want to be refused."""
+    how = "refuse" if number % 4 == 3 else "merge"
+    try:
+        handle = await yard.submit("breathe", {"ms": float(number)}, dedupe=how, dedupe_key=key, delay_s=3600)
+    except DuplicateTask as duplicate:
+        return duplicate.existing
+    return handle.uuid
+
+
+async def fill(stage: Stage) -> None:
+    """A node on a small disk, which runs full and gets room again."""
+    disk = make_disk(stage.folder / "disk")
+    stage.say(f"ready {type(disk).__name__}")
+    for fault in await fill_up(disk, stage.ledger, stage.folder, stage.rng, stage.say):
+        stage.say(f"fault {fault}")
+    stage.say("done")
+
+
 async def open_store(stage: Stage) -> None:
     """Only opens the store, makes it if need be, and closes it again, when told to go."""
     stage.say(f"ready {os.getpid()}")
@@ -118,13 +154,28 @@ ROLES: dict[str, Callable[[Stage], Awaitable[None]]] = {
     "submit": submit,
     "sequence": sequence,
     "open": open_store,
+    "dedupe": dedupe,
+    "fill": fill,
 }
 
 
-def main(words: list[str]) -> None:
+def main(words: list[str]) -> int:
+    """The exit code of the whole process."""
     die_with_parent(ZYGOTE)
     mutations.install(os.environ.get(mutations.VARIABLE, ""))
+    if words[0] == "cli":
+        return command(*words[1:])
     asyncio.run(perform(*words))
+    return 0
+
+
+def command(folder: str, name: str, *options: str) -> int:
+    """The same node as `work`, as a user starts it."""
+    from taskyard.cli.app import run
+
+    os.environ[FOLDER] = folder
+    grace_s = dict(option.split("=", 1) for option in options).get("grace_s", "5")
+    return run(["worker", "tests.torture.app:yard", "--grace", grace_s])
 
 
 async def perform(role: str, folder: str, name: str, *options: str) -> None:

@@ -38,7 +38,7 @@ def make_yard(folder: Path, ledger: Ledger, faults: Faults | None = None, *, sto
 
 def _add_work(yard: Yard, ledger: Ledger, faults: Faults) -> None:
     @yard.consumer(concurrent_count=8, retry=AGAIN)
-    async def breathe(ms: float, fails: int = 0, child_ms: float | None = None, parent: int = 0) -> int:
+    async def breathe(ms: float, fails: int = 0, child_ms: float | None = None, parent: int = 0, pad: str = "") -> int:
         run = current_run()
         with ledger.run(run):
             faults.passing("run.began")

@@ -4,6 +4,7 @@ It has no threads, no event loop and no open store, so its children are as clean
 Requests come over a socket, one at a time, each with its answer; the child's stdin, stdout and stderr travel with it.
 """
 
+import importlib
 import json
 import os
 import socket
@@ -89,9 +90,11 @@ def become(request: dict[str, Any], files: list[int]) -> None:
         for number, file in enumerate(files):
             os.dup2(file, number)
             os.close(file)
+        # The zygote's own know of other files, which may have been ones that can seek.
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", 1, closefd=False)
         os.environ.update(request["environ"])
-        victim.main(request["words"])
-        code = 0
+        code = victim.main(request["words"])
     except BaseException:
         traceback.print_exc()
     finally:
@@ -101,5 +104,6 @@ def become(request: dict[str, Any], files: list[int]) -> None:
 if __name__ == "__main__":
     from tests.torture.victim import die_with_parent
 
+    importlib.import_module("taskyard.cli.serving")  # what a worker needs of the command line
     die_with_parent(int(sys.argv[2]))
     serve(socket.socket(fileno=int(sys.argv[1])))
