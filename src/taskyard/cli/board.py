@@ -6,9 +6,10 @@ many tasks there are: it follows the events, and reads only the records it will 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from taskyard.cli.documents import sum_states
 from taskyard.model.event import Event, EventKind
@@ -21,6 +22,9 @@ RATE_OVER_S = 10.0
 
 LOOK_BACK = 2_000
 """Events read at the start, so that a view has something to show at once."""
+
+PAGES = 6
+"""Of a thousand events each, read at one look: on a very busy store a view must not read for ever."""
 
 SHOWN = 40
 """Records kept of each kind; a window seldom has room for more."""
@@ -37,9 +41,8 @@ class Board:
     def __init__(self, store: Store, *, only: Sequence[str] = ()) -> None:
         self._store, self._only = store, tuple(only)
         self._cursor: int | None = None
-        self._ends: deque[float] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
         self._waiting: dict[str, TaskRecord] = {}
-        self._since = datetime.now(UTC).timestamp()
         self.counts: Mapping[TaskState, int] = {}
         self.queues: Mapping[str, Mapping[TaskState, int]] = {}
         self.running: list[TaskRecord] = []
@@ -60,17 +63,32 @@ class Board:
     def is_idle(self) -> bool:
         return not any(n for state, n in self.counts.items() if state in BUSY)
 
-    def rate(self, now: datetime) -> float:
+    @property
+    def rate(self) -> float:
         """Tasks that ended per second, lately."""
-        at = now.timestamp()
-        over = min(RATE_OVER_S, max(1.0, at - self._since))
-        return sum(1 for end in self._ends if at - end <= RATE_OVER_S) / over
+        if len(self._samples) < 2:
+            return 0.0
+        (began, before), (now, after) = self._samples[0], self._samples[-1]
+        return max(0.0, (after - before) / max(1.0, now - began))
 
     async def look(self) -> None:
-        await self._follow()
+        recent = await self._follow()
         if self._only:
             await self._look_at_these()
-            return
+        else:
+            await self._look_at_all()
+        self._sample(sum(self.counts.get(state, 0) for state in ENDED), recent)
+
+    def _sample(self, ended: int, recent: int) -> None:
+        """Note how many have ended by now. At the first look `recent` tells how many of them ended just before."""
+        now = time.monotonic()
+        if not self._samples:
+            self._samples.append((now - RATE_OVER_S, ended - recent))
+        self._samples.append((now, ended))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= RATE_OVER_S:
+            self._samples.popleft()
+
+    async def _look_at_all(self) -> None:
         counts = await self._store.count()
         self.counts = sum_states(counts)
         self.queues = {queue: sum_states(counts, [queue]) for queue in sorted({queue for queue, _ in counts})}
@@ -91,36 +109,32 @@ class Board:
 
     # --- following the events -----------------------------------------------------------------------------------------
 
-    async def _follow(self) -> None:
+    async def _follow(self) -> int:
+        """Read what has happened since the last look; how many tasks of these ended within the last seconds."""
         latest: dict[str, Event] = {}
-        while True:
+        recent = 0
+        since = datetime.now(UTC) - timedelta(seconds=RATE_OVER_S)
+        for _ in range(PAGES):
             page = await self._store.events(after=await self._start())
             self._cursor = page.last
-            if page.missed:
-                self._waiting.clear()
             for event in page.events:
                 if event.kind is not EventKind.PROGRESS:
                     latest.pop(event.uuid, None)
                     latest[event.uuid] = event  # moved to the end: the order of last changes
-                if event.kind in _ENDS:
-                    self._ends.append(event.at.timestamp())
+                recent += event.kind in _ENDS and event.at >= since
             if not page.events:
                 break
-        self._forget_old_ends()
+        else:
+            self._cursor = None  # too far behind to catch up: go on near the end
         if not self._only:
             await self._read(latest)
+        return recent
 
     async def _start(self) -> int:
         if self._cursor is None:
             newest = (await self._store.events(after=-1)).last
             self._cursor = max(0, newest - LOOK_BACK)
-            self._since -= RATE_OVER_S  # what ended before the first look counts as well
         return self._cursor
-
-    def _forget_old_ends(self) -> None:
-        oldest = datetime.now(UTC).timestamp() - RATE_OVER_S
-        while self._ends and self._ends[0] < oldest:
-            self._ends.popleft()
 
     async def _read(self, latest: Mapping[str, Event]) -> None:
         """The records that changed, as far as they will be shown."""

@@ -45,7 +45,7 @@ class Frame:
         board = self._board
         nodes = f"{board.nodes} {'worker' if board.nodes == 1 else 'workers'}" if board.nodes else "no worker runs"
         clock = self._now.astimezone().strftime("%H:%M:%S")
-        right = Text(f"{board.rate(self._now):.1f} tasks/s · {nodes} · {clock}", "dim")
+        right = Text(f"{board.rate:.1f} tasks/s · {nodes} · {clock}", "dim")
         title = cut_start(clean(self._title), max(10, self._width - right.cell_len - 14))
         left = Text.assemble(("Taskyard", "bold"), ("  ", ""), (title, "dim"))
         yield self._apart(left, right)

@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ from taskyard.cli.board import Board
 from taskyard.cli.console import make_console, show
 from taskyard.cli.errors import DONE, REFUSED
 from taskyard.cli.logs import set_up_logging
-from taskyard.cli.looks import counts_text, rate_text
+from taskyard.cli.looks import counts_text
 from taskyard.cli.narrator import narrated
 from taskyard.cli.target import Target, describe_store, patiently, refuse_held
 from taskyard.cli.text import clean, duration
@@ -117,7 +116,7 @@ async def _stop(yard: Yard, service: Service, stop: Stop, tell: Callable[[str, s
     if engine.running:
         tell(
             "stopping",
-            f"{_tasks(engine.running)} still running, for which up to {duration(service.grace_s)} are waited; "
+            f"waiting up to {duration(service.grace_s)} for {_tasks(engine.running)} to end; "
             f"the same signal again stops at once",
         )
     stopping = asyncio.create_task(yard.stop(grace_s=service.grace_s))
@@ -149,7 +148,8 @@ async def banner(yard: Yard, service: Service) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("  store", Text(clean(describe_store(yard))))
+    store = describe_store(yard)
+    table.add_row("  store", Text(clean(store) + (" (gone when this process ends)" if store == "memory://" else "")))
     table.add_row("  node", Text(clean(f"{name} ({own[:8]})")))
     table.add_row("  consumers", _consumers(yard))
     table.add_row("  stop", Text(f"Ctrl-C; what runs then has {duration(service.grace_s)} to end", "dim"))
@@ -189,8 +189,8 @@ async def _keep_status(yard: Yard, live: Live) -> None:
         while True:
             changes.clear()
             await board.look()
-            rate = Text(f"   {rate_text(board.rate(datetime.now(UTC)))}", "dim")
+            rate = Text(f"   {board.rate:.1f} tasks/s", "dim")
             live.update(Text.assemble(counts_text(board.counts), rate), refresh=True)
             await asyncio.sleep(STATUS_EVERY_S)
-            if board.rate(datetime.now(UTC)) == 0:
+            if board.rate == 0:
                 await changes.wait()

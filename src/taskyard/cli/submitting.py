@@ -67,7 +67,9 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
     options = TaskOptions.of(**order.options)
     if target.app_name is not None:
         yard = target.load()
-        yard.get_consumer(order.name)  # a wrong name is told before the store is opened
+        known = yard.get_consumer(order.name)
+        if known.produce is None:
+            known.encode(order.arguments)  # what is wrong is told before the store is opened, and perhaps made
     else:
         yard = target.bare()
     async with opened(yard):

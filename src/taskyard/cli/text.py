@@ -98,8 +98,8 @@ def secrets_of(value: Any) -> set[str]:
     found: set[str] = set()
     if isinstance(value, dict):
         for name, one in value.items():
-            if isinstance(one, str) and is_secret(str(name)):
-                found.add(one)
+            if isinstance(one, str | int) and is_secret(str(name)):
+                found.add(str(one))
             else:
                 found |= secrets_of(one)
     elif isinstance(value, list):

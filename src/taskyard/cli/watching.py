@@ -100,6 +100,7 @@ class Lines:
         store = self._yard.store
         cursor = (await store.events(after=-1)).last
         await self._tell([_as_event(cursor, await self._yard.handle(uuid).record()) for uuid in self._only])
+        complain("watching", describe_store(self._yard))
         with self._yard.engine.changes() as changes:
             while True:
                 changes.clear()

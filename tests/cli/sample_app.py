@@ -1,0 +1,47 @@
+"""The app the tests of the command line run; each test has a copy of it in its own folder, as `app.py`."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+from taskyard import RetryPolicy, Yard, current_run
+
+yard = Yard("sqlite:///work.db")
+yard.define_queue("cpu", concurrency=2)
+
+
+@yard.consumer(concurrent_count=4)
+async def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@yard.consumer(queue="cpu")
+def boom(why: str = "no reason", password: str = "") -> None:
+    raise ValueError(f"{why} {password}".strip())
+
+
+@yard.consumer(retry=RetryPolicy(max_retries=1, first_s=0.05))
+async def flaky(host: str) -> None:
+    raise ConnectionError(f"{host} is away")
+
+
+@yard.consumer(concurrent_count=4)
+async def hold(name: str = "") -> None:
+    """Runs until it is stopped."""
+    current_run().progress(0.5, f"half way {name}".strip(), 3.25)
+    await asyncio.Event().wait()
+
+
+@yard.consumer
+def until(path: str) -> str:
+    """Runs until the file is there."""
+    nothing = threading.Event()
+    while not Path(path).exists():
+        nothing.wait(0.01)
+    return "seen"
+
+
+@yard.consumer
+def stubborn() -> None:
+    """A thread that nobody can stop."""
+    threading.Event().wait()

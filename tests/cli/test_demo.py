@@ -1,0 +1,38 @@
+"""`taskyard demo`."""
+
+import re
+
+from tests.cli.shell import Shell
+
+
+def test_the_demo_shows_every_way_a_task_can_go(shell: Shell) -> None:
+    """A tour ends by itself with 0: tasks complete, one fails, one is canceled, some are tried again, one waits for its
+    time; and the store it names can be looked at afterwards."""
+    done = shell.ok("demo", "--once", TMPDIR=str(shell.folder))
+    for text in (
+        "started    compress",
+        "progress   compress",
+        "completed  hash",
+        "retrying   fetch",
+        "Busy: the server answered 503",
+        "failed     verify",
+        "canceled   compress",
+        "completed  inventory",
+        "That was the tour",
+    ):
+        assert text in done.out
+    assert re.search(r"✔ 14 completed +✘ 1 failed +⊘ 1 canceled", done.out)
+    store = re.search(r"export TASKYARD_STORE=(\S+)", done.out)
+    assert store is not None
+    show = re.search(r"taskyard (show \w+)", done.out)
+    assert show is not None
+    assert "ValueError" in shell.here(*show[1].split(), TASKYARD_STORE=store[1]).out
+    assert [entry.name for entry in shell.folder.glob("taskyard-demo-*/*") if entry.is_dir()] == ["demo.db-yard"]
+
+
+def test_the_ledger_of_the_demo_is_in_order(shell: Shell) -> None:
+    """Tasks of one key run one after the other, in the order they were submitted."""
+    shell.ok("demo", "--once", "--store", shell.url)
+    listed = shell.here("ls", "--source", "ledger", "--store", shell.url, "--json").json
+    assert [task["result"]["line"] for task in reversed(listed["tasks"])] == [1, 2, 3]
+    assert [task["args"]["entry"] for task in reversed(listed["tasks"])] == ["entry 1", "entry 2", "entry 3"]

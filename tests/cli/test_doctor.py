@@ -1,0 +1,219 @@
+"""`taskyard doctor`, on stores that are well and on stores that are not."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from taskyard.cli.doctor import machine
+from tests.cli.shell import LONG_S, Shell
+
+TAKE_THE_TURN = """
+import fcntl, os, signal
+turn = open("work.db-yard/turn")
+fcntl.flock(turn, fcntl.LOCK_EX)
+print("taken", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_healthy_store_is_well(shell: Shell) -> None:
+    """With a worker alive and work done, everything is listed and the exit code is 0."""
+    shell.seed(("add", {"a": 1}), work=True)
+    worker = shell.start_worker()
+    done = shell.ok("doctor", "--store", shell.url)
+    for text in (
+        "sqlite  ",
+        "schema ",
+        "quick check passed",
+        f"(pid {worker.process.pid})",
+        "1 completed",
+        "looks well",
+    ):
+        assert text in done.out
+    findings = shell.here("doctor", "--store", shell.url, "--json").json
+    assert findings["ok"] is True
+    assert {finding["level"] for finding in findings["findings"]} <= {"ok", "warning"}
+
+
+def test_a_process_stopped_in_its_turn_is_named(shell: Shell) -> None:
+    """A process that is stopped while it has the turn to write is named with what to do, and nobody waits for it."""
+    shell.seed(("add", {"a": 1}))
+    holder = subprocess.Popen([sys.executable, "-c", TAKE_THE_TURN], cwd=shell.folder, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"taken\n"
+        os.waitpid(holder.pid, os.WUNTRACED)  # returns when it is stopped
+        done = shell.here("doctor", "--store", shell.url)
+        assert done.code == 1
+        assert f"kill -CONT {holder.pid}" in done.out
+        refused = shell.run("ls", "--store", shell.url)
+        assert refused.code == 3
+        assert f"process {holder.pid} " in refused.err
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(timeout=LONG_S)
+        holder.stdout.close()
+    assert shell.here("ls", "--store", shell.url).code == 0
+
+
+def test_a_dead_worker_is_told(shell: Shell) -> None:
+    """A worker that was killed with a task, while no other runs, is a problem that a new worker solves."""
+    worker = shell.start_worker("-v")
+    (uuid,) = shell.seed(("hold", {}))
+    worker.hear(f"started   hold {uuid}")
+    worker.process.kill()
+    worker.end()
+    done = shell.here("doctor", "--store", shell.url)
+    assert done.code == 1
+    assert f"(pid {worker.process.pid})" in done.out
+    assert "is dead and held 1 task" in done.out
+    assert "start a worker" in done.out
+    shell.start_worker("-v").hear(f"started   hold {uuid}")
+    assert shell.here("doctor", "--store", shell.url).code == 0
+
+
+def test_tasks_that_nobody_can_run_are_told(shell: Shell) -> None:
+    """Tasks that wait while no worker has their consumer are a warning."""
+    shell.seed(("add", {"a": 1}))
+    done = shell.here("doctor", "--store", shell.url)
+    assert done.code == 0
+    assert "tasks for 'add' wait, and no worker runs" in done.out
+
+
+def no_file(path: Path) -> None:
+    path.unlink()
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def rubbish(path: Path) -> None:
+    path.write_bytes(b"this is a diary, not a database " * 1000)
+
+
+def torn(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(3 * 4096)
+        file.write(b"\xff" * 6000)
+
+
+def newer(path: Path) -> None:
+    _execute(path, "PRAGMA user_version = 99")
+
+
+def foreign(path: Path) -> None:
+    path.unlink()
+    _execute(path, "CREATE TABLE diary (line TEXT)")
+
+
+def _execute(path: Path, sql: str) -> None:
+    conn = apsw.Connection(str(path))
+    conn.execute(sql)
+    conn.close()
+
+
+SICK = [
+    pytest.param(no_file, "there is no file", 3, id="missing"),
+    pytest.param(folder, "is a folder", 3, id="folder"),
+    pytest.param(rubbish, "the file is damaged, or no database at all", 3, id="rubbish"),
+    pytest.param(torn, "the file is damaged", None, id="torn"),
+    pytest.param(newer, "upgrade Taskyard", 3, id="newer"),
+    pytest.param(foreign, "another program's database", 3, id="foreign"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said", "ls_code"), SICK)
+def test_a_store_that_cannot_be_used_is_explained(
+    spoil: Callable[[Path], None], said: str, ls_code: int | None, shell: Shell
+) -> None:
+    """Whatever is wrong with the file, the doctor says so with advice and exits with 1; other commands exit with 3."""
+    shell.seed(("add", {"a": 1}))
+    spoil(shell.path)
+    done = shell.here("doctor", "--store", shell.url)
+    assert done.code == 1
+    assert said in done.out
+    assert "→ " in done.out
+    assert "Traceback" not in done.out + done.err
+    if ls_code is not None:
+        assert shell.here("ls", "--store", shell.url).code == ls_code
+
+
+AS_NOBODY = """
+import os, sys
+from taskyard.cli.app import run
+
+# What is imported when first needed is read now: the next user may not read this interpreter's files.
+keep, sys.stdout = sys.stdout, open(os.devnull, "w")
+run(["doctor", "--store", sys.argv[1]])
+sys.stdout = keep
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+sys.exit(run(["doctor", "--store", sys.argv[1]]))
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user can reach: those of `tmp_path` are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="taskyard-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_store_that_cannot_be_written_is_explained(open_folder: Path) -> None:
+    """On a store of another user the doctor still looks inside, and says which permission is missing."""
+    shell = Shell(open_folder)
+    shell.seed(("add", {"a": 1}))
+    shell.path.chmod(0o444)
+    open_folder.chmod(0o555)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, f"sqlite:///{shell.path}"], capture_output=True, text=True, check=False
+        )
+    finally:
+        open_folder.chmod(0o755)
+    assert done.returncode == 1, done
+    assert "cannot write to" in done.stdout
+    assert "1 queued" in done.stdout
+
+
+def test_a_network_file_system_is_told(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store on a network file system is a problem, because locks do not protect it there."""
+    shell.seed(("add", {"a": 1}))
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"22 1 0:20 / / rw - ext4 /dev/vda rw\n36 22 0:33 / {tmp_path} rw - nfs4 server:/export rw\n")
+    monkeypatch.setattr(machine, "MOUNTS", mounts)
+    done = shell.here("doctor", "--store", shell.url)
+    assert done.code == 1
+    assert "nfs4, a network file system" in done.out
+    assert "move the store to a local disk" in done.out
+
+
+def test_low_room_on_the_disk_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little room is a warning; next to none is a problem."""
+    shell.seed(("add", {"a": 1}), work=True)
+    monkeypatch.setattr(machine, "LOW_BYTES", 1 << 62)
+    assert shell.here("doctor", "--store", shell.url).code == 0
+    monkeypatch.setattr(machine, "VERY_LOW_BYTES", 1 << 62)
+    done = shell.here("doctor", "--store", shell.url)
+    assert done.code == 1
+    assert "free some space" in done.out
+
+
+def test_without_a_store_the_machine_is_looked_at(shell: Shell) -> None:
+    """With nothing to examine the doctor tells the versions and how to name a store."""
+    done = shell.here("doctor")
+    assert done.code == 0
+    assert "apsw" in done.out
+    assert "--store sqlite:///work.db" in done.out

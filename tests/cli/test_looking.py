@@ -1,0 +1,140 @@
+"""`taskyard ls` and `taskyard show`."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.shell import Shell
+
+NASTY = "\x1b[31mred\x1b]0;title\x07 \x9b2J [bold]x[/bold] \u202egnp"
+ESCAPED = r"\x1b[31mred\x1b]0;title\x07 \x9b2J [bold]x[/bold] \u202egnp"
+
+
+def test_ls_lists_newest_first_and_counts(shell: Shell) -> None:
+    """Every task is a line with its id, state, source and what there is to say of it; the last line counts all."""
+    done, failed = shell.seed(("add", {"a": 41}), ("boom", {"why": "bad luck"}), work=True)
+    (later,) = shell.seed(("add", {"a": 1}), delay_s=7200, priority="high")
+    out = shell.ok("ls", "--store", shell.url).out
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == [later, failed, done]
+    assert "scheduled" in lines[1]
+    assert "high" in lines[1]
+    assert "due in 1 h 59 min" in lines[1]
+    assert "ValueError: bad luck" in lines[2]
+    assert "→ 42" in lines[3]
+    assert lines[-1] == "◷ 1 scheduled   ✔ 1 completed   ✘ 1 failed"
+
+
+def test_ls_fits_a_narrow_window(shell: Shell) -> None:
+    """In 80 columns no line is longer than the window, ids are short, and a short id finds its task."""
+    (uuid,) = shell.seed(("boom", {"why": "a long story " * 20}), priority="low", work=True)
+    out = shell.here("ls", "--store", shell.url, COLUMNS="80").out
+    assert max(map(len, out.splitlines())) <= 80
+    short = out.splitlines()[1].split()[0]
+    assert short == uuid[-8:]
+    assert uuid in shell.here("show", short, "--store", shell.url).out
+
+
+def test_ls_filters_and_pages(shell: Shell) -> None:
+    """States, queue, source and limit narrow the list; --before goes on where a page ended."""
+    adds = shell.seed(*[("add", {"a": n}) for n in range(5)])
+    (boom,) = shell.seed(("boom", {}))
+
+    def ids(*options: str) -> list[str]:
+        return [task["uuid"] for task in shell.here("ls", "--store", shell.url, "--json", *options).json["tasks"]]
+
+    first = shell.here("ls", "--store", shell.url, "--json", "--limit", "4").json
+    assert first["counts"] == {"queued": 6}
+    assert [task["uuid"] for task in first["tasks"]] == [boom, *adds[:1:-1]]
+    assert ids("--before", first["before"][-8:]) == [adds[1], adds[0]]
+    assert ids("--queue", "cpu") == [boom]
+    assert ids("--source", "add", "--state", "queued,running", "--limit", "1") == [adds[4]]
+    assert ids("--state", "ended") == []
+
+
+def test_show_tells_everything(shell: Shell) -> None:
+    """Arguments, error, traceback and every run of a task are shown."""
+    (uuid,) = shell.seed(("flaky", {"host": "example.org"}), work=True)
+    out = shell.ok("show", uuid, "--store", shell.url).out
+    for text in (uuid, "✘ failed", '"host": "example.org"', "ConnectionError", "Traceback", "is away", "↻ retrying"):
+        assert text in out
+    told = shell.here("show", uuid[-10:], "--store", shell.url, "--json").json
+    assert [run["state"] for run in told["runs"]] == ["retrying", "failed"]
+    assert [run["attempt"] for run in told["runs"]] == [1, 2]
+    assert told["error"]["type"] == "ConnectionError"
+    assert told["retries"] == 1
+
+
+def test_secrets_are_hidden(shell: Shell) -> None:
+    """An argument with a secret's name is printed nowhere, not even where an error quotes it, unless asked."""
+    (uuid,) = shell.seed(("boom", {"why": "https://me:hunter1@example.org", "password": "hunter22"}), work=True)
+    for command in (["ls"], ["show", uuid], ["show", uuid, "--json"], ["ls", "--json"], ["watch", "--once"]):
+        out = shell.here(*command, "--store", shell.url).out
+        assert "hunter" not in out
+        assert "***" in out
+    assert "hunter22" in shell.here("show", uuid, "--reveal", "--store", shell.url).out
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_task_data_cannot_steer_the_terminal(as_json: bool, shell: Shell) -> None:
+    """Control characters, marks that turn the writing and markup in a task's data are printed as harmless text."""
+    (uuid,) = shell.seed(("boom", {"why": NASTY}), work=True)
+    for command in (["ls"], ["show", uuid], ["watch", "--once"]):
+        out = shell.here(*command, "--store", shell.url, *(["--json"] if as_json else [])).out
+        assert not set(out) & set("\x1b\x07\x9b\u202e")
+        if as_json:
+            assert NASTY in list(texts(json.loads(out)))
+        else:
+            assert ESCAPED in out
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text inside of JSON data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from texts(one)
+
+
+def test_part_of_an_id_must_mean_one_task(shell: Shell) -> None:
+    """A part that fits several tasks is refused with their ids; one that fits none, or says too little, as well."""
+    one, other = shell.seed(("add", {"a": 1}), ("add", {"a": 2}))
+    ambiguous = shell.here("show", one[:6], "--store", shell.url)
+    assert ambiguous.code == 1
+    assert one in ambiguous.err
+    assert other in ambiguous.err
+    assert shell.here("show", "ffffffff", "--store", shell.url).code == 1
+    assert shell.here("show", one[-2:], "--store", shell.url).code == 2
+
+
+STORES = [
+    pytest.param(["--store", "sqlite:///missing.db"], 3, "there is no store at", id="missing"),
+    pytest.param(["--store", "sqlite:///no/folder/work.db"], 3, "there is no store at", id="missing-folder"),
+    pytest.param(["--store", "mysql://work"], 2, "is not a store", id="unknown-kind"),
+    pytest.param(["--store", "memory://"], 2, "lives inside of one process", id="memory"),
+    pytest.param([], 2, "which store?", id="none"),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "said"), STORES)
+def test_a_store_that_is_not_there_is_told(options: list[str], code: int, said: str, shell: Shell) -> None:
+    """Looking at no store is exit code 2 or 3 and one line, in JSON if that was asked; no file is made."""
+    before = sorted(shell.folder.iterdir())
+    plain, told = shell.here("ls", *options), shell.here("ls", *options, "--json")
+    assert (plain.code, told.code) == (code, code)
+    assert said in plain.err
+    assert said in json.loads(told.err)["message"]
+    assert sorted(shell.folder.iterdir()) == before
+
+
+def test_the_store_may_come_from_the_environment(shell: Shell) -> None:
+    """--store wins over TASKYARD_STORE, which wins over the app's own store, and that is said."""
+    shell.seed(("add", {"a": 1}))
+    assert "1 queued" in shell.here("ls", TASKYARD_STORE=shell.url).out
+    assert "1 queued" in shell.ok("ls", TASKYARD_APP="app").out
+    other = shell.ok("submit", "add", "a=1", TASKYARD_APP="app", TASKYARD_STORE="sqlite:///other.db")
+    assert "not the app's own store" in other.err
+    assert "1 queued" in shell.here("ls", "--store", "sqlite:///other.db", TASKYARD_STORE=shell.url).out

@@ -1,0 +1,81 @@
+"""`taskyard run` and `taskyard worker`: starting, telling, stopping."""
+
+import signal
+
+from taskyard.model.state import TaskState
+from tests.cli.shell import Shell
+
+
+def test_a_worker_says_what_it_serves(shell: Shell) -> None:
+    """The banner names the store and every consumer with its limit and queue; SIGTERM ends an idle worker with 0."""
+    worker = shell.start_worker()
+    worker.hear("stop ")
+    for text in ("sqlite:///work.db", "add × 4", "boom × 1 on cpu"):
+        assert text in worker.said
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+
+
+def test_a_verbose_worker_tells_of_every_run(shell: Shell) -> None:
+    """With --verbose each run is a line when it starts and one, with its duration, when it ends; data is escaped."""
+    worker = shell.start_worker("-v")
+    good, bad = shell.seed(("add", {"a": 1}), ("boom", {"why": "\x1b[2Jbad\nluck"}))
+    worker.hear(f"completed add {good}  in ")
+    line = worker.hear(f"failed    boom {bad}  after ")
+    assert r"\x1b[2Jbad" in line
+    worker.signal(signal.SIGINT)
+    assert worker.end() == 0
+    assert "Traceback" not in worker.said
+    assert "\x1b" not in worker.said
+
+
+def test_a_quiet_worker_still_tells_of_failures(shell: Shell) -> None:
+    """Without --verbose a failure is one line, without its traceback, which the store keeps."""
+    worker = shell.start_worker()
+    (uuid,) = shell.seed(("boom", {"why": "bad luck"}))
+    assert uuid in worker.hear("bad luck")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+    assert "Traceback" not in worker.said
+
+
+def test_a_stop_lets_what_runs_end(shell: Shell) -> None:
+    """After a signal nothing new starts, and what runs may end within the grace."""
+    worker = shell.start_worker("-v", "--grace", "60")
+    (running,) = shell.seed(("until", {"path": str(shell.folder / "gate")}))
+    worker.hear(f"started   until {running}")
+    worker.signal(signal.SIGTERM)
+    worker.hear("stopping: waiting up to 1 min for 1 task")
+    (late,) = shell.seed(("add", {"a": 1}))
+    (shell.folder / "gate").touch()
+    assert worker.end() == 0
+    assert f"completed until {running}" in worker.said
+    assert shell.record(running).state is TaskState.COMPLETED
+    assert shell.record(late).state is TaskState.QUEUED
+
+
+def test_a_second_signal_stops_at_once(shell: Shell) -> None:
+    """The second signal interrupts what runs and gives it back: no attempt is used up, and the exit code is 0."""
+    worker = shell.start_worker("-v", "--grace", "600")
+    (uuid,) = shell.seed(("hold", {}))
+    worker.hear(f"started   hold {uuid}")
+    worker.signal(signal.SIGINT)
+    worker.hear("stopping: ")
+    worker.signal(signal.SIGINT)
+    assert worker.end() == 0
+    record = shell.record(uuid)
+    assert (record.state, record.attempt) == (TaskState.QUEUED, 0)
+
+
+def test_what_cannot_be_stopped_is_left_behind(shell: Shell) -> None:
+    """A thread that never ends does not keep the process: exit code 1, and the next worker takes its task back."""
+    worker = shell.start_worker("-v", "--grace", "600")
+    (uuid,) = shell.seed(("stubborn", {}))
+    worker.hear(f"started   stubborn {uuid}")
+    worker.signal(signal.SIGTERM)
+    worker.hear("stopping: ")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 1
+    assert "cannot be stopped" in worker.said
+    following = shell.start_worker("-v")
+    following.hear(f"started   stubborn {uuid}  attempt 2")

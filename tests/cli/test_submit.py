@@ -1,0 +1,117 @@
+"""`taskyard submit`, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from taskyard.model.state import TaskState
+from tests.cli.shell import Shell
+
+
+def test_submit_stores_a_task_and_prints_its_id(shell: Shell) -> None:
+    """Standard output gets the id alone; what was asked is in the store, JSON as JSON and the rest as text."""
+    done = shell.ok(
+        "submit",
+        "add",
+        "a=2",
+        "--args",
+        '{"b": 40}',
+        "--app",
+        "app",
+        "--priority",
+        "high",
+        "--key",
+        "disk",
+        "--delay",
+        "5m",
+    )
+    record = shell.record(done.out.strip())
+    assert json.loads(record.args) == {"a": 2, "b": 40}
+    assert (record.source, record.priority, record.key, record.state) == ("add", 0, "disk", TaskState.SCHEDULED)
+    assert (record.due_at - record.created_at).total_seconds() == 300
+    assert "scheduled" in done.err
+    assert "due in 5 min" in done.err
+
+
+def test_submit_can_wait_for_the_result(shell: Shell) -> None:
+    """With --wait standard output is the result and nothing else; a task that fails is exit code 1 and says why."""
+    shell.start_worker()
+    assert shell.ok("submit", "add", "a=2", "b=40", "--app", "app", "--wait").out == "42\n"
+    failed = shell.run("submit", "boom", "why=bad luck", "--app", "app", "--wait-timeout", "30", "--json")
+    assert (failed.code, failed.out) == (1, "")
+    assert json.loads(failed.err)["code"] == "TaskFailed"
+    assert "bad luck" in json.loads(failed.err)["message"]
+
+
+def test_submit_without_an_app_asks_the_workers(shell: Shell) -> None:
+    """With the store alone, a consumer that a running worker has is accepted; any other is refused with their names."""
+    nobody = shell.run("submit", "add", "a=1", "--store", shell.url)
+    assert nobody.code == 3, "there is not even a store"
+    shell.start_worker()
+    done = shell.ok("submit", "add", "a=1", "--store", shell.url, "--wait")
+    assert done.out == "2\n"
+    assert "not checked" in done.err
+    refused = shell.run("submit", "nope", "--store", shell.url)
+    assert refused.code == 1
+    assert "add, boom, flaky, hold, stubborn, until" in refused.err
+
+
+REFUSED = [
+    pytest.param(["nope"], 1, "add, boom, flaky, hold, stubborn, until", id="unknown-consumer"),
+    pytest.param(["add", "a=x"], 1, "a: Input should be a valid integer", id="wrong-type"),
+    pytest.param(["add", "b=1"], 1, "a: Field required", id="missing-argument"),
+    pytest.param(["add", "a=1", "c=1"], 1, "c: Extra inputs", id="unknown-argument"),
+    pytest.param(["add", "a=1", "--priority", "urgent"], 1, "not one of high, normal, low", id="priority"),
+    pytest.param(["add", "a=1", "--dedupe", "perhaps"], 1, "perhaps", id="dedupe"),
+    pytest.param(["add", "a"], 2, "write key=value", id="no-equals"),
+    pytest.param(["add", "a=1", "a=2"], 2, "given twice", id="twice"),
+    pytest.param(["add", "--args", "[1]"], 2, "must be a JSON object", id="args-not-an-object"),
+    pytest.param(["add", "--args", "{"], 2, "is not JSON", id="args-not-json"),
+    pytest.param(["add", "a=1", "--delay", "soon"], 2, "is no duration", id="delay"),
+    pytest.param(["add", "a=1", "--at", "2030-01-31T09:00"], 2, "has no time zone", id="naive-datetime"),
+    pytest.param(["add", "a=1", "--at", "tomorrow"], 2, "is no date and time", id="no-datetime"),
+    pytest.param(["add", "a=1", "--at", "2030-01-31T09:00Z", "--delay", "1"], 2, "not both", id="at-and-delay"),
+    pytest.param(["add", "a=1", "--nonsense"], 2, "No such option", id="unknown-option"),
+    pytest.param([], 2, "Missing argument", id="no-name"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), REFUSED)
+def test_bad_input_is_told_and_nothing_is_stored(arguments: list[str], code: int, said: str, shell: Shell) -> None:
+    """A wrong submit says in one line what is wrong, with the right exit code, and the store is not even made."""
+    done = shell.here("submit", *arguments, "--app", "tests.cli.sample_app", "--store", shell.url)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith("error: ")
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    assert not shell.path.exists()
+
+
+def test_the_same_work_is_refused_when_it_is_pending(shell: Shell) -> None:
+    """--dedupe refuse names the task that is pending, and --dedupe merge answers with its id."""
+    (pending,) = shell.seed(("add", {"a": 1}), dedupe="refuse")
+    refused = shell.run("submit", "add", "a=1", "--app", "app", "--dedupe", "refuse")
+    assert refused.code == 1
+    assert pending in refused.err
+    assert shell.ok("submit", "add", "a=1", "--app", "app", "--dedupe", "merge").out.strip() == pending
+
+
+APPS = [
+    pytest.param("nowhere:yard", "there is no module 'nowhere'", id="no-module"),
+    pytest.param("tests.cli.sample_app:nothing", "has no 'nothing'", id="no-attribute"),
+    pytest.param("tests.cli.sample_app:add", "not a Yard", id="no-yard"),
+    pytest.param(":yard", "names no module", id="no-name"),
+    pytest.param("broken:yard", "failed with ZeroDivisionError: division by zero", id="raises"),
+]
+
+
+@pytest.mark.parametrize(("name", "said"), APPS)
+def test_an_app_that_cannot_be_loaded_is_told(name: str, said: str, shell: Shell, tmp_path: Path) -> None:
+    """A wrong module:yard is exit code 2 and one line that says what is wrong with it."""
+    (tmp_path / "broken.py").write_text("print(1 / 0)\n")
+    done = shell.here("worker", name)
+    assert done.code == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1

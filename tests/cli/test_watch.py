@@ -1,0 +1,81 @@
+"""`taskyard watch`, from another process than the worker's."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.shell import LONG_S, Shell
+
+
+@pytest.mark.spec("QUE-25")
+def test_progress_is_seen_from_another_process(shell: Shell) -> None:
+    """A running task's fraction, message and rate are seen live by a process that does not run it."""
+    worker = shell.start_worker("--verbose")
+    (uuid,) = shell.seed(("hold", {"name": "there"}))
+    worker.hear(f"started   hold {uuid}")
+    frame = ""
+    while "half way there" not in frame:  # progress is stored soon after the start, in a commit of its own
+        frame = shell.here("watch", "--once", "--store", shell.url, COLUMNS="80").out
+    assert max(map(len, frame.splitlines())) <= 80
+    for text in ("1 worker", "● 1 running", uuid[-8:], "50 %", "half way there 3.2/s"):
+        assert text in frame
+    (running,) = shell.here("watch", "--once", "--json", "--store", shell.url).json["running"]
+    assert running["progress"] == {"fraction": 0.5, "message": "half way there", "rate": 3.25}
+
+
+@pytest.mark.spec("QUE-29")
+def test_events_are_lines_in_a_pipe(shell: Shell) -> None:
+    """A pipe gets one line for each event, and the command ends by itself when nothing is left to do."""
+    (waiting,) = shell.seed(("add", {"a": 1}))
+    plain = shell.start("watch", "--until-idle", "--store", shell.url)
+    lines = shell.start("watch", "--until-idle", "--json", "--store", shell.url)
+    for watcher in (plain, lines):
+        watcher.hear("watching: ")
+    (told,) = shell.seed(("flaky", {"host": "example.org"}))
+    shell.start_worker()
+    assert (plain.end(), lines.end()) == (0, 0)
+    for text in (f"submitted  flaky {told}", f"completed  add {waiting}  in ", f"failed     flaky {told}  after "):
+        assert text in plain.said
+    assert "ConnectionError: example.org is away" in plain.said
+    events = [event for line in lines.heard[1:] if (event := json.loads(line))["uuid"] == told]
+    assert [event["kind"] for event in events] == ["submitted", "running", "retrying", "queued", "running", "failed"]
+    assert events[-1]["error"]["message"] == "example.org is away"
+
+
+def test_watching_a_task_ends_with_it(shell: Shell) -> None:
+    """Named tasks are watched until they have ended, and the exit code says whether all completed."""
+    good, bad = shell.seed(("add", {"a": 1}), ("boom", {}), work=True)
+    done = shell.here("watch", good[-8:], "--store", shell.url)
+    assert done.code == 0
+    assert f"completed  add {good}" in done.out
+    assert shell.here("watch", good, bad, "--store", shell.url).code == 1
+
+
+def test_the_live_view_draws_on_a_terminal(shell: Shell) -> None:
+    """On a terminal the view is drawn live, and its last frame stays on the screen when nothing is left to do."""
+    shell.seed(("add", {"a": 41}), ("boom", {"why": "bad luck"}), work=True)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "taskyard.cli", "watch", "--until-idle", "--store", shell.url],
+        cwd=shell.folder,
+        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    screen = b""
+    try:
+        while block := os.read(ours, 65536):
+            screen += block
+    except OSError:
+        pass  # the other end is closed
+    os.close(ours)
+    assert process.wait(timeout=LONG_S) == 0
+    text = screen.decode()
+    for expected in ("JUST ENDED", "→ 42", "ValueError: bad luck", "\x1b["):
+        assert expected in text
