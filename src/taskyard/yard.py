@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from types import EllipsisType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from taskyard.blocking import BlockingYard
@@ -16,6 +17,7 @@ from taskyard.errors import (
     DuplicateConsumer,
     ForkedStore,
     InvalidArguments,
+    InvalidConsumer,
     InvalidInput,
     NotOpen,
     UnknownConsumer,
@@ -126,6 +128,8 @@ class Yard:
 
     def register(self, source: BaseTaskConsumer) -> None:
         """Add a consumer in its class form."""
+        if not source.name:
+            raise InvalidConsumer(f"{type(source).__name__} has no name; set the class attribute `name`")
         self._register(class_consumer(source))
 
     def _register(self, consumer: Consumer) -> None:
@@ -186,7 +190,7 @@ class Yard:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.stop(grace_s=self._grace_s)
+        await self.stop()
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Yard]:
@@ -195,7 +199,7 @@ class Yard:
         try:
             yield self
         finally:
-            await self.stop(grace_s=self._grace_s)
+            await self.stop()
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
@@ -220,7 +224,8 @@ class Yard:
         await store.open()
         engine = self._make_engine(store, serve)
         try:
-            for settings in self._queues.values():
+            # Who only submits leaves the rules to those who run.
+            for settings in self._queues.values() if serve else ():
                 await store.set_queue(settings)
             await engine.start()
         except BaseException:
@@ -249,14 +254,15 @@ class Yard:
             settings=settings,
         )
 
-    async def stop(self, *, grace_s: float | None = None) -> None:
-        """Start nothing new at once; wait `grace_s` for what runs (None: for ever), then interrupt it."""
+    async def stop(self, *, grace_s: float | EllipsisType | None = ...) -> None:
+        """Start nothing new at once; wait `grace_s` for what runs (None: for ever; left out: the yard's own), then
+        interrupt it."""
         if self._engine is None or self._store is None:
             return
         self._refuse_elsewhere()
         engine, store = self._engine, self._store
         try:
-            await engine.stop(grace_s)
+            await engine.stop(self._grace_s if grace_s is ... else grace_s)
         finally:
             self._engine = self._store = self.loop = None
             for changes in self._streams:

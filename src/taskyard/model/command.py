@@ -39,6 +39,7 @@ class AskCancel(msgspec.Struct, frozen=True):
     """No move yet: the run is asked to stop, and settles as canceled when it has."""
 
     at: datetime
+    reason: str = ""
 
 
 class Reprioritize(msgspec.Struct, frozen=True):
@@ -73,7 +74,7 @@ def decide(record: TaskRecord, command: Command, *, now: datetime) -> Decision:
 
 def _cancel(record: TaskRecord, reason: str, now: datetime) -> Decision:
     if record.state is TaskState.RUNNING:
-        return AskCancel(at=now)
+        return AskCancel(at=now, reason=reason)
     if TaskState.CANCELED in LEGAL[record.state]:
         return Move.canceled(at=now, error=ExecutionError(kind=ErrorKind.CANCELED, message=reason or "canceled"))
     raise CommandRefused(record.uuid, "cancel", record.state)
@@ -86,3 +87,5 @@ def apply_decision(record: TaskRecord, decision: AskCancel | Reprioritize) -> No
         record.priority = decision.priority
     elif record.cancel_asked_at is None:
         record.cancel_asked_at = decision.at
+        if decision.reason:
+            record.note = f"asked to cancel: {decision.reason}"

@@ -108,9 +108,9 @@ def to_running(row: Any, *, token: int, node: str, now: datetime) -> TaskRecord:
     ) = row  # fmt: skip
     return TaskRecord(
         uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, TaskState.RUNNING, priority,
-        position, False, key, slot, timeout_s, None if retry is None else _retry(retry), now, None, attempt + 1, retries, crashes,
-        recoveries, token, node, None, None if progress is None else msgspec.json.decode(progress, type=Progress), None,
-        to_error(error), note,
+        position, False, key, slot, timeout_s, None if retry is None else _retry(retry), now, None, attempt + 1,
+        retries, crashes, recoveries, token, node, None,
+        None if progress is None else msgspec.json.decode(progress, type=Progress), None, to_error(error), note,
     )  # fmt: skip
 
 
