@@ -103,6 +103,7 @@ APPS = [
     pytest.param("tests.cli.sample_app:nothing", "has no 'nothing'", id="no-attribute"),
     pytest.param("tests.cli.sample_app:add", "not a Yard", id="no-yard"),
     pytest.param(":yard", "names no module", id="no-name"),
+    pytest.param("../app.py:yard", "names no module", id="a-path"),
     pytest.param("broken:yard", "failed with ZeroDivisionError: division by zero", id="raises"),
 ]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from taskyard.cli.console import complain
 from taskyard.cli.errors import AmbiguousTask, AppNotFound, NoStoreGiven, NotShared, StoreHeld, StoreMissing, UsageError
-from taskyard.cli.locks import find_turn_holder
+from taskyard.cli.locks import find_sqlite_writer, find_turn_holder
 from taskyard.cli.text import cut
 from taskyard.errors import UnknownTask
 from taskyard.settings import find_store_url
@@ -75,8 +75,8 @@ class Target:
 def load_yard(name: str) -> Yard:
     """The yard called `module:attribute`; a module alone means its `yard`. The current folder is looked at first."""
     module_name, _, attribute = name.partition(":")
-    if not module_name:
-        raise AppNotFound(f"{name!r} names no module; write module:yard")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise AppNotFound(f"{name!r} names no module; write module:yard, with the module's name as in an import")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -143,11 +143,16 @@ async def patiently(yard: Yard, opening: Coroutine[Any, Any, object]) -> None:
     task = asyncio.ensure_future(opening)
     done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
     if not done:
-        path = store_path(yard)
-        holder = find_turn_holder(path) if path is not None else None
-        whom = f"process {holder.pid} ({cut(holder.command, 60)})" if holder is not None else "another program"
-        complain("note", f"still waiting for the store: {whom} is writing to it")
+        complain("note", f"still waiting for the store: {_whom(store_path(yard))} is writing to it")
     await task
+
+
+def _whom(path: Path | None) -> str:
+    for find in (find_turn_holder, find_sqlite_writer):
+        holder = find(path) if path is not None else None
+        if holder is not None and holder.pid != os.getpid():
+            return f"process {holder.pid} ({cut(holder.command, 60)})"
+    return "another program"
 
 
 async def resolve(yard: Yard, fragment: str) -> str:

@@ -14,6 +14,7 @@ from taskyard.errors import CommandRefused, TaskEnded
 from taskyard.handle import TaskHandle
 from taskyard.model.event import EventKind
 from taskyard.model.retry import RetryPolicy
+from taskyard.model.task import TaskRecord
 from taskyard.yard import Yard
 
 CANCEL_REASON = "the tour has changed its mind"
@@ -36,7 +37,7 @@ class Scale:
         return replace(self, step_s=min(self.step_s, seconds / 8), later_s=min(self.later_s, seconds / 3))
 
 
-FULL = Scale(files=8, file_bytes=3_000_000, big_bytes=40_000_000, entries=5, later_s=8.0, step_s=3.0)
+FULL = Scale(files=8, file_bytes=2_500_000, big_bytes=30_000_000, entries=5, later_s=8.0, step_s=3.0)
 SMALL = Scale(
     files=3, file_bytes=400_000, big_bytes=20_000_000, entries=3, later_s=1.0, step_s=0.0,
     retry=RetryPolicy(max_retries=5, first_s=0.2),
@@ -96,6 +97,11 @@ class Script:
             with contextlib.suppress(TaskEnded):
                 await handle.result()
 
+    async def records(self) -> list[TaskRecord]:
+        """What the store holds of everything that was submitted."""
+        found = [await self.yard.store.find(handle.uuid) for handle in self.handles]
+        return [record for record in found if record is not None]
+
     # --- steps --------------------------------------------------------------------------------------------------------
 
     async def _files(self) -> None:
@@ -104,7 +110,7 @@ class Script:
             "Each task is a row in one SQLite file, so nothing is lost if this process dies."
         )
         big = str(self.folder / "big.txt")
-        self.doomed = await self._submit("compress", {"path": big}, priority="high")
+        self.doomed = await self._submit("compress", {"path": big, "method": "lzma9"}, priority="high")
         for number in range(self.scale.files):
             await self._submit("hash", {"path": str(self.file(number))})
             await self._submit("compress", {"path": str(self.file(number))}, priority="low")

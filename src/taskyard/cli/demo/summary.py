@@ -18,8 +18,7 @@ from taskyard.model.task import TaskRecord
 APP = "taskyard.cli.demo.work:yard"
 
 
-async def summarize(script: Script, url: str) -> RenderableType:
-    records = [record for handle in script.handles if (record := await script.yard.store.find(handle.uuid)) is not None]
+def summarize(script: Script, records: Sequence[TaskRecord], url: str) -> RenderableType:
     counts = Counter(record.state for record in records)
     parts: list[RenderableType] = [
         Text("\nThat was the tour. What was submitted has become:", "bold"),
@@ -52,18 +51,19 @@ def _by_source(records: Sequence[TaskRecord]) -> Table:
 
 
 def _remarks(script: Script, records: Sequence[TaskRecord]) -> list[RenderableType]:
-    remarks: list[RenderableType] = []
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(width=3, justify="right")
     for record in records:
         if record.state in ENDED and record.state is not TaskState.COMPLETED:
-            why = detail_text(record, record.updated_at, 100)
-            remarks.append(Text.assemble("  ", sign(record.state), f" {record.source} {record.state}: ", why))
-    overtaken = _overtaken(script, records)
+            why = detail_text(record, record.updated_at, 200)
+            table.add_row(sign(record.state), Text.assemble(f"{record.source} {record.state}: ", why))
     left = sum(record.state not in ENDED for record in records)
     if left:
-        remarks.append(Text(f"  ○ {left} not done yet: they stay in the store until a worker takes them"))
+        table.add_row(sign(TaskState.QUEUED), f"{left} not done yet: they stay in the store until a worker takes them")
+    overtaken = _overtaken(script, records)
     if overtaken:
-        remarks.append(Text(f"  ● the urgent task overtook {overtaken} that had been submitted before it"))
-    return [Text(), *remarks] if remarks else []
+        table.add_row(sign(TaskState.RUNNING), f"the urgent task overtook {overtaken} that were submitted before it")
+    return [Text(), table] if table.rows else []
 
 
 def _overtaken(script: Script, records: Sequence[TaskRecord]) -> int:
@@ -84,13 +84,14 @@ def _commands(records: Sequence[TaskRecord], url: str) -> RenderableType:
     lines = [("ls", "what is in the store")]
     if failed is not None:
         lines += [
-            (f"show {short_id(failed.uuid)}", "why it failed, with its traceback"),
+            (f"show {short_id(failed.uuid)}", "why it failed"),
             (f"retry {short_id(failed.uuid)}", "send it again"),
             (f"worker {APP}", "run what is queued"),
         ]
     lines.append(("doctor", "is everything well?"))
     where = f"export TASKYARD_STORE={clean(url)}"
-    table = Table.grid(padding=(0, 3, 0, 0))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
     for command, what in lines:
         table.add_row(Text(f"  taskyard {command}"), Text(f"# {what}", "dim"))
     return Group(Text(f"  {where}"), table)

@@ -24,7 +24,7 @@ from taskyard.cli.live import LiveView
 from taskyard.cli.serving import Stop
 from taskyard.cli.story import Teller
 from taskyard.cli.watching import print_line
-from taskyard.model.state import TaskState
+from taskyard.model.state import ENDED, TaskState
 from taskyard.yard import Yard
 
 FEED_AT = 6
@@ -47,16 +47,20 @@ async def tour(store: str | None, *, seconds: float, small: bool) -> int:
     logging.getLogger("taskyard").addHandler(logging.NullHandler())
     logging.getLogger("taskyard").propagate = False
     files = Path(tempfile.mkdtemp(prefix="files-", dir=place))
-    console, stop = make_console(), Stop()
-    server = Server(files)
+    console, stop, server = make_console(), Stop(), Server(files)
+    script = Script(yard, files, server, SMALL if small else FULL.within(seconds))
     try:
         with stop.listening():
             async with server.running(), _running(yard):
-                script = Script(yard, files, server, SMALL if small else FULL.within(seconds))
                 await _watch(script, console, stop, seconds=seconds, url=url)
-                show(console, await summarize(script, url))
-    finally:
+            async with yard.client():
+                records = await script.records()
+    except BaseException:
         shutil.rmtree(files)
+        raise
+    if all(record.state in ENDED for record in records):
+        shutil.rmtree(files)  # what is left to do needs them
+    show(console, summarize(script, records, url))
     return 0
 
 

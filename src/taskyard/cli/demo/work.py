@@ -126,9 +126,11 @@ class Packer(Protocol):
 def _packer(method: str) -> Packer:
     if method == "lzma":
         return lzma.LZMACompressor(preset=4)
+    if method == "lzma9":
+        return lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME)
     if method == "zlib":
         return zlib.compressobj(9)
-    raise ValueError(f"there is no method {method!r}; use lzma or zlib")
+    raise ValueError(f"there is no method {method!r}; use lzma, lzma9 or zlib")
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
