@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NotRequired, Required, get_type_hints
 
 from taskyard.errors import InvalidArguments, InvalidConsumer, InvalidInput, NotJson
+from taskyard.model.given import check_name, check_retry, check_timeout
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
@@ -122,8 +123,6 @@ def function_consumer(
     is_async = inspect.iscoroutinefunction(function)
     if concurrent_count < 1:
         raise InvalidConsumer(f"consumer {name!r}: concurrent_count must be at least 1, not {concurrent_count}")
-    if timeout_s is not None and timeout_s <= 0:
-        raise InvalidConsumer(f"consumer {name!r}: timeout_s must be more than 0, or None for no limit")
     signature = Signature(name, function)
     decode = signature.decode
 
@@ -136,10 +135,8 @@ def function_consumer(
         call=call,
         is_async=is_async,
         executor=_executor(name, executor, is_async),
-        queue=queue,
         concurrent_count=concurrent_count,
-        timeout_s=timeout_s,
-        retry=retry,
+        **_checked(name, queue, timeout_s, retry),
         warm_up=signature.warm_up,
     )
     return consumer, signature
@@ -163,11 +160,26 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
         call=call,
         is_async=is_async,
         executor=_executor(instance.name, getattr(instance, "executor", None), is_async),
-        queue=getattr(instance, "queue", DEFAULT_QUEUE),
         concurrent_count=count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
-        timeout_s=getattr(instance, "timeout_s", None),
-        retry=getattr(instance, "retry", None),
+        **_checked(
+            instance.name,
+            getattr(instance, "queue", DEFAULT_QUEUE),
+            getattr(instance, "timeout_s", None),
+            getattr(instance, "retry", None),
+        ),
     )
+
+
+def _checked(name: str, queue: object, timeout_s: object, retry: object) -> dict[str, Any]:
+    try:
+        check_name("name", name)
+        return {
+            "queue": check_name("queue", queue),
+            "timeout_s": None if timeout_s is None else check_timeout(timeout_s),
+            "retry": None if retry is None else check_retry(retry),
+        }
+    except InvalidInput as exc:
+        raise InvalidConsumer(f"consumer {name!r}: {exc}") from None
 
 
 def _executor(name: str, asked: str | None, is_async: bool) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Self
 import msgspec
 
 from taskyard.errors import InvalidInput, PayloadTooLarge
+from taskyard.model.given import check_name, check_retry, check_timeout
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import Dedupe, TaskRecord, aware, new_uuid
@@ -51,36 +52,32 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
                 given["dedupe"] = Dedupe(given["dedupe"])
             except ValueError:
                 raise InvalidInput(f"dedupe {given['dedupe']!r} is not one of {', '.join(Dedupe)}") from None
+        if given.get("timeout_s") is not None:
+            given["timeout_s"] = check_timeout(given["timeout_s"])
+        if given.get("retry") is not None:
+            given["retry"] = check_retry(given["retry"])
+        for name in ("queue", "key", "dedupe_key"):
+            if given.get(name) is not None:
+                check_name(name, given[name])
         options = cls(**given)
-        options._check()
+        options._check_times()
+        if options.dedupe_key is not None and options.dedupe is Dedupe.ALLOW:
+            raise InvalidInput("dedupe_key has no effect without dedupe='merge' or dedupe='refuse'")
         return options
 
-    def _check(self) -> None:
-        for name in ("delay_s", "timeout_s"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-                raise InvalidInput(f"{name} must be a number of seconds, not {value!r}")
-        if self.schedule_at is not None and not isinstance(self.schedule_at, datetime):
-            raise InvalidInput(f"schedule_at must be a datetime with a time zone, not {self.schedule_at!r}")
-        if self.retry is not None and not isinstance(self.retry, RetryPolicy):
-            raise InvalidInput(f"retry must be a RetryPolicy, such as RetryPolicy(max_retries=3), not {self.retry!r}")
-        self._check_values()
-
-    def _check_values(self) -> None:
-        if self.schedule_at is not None:
-            aware("schedule_at", self.schedule_at)
-            if self.delay_s is not None:
-                raise InvalidInput("give either delay_s or schedule_at, not both")
-        if self.delay_s is not None and not 0 <= self.delay_s < 1e9:
-            raise InvalidInput(f"delay_s must be between 0 and 1e9 seconds, not {self.delay_s}")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise InvalidInput(f"timeout_s must be more than 0, not {self.timeout_s}; leave it out for no limit")
-        if self.dedupe_key is not None and self.dedupe is Dedupe.ALLOW:
-            raise InvalidInput("dedupe_key has no effect without dedupe='merge' or dedupe='refuse'")
-        for name in ("queue", "key", "dedupe_key"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not 0 < len(value) <= 200):
-                raise InvalidInput(f"{name} must be a string of 1 to 200 characters, not {value!r}")
+    def _check_times(self) -> None:
+        delay_s, at = self.delay_s, self.schedule_at
+        if delay_s is not None and (not isinstance(delay_s, int | float) or isinstance(delay_s, bool)):
+            raise InvalidInput(f"delay_s must be a number of seconds, not {delay_s!r}")
+        if delay_s is not None and not 0 <= delay_s < 1e9:
+            raise InvalidInput(f"delay_s must be between 0 and 1e9 seconds, not {delay_s}")
+        if at is None:
+            return
+        if not isinstance(at, datetime):
+            raise InvalidInput(f"schedule_at must be a datetime with a time zone, not {at!r}")
+        aware("schedule_at", at)
+        if delay_s is not None:
+            raise InvalidInput("give either delay_s or schedule_at, not both")
 
     def due_at(self, now: datetime) -> datetime:
         if self.schedule_at is not None:
@@ -100,7 +97,7 @@ def make_record(
         task = consumer.produce(args)
         if task.source != consumer.name:
             raise InvalidInput(f"produce of {consumer.name!r} made a task for {task.source!r}; set source=self.name")
-        args, uuid = task.args, task.uuid
+        args, uuid = task.args, check_name("a task's uuid", task.uuid)
         if options is DEFAULTS or (options.schedule_at is None and options.delay_s is None):
             due_at = aware("schedule_at", task.schedule_at)
     text = consumer.encode(args)

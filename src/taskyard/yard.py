@@ -30,6 +30,7 @@ from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.event import Event
+from taskyard.model.given import check_name, check_retry, check_text
 from taskyard.model.limits import QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
@@ -158,16 +159,17 @@ class Yard:
         auto_recover: int = 1,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Set the rules of a queue, before the yard is opened. They hold across every process on the store."""
+        """Set the rules of a queue, before the yard is opened. They hold across every process on the store, save
+        `retry`: each process uses its own, so define the queue alike wherever it is served."""
         if self._engine is not None:
             raise InvalidInput(f"define the queue {name!r} before the yard is opened")
         try:
             self._queues[name] = QueueSettings(
-                name=name,
+                name=check_name("the name of a queue", name),
                 concurrency=concurrency,
                 per_key=per_key,
                 auto_recover=auto_recover,
-                retry=retry or RetryPolicy(),
+                retry=check_retry(retry or RetryPolicy()),
             )
         except ValueError as exc:
             raise InvalidInput(str(exc)) from None
@@ -338,11 +340,11 @@ class Yard:
 
     def handle(self, uuid: str) -> TaskHandle:
         """The handle of a task that was submitted elsewhere, or earlier."""
-        return TaskHandle(self, uuid)
+        return TaskHandle(self, check_name("uuid", uuid))
 
     async def cancel(self, uuid: str, *, reason: str = "") -> TaskRecord:
         """End a task: at once when it waits; when it runs, its run is asked to stop, and it is canceled when it has."""
-        return await self._command(uuid, Cancel(reason))
+        return await self._command(uuid, Cancel(check_text("reason", reason)))
 
     async def retry(self, uuid: str, *, to_head: bool = True) -> TaskRecord:
         """Send a failed task again, at the head of its priority or at the tail."""
@@ -356,7 +358,7 @@ class Yard:
             raise InvalidInput(str(exc)) from None
 
     async def _command(self, uuid: str, command: Command) -> TaskRecord:
-        (applied,) = await self.engine.apply([uuid], command)
+        (applied,) = await self.engine.apply([check_name("uuid", uuid)], command)
         if applied.refused is not None:
             raise applied.refused
         assert applied.record is not None

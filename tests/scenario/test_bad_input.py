@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from taskyard import (
+    BaseTaskConsumer,
     InvalidArguments,
+    InvalidConsumer,
     InvalidInput,
     NaiveDatetime,
     NotJson,
     PayloadTooLarge,
     RetryPolicy,
+    Task,
     TaskFailed,
     TaskState,
     UnknownConsumer,
@@ -49,6 +53,9 @@ SUBMITS = [
     ("delay-as-text", InvalidInput, "delay_s must be a number of seconds", ADD, {"delay_s": "5"}),
     ("timeout-zero", InvalidInput, "leave it out for no limit", ADD, {"timeout_s": 0}),
     ("timeout-as-text", InvalidInput, "timeout_s must be a number of seconds", ADD, {"timeout_s": "1m"}),
+    ("timeout-endless", InvalidInput, "leave it out for no limit", ADD, {"timeout_s": float("inf")}),
+    ("timeout-huge", InvalidInput, "less than 1e9", ADD, {"timeout_s": 10**30}),
+    ("timeout-nan", InvalidInput, "leave it out for no limit", ADD, {"timeout_s": float("nan")}),
     ("unknown-option", InvalidInput, "unknown option urgent; known are priority, delay_s", ADD, {"urgent": True}),
     ("priority-unknown", InvalidInput, "'urgent' is not one of high, normal, low", ADD, {"priority": "urgent"}),
     ("priority-number", InvalidInput, "7 is not one of high, normal, low", ADD, {"priority": 7}),
@@ -57,6 +64,11 @@ SUBMITS = [
     ("dedupe-key-alone", InvalidInput, "has no effect without dedupe=", ADD, {"dedupe_key": "k"}),
     ("queue-empty", InvalidInput, "queue must be a string of 1 to 200 characters", ADD, {"queue": ""}),
     ("key-too-long", InvalidInput, "key must be a string of 1 to 200 characters", ADD, {"key": "k" * 201}),
+    ("key-surrogate", InvalidInput, "key must be text without lone surrogates", ADD, {"key": "a\udc80"}),
+    ("queue-nul", InvalidInput, "queue must be text without NUL", ADD, {"queue": "a\0b"}),
+    ("dedupe-key-surrogate", InvalidInput, "dedupe_key must be", ADD, {"dedupe": "merge", "dedupe_key": "\ud800"}),
+    ("retry-surrogate", InvalidInput, "cannot be stored", ADD, {"retry": RetryPolicy(give_up_on=("\ud800",))}),
+    ("retry-of-a-half", InvalidInput, "cannot be stored", ADD, {"retry": RetryPolicy(max_retries=1.5)}),  # type: ignore[arg-type]
     ("key-as-number", InvalidInput, "key must be a string", ADD, {"key": 5}),
 ]
 
@@ -80,6 +92,65 @@ async def test_what_cannot_be_submitted_is_refused(url, error, advice, task, opt
                 await yard.submit_many(name, [args], **options)
         assert await yard.store.count() == {}
         assert await (await yard.submit("add", {"a": 1})).result(timeout_s=10) == 2
+
+
+class Named(BaseTaskConsumer):
+    """Makes tasks with the id it is given."""
+
+    name = "named"
+
+    def produce(self, args: dict[str, Any]) -> Task:
+        return Task(source=self.name, uuid=args["uuid"])
+
+    async def consume(self, task: Task) -> str:
+        return task.uuid
+
+
+async def test_what_cannot_be_stored_harms_only_who_asks(url):
+    """An id, a key or a reason that no store takes is refused alone: whoever submits beside it is served."""
+    yard = build(url)
+    yard.register(Named())
+    async with yard:
+        answers = await asyncio.gather(
+            yard.submit("add", {"a": 1}),
+            yard.submit("add", {"a": 1}, key="a\udc80"),
+            yard.submit("named", {"uuid": "u\udc80"}),
+            yard.submit("named", {"uuid": 5}),
+            yard.submit("named", {"uuid": "fine"}),
+            yard.cancel("u\udc80"),
+            yard.cancel("fine", reason="\udc80"),
+            return_exceptions=True,
+        )
+        refused = [isinstance(answer, InvalidInput) for answer in answers]
+        assert refused == [False, True, True, True, False, True, True]
+        with pytest.raises(InvalidInput, match="uuid must be text"):
+            yard.handle("u\udc80")
+        assert await yard.handle("fine").result(timeout_s=10) == "fine"
+
+
+CONSUMERS = [
+    pytest.param({"timeout_s": float("inf")}, "timeout_s must be more than 0 and less than 1e9", id="timeout-endless"),
+    pytest.param({"timeout_s": -1}, "timeout_s must be more than 0", id="timeout-negative"),
+    pytest.param({"name": "a\udc80"}, "name must be text", id="name-surrogate"),
+    pytest.param({"queue": "a\0"}, "queue must be text", id="queue-nul"),
+]
+
+
+@pytest.mark.parametrize(("settings", "advice"), CONSUMERS)
+def test_a_consumer_that_no_store_takes_is_refused(settings, advice):
+    """A consumer whose name, queue or timeout cannot be stored is refused when it is made, in both forms."""
+    yard = Yard("memory://")
+    with pytest.raises(InvalidConsumer, match=advice):
+
+        @yard.consumer(**{"name": "job", **settings})
+        async def job() -> None: ...
+
+    source = Named()
+    for name, value in settings.items():
+        setattr(source, name, value)
+    with pytest.raises(InvalidConsumer, match=advice):
+        yard.register(source)
+    assert not yard.consumers
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------

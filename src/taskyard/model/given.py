@@ -1,0 +1,53 @@
+"""What users hand in, checked before a store sees it: one value that cannot be kept would fail a whole turn, and everybody
+else who is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from taskyard.errors import InvalidInput
+from taskyard.model.retry import RetryPolicy
+
+LONGEST_NAME = 200
+
+LONGEST_TIMEOUT_S = 1e9
+"""30 years. Timers and databases take no endless number; None is what means no limit."""
+
+
+def check_name(field: str, value: Any) -> str:
+    """`value` if it is a short text that every store takes."""
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
+        raise InvalidInput(f"{field} must be a string of 1 to {LONGEST_NAME} characters, not {value!r}")
+    return check_text(field, value)
+
+
+def check_text(field: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(
+            f"{field} must be text without lone surrogates, which no store takes, not {value!r}"
+        ) from None
+    if "\0" in value:
+        raise InvalidInput(f"{field} must be text without NUL characters, not {value!r}")
+    return value
+
+
+def check_timeout(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidInput(f"timeout_s must be a number of seconds, not {value!r}")
+    if not 0 < value < LONGEST_TIMEOUT_S:
+        raise InvalidInput(f"timeout_s must be more than 0 and less than 1e9, not {value}; leave it out for no limit")
+    return float(value)
+
+
+def check_retry(value: Any) -> RetryPolicy:
+    """`value` if it is a policy that comes out of a store as it went in."""
+    if not isinstance(value, RetryPolicy):
+        raise InvalidInput(f"retry must be a RetryPolicy, such as RetryPolicy(max_retries=3), not {value!r}")
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value), type=RetryPolicy)
+    except (ValueError, TypeError, OverflowError) as exc:
+        raise InvalidInput(f"retry={value!r} cannot be stored: {exc}") from None
