@@ -6,7 +6,9 @@ What a consumer raises to steer its own run (`RetryLater`, `Cancel`) is a branch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
 
 class TaskyardError(Exception):
@@ -312,11 +314,17 @@ class Steer(Exception):
 
 
 class RetryLater(Steer):
-    """Run me again in `delay_s` seconds; no retry is used up."""
+    """Run me again in `delay_s` seconds, or after a timedelta; no retry is used up."""
 
-    def __init__(self, delay_s: float, reason: str = "") -> None:
-        self.delay_s, self.reason = delay_s, reason
-        super().__init__(reason or f"again in {delay_s} s")
+    def __init__(self, delay_s: float | timedelta, reason: str = "") -> None:
+        if isinstance(delay_s, timedelta):
+            delay_s = delay_s.total_seconds()
+        if not isinstance(delay_s, int | float) or isinstance(delay_s, bool):
+            raise TypeError(f"RetryLater takes a number of seconds or a timedelta, not {delay_s!r}")
+        if not 0 <= delay_s < math.inf:
+            raise ValueError(f"RetryLater takes a finite number of seconds, 0 or more, not {delay_s}")
+        self.delay_s, self.reason = float(delay_s), reason
+        super().__init__(reason or f"again in {delay_s:g} s")
 
 
 class Cancel(Steer):

@@ -1,6 +1,7 @@
 """What becomes of a task when a run of it has ended."""
 
 import copy
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskyard.errors import RetryLater
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.move import Move, apply_move
 from taskyard.model.retry import NO_RETRY, RetryPolicy
@@ -167,6 +169,28 @@ def test_a_senseless_delay_is_never_in_the_past(delay_s: object):
     move = settled(running(), an_error(ErrorKind.RUNTIME, "later", "RetryLater", delay_s=delay_s))
     assert move.due_at is not None
     assert move.due_at >= LATER
+
+
+@pytest.mark.parametrize("delay_s", [None, "3600", float("nan"), -5, [1]])
+@pytest.mark.parametrize(("retry", "wait_s"), [(NO_RETRY, 1), (RetryPolicy(first_s=0), 1), (RetryPolicy(first_s=9), 9)])
+def test_a_senseless_delay_is_no_hot_loop(delay_s: object, retry: RetryPolicy, wait_s: float):
+    """What is no delay waits as long as the policy says for a retry, and at least a second."""
+    move = settled(running(), an_error(ErrorKind.RUNTIME, "later", "RetryLater", delay_s=delay_s), retry=retry)
+    assert move.due_at == LATER + seconds(wait_s)
+
+
+@pytest.mark.parametrize("delay", [timedelta(hours=1), 3600, 3600.0])
+def test_retry_later_takes_seconds_and_timedeltas(delay: float | timedelta):
+    """`RetryLater` keeps its delay as seconds, however it was given."""
+    later = RetryLater(delay)
+    assert (type(later.delay_s), later.delay_s, str(later)) == (float, 3600.0, "again in 3600 s")
+
+
+@pytest.mark.parametrize("delay", ["5", None, True, -1, float("nan"), float("inf"), timedelta(seconds=-1)])
+def test_retry_later_refuses_what_is_no_delay(delay: Any):
+    """`RetryLater` of anything but a finite number of seconds raises where it is written."""
+    with pytest.raises((TypeError, ValueError), match="RetryLater takes a"):
+        RetryLater(delay)
 
 
 @pytest.mark.spec("QUE-23")

@@ -1,5 +1,5 @@
-"""What users hand in, checked before a store sees it: one value that cannot be kept would fail a whole turn, and everybody
-else who is in it."""
+"""What users hand in, checked before a store sees it: one value that cannot be kept would fail a whole turn, and with it
+everybody who has something in that turn."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ RETRY_LATER = "RetryLater"
 LONGEST_WAIT_S = 10 * 365 * 86_400.0
 """Ten years: a wait beyond it is a mistake, and must not lead to a date that does not exist."""
 
+SHORTEST_SENSIBLE_WAIT_S = 1.0
 
 TOO_LATE = "a cancel was asked, but the task completed all the same"
 FAILED_FIRST = "a cancel was asked, but the task had failed by then"
@@ -47,7 +48,7 @@ def settle(
     if error.kind is ErrorKind.REJECTED:
         return Move.given_back(at=now, note=error.message)
     if error.type == RETRY_LATER:
-        due = _later(now, error.details.get("delay_s"))
+        due = _later(now, _asked_s(error, or_else_s=retry.delay(record.retries, jitter)))
         return Move.retrying(at=now, due_at=due, error=error, retried=False)
     return _settle_failure(record, error, retry=retry, now=now, jitter=jitter, note=result.note)
 
@@ -65,10 +66,15 @@ def _settle_failure(
     return Move.retrying(at=now, due_at=due, error=error, crashed=crashed)
 
 
-def _later(now: datetime, delay_s: object) -> datetime:
-    """`delay_s` from now. It may come from user code: what is no number, or negative, means at once."""
-    if not isinstance(delay_s, int | float) or not delay_s > 0:
-        return now
+def _asked_s(error: ExecutionError, *, or_else_s: float) -> float:
+    """The wait that a run asked for. What is no wait must not mean at once: the task would run in a hot loop."""
+    delay_s = error.details.get("delay_s")
+    if isinstance(delay_s, int | float) and delay_s >= 0:
+        return delay_s
+    return max(or_else_s, SHORTEST_SENSIBLE_WAIT_S)
+
+
+def _later(now: datetime, delay_s: float) -> datetime:
     return now + timedelta(seconds=min(delay_s, LONGEST_WAIT_S))
 
 
