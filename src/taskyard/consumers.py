@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NotRequired, Required, get_type_hints
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 from taskyard.errors import InvalidArguments, InvalidConsumer, InvalidInput, NotJson
 from taskyard.model.given import check_name, check_retry, check_timeout
@@ -74,18 +80,40 @@ class Signature:
         except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as exc:
             raise InvalidConsumer(f"consumer {self.name!r} has a parameter that JSON cannot carry: {exc}") from None
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether all parameters are of types that come back from JSON as they went in. Models need not be: they may
+        hide a field (`SecretStr`), or write one under a name that they do not read."""
+        hints = get_type_hints(self._function, include_extras=True)
+        return all(_is_plain(hint) for name, hint in hints.items() if name != "return")
+
     def warm_up(self) -> None:
         """Import pydantic and read the signature now, a third of a second: not while the first task is waited for."""
-        _ = self.adapter
+        _ = self.adapter, self.is_plain
 
     def encode(self, args: Mapping[str, Any]) -> str:
         adapter = self.adapter
         try:
             # The adapter's own methods cost twice as much as the two parts it is made of.
-            text: bytes = adapter.serializer.to_json(adapter.validator.validate_python(args))
+            checked = adapter.validator.validate_python(args)
+            text: str = adapter.serializer.to_json(checked, by_alias=True, round_trip=True).decode()
         except ValueError as exc:
             raise self._refusal(exc) from None
-        return text.decode()
+        if not self.is_plain:
+            self._refuse_changed(checked, self.decode(text))
+        return text
+
+    def _refuse_changed(self, given: dict[str, Any], arrived: dict[str, Any]) -> None:
+        """What would reach the function as another value is refused now. No value is named: it may be a secret."""
+        if given == arrived:
+            return
+        # Objects that are only equal to themselves are compared by what they consist of.
+        dump = self.adapter.serializer.to_python
+        before, after = dump(given, round_trip=True), dump(arrived, round_trip=True)
+        changed = [name for name in before if before[name] != after.get(name)]
+        if changed:
+            why = "it is not the same value after it was written as JSON and read again; pass it in a plain form"
+            raise InvalidArguments(self.name, [f"{name}: {why}" for name in changed])
 
     def decode(self, args: str) -> dict[str, Any]:
         try:
@@ -100,6 +128,21 @@ class Signature:
         if isinstance(exc, ValidationError):
             return InvalidArguments(self.name, _problems(exc))
         return NotJson(f"an argument of {self.name!r}", str(exc))
+
+
+PLAIN = frozenset(
+    {Any, None, NoneType, bool, int, float, str, bytes, list, tuple, set, frozenset, dict, Union, UnionType, Ellipsis}
+    | {datetime, date, time, timedelta, Decimal, UUID, Path, Sequence, Mapping, Iterable, Iterator}
+)
+
+
+def _is_plain(hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return True
+    if origin is not None:
+        return origin in PLAIN and all(_is_plain(arg) for arg in get_args(hint))
+    return hint in PLAIN or (isinstance(hint, type) and issubclass(hint, Enum))
 
 
 def _problems(exc: ValidationError) -> list[str]:

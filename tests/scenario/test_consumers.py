@@ -6,10 +6,10 @@ import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, SecretStr, computed_field
 
 from taskyard import (
     BaseTaskConsumer,
@@ -28,6 +28,42 @@ from tests.scenario.jobs import build
 class Box(BaseModel):
     width: int
     label: str = "box"
+
+
+class Renamed(BaseModel):
+    user_id: int = Field(alias="userId")
+
+
+class Computed(BaseModel, extra="forbid"):
+    width: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def area(self) -> int:
+        return self.width**2
+
+
+class Login(BaseModel):
+    user: str
+    password: SecretStr
+
+
+class OneWay(BaseModel):
+    ratio: float
+
+
+class Opaque:
+    """Equal only to itself, and written as the text it holds."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+OpaqueArgument = Annotated[
+    Opaque,
+    PlainValidator(lambda value: value if isinstance(value, Opaque) else Opaque(value)),
+    PlainSerializer(lambda value: value.text),
+]
 
 
 @pytest.mark.spec("SCH-01")
@@ -109,6 +145,46 @@ async def test_arguments_keep_their_types(url):
         assert await handle.result(timeout_s=10) == ["datetime", Path("a").__class__.__name__, "Box", "tuple", "box 3"]
         by_name = await yard.submit("describe", {"at": "2030-01-01T00:00:00Z", "path": "x", "box": {"width": "4"}})
         assert (await by_name.result(timeout_s=10))[-1] == "box 4"
+
+
+async def test_models_arrive_as_they_were_given(url):
+    """Fields with other names, computed fields and types without equality survive being stored."""
+    yard = Yard(url)
+
+    @yard.consumer
+    async def models(renamed: Renamed, computed: Computed, opaque: OpaqueArgument) -> list[Any]:
+        return [renamed.user_id, computed.area, opaque.text]
+
+    async with yard:
+        handle = await models.submit(Renamed(userId=7), Computed(width=3), Opaque("inside"))
+        assert await handle.result(timeout_s=10) == [7, 9, "inside"]
+
+
+async def test_what_would_arrive_changed_is_refused(url):
+    """An argument that is another value once it was stored is refused at submit, without showing it."""
+    yard = Yard(url)
+
+    @yard.consumer
+    async def secret(password: SecretStr, note: str = "") -> str:
+        return password.get_secret_value()
+
+    @yard.consumer
+    async def nested(login: Login) -> str:
+        return login.password.get_secret_value()
+
+    @yard.consumer
+    async def one_way(value: OneWay) -> float:
+        return value.ratio
+
+    async with yard:
+        with pytest.raises(InvalidArguments, match="password: it is not the same value") as refused:
+            await yard.submit("secret", {"password": "hunter2"})
+        assert "hunter2" not in str(refused.value)
+        with pytest.raises(InvalidArguments, match="login: it is not the same value"):
+            await nested.submit(Login(user="me", password=SecretStr("hunter2")))
+        with pytest.raises(InvalidArguments, match=r"value.ratio: Input should be a valid number"):
+            await one_way.submit(OneWay(ratio=float("nan")))
+        assert await yard.store.count() == {}
 
 
 async def test_a_decorated_function_is_still_a_function():

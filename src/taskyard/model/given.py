@@ -1,5 +1,5 @@
-"""What users hand in, checked before a store sees it: one value that cannot be kept would fail a whole turn, and with it
-everybody who has something in that turn."""
+"""What users hand in, checked before a store sees it: one value that cannot be kept would fail a whole turn, and with
+it what others have in there."""
 
 from __future__ import annotations
 
