@@ -234,8 +234,8 @@ class Engine:
             await executor.shutdown(wait=not stuck)
         if not is_flushed:
             log.error("the store took too long; what ended last is not recorded, and will be run again elsewhere")
-        if stuck or not is_flushed:
-            return
+        if stuck or not is_flushed or self._dispatcher.has_dropped:
+            return  # a claim may be left: the node stays joined, so that it is rescued when this process ends
         try:
             await self._store.leave(self.incarnation)
         except StoreError as error:

@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from taskyard.errors import IllegalMove, OutcomeUnknown, StoreFull, StoreUnavailable
+from taskyard.execution.context import current_run
 from taskyard.model.command import Cancel
 from taskyard.ports.store import Add
 from taskyard.stores.memory import MemoryStore
@@ -164,6 +165,83 @@ async def test_a_settle_the_store_chokes_on_holds_up_nobody_else(rig, caplog):
     assert states == ["completed", "completed", "running", "completed", "completed"]
     assert f"task {poison} cannot be settled" in caplog.text
     assert await rig.state(await rig.submit("work")) in ("queued", "running")
+
+
+@pytest.mark.parametrize("bad", ["reports", "demand", "everything"])
+async def test_what_is_no_settle_loses_no_settle(rig, bad):
+    """When the store chokes on a report, on what it should claim, or on everything for a while, every run that has
+    ended is recorded all the same."""
+    work = Work()
+
+    async def talk(record) -> str:
+        current_run().note("bad")
+        return await work(record)
+
+    turn = rig.store.turn
+    fails = [5]
+
+    async def choke(node, **parts):
+        if parts.get(bad) or (bad == "everything" and fails[0]):
+            fails[0] -= 1
+            raise OSError(37, "No locks available")
+        return await turn(node, **parts)
+
+    rig.consumer("work", work, concurrent_count=3)
+    rig.consumer("talk", talk)
+    uuids = await rig.submit_many("work", 3)
+    await quiet()
+    rig.store.turn = choke
+    talking = rig.offer(rig.record("talk"))
+    for uuid in uuids:
+        await quiet()
+        work.let_go(uuid)
+    await passing(rig, 20)
+    assert [await rig.state(uuid) for uuid in uuids] == ["completed"] * 3
+    assert talking.exception() is None or bad != "reports"
+    rig.store.turn = turn
+    await passing(rig, 5)
+    assert len(await rig.submit_many("work", 1)) == 1
+
+
+async def test_a_node_that_gave_up_a_settle_stays_joined(rig):
+    """A settle that was given up leaves its task claimed: stop() does not leave, so that it is rescued later, and it is
+    not run again here meanwhile."""
+    work = Work()
+    rig.consumer("work", work)
+    uuid = await rig.submit("work")
+    await quiet()
+    turn = rig.store.turn
+
+    async def choke(node, *, settles=(), **parts):
+        if settles:
+            raise IllegalMove("running", "nowhere")
+        return await turn(node, **parts)
+
+    rig.store.turn = choke
+    work.let_go(uuid)
+    await passing(rig, 20)
+    rig.store.unanswered = OutcomeUnknown("power")
+    rig.store.hint()
+    await passing(rig, 5)
+    await rig.engine.stop()
+    assert (await rig.state(uuid), work.began) == ("running", [uuid])
+    assert len(await rig.store.nodes()) == 1
+
+
+async def test_a_claim_in_doubt_is_given_back_by_a_stop(rig):
+    """A turn whose answer is lost may have claimed something: stop() finds it and gives it back before it leaves."""
+    work = Work()
+    rig.consumer("work", work)
+    await quiet()
+    rig.store.unanswered = OutcomeUnknown("power")
+    record = rig.record("work")
+    with pytest.raises(OutcomeUnknown):
+        await rig.offer(record)
+    stopping = asyncio.create_task(rig.engine.stop())
+    await passing(rig, 3)
+    await stopping
+    assert (await rig.state(record.uuid), work.began) == ("queued", [])
+    assert await rig.store.nodes() == []
 
 
 @pytest.mark.spec("SCH-10")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,6 +41,9 @@ turn, so that a loop of submits gives way to everything else every millisecond o
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.1, 2.0
 """Between tries while the store is away: at most 2 s, so that claims resume soon after it is back."""
+
+STRIKES = 3
+"""How often a settle must fail alone, with the store answering right after, before it is taken to be at fault."""
 
 Settle = tuple[Claim, Move]
 Waiter = asyncio.Future[list[Added]]
@@ -98,7 +101,12 @@ class Dispatcher:
         self._failures = 0
         self._doubtful: set[int] = set()
         self._claims_in_doubt = False
-        self._one_by_one = False
+        self._is_apart = False
+        self._part = 0
+        # Tokens of settles that failed without anything else in their turn: they are the first of `_settles`.
+        self._suspects: set[int] = set()
+        self._strikes: Counter[int] = Counter()
+        self._dropped: set[int] = set()
 
     def connect(self, hooks: Hooks) -> None:
         """Before `run`. Apart from the constructor, because the runner is made with this dispatcher's `settle`."""
@@ -180,7 +188,7 @@ class Dispatcher:
             await asyncio.sleep(0)
 
     def _has_work(self) -> bool:
-        if self._settles or self._waiting or self._reports or self._must_turn:
+        if self._settles or self._waiting or self._reports or self._must_turn or self._claims_in_doubt:
             return True
         return self._look and self._slots.demand() is not None
 
@@ -205,12 +213,14 @@ class Dispatcher:
             self._put_back(batch, error)
             if not isinstance(error, Exception):
                 raise
+            if not isinstance(error, StoreError):
+                await self._suspect(batch, error)
             await self._back_off(error)
             return
         finally:
             self._in_flight = False
         if self._failures:
-            self._recovered()
+            self._succeeded(batch)
         # Should telling the others go wrong, the claims are found again when this loop is started again.
         self._claims_in_doubt = True
         self._finish(batch, turned)
@@ -218,16 +228,34 @@ class Dispatcher:
 
     def _take(self) -> _Batch:
         """Everything for the next turn. What is handed in from here on belongs to the one after it."""
+        if self._is_apart:
+            return self._take_part()
         settles, self._settles = self._settles, []
-        if self._one_by_one and settles:
-            settles, self._settles = settles[:1], settles[1:]
-        adds, waiting = self._take_adds(0 if self._one_by_one and settles else ADDS_AT_MOST)
-        reports: list[Report] = []
-        if self._reports:
-            reports = list(self._reports.values())
-            self._reports.clear()
+        adds, waiting = self._take_adds(ADDS_AT_MOST)
         self._look = self._must_turn = False
-        return _Batch(settles, adds, waiting, reports, self._slots.demand())
+        return _Batch(settles, adds, waiting, self._take_reports(), self._slots.demand())
+
+    def _take_part(self) -> _Batch:
+        """Settles, what is new, and claims in turn, each without the others: whatever fails, fails alone."""
+        while True:
+            self._part = (self._part + 1) % 3
+            if self._part == 0 and self._settles:
+                count = 1 if self._suspects else len(self._settles)
+                settles, self._settles = self._settles[:count], self._settles[count:]
+                return _Batch(settles, [], [], [], None)
+            if self._part == 1 and (self._waiting or self._reports):
+                adds, waiting = self._take_adds(ADDS_AT_MOST)
+                return _Batch([], adds, waiting, self._take_reports(), None)
+            if self._part == 2:
+                self._look = self._must_turn = False
+                return _Batch([], [], [], [], self._slots.demand())
+
+    def _take_reports(self) -> list[Report]:
+        if not self._reports:
+            return []
+        reports = list(self._reports.values())
+        self._reports.clear()
+        return reports
 
     def _take_adds(self, tasks: int) -> tuple[list[Add], list[Waiter]]:
         """As many callers as bring about `tasks` tasks together."""
@@ -287,7 +315,7 @@ class Dispatcher:
 
     def _put_back(self, batch: _Batch, error: BaseException) -> None:
         """Keep what must not be lost; tell submitters what happened, they can ask again."""
-        if isinstance(error, OutcomeUnknown):
+        if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
             self._doubtful.update(claim.token for claim, _ in batch.settles)
             self._claims_in_doubt = batch.demand is not None
         self._settles = batch.settles + self._settles
@@ -297,8 +325,6 @@ class Dispatcher:
         for waiter in batch.waiting:
             if not waiter.done():
                 waiter.set_exception(told)
-        if isinstance(error, Exception) and not isinstance(error, StoreError):
-            self._suspect(batch, error)
 
     async def _adopt(self) -> bool:
         """After a turn whose outcome is unknown: find what it may have claimed for this node without our hearing of it,
@@ -309,7 +335,7 @@ class Dispatcher:
             await self._back_off(error)
             return False
         self._claims_in_doubt = False
-        settling = {claim.token for claim, _ in self._settles}
+        settling = {claim.token for claim, _ in self._settles} | self._dropped
         self._begin(
             [
                 Claim(task, task.attempt, task.token)
@@ -326,17 +352,43 @@ class Dispatcher:
                 yield task
             before_id = page[-1].id
 
-    def _suspect(self, batch: _Batch, error: Exception) -> None:
-        """Not the store but something in the batch may be at fault. Sent one by one, it can only hold up itself."""
-        if self._one_by_one and len(batch.settles) == 1:
-            claim, move = self._settles.pop(0)
-            log.error(
-                "task %s cannot be settled as %s and stays claimed until this process ends",
-                claim.uuid,
-                move.state,
-                exc_info=error,
-            )
-        self._one_by_one = True
+    async def _suspect(self, batch: _Batch, error: Exception) -> None:
+        """Not the store but something in the batch may be at fault. Sent apart, it can only hold up itself."""
+        if not self._is_apart:
+            # The settles go first.
+            self._is_apart, self._part = True, 2
+            return
+        if batch.reports:
+            log.error("the progress and notes of %d runs cannot be stored", len(batch.reports), exc_info=error)
+            for report in batch.reports:
+                self._reports.pop(report.claim.token, None)
+        if self._suspects and batch.settles:
+            await self._strike(error)
+        elif batch.settles:
+            self._suspects = {claim.token for claim, _ in batch.settles}
+
+    async def _strike(self, error: Exception) -> None:
+        """The first settle has failed all by itself. If the store takes a turn without it, that counts against it; the
+        other suspects are next, or it is given up."""
+        try:
+            await self._store.turn(self._node)
+        except Exception:
+            return  # the store is at fault, or what is due: a settle that is given up would never be written
+        claim, move = self._settles.pop(0)
+        self._strikes[claim.token] += 1
+        if self._strikes[claim.token] < STRIKES:
+            self._settles.insert(len(self._suspects) - 1, (claim, move))
+            return
+        self._suspects.discard(claim.token)
+        self._dropped.add(claim.token)
+        log.error(
+            "task %s cannot be settled as %s and stays claimed until this process ends",
+            claim.uuid,
+            move.state,
+            exc_info=error,
+        )
+        if self._flushed is not None:
+            self._flushed.set()
 
     async def _back_off(self, error: Exception) -> None:
         self._failures += 1
@@ -346,21 +398,32 @@ class Dispatcher:
         wait = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
         await self._clock.wait(asyncio.Event(), self._clock.monotonic() + wait)
 
-    def _recovered(self) -> None:
-        if not self._one_by_one or not self._settles:
-            log.warning("the store answers again, after %d failed tries", self._failures)
-            self._failures, self._one_by_one = 0, False
+    def _succeeded(self, batch: _Batch) -> None:
+        """The store answers again; all of it, if what it was sent apart has gone through, the claims last."""
+        if self._suspects:
+            self._suspects.difference_update(claim.token for claim, _ in batch.settles)
+        if self._is_apart and (self._part != 2 or self._suspects):
+            return
+        log.warning("the store answers again, after %d failed tries", self._failures)
+        self._failures, self._is_apart = 0, False
+        self._strikes.clear()
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
     async def flush(self, until_mono: float) -> bool:
-        """Wait until all that was handed in is written, or `until_mono`; whether it is."""
-        while self._settles or self._waiting or self._in_flight:
+        """Wait until all that was handed in is written and no claim is in doubt, or `until_mono`; whether it is."""
+        self._rouse()
+        while self._settles or self._waiting or self._in_flight or self._claims_in_doubt:
             if self._clock.monotonic() >= until_mono:
                 return False
             self._flushed = asyncio.Event()
             await self._clock.wait(self._flushed, until_mono)
         return True
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether a settle was given up: its task is still claimed by this node."""
+        return bool(self._dropped)
 
     def close(self) -> None:
         """Take no more tasks; whoever still waits for an add is told."""
