@@ -1,6 +1,7 @@
 """What code inside a run sees and says: `current_run()`, progress, notes."""
 
 import threading
+from decimal import Decimal
 
 import pytest
 
@@ -92,6 +93,56 @@ async def test_fractions_stay_between_zero_and_one(rig, said, kept):
     uuid = await rig.submit("report")
     await quiet()
     assert (await rig.found(uuid)).progress == Progress(kept, "x")
+    work.let_go(uuid)
+
+
+class Unreadable:
+    def __str__(self) -> str:
+        raise ValueError
+
+    __float__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (("half", None, "fast"), Progress(None, "None", None)),
+        ((Decimal("0.5"), 7, Decimal(2)), Progress(0.5, "7", 2.0)),
+        ((0.5, "caf\udce9", float("inf")), Progress(0.5, "caf\\udce9", None)),
+        ((10**400, "x" * 9000, float("nan")), Progress(None, "x" * 500, None)),
+        ((Unreadable(), Unreadable(), Unreadable()), None),
+    ],
+    ids=["wrong types", "other numbers", "lone surrogate", "too much", "unreadable"],
+)
+async def test_odd_progress_never_fails_a_run(rig, said, kept):
+    """Whatever is said as progress, the run goes on, and what is stored is a number, a short text or nothing."""
+    work = Work()
+
+    async def report(record) -> str:
+        current_run().progress(*said)
+        return await work(record)
+
+    rig.consumer("report", report)
+    uuid = await rig.submit("report")
+    await quiet()
+    progress = (await rig.found(uuid)).progress
+    assert progress == kept or (kept is None and "could not be read" in progress.message)
+    work.let_go(uuid)
+    assert (await rig.outcome(uuid)).state == "completed"
+
+
+async def test_a_note_is_text_a_store_can_take(rig):
+    """A note loses its lone surrogates and all but its first 500 characters."""
+    work = Work()
+
+    async def remark(record) -> str:
+        current_run().note("caf\udce9" + "x" * 9000)
+        return await work(record)
+
+    rig.consumer("remark", remark)
+    uuid = await rig.submit("remark")
+    await quiet()
+    assert (await rig.found(uuid)).note == ("caf\\udce9" + "x" * 9000)[:500]
     work.let_go(uuid)
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any
 
 from taskyard.errors import NoCurrentRun
+from taskyard.execution.explain import clean
 from taskyard.model.execution import Progress
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
 
 PROGRESS_EVERY_S = 0.25
 """Progress is written to the store: a run that reports more often than this is thinned out, its last word kept."""
+
+SAID_CHARS = 500
+"""How much of a progress message or a note is kept."""
 
 
 class RunHost:
@@ -77,17 +83,16 @@ class RunContext:
         return self.cancel_asked or self.stop_asked or self.expired
 
     def progress(self, fraction: float | None = None, message: str = "", rate: float | None = None) -> None:
-        """Say how far the run is, from the loop or from any thread. Cheap: what comes too often is thinned out."""
-        if fraction is not None:
-            # `not (x > 0)` is true of NaN as well.
-            fraction = 0.0 if not fraction > 0 else min(float(fraction), 1.0)
+        """Say how far the run is, from the loop or from any thread. Cheap: what comes too often is thinned out. It
+        never fails a run: what makes no sense is brought inside its bounds, or left out."""
         if self._meter is None:
             self._meter = _Meter(self, self._host)
-        self._meter.offer(Progress(fraction, message, rate))
+        self._meter.offer(Progress(_fraction(fraction), _said(message), _number(rate)))
 
     def note(self, text: str) -> None:
         """Put a remark on the task's record, from the loop or from any thread."""
-        self._host.call(lambda: self.say(Report(self.claim, note=text)))
+        report = Report(self.claim, note=_said(text))
+        self._host.call(lambda: self.say(report))
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 
@@ -120,6 +125,35 @@ class RunContext:
             self.grace.cancel()
         if self._meter is not None:
             self._meter.stop()
+
+
+def _said(text: object) -> str:
+    try:
+        said = str(text)
+    except Exception as broken:
+        said = f"{type(text).__name__}, whose text could not be read: {type(broken).__name__}"
+    return clean(said[:SAID_CHARS])[:SAID_CHARS]
+
+
+def _fraction(given: object) -> float | None:
+    number = _to_float(given)
+    if number is None:
+        return None
+    # `not (x > 0)` is true of NaN as well.
+    return 0.0 if not number > 0 else min(number, 1.0)
+
+
+def _number(given: object) -> float | None:
+    """A number that JSON has, or None."""
+    number = _to_float(given)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _to_float(given: Any) -> float | None:
+    try:
+        return None if given is None else float(given)
+    except Exception:
+        return None
 
 
 class _Meter:

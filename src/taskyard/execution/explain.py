@@ -51,7 +51,7 @@ def _message(exc: BaseException) -> str:
         text = str(exc)
     except Exception as broken:
         text = f"{type(exc).__name__}, whose text could not be read: {type(broken).__name__}"
-    return _clean(text or type(exc).__name__)[:MESSAGE_CHARS]
+    return clean(text or type(exc).__name__)[:MESSAGE_CHARS]
 
 
 def _traceback(exc: BaseException) -> str:
@@ -61,9 +61,9 @@ def _traceback(exc: BaseException) -> str:
         text = "".join(traceback.format_exception(type(exc), exc, tb))
     except Exception as broken:
         text = f"{type(exc).__name__}, whose traceback could not be written: {type(broken).__name__}\n"
-    return _clean(text)[-TRACEBACK_CHARS:]
+    return clean(text)[-TRACEBACK_CHARS:]
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Without lone surrogates, which no database takes."""
     return text.encode("utf-8", "backslashreplace").decode()
