@@ -1,11 +1,13 @@
 """The short version of `python -m tests.torture kills`, and proof that it would notice."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from taskyard.testing.faults import PHASES, POINTS, Board, Faults, phase_of
-from tests.torture import kills
+from taskyard.testing.ledger import judge
+from tests.torture import kills, rescue
 from tests.torture.procs import Troop
 from tests.torture.verdict import drain_and_judge
 from tests.torture.work import ledger_of
@@ -53,6 +55,22 @@ def test_an_acknowledgement_before_the_commit_is_noticed(tmp_path: Path) -> None
     ledger.close()
     faults, _ = drain_and_judge(tmp_path)
     assert any("acknowledged, and lost" in fault for fault in faults)
+
+
+def test_a_false_verdict_of_death_is_noticed(tmp_path: Path) -> None:
+    """With a store that takes living nodes for dead, a task runs twice at once, and the checker says so."""
+    ledger = ledger_of(tmp_path)
+    troop = Troop(tmp_path, ledger)
+    with troop.gathered():
+        troop.start("work", ready=True)
+        asyncio.run(rescue.submit(tmp_path, ledger))
+        first, line = rescue.next_start(ledger, 0)
+        troop.start("work", ready=True, mutation="take-the-living-for-dead", dying_s=0.01)
+        second, _ = rescue.next_start(ledger, line)
+    assert first.task == second.task
+    faults = judge(ledger.entries(), {})
+    ledger.close()
+    assert any(f"token {second.token} started while token {first.token} was running" in fault for fault in faults)
 
 
 def test_an_unknown_point_is_refused() -> None:

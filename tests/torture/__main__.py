@@ -35,7 +35,7 @@ SCENARIOS: dict[str, Scenario] = {
     "fencing": Scenario(fencing.run, 50, 2_000),
     "rescue": Scenario(rescue.run, 50, 1_000),
     "errors": Scenario(syscalls.run_errors, 1_000, 1_000),
-    "full": Scenario(full.run, 10, 500),
+    "full": Scenario(full.run, 30, 500),
     "stops": Scenario(stops.run, 100, 1_000),
     "cancels": Scenario(cancels.run_in_one, 1_000, 5_000),
     "cancels-between": Scenario(cancels.run_in_two, 1_000, 5_000),

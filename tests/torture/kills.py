@@ -15,6 +15,9 @@ WORKERS, SUBMITTERS = 3, 2
 A_ROUND = 50
 """Kills before the store is judged and a new one begun."""
 
+IN_EACH_PHASE = 50
+"""Of 500 kills or more, at least so many must strike in each phase: else the figure says little about that phase."""
+
 OVERDUE_S = 6.0
 """A child whose fault point has not come by then is killed like any other."""
 
@@ -95,6 +98,9 @@ def run(where: Path, *, trials: int, seed: int) -> Figures:
         figures.failures += [f"{folder.name}: {fault}" for fault in one.troop.failures + faults]
         phases += one.troop.phases
         tasks += len(stored)
+    if figures.trials >= 500:
+        few = [phase for phase in PHASES if phases[phase] < IN_EACH_PHASE]
+        figures.failures += [f"only {phases[phase]} kills struck in {phase}" for phase in few]
     counts = ", ".join(f"{phase} {phases[phase]}" for phase in (*PHASES, "idle"))
     figures.note = f"killed in {counts}; {tasks} tasks, {number} stores"
     return figures

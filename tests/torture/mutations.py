@@ -9,6 +9,7 @@ from typing import Any
 
 from taskyard.model.task import Claim
 from taskyard.stores.sqlite.core import SqliteCore
+from taskyard.stores.sqlite.sidecar import Sidecar
 from taskyard.stores.sqlite.writer import Job, Outcome, Writer
 
 VARIABLE = "TORTURE_MUTATION"
@@ -16,15 +17,17 @@ VARIABLE = "TORTURE_MUTATION"
 
 def acknowledge_before_commit() -> None:
     """Callers hear of their success while the transaction is still open."""
+    inner = Writer._transact
 
-    def transact(self: Writer, batch: list[Job]) -> list[Outcome]:
-        foreign = self._core.begin()
-        outcomes: list[Outcome] = [(job.future, job.run(), None) for job in batch]
-        self._core.finish()
+    def transact(self: Any, batch: list[Job]) -> list[Outcome]:
+        self._commit = lambda: None
+        try:
+            outcomes = inner(self, batch)
+        finally:
+            del self._commit
         self._deliver(batch, outcomes)
         time.sleep(0.05)  # long enough for the acknowledgement to be written down
         self._commit()
-        self._committed(foreign)
         return outcomes
 
     Writer._transact = transact  # type: ignore[method-assign]
@@ -39,9 +42,19 @@ def drop_the_token_check() -> None:
     SqliteCore._held = held  # type: ignore[method-assign]
 
 
+def take_the_living_for_dead() -> None:
+    """Every node believes that all others have died."""
+
+    def is_dead(self: Sidecar, name: str) -> bool | None:
+        return name not in self._mine
+
+    Sidecar.is_dead = is_dead  # type: ignore[method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     "acknowledge-before-commit": acknowledge_before_commit,
     "drop-the-token-check": drop_the_token_check,
+    "take-the-living-for-dead": take_the_living_for_dead,
 }
 
 

@@ -5,7 +5,6 @@ import random
 import time
 from pathlib import Path
 
-from taskyard import Yard
 from taskyard.testing.ledger import Entry, Ledger, What
 from tests.torture.figures import Figures, percentile
 from tests.torture.procs import Troop
@@ -27,14 +26,14 @@ def run(where: Path, *, trials: int, seed: int) -> Figures:
     with troop.gathered():
         for _ in range(NODES):
             troop.start("work", ready=True)
-        asyncio.run(_submit(make_yard(where, ledger), ledger))
-        running, seen = _next_start(ledger, 0)
+        asyncio.run(submit(where, ledger))
+        running, seen = next_start(ledger, 0)
         while figures.trials < trials:
             time.sleep(rng.random() * 0.05)
             (child,) = [child for child in troop.living if child.pid == running.pid]
             killed = time.monotonic()
             troop.kill(child)
-            running, seen = _next_start(ledger, seen)
+            running, seen = next_start(ledger, seen)
             took.append(running.at_mono - killed)
             troop.start("work", ready=True)
             figures.trials += 1
@@ -48,12 +47,13 @@ def run(where: Path, *, trials: int, seed: int) -> Figures:
     return figures
 
 
-async def _submit(yard: Yard, ledger: Ledger) -> None:
-    async with yard.client():
+async def submit(folder: Path, ledger: Ledger) -> None:
+    """The one task, which holds on until there is a gate."""
+    async with make_yard(folder, ledger).client() as yard:
         ledger.acknowledged((await yard.submit("guard", {"gate": "gate"})).uuid)
 
 
-def _next_start(ledger: Ledger, seen: int) -> tuple[Entry, int]:
+def next_start(ledger: Ledger, seen: int) -> tuple[Entry, int]:
     """The first start after the line `seen`, and its own line."""
     until = time.monotonic() + 30
     while time.monotonic() < until:

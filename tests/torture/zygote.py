@@ -35,7 +35,9 @@ class Zygote:
 
     @classmethod
     def get(cls) -> "Zygote":
-        if cls._one is None:
+        # It ends with the thread that started it, which may be one of many.
+        if cls._one is None or cls._one._process.poll() is not None:
+            cls.end()
             cls._one = cls()
         return cls._one
 
@@ -58,7 +60,10 @@ class Zygote:
 
     def _ask(self, request: dict[str, Any], files: list[int] | None = None) -> Any:
         socket.send_fds(self._socket, [json.dumps(request).encode()], files or [])
-        return json.loads(self._socket.recv(AT_MOST))
+        answer = self._socket.recv(AT_MOST)
+        if not answer:
+            raise RuntimeError("the zygote has died; what it wrote to stderr says why")
+        return json.loads(answer)
 
 
 def serve(sock: socket.socket) -> None:
