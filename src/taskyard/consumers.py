@@ -166,6 +166,7 @@ def function_consumer(
     is_async = inspect.iscoroutinefunction(function)
     if concurrent_count < 1:
         raise InvalidConsumer(f"consumer {name!r}: concurrent_count must be at least 1, not {concurrent_count}")
+    _refuse_generator(name, function)
     signature = Signature(name, function)
     decode = signature.decode
 
@@ -175,7 +176,7 @@ def function_consumer(
     consumer = Consumer(
         name=name,
         encode=signature.encode,
-        call=call,
+        call=call if is_async else _plainly(name, call),
         is_async=is_async,
         executor=_executor(name, executor, is_async),
         concurrent_count=concurrent_count,
@@ -189,6 +190,7 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
     """A consumer of an instance of the class form. A missing or invalid `concurrent_count` is 1."""
     count = getattr(instance, "concurrent_count", 1)
     is_async = inspect.iscoroutinefunction(instance.consume)
+    _refuse_generator(instance.name, instance.consume)
 
     def call(record: TaskRecord) -> Any:
         return instance.consume(record.task)
@@ -200,7 +202,7 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
         name=instance.name,
         encode=encode,
         produce=instance.produce,
-        call=call,
+        call=call if is_async else _plainly(instance.name, call),
         is_async=is_async,
         executor=_executor(instance.name, getattr(instance, "executor", None), is_async),
         concurrent_count=count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
@@ -211,6 +213,27 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
             getattr(instance, "retry", None),
         ),
     )
+
+
+def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidConsumer(
+            f"consumer {name!r} is a generator, whose code would never run; return a value instead of yielding, "
+            "and report what happens meanwhile with current_run().progress()"
+        )
+
+
+def _plainly(name: str, call: Callable[[TaskRecord], Any]) -> Callable[[TaskRecord], Any]:
+    """`call`, refusing what only looks like a plain function: a coroutine that nobody awaits has done nothing."""
+
+    def checked(record: TaskRecord) -> Any:
+        result = call(record)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(f"consumer {name!r} returned a coroutine; write it, and what decorates it, as `async def`")
+        return result
+
+    return checked
 
 
 def _checked(name: str, queue: object, timeout_s: object, retry: object) -> dict[str, Any]:

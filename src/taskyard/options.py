@@ -9,7 +9,7 @@ from typing import Any, Self
 import msgspec
 
 from taskyard.errors import InvalidInput, PayloadTooLarge
-from taskyard.model.given import check_name, check_retry, check_timeout
+from taskyard.model.given import check_delay, check_name, check_retry, check_timeout
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import Dedupe, TaskRecord, aware, new_uuid
@@ -19,6 +19,7 @@ from taskyard.ports.consumer import Consumer
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything but the arguments. None means: as the consumer has it.
 
+    `timeout_s` may only be shorter than the consumer's own: a longer one is refused.
     `key`: of the tasks with one key in a queue, only so many run at once as the queue's `per_key` says, in order.
     `dedupe` with `dedupe_key` (or without: then source and arguments are the key): what to do if the same work is
     pending already."""
@@ -67,10 +68,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_times(self) -> None:
         delay_s, at = self.delay_s, self.schedule_at
-        if delay_s is not None and (not isinstance(delay_s, int | float) or isinstance(delay_s, bool)):
-            raise InvalidInput(f"delay_s must be a number of seconds, not {delay_s!r}")
-        if delay_s is not None and not 0 <= delay_s < 1e9:
-            raise InvalidInput(f"delay_s must be between 0 and 1e9 seconds, not {delay_s}")
+        if delay_s is not None:
+            check_delay(delay_s)
         if at is None:
             return
         if not isinstance(at, datetime):
@@ -103,6 +102,11 @@ def make_record(
     text = consumer.encode(args)
     if len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:
         raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), max_bytes)
+    if options.timeout_s is not None and consumer.timeout_s is not None and options.timeout_s > consumer.timeout_s:
+        raise InvalidInput(
+            f"timeout_s={options.timeout_s:g} is longer than the {consumer.timeout_s:g} s that {consumer.name!r} allows"
+            "; a task can only have a shorter one. Raise it where the consumer is defined"
+        )
     record = TaskRecord(uuid or new_uuid(), consumer.name, due_at, now, now, 0, options.queue or consumer.queue, text)
     if options is not DEFAULTS:
         record.priority = options.priority
@@ -115,9 +119,10 @@ def make_record(
 
 
 def _slot(source: str, args: str, key: str | None) -> str:
-    """What the same work has in common. A given key stands for the arguments."""
+    """What the same work has in common. A given key stands for the arguments. The length comes first, so that no name
+    runs over into a key: "a" with the key "b key c" is not "a key b" with the key "c"."""
     what = f"key {key}" if key is not None else "args " + blake2b(_canonical(args).encode(), digest_size=16).hexdigest()
-    return f"{source} {what}"
+    return f"{len(source)} {source} {what}"
 
 
 def _canonical(args: str) -> str:

@@ -55,6 +55,7 @@ SUBMITS = [
     ("timeout-as-text", InvalidInput, "timeout_s must be a number of seconds", ADD, {"timeout_s": "1m"}),
     ("timeout-endless", InvalidInput, "leave it out for no limit", ADD, {"timeout_s": float("inf")}),
     ("timeout-huge", InvalidInput, "less than 1e9", ADD, {"timeout_s": 10**30}),
+    ("timeout-longer", InvalidInput, "longer than the 5 s that 'half' allows", ("half", {"x": 1}), {"timeout_s": 5.1}),
     ("timeout-nan", InvalidInput, "leave it out for no limit", ADD, {"timeout_s": float("nan")}),
     ("unknown-option", InvalidInput, "unknown option urgent; known are priority, delay_s", ADD, {"urgent": True}),
     ("priority-unknown", InvalidInput, "'urgent' is not one of high, normal, low", ADD, {"priority": "urgent"}),
@@ -79,7 +80,7 @@ async def test_what_cannot_be_submitted_is_refused(url, error, advice, task, opt
     """A task that could not run as asked is refused at submit, one by one and in a batch, and nothing is stored."""
     yard = build(url, max_payload_bytes=4096)
 
-    @yard.consumer
+    @yard.consumer(timeout_s=5)
     async def half(x: float) -> float:
         return x / 2
 

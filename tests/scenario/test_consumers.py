@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from taskyard import (
     InvalidConsumer,
     InvalidInput,
     Task,
+    TaskFailed,
     TaskState,
     Yard,
     current_run,
@@ -238,6 +240,8 @@ BAD = [
     pytest.param(lambda yard: yard.consumer(timeout_s=0)(plain), "more than 0", id="no-time"),
     pytest.param(lambda yard: yard.consumer(executor="inline")(plain), "would block the event loop", id="blocking"),
     pytest.param(lambda yard: yard.consumer(executor="thread")(swift), "executor='inline'", id="async-in-thread"),
+    pytest.param(lambda yard: yard.consumer(yielding), "is a generator", id="generator"),
+    pytest.param(lambda yard: yard.consumer(swiftly_yielding), "is a generator", id="async-generator"),
 ]
 
 
@@ -245,6 +249,14 @@ def plain() -> None: ...
 
 
 async def swift() -> None: ...
+
+
+def yielding() -> Iterator[int]:
+    yield 1
+
+
+async def swiftly_yielding() -> AsyncIterator[int]:
+    yield 1
 
 
 def positional_only(a: int, /) -> None: ...
@@ -258,6 +270,19 @@ def test_a_function_that_cannot_be_a_consumer_is_refused(make, message):
     """What cannot work as a consumer is refused where it is defined, with a word on what to change."""
     with pytest.raises(InvalidConsumer, match=message):
         make(Yard("memory://"))
+
+
+async def test_a_coroutine_that_nobody_awaits_is_no_result(url):
+    """A plain function that returns a coroutine, as a careless decorator makes it, fails its task and says why."""
+    yard = Yard(url)
+
+    @yard.consumer
+    def careless() -> Any:
+        return swift()
+
+    async with yard:
+        with pytest.raises(TaskFailed, match=r"returned a coroutine; write it, .* as `async def`"):
+            await (await careless.submit()).result(timeout_s=10)
 
 
 def test_a_name_is_taken_once():

@@ -282,3 +282,14 @@ async def test_many_submitters_make_one_task(url):
         assert len({handle.uuid for handle in handles}) == 1
         assert sum(handle.is_new for handle in handles) == 1
         assert await yard.store.count() == {("default", TaskState.QUEUED): 1}
+
+
+async def test_names_do_not_run_over_into_keys(url):
+    """Two consumers never share a dedupe key, whatever they are called."""
+    yard = build(url)
+    for name in ("a", "a key b"):
+        yard.consumer(name=name)(lambda: None)
+    async with yard.client():
+        first = await yard.submit("a", dedupe="merge", dedupe_key="b key c")
+        second = await yard.submit("a key b", dedupe="merge", dedupe_key="c")
+        assert (second.is_new, second.uuid != first.uuid) == (True, True)

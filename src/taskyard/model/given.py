@@ -12,7 +12,7 @@ from taskyard.model.retry import RetryPolicy
 
 LONGEST_NAME = 200
 
-LONGEST_TIMEOUT_S = 1e9
+LONGEST_S = 1e9
 """30 years. Timers and databases take no endless number; None is what means no limit."""
 
 
@@ -35,10 +35,18 @@ def check_text(field: str, value: str) -> str:
     return value
 
 
+def check_delay(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidInput(f"delay_s must be a number of seconds, not {value!r}")
+    if not 0 <= value < LONGEST_S:
+        raise InvalidInput(f"delay_s must be between 0 and 1e9 seconds, not {value}")
+    return float(value)
+
+
 def check_timeout(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InvalidInput(f"timeout_s must be a number of seconds, not {value!r}")
-    if not 0 < value < LONGEST_TIMEOUT_S:
+    if not 0 < value < LONGEST_S:
         raise InvalidInput(f"timeout_s must be more than 0 and less than 1e9, not {value}; leave it out for no limit")
     return float(value)
 
