@@ -104,6 +104,8 @@ class Engine:
         )
         self._listeners: set[asyncio.Event] = set()
         self._hint = asyncio.Event()
+        self._has_unheard = False
+        self._applying: set[asyncio.Task[list[Applied]]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._is_started = self._is_stopped = False
 
@@ -127,8 +129,24 @@ class Engine:
         self._watcher.forget(uuid, waiter)
 
     async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
-        """Carry out a command, and let it take effect on this node at once."""
-        applied = await self._store.apply(uuids, command)
+        """Carry out a command, and let it take effect on this node at once; also when the caller is cancelled, since
+        the store may have carried it out already."""
+        applying = asyncio.get_running_loop().create_task(self._apply(uuids, command))
+        self._applying.add(applying)
+        applying.add_done_callback(self._applied)
+        return await asyncio.shield(applying)
+
+    def _applied(self, applying: asyncio.Task[list[Applied]]) -> None:
+        self._applying.discard(applying)
+        if not applying.cancelled():
+            applying.exception()  # its caller may be gone: then nobody else asks for it
+
+    async def _apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+        try:
+            applied = await self._store.apply(uuids, command)
+        except BaseException:
+            self._changed()  # in part, or wholly, it may have been carried out
+            raise
         for one in applied:
             record = one.record
             if record is None:
@@ -198,6 +216,7 @@ class Engine:
         self._slots.stop()
         try:
             stuck = await self._wind_down(grace_s)
+            await asyncio.gather(*self._applying, return_exceptions=True)
             is_flushed = await self._dispatcher.flush(self._clock.monotonic() + FLUSH_S)
         finally:
             await self._end_loops()
@@ -256,6 +275,9 @@ class Engine:
     def _turned(self, next_due: datetime | None) -> None:
         self._due.tell(next_due)
         self._announce()
+        if self._has_unheard:
+            self._has_unheard = False
+            self._hint.set()
 
     def _announce(self) -> None:
         for event in self._listeners:
@@ -273,11 +295,11 @@ class Engine:
         while True:
             await self._hint.wait()
             self._hint.clear()
-            if not self.running:
-                continue
             try:
                 for uuid in await self._store.signals(self.incarnation):
-                    self._runner.cancel(uuid)
+                    # Race: the cancel came after the commit of a claim that is still on its way here. It is asked for
+                    # again when the turn is over.
+                    self._has_unheard |= not self._runner.cancel(uuid)
             except BaseException:
                 self._hint.set()  # looked at again when this loop is started again
                 raise

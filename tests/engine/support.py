@@ -33,6 +33,7 @@ class ShakyStore(MemoryStore):
         self.away: Exception | None = None
         self.unanswered: StoreError | None = None
         self.held: asyncio.Event | None = None
+        self.answers_held: asyncio.Event | None = None
         self.refuses_nodes = False
         self.dead: list[str] = []
         self.asked: list[int] = []
@@ -45,6 +46,8 @@ class ShakyStore(MemoryStore):
         if self.away is not None:
             raise self.away
         turned = await super().turn(node, **parts)
+        if self.answers_held is not None:
+            await self.answers_held.wait()
         if self.unanswered is not None:
             error, self.unanswered = self.unanswered, None
             raise error

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from taskyard.errors import OutcomeUnknown
 from taskyard.execution.context import current_run
 from taskyard.model.command import Cancel
 from tests.engine.support import Rig, Work, quiet
@@ -54,6 +55,82 @@ async def test_a_running_task_is_asked_to_stop_and_frees_its_slot(rig):
     assert (await rig.outcome(first)).state == "canceled"
     await quiet()
     assert (work.cancelled, work.began) == ([first], [first, second])
+
+
+@pytest.mark.spec("QUE-12")
+async def test_a_cancel_that_overtakes_its_claim(rig):
+    """A cancel asked by another process after the claim's commit, and heard of before the claim, ends the run."""
+    work = Work()
+    rig.consumer("work", work)
+    await quiet()
+    rig.store.answers_held = asyncio.Event()
+    record = rig.record("work")
+    adding = rig.offer(record)
+    await quiet()
+    await rig.store.apply([record.uuid], Cancel())
+    rig.store.hint()
+    await quiet()
+    rig.store.answers_held.set()
+    await adding
+    assert (await rig.outcome(record.uuid)).state == "canceled"
+
+
+@pytest.mark.spec("QUE-12")
+async def test_a_cancel_of_a_claim_that_went_unheard(rig):
+    """A task that was claimed without our hearing of it, and canceled before it was found, never begins."""
+    work = Work()
+    rig.consumer("work", work)
+    await quiet()
+    rig.store.unanswered = OutcomeUnknown("power")
+    record = rig.record("work")
+    with pytest.raises(OutcomeUnknown):
+        await rig.offer(record)
+    await rig.store.apply([record.uuid], Cancel())
+    await rig.advance(2)
+    assert (await rig.state(record.uuid), work.began) == ("canceled", [])
+
+
+@pytest.mark.parametrize("in_s", [0, 100], ids=["running", "scheduled"])
+async def test_a_cancel_whose_caller_goes_away(rig, in_s):
+    """A cancel whose caller is itself cancelled while the store works takes effect here, and waiters are told."""
+    work = Work()
+    rig.consumer("work", work)
+    uuid = await rig.submit("work", in_s=in_s)
+    waiting = asyncio.create_task(rig.outcome(uuid))
+    await quiet()
+    go_on, apply = asyncio.Event(), rig.store.apply
+
+    async def slowly(uuids, command):
+        applied = await apply(uuids, command)
+        await go_on.wait()
+        return applied
+
+    rig.store.apply = slowly
+    canceling = asyncio.create_task(cancel(rig, uuid))
+    await quiet()
+    canceling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await canceling
+    go_on.set()
+    assert (await waiting).state == "canceled"
+
+
+async def test_a_cancel_with_unknown_outcome(rig):
+    """When the answer to a cancel is lost, those who wait for the task are told all the same."""
+    rig.consumer("work", Work())
+    uuid = await rig.submit("work", in_s=100)
+    waiting = asyncio.create_task(rig.outcome(uuid))
+    await quiet()
+    apply = rig.store.apply
+
+    async def unanswered(uuids, command):
+        await apply(uuids, command)
+        raise OutcomeUnknown("power")
+
+    rig.store.apply = unanswered
+    with pytest.raises(OutcomeUnknown):
+        await cancel(rig, uuid)
+    assert (await waiting).state == "canceled"
 
 
 @pytest.mark.spec("QUE-12")

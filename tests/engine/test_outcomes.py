@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from taskyard.errors import ResultGone, StoreUnavailable
+from taskyard.errors import OutcomeUnknown, ResultGone, StoreUnavailable
 from taskyard.model.command import Cancel, Retry
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
@@ -30,6 +30,20 @@ async def test_what_ends_here_is_told_without_asking(rig):
     work.let_go(uuid)
     assert {(await waiter).state for waiter in waiting} == {"completed"}
     assert rig.store.asked == asked
+
+
+async def test_a_settle_that_was_written_unheard(rig):
+    """When the answer to a settle is lost and the next one says that the claim is spent, waiters are told the end."""
+    work = Work()
+    rig.consumer("work", work)
+    uuid = await rig.submit("work")
+    waiting = asyncio.create_task(rig.outcome(uuid))
+    await quiet()
+    rig.store.unanswered = OutcomeUnknown("power")
+    work.let_go(uuid)
+    await quiet()
+    await rig.advance(2)
+    assert (await waiting).state == "completed"
 
 
 async def test_what_ended_before_is_found(rig):

@@ -81,6 +81,8 @@ class Runner:
             host = self._host = RunHost(asyncio.get_running_loop(), self._hooks.report)
         # Known from here on, not from the task's first step: a cancel may come in between.
         run = self._live[claim.token] = RunContext(claim, host)
+        if claim.record.cancel_asked_at is not None:
+            run.ask_cancel()  # a claim that was found again, after a turn that went unanswered
         run.task = host.loop.create_task(self._run(run))
 
     # --- the pipeline -------------------------------------------------------------------------------------------------

@@ -108,15 +108,14 @@ class OutcomeWatcher:
     # --- told ---------------------------------------------------------------------------------------------------------
 
     def settled(self, settles: Sequence[tuple[Claim, Move]], answers: Sequence[ClaimLost | None]) -> None:
-        """This node has settled these; those that were lost are somebody else's to end."""
+        """This node has settled these; those that were lost are somebody else's to end, or have ended."""
         recent = self._recent
         for (claim, move), lost in zip(settles, answers, strict=True):
-            if lost is not None:
-                continue
             uuid = claim.record.uuid
-            if move.state not in ENDED:
+            if lost is not None or move.state not in ENDED:
                 # Race: a cancel may have come after the run had ended. Then the store has canceled what would have run
-                # again, and since this process wrote it, no event will wake us.
+                # again, and since this process wrote it, no event will wake us. Nor will one when the first answer to
+                # this settle was lost, and the second says that the claim is spent.
                 if uuid in self._waiting:
                     self._new.append(uuid)
                     self._wake.set()
