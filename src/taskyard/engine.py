@@ -209,17 +209,30 @@ class Engine:
     async def stop(self, grace_s: float | None = None) -> None:
         """Start nothing new, let what runs finish, write what has ended, leave. After `grace_s` what still runs is
         interrupted and given back; None waits for ever. A thread that cannot be stopped keeps its claim, and the node
-        then stays joined until the process ends."""
+        then stays joined until the process ends. Cancelled, it goes on as if the grace were over, then raises."""
         if not self._is_started or self._is_stopped:
             return
         self._is_stopped = True
         self._slots.stop()
+        try:
+            await self._stop(grace_s)
+        except asyncio.CancelledError:
+            await self._stop_now()
+            raise
+
+    async def _stop(self, grace_s: float | None) -> None:
         try:
             stuck = await self._wind_down(grace_s)
             await asyncio.gather(*self._applying, return_exceptions=True)
             is_flushed = await self._dispatcher.flush(self._clock.monotonic() + FLUSH_S)
         finally:
             await self._end_loops()
+        await self._leave(stuck, is_flushed)
+
+    async def _stop_now(self) -> None:
+        """Give back what runs and leave, without the loops: whoever cancels a stop may have cancelled them as well."""
+        stuck = await self._wind_down(0.0)
+        is_flushed = await self._dispatcher.write_rest(self._clock.monotonic() + FLUSH_S)
         await self._leave(stuck, is_flushed)
 
     def interrupt(self) -> None:

@@ -95,6 +95,8 @@ class Yard:
         self._queues: dict[str, QueueSettings] = {}
         self._forks = 0
         self._streams: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()
+        self._is_opening = False
+        self._stopping: asyncio.Future[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
     # --- consumers and queues -----------------------------------------------------------------------------------------
@@ -214,9 +216,16 @@ class Yard:
         return BlockingYard(self)
 
     async def start(self, *, serve: bool = True) -> None:
-        if self._engine is not None:
+        if self._engine is not None or self._is_opening or self._stopping is not None:
             self.refuse_fork()
             raise InvalidInput("this yard is open already")
+        self._is_opening = True
+        try:
+            await self._open(serve)
+        finally:
+            self._is_opening = False
+
+    async def _open(self, serve: bool) -> None:
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
@@ -258,18 +267,26 @@ class Yard:
 
     async def stop(self, *, grace_s: float | EllipsisType | None = ...) -> None:
         """Start nothing new at once; wait `grace_s` for what runs (None: for ever; left out: the yard's own), then
-        interrupt it."""
+        interrupt it. A second call waits for the first."""
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
+            return
         if self._engine is None or self._store is None:
             return
         self._refuse_elsewhere()
         engine, store = self._engine, self._store
+        stopping = self._stopping = asyncio.get_running_loop().create_future()
         try:
             await engine.stop(self._grace_s if grace_s is ... else grace_s)
         finally:
             self._engine = self._store = self.loop = None
             for changes in self._streams:
                 changes.set()
-            await store.close()
+            try:
+                await store.close()
+            finally:
+                self._stopping = None
+                stopping.set_result(None)
 
     @property
     def store(self) -> Store:

@@ -53,6 +53,44 @@ async def test_stop_waits_for_ever_unless_told(rig):
     assert await rig.state(uuid) == "completed"
 
 
+@pytest.mark.spec("SCH-12")
+async def test_a_stop_that_is_cancelled_gives_back_what_runs(rig):
+    """A stop() that is cancelled while it waits interrupts what runs, gives it back and leaves."""
+    work = Work()
+    rig.consumer("work", work)
+    uuid = await rig.submit("work")
+    await quiet()
+    stopping = asyncio.create_task(rig.engine.stop())
+    await quiet()
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert (await rig.state(uuid), work.cancelled) == ("queued", [uuid])
+    assert await rig.store.nodes() == []
+
+
+@pytest.mark.spec("SCH-12")
+async def test_a_stop_that_is_cancelled_while_it_writes(rig):
+    """A stop() that is cancelled while the last turn is under way writes what that turn did not."""
+    work = Work()
+    rig.consumer("work", work, concurrent_count=2)
+    first, second = await rig.submit_many("work", 2)
+    await quiet()
+    rig.store.held = asyncio.Event()
+    work.let_go(first)
+    await quiet()
+    stopping = asyncio.create_task(rig.engine.stop())
+    work.let_go(second)
+    await quiet()
+    stopping.cancel()
+    await asyncio.sleep(0)
+    rig.store.held.set()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert [await rig.state(uuid) for uuid in (first, second)] == ["completed"] * 2
+    assert await rig.store.nodes() == []
+
+
 @pytest.mark.spec("SCH-11")
 async def test_what_was_claimed_while_stopping_goes_back(rig):
     """A claim that comes back from a turn that was in flight at stop() is given back unrun."""

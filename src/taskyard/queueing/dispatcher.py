@@ -420,6 +420,14 @@ class Dispatcher:
             await self._clock.wait(self._flushed, until_mono)
         return True
 
+    async def write_rest(self, until_mono: float) -> bool:
+        """The same when `run` has been cancelled: take the last turns here."""
+        while self._settles or self._claims_in_doubt:
+            if self._clock.monotonic() >= until_mono:
+                return False
+            await self._turn()
+        return True
+
     @property
     def has_dropped(self) -> bool:
         """Whether a settle was given up: its task is still claimed by this node."""
