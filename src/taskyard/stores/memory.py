@@ -1,17 +1,20 @@
 """The store in memory: the reference, the test oracle, and the engine of the standalone components.
 
 `MemoryCore` is synchronous and single-threaded; `MemoryStore` is the thin asynchronous shell the port asks for. Nothing
-here survives the process. Lanes and the due list are heaps with lazy deletion: an entry counts only while it still
-matches its record, so that a change of state, place or priority never searches a heap.
+here survives the process. Lanes, the due list and the list of the ended are heaps with lazy deletion: an entry counts
+only while it still matches its record, so that a change of state, place or priority never searches a heap.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
+from types import MethodType
+from weakref import WeakMethod
 
 from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, InvalidInput, TaskyardError, UnknownTask
 from taskyard.model.command import Command, Reprioritize, apply_decision, decide
@@ -27,6 +30,9 @@ from taskyard.ports.store import ANY, PROMOTE_AT_MOST, Add, Added, Applied, Node
 
 RING = 10_000
 """Events kept for readers that fall behind."""
+
+RUNS_KEPT = 100
+"""Runs kept of one task, the latest: a task that postpones itself for ever must not grow for ever."""
 
 Lane = tuple[str, str]
 Entry = tuple[int, int, int]
@@ -45,14 +51,17 @@ class KeyLine:
 
 
 class MemoryCore:
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    """`keep_ended` is how many ended tasks are kept, the latest; None keeps them until they are pruned."""
+
+    def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
+        self._clock, self._keep_ended = clock, keep_ended
         self._seq = 0
         self._tasks: dict[str, TaskRecord] = {}
         self._by_id: dict[int, TaskRecord] = {}
         self._queues: dict[str, QueueSettings] = {}
         self._lanes: dict[Lane, list[Entry]] = {}
         self._due: list[tuple[datetime, int]] = []
+        self._ended: list[tuple[datetime, int]] = []
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
         self._slots: dict[str, str] = {}
         self._running: defaultdict[str, set[int]] = defaultdict(set)
@@ -61,7 +70,7 @@ class MemoryCore:
         self._runs: dict[int, tuple[Run, ...]] = {}
         self._nodes: dict[str, Node] = {}
         self._events: deque[tuple[EventKind, TaskRecord, datetime]] = deque(maxlen=RING)
-        self._event_seq = 0
+        self.event_seq = 0
 
     # --- the hot path ---------------------------------------------------------------------------------------------
 
@@ -295,13 +304,17 @@ class MemoryCore:
         if record.key is not None:
             self._track_key(record)
         self._tell(TOLD_AS[new], record, move.at)
+        if new in ENDED:
+            heapq.heappush(self._ended, (move.at, record.id))
+            if self._keep_ended is not None and len(self._ended) > self._keep_ended:
+                self._forget_oldest()
 
     def _end_run(self, record: TaskRecord, move: Move, attempt: int, token: int, node: str) -> None:
         self._running[node].discard(record.id)
         self._running_in[record.queue] -= 1
         assert record.started_at is not None
         run = Run(attempt, token, node, move.run or move.state, record.started_at, move.at, move.error)
-        self._runs[record.id] = (*self._runs.get(record.id, ()), run)
+        self._runs[record.id] = (*self._runs.get(record.id, ())[1 - RUNS_KEPT :], run)
 
     def _offer(self, record: TaskRecord) -> None:
         lane = self._lanes.setdefault((record.queue, record.source), [])
@@ -402,11 +415,13 @@ class MemoryCore:
 
     def leave(self, incarnation: str) -> None:
         self._nodes.pop(incarnation, None)
+        if not self._running.get(incarnation):
+            self._running.pop(incarnation, None)
 
     def rescue(self, incarnation: str) -> list[str]:
         now = self._clock.now()
         why = f"its node {incarnation} died"
-        rescued = [self._by_id[task_id] for task_id in self._running[incarnation]]
+        rescued = [self._by_id[task_id] for task_id in self._running.get(incarnation, ())]
         rescued.sort(key=lambda record: record.position, reverse=True)  # the last to be put at the head stands first
         for record in rescued:
             for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
@@ -415,22 +430,26 @@ class MemoryCore:
         return [record.uuid for record in rescued]
 
     def prune(self, finished_before: datetime, limit: int) -> int:
-        old = [
-            record
-            for record in self._by_id.values()
-            if record.state in ENDED and record.finished_at is not None and record.finished_at < finished_before
-        ]
-        old.sort(key=lambda record: (record.finished_at, record.id))
-        for record in old[:limit]:
-            del self._tasks[record.uuid], self._by_id[record.id]
-            self._runs.pop(record.id, None)
-            self._counts[record.queue, record.state] -= 1
-        return len(old[:limit])
+        pruned = 0
+        while pruned < limit and self._ended and self._ended[0][0] < finished_before:
+            pruned += self._forget_oldest()
+        return pruned
+
+    def _forget_oldest(self) -> bool:
+        """Forget the task that ended first; False if it was sent again since, or is gone already."""
+        at, task_id = heapq.heappop(self._ended)
+        record = self._by_id.get(task_id)
+        if record is None or record.state not in ENDED or record.finished_at != at:
+            return False
+        del self._tasks[record.uuid], self._by_id[task_id]
+        self._runs.pop(task_id, None)
+        self._counts[record.queue, record.state] -= 1
+        return True
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def signals(self, node: str) -> list[str]:
-        running = (self._by_id[task_id] for task_id in sorted(self._running[node]))
+        running = (self._by_id[task_id] for task_id in sorted(self._running.get(node, ())))
         return [record.uuid for record in running if record.cancel_asked_at is not None]
 
     def outcomes(self, uuids: Iterable[str]) -> list[Outcome | None]:
@@ -441,18 +460,18 @@ class MemoryCore:
 
     def events(self, after: int, limit: int) -> EventPage:
         if after < 0 or not self._events:
-            return EventPage([], self._event_seq)
-        first = self._event_seq - len(self._events) + 1
+            return EventPage([], self.event_seq)
+        first = self.event_seq - len(self._events) + 1
         start = max(first, after + 1)
         kept = islice(self._events, start - first, start - first + limit)
         page = [
             Event(seq, at, kind, record.uuid, record.source, record.queue)
             for seq, (kind, record, at) in enumerate(kept, start)
         ]
-        return EventPage(page, page[-1].seq if page else self._event_seq, missed=after + 1 < first)
+        return EventPage(page, page[-1].seq if page else self.event_seq, missed=after + 1 < first)
 
     def _tell(self, kind: EventKind, record: TaskRecord, at: datetime) -> None:
-        self._event_seq += 1
+        self.event_seq += 1
         self._events.append((kind, record, at))
 
     def find(self, uuid: str) -> TaskRecord | None:
@@ -494,17 +513,27 @@ def _matches(record: TaskRecord, where: TaskFilter) -> bool:
 
 
 class MemoryStore:
-    """The port over `MemoryCore`. It lives in one process and one event loop; other processes never see it."""
+    """The port over `MemoryCore`. It lives in one process and one event loop; other processes never see it, but several
+    yards of this loop may share it and hear each other."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._core = MemoryCore(clock)
+    def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
+        self._core = MemoryCore(clock, keep_ended=keep_ended)
+        self._opened = 0
+        self._listeners: list[Callable[[], Callable[[], None] | None]] = []
+        self._told = 0
+        self._is_telling = False
 
-    async def open(self) -> None: ...
+    async def open(self) -> None:
+        self._opened += 1
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        self._opened -= 1
+        if self._opened <= 0:
+            self._listeners.clear()
 
     async def set_queue(self, settings: QueueSettings) -> None:
         self._core.set_queue(settings)
+        self._tell()
 
     async def join(self, node: Node) -> None:
         self._core.join(node)
@@ -519,7 +548,9 @@ class MemoryStore:
         return []  # every node is in this process, and it is alive
 
     async def rescue(self, incarnation: str) -> list[str]:
-        return self._core.rescue(incarnation)
+        answer = self._core.rescue(incarnation)
+        self._tell_of_events()
+        return answer
 
     async def turn(
         self,
@@ -530,13 +561,19 @@ class MemoryStore:
         reports: Sequence[Report] = (),
         demand: Demand | None = None,
     ) -> Turned:
-        return self._core.turn(node, settles, adds, reports, demand)
+        answer = self._core.turn(node, settles, adds, reports, demand)
+        self._tell_of_events()
+        return answer
 
     def add_now(self, add: Add) -> list[Added] | TaskyardError:
-        return self._core.add(add)
+        answer = self._core.add(add)
+        self._tell_of_events()
+        return answer
 
     async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
-        return self._core.apply(uuids, command)
+        answer = self._core.apply(uuids, command)
+        self._tell_of_events()
+        return answer
 
     async def signals(self, node: str) -> list[str]:
         return self._core.signals(node)
@@ -567,4 +604,27 @@ class MemoryStore:
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         return self._core.prune(finished_before, limit)
 
-    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None: ...
+    # --- telling the other yards ------------------------------------------------------------------------------------
+
+    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
+        """Weakly: nobody says when an engine stops listening, and one that has stopped must not stay for us."""
+        self._listeners.append(WeakMethod(changed) if isinstance(changed, MethodType) else lambda: changed)
+
+    def _tell_of_events(self) -> None:
+        """Only what leaves an event is told: the turn that a hint leads to writes nothing, so hints do not echo."""
+        if self._core.event_seq != self._told:
+            self._told = self._core.event_seq
+            self._tell()
+
+    def _tell(self) -> None:
+        # Who wrote is not known here, so it is told as well; but a yard that is alone is spared its own echo.
+        if len(self._listeners) > 1 and not self._is_telling:
+            self._is_telling = True
+            asyncio.get_running_loop().call_soon(self._tell_all)
+
+    def _tell_all(self) -> None:
+        self._is_telling = False
+        alive = [(ref, changed) for ref in self._listeners if (changed := ref()) is not None]
+        self._listeners = [ref for ref, _ in alive]
+        for _, changed in alive:
+            changed()

@@ -5,9 +5,10 @@ Times are whole microseconds, so that they compare and round-trip exactly; small
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +16,10 @@ from taskyard.model.execution import ExecutionError, Progress
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Run, TaskRecord
+
+log = logging.getLogger("taskyard")
+
+T = TypeVar("T")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -54,8 +59,8 @@ def _json(value: msgspec.Struct | None) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _retry(text: str) -> RetryPolicy:
-    return msgspec.json.decode(text, type=RetryPolicy)
+def _retry(text: str) -> RetryPolicy | None:
+    return _decode(text, RetryPolicy)
 
 
 def to_new_row(r: TaskRecord, now: int) -> tuple[Any, ...]:
@@ -88,8 +93,7 @@ def from_row(row: Any) -> TaskRecord:
         uuid, source, from_us(due_at), from_us(created_at), from_us(updated_at), id_, queue, args, _STATES[state],
         priority, position, bool(parked), key, slot, timeout_s, None if retry is None else _retry(retry),
         from_us_or_none(started_at), from_us_or_none(finished_at), attempt, retries, crashes, recoveries, token, node,
-        from_us_or_none(cancel_asked_at), None if progress is None else msgspec.json.decode(progress, type=Progress),
-        result, to_error(error), note,
+        from_us_or_none(cancel_asked_at), to_progress(progress), result, to_error(error), note,
     )  # fmt: skip
 
 
@@ -110,12 +114,25 @@ def to_running(row: Any, *, token: int, node: str, now: datetime) -> TaskRecord:
         uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, TaskState.RUNNING, priority,
         position, False, key, slot, timeout_s, None if retry is None else _retry(retry), now, None, attempt + 1,
         retries, crashes, recoveries, token, node, None,
-        None if progress is None else msgspec.json.decode(progress, type=Progress), None, to_error(error), note,
+        to_progress(progress), None, to_error(error), note,
     )  # fmt: skip
 
 
 def to_error(text: str | None) -> ExecutionError | None:
-    return None if text is None else msgspec.json.decode(text, type=ExecutionError)
+    return None if text is None else _decode(text, ExecutionError)
+
+
+def to_progress(text: str | None) -> Progress | None:
+    return None if text is None else _decode(text, Progress)
+
+
+def _decode(text: str, kind: type[T]) -> T | None:
+    """What does not decode is left out: one bad cell must never keep a whole lane from being read."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError:
+        log.warning("a stored %s cannot be read: %.200s", kind.__name__, text)
+        return None
 
 
 RUN_COLUMNS = ("task", "token", "attempt", "node", "state", "started_at", "ended_at", "error")

@@ -18,17 +18,13 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Applied, Node
 from taskyard.stores.rows import to_us
-from taskyard.stores.sqlite.statements import AS_JSON
 from taskyard.stores.sqlite.transaction import Transaction
 
 
 class Commands(Transaction):
     def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         now = self._clock.now()
-        found = self._read(
-            f"SELECT {AS_JSON} FROM task WHERE uuid IN (SELECT value FROM json_each(?))",
-            (msgspec.json.encode(list(uuids)).decode(),),
-        )
+        found = self._read("uuid IN (SELECT value FROM json_each(?))", (msgspec.json.encode(list(uuids)).decode(),))
         records = {record.uuid: record for record in found}
         applied = [self._apply_one(uuid, records.get(uuid), command, now) for uuid in uuids]
         self._flush()
@@ -64,6 +60,8 @@ class Commands(Transaction):
 
     def set_queue(self, settings: QueueSettings) -> None:
         old = self._settings(settings.name)
+        if self._queues.get(settings.name) == settings:
+            return
         text = msgspec.json.encode(settings).decode()
         self._conn.execute("INSERT OR REPLACE INTO queue VALUES (?, ?)", (settings.name, text))
         self._queues[settings.name] = settings
@@ -79,29 +77,33 @@ class Commands(Transaction):
         info = msgspec.json.encode(node).decode()
         self._conn.execute("INSERT OR REPLACE INTO node VALUES (?, ?, ?)", (node.incarnation, info, boot_id))
 
-    def leave(self, incarnation: str) -> None:
+    def leave(self, incarnation: str) -> bool:
+        """Whether the node could go. One that still holds a task stays, to be rescued."""
+        if self._one("SELECT 1 FROM task WHERE state = 'running' AND node = ? LIMIT 1", (incarnation,)):
+            return False
         self._conn.execute("DELETE FROM node WHERE incarnation = ?", (incarnation,))
+        return True
 
     def rescue(self, incarnation: str) -> list[str]:
         now = self._clock.now()
         why = f"its node {incarnation} died"
-        rescued = self._read(f"SELECT {AS_JSON} FROM task WHERE state = 'running' AND node = ?", (incarnation,))
+        rescued = self._read("state = 'running' AND node = ?", (incarnation,))
         rescued.sort(key=lambda record: record.position, reverse=True)  # the last to be put at the head stands first
         for record in rescued:
             for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
                 self._move(record, move)
-        self.leave(incarnation)
+        self._conn.execute("DELETE FROM node WHERE incarnation = ?", (incarnation,))
         return [record.uuid for record in rescued]
 
     def prune(self, finished_before: datetime, limit: int) -> int:
         old: Any = self._conn.execute(
-            "SELECT id, queue, state FROM task WHERE finished_at IS NOT NULL AND finished_at < ? "
+            "SELECT id, queue, source, state FROM task WHERE finished_at IS NOT NULL AND finished_at < ? "
             "ORDER BY finished_at, id LIMIT ?",
             (to_us(finished_before), limit),
         ).fetchall()
-        ids = msgspec.json.encode([id_ for id_, _, _ in old]).decode()
+        ids = msgspec.json.encode([id_ for id_, *_ in old]).decode()
         self._conn.execute("DELETE FROM run WHERE task IN (SELECT value FROM json_each(?))", (ids,))
         self._conn.execute("DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))", (ids,))
-        for _, queue, state in old:
-            self._moved_tally[queue, state] -= 1
+        for _, queue, source, state in old:
+            self._count(queue, source, TaskState(state), -1)
         return len(old)

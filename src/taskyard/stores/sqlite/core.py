@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import apsw
@@ -23,9 +23,14 @@ from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
 from taskyard.stores.rows import NEW, WAITING, from_us, to_new_row, to_running, to_us
 from taskyard.stores.sqlite.commands import Commands
-from taskyard.stores.sqlite.statements import ALL, AS_JSON, blocks, start, values
+from taskyard.stores.sqlite.statements import blocks, report, start, values
+from taskyard.stores.sqlite.transaction import Lane
 
 _WAITING = ", ".join(WAITING)
+_DUE = "due_at, id, uuid, queue, source, state, key, position"
+
+LANE_CHUNK = 64
+"""Rows read of a lane at once: with arguments of a megabyte each that is still far from what one value may hold."""
 _PROMOTED = ("id", "position", "parked", "updated_at", "state")
 
 
@@ -86,8 +91,8 @@ class SqliteCore(Commands):
         at = to_us(move.at)
         self._completed.append((running.id, at, move.result, move.note))
         self._ran(running, move, at)
-        self._moved_tally[running.queue, TaskState.RUNNING] -= 1
-        self._moved_tally[running.queue, TaskState.COMPLETED] += 1
+        self._count(running.queue, running.source, TaskState.RUNNING, -1)
+        self._count(running.queue, running.source, TaskState.COMPLETED, 1)
         if running.key is not None:
             self._keys.add((running.queue, running.key))
         self._tell(EventKind.COMPLETED, running, at)
@@ -106,18 +111,19 @@ class SqliteCore(Commands):
         return held
 
     def _report(self, reports: Sequence[Report], now: datetime) -> None:
-        held = self._held(report.claim for report in reports)
-        for report in reports:
-            if report.claim.token not in held:
+        held = self._held(said.claim for said in reports)
+        at = to_us(now)
+        rows: dict[int, tuple[int, int, str | None, str | None]] = {}
+        for said in reports:
+            if said.claim.token not in held:
                 continue
-            text = None if report.progress is None else msgspec.json.encode(report.progress).decode()
-            self._conn.execute(
-                "UPDATE task SET progress = COALESCE(?, progress), note = COALESCE(?, note), updated_at = ? "
-                "WHERE id = ?",
-                (text, report.note, to_us(now), report.claim.record.id),
-            )
+            text = None if said.progress is None else msgspec.json.encode(said.progress).decode()
+            _, _, earlier, noted = rows.get(said.claim.token, (0, 0, None, None))
+            rows[said.claim.token] = (said.claim.record.id, at, text or earlier, said.note or noted)
             if text is not None:
-                self._tell(EventKind.PROGRESS, report.claim.record, to_us(now))
+                self._tell(EventKind.PROGRESS, said.claim.record, at)
+        for block in blocks(list(rows.values())):
+            self._conn.execute(report(len(block)), tuple(chain.from_iterable(block)))
 
     # --- adding -------------------------------------------------------------------------------------------------------
 
@@ -133,18 +139,17 @@ class SqliteCore(Commands):
     def _add_isolated(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         """The same for one add under a savepoint, when the plain way met an error that was somebody's own."""
         events = len(self._events)
-        tally, keys = self._moved_tally.copy(), self._keys.copy()
+        known = self._tally.copy(), self._queued.copy(), self._running_in.copy(), self._keys.copy()
         try:
             with self._conn:
                 fresh: list[TaskRecord] = []
                 added = self._admit(add, now, fresh, {})
                 self._insert_tasks(fresh, now)
-        except apsw.ConstraintError as exc:
+        except (apsw.ConstraintError, apsw.TooBigError, ValueError, TypeError, OverflowError) as exc:
             del self._events[events:]
-            self._moved_tally, self._keys = tally, keys
-            self._lanes = {(q, s) for q, s in self._conn.execute("SELECT queue, source FROM lane")}
+            self._tally, self._queued, self._running_in, self._keys = known
             self._due_known = False
-            return InvalidInput(f"these tasks cannot be stored: {exc}; a task's uuid must be new")
+            return InvalidInput(f"these tasks cannot be stored: {exc}; a task's uuid must be new, its values plain")
         return added
 
     def _admit(
@@ -187,15 +192,12 @@ class SqliteCore(Commands):
     def _insert_tasks(self, records: list[TaskRecord], now: datetime) -> None:
         at = to_us(now)
         for record in records:
-            self._moved_tally[record.queue, record.state] += 1
+            self._count(record.queue, record.source, record.state, 1)
             self._tell(EventKind.SUBMITTED, record, at)
             if record.state is TaskState.SCHEDULED:
                 self._note_due(to_us(record.due_at))
             elif record.key is not None:
                 self._keys.add((record.queue, record.key))
-            if (record.queue, record.source) not in self._lanes:
-                self._conn.execute("INSERT OR IGNORE INTO lane VALUES (?, ?)", (record.queue, record.source))
-                self._lanes.add((record.queue, record.source))
         self._write_rows("task", NEW, [to_new_row(record, at) for record in records])
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -205,44 +207,42 @@ class SqliteCore(Commands):
         at = to_us(now)
         if due is None or due > at:
             return
-        records = self._read(
-            f"SELECT {AS_JSON} FROM (SELECT {ALL} FROM task WHERE state IN ('scheduled', 'retrying') AND due_at <= ? "
-            "ORDER BY due_at, id LIMIT ?)",
+        found = self._one(
+            f"SELECT json_group_array(json_array({_DUE})) FROM (SELECT {_DUE} FROM task "
+            "WHERE state IN ('scheduled', 'retrying') AND due_at <= ? ORDER BY due_at, id LIMIT ?)",
             (at, PROMOTE_AT_MOST),
         )
-        records.sort(key=lambda record: (record.due_at, record.id))
         rows = []
-        for record in records:
-            self._moved_tally[record.queue, record.state] -= 1
-            self._moved_tally[record.queue, TaskState.QUEUED] += 1
-            if record.state is TaskState.SCHEDULED:
+        for _, id_, uuid, queue, source, state, key, position in sorted(msgspec.json.decode(found)):
+            self._count(queue, source, TaskState(state), -1)
+            self._count(queue, source, TaskState.QUEUED, 1)
+            if state == TaskState.SCHEDULED:
                 self._seq += 1
-                record.position = tail_position(self._seq)
-            if record.key is not None:
-                self._keys.add((record.queue, record.key))
-            rows.append((record.id, record.position, int(record.key is not None), at, TaskState.QUEUED))
-            self._tell(EventKind.QUEUED, record, at)
+                position = tail_position(self._seq)
+            if key is not None:
+                self._keys.add((queue, key))
+            rows.append((id_, position, int(key is not None), at, TaskState.QUEUED))
+            self._events.append((EventKind.QUEUED, uuid, source, queue, at))
         self._update_rows(_PROMOTED, rows)
         self._due_known = False
 
     # --- claiming -----------------------------------------------------------------------------------------------------
 
     def _quota(self, demand: Demand) -> Quota:
-        running = TaskState.RUNNING
         room = {
-            name: queue.concurrency - self._tally[name, running] - self._moved_tally[name, running]
+            name: queue.concurrency - self._running_in[name]
             for name, queue in self._queues.items()
             if queue.concurrency is not None
         }
         return Quota(demand, room)
 
-    def _open_lanes(self, quota: Quota) -> list[tuple[str, str]]:
-        return [lane for lane in self._lanes if quota.room(*lane) > 0]
+    def _open_lanes(self, quota: Quota) -> list[Lane]:
+        return [lane for lane in self._queued if quota.room(*lane) > 0]
 
     def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
         quota = self._quota(demand)
         lanes = self._open_lanes(quota)
-        rows = self._lane(*lanes[0], chunk=quota.room(*lanes[0])) if len(lanes) == 1 else self._merge(lanes, quota)
+        rows = self._merge(lanes, quota)
         at = to_us(now)
         claims = []
         for row in rows:
@@ -250,19 +250,20 @@ class SqliteCore(Commands):
             record = to_running(row, token=self._seq, node=node, now=now)
             self._tell(EventKind.STARTED, record, at)
             claims.append(Claim(record, record.attempt, self._seq))
-        for queue, n in Counter(claim.record.queue for claim in claims).items():
-            self._moved_tally[queue, TaskState.QUEUED] -= n
-            self._moved_tally[queue, TaskState.RUNNING] += n
+        for lane, n in Counter((claim.record.queue, claim.record.source) for claim in claims).items():
+            self._count(*lane, TaskState.QUEUED, -n)
+            self._count(*lane, TaskState.RUNNING, n)
         for block in blocks([(claim.record.id, claim.token) for claim in claims]):
             self._conn.execute(start(len(block)), (node, at, *chain.from_iterable(block)))
         return claims
 
-    def _merge(self, lanes: list[tuple[str, str]], quota: Quota) -> list[list[Any]]:
-        """What goes next over many lanes, read a little at a time: most of what they hold will not be taken."""
+    def _merge(self, lanes: list[Lane], quota: Quota) -> list[list[Any]]:
+        """What goes next over all lanes, read a little at a time: of many lanes most will not be taken."""
+        if len(lanes) == 1:
+            return list(islice(self._follow_lane(lanes[0], quota.room(*lanes[0])), quota.room(*lanes[0])))
         share = max(4, 2 * quota.left // max(1, len(lanes)))
-        heads = (self._follow_lane(lane, chunk=min(share, quota.room(*lane))) for lane in lanes)
         picked: list[list[Any]] = []
-        for row in heapq.merge(*heads):
+        for row in heapq.merge(*(self._follow_lane(lane, min(share, quota.room(*lane))) for lane in lanes)):
             queue, source = row[2:4]
             if quota.room(queue, source) > 0:
                 quota.admit(queue, source)
@@ -271,8 +272,8 @@ class SqliteCore(Commands):
                     break
         return picked
 
-    def _follow_lane(self, lane: tuple[str, str], chunk: int) -> Iterator[list[Any]]:
-        after = (-1, 0)
+    def _follow_lane(self, lane: Lane, chunk: int) -> Iterator[list[Any]]:
+        chunk, after = min(chunk, LANE_CHUNK), (-1, 0)
         while rows := self._lane(*lane, chunk=chunk, after=after):
             yield from rows
             if len(rows) < chunk:
@@ -281,12 +282,16 @@ class SqliteCore(Commands):
 
     def _lane(self, queue: str, source: str, *, chunk: int, after: tuple[int, int] = (-1, 0)) -> list[list[Any]]:
         """Rows of `WAITING` in order. They sort by their first two values, which no two tasks share."""
-        found = self._one(
-            f"SELECT json_group_array(json_array({_WAITING})) FROM (SELECT {_WAITING} FROM task WHERE queue = ? "
-            "AND source = ? AND state = 'queued' AND parked = 0 AND (priority, position) > (?, ?) "
-            "ORDER BY priority, position LIMIT ?)",
-            (queue, source, *after, chunk),
+        some = (
+            f"SELECT {_WAITING} FROM task WHERE queue = ? AND source = ? AND state = 'queued' AND parked = 0 "
+            "AND (priority, position) > (?, ?) ORDER BY priority, position LIMIT ?"
         )
-        rows: list[list[Any]] = msgspec.json.decode(found)
+        given = (queue, source, *after, chunk)
+        try:
+            found = self._one(f"SELECT json_group_array(json_array({_WAITING})) FROM ({some})", given)
+            rows: list[list[Any]] = msgspec.json.decode(found)
+        except (apsw.TooBigError, msgspec.DecodeError):
+            # Arguments too large together for one value, or a number that JSON has no way to write.
+            rows = [list(row) for row in self._conn.execute(some, given)]
         rows.sort()
         return rows

@@ -30,6 +30,12 @@ from taskyard.stores.migrate import migrations
 APPLICATION_ID = 0x7A5C_A12D
 """Written into the file's header, so that somebody else's database is never taken for ours."""
 
+BUSY_MS = 10_000
+"""How long to wait for a lock that another program holds."""
+
+WAL_KEPT_BYTES = 16 << 20
+"""What a log may keep of the disk once it is copied back: one large batch would otherwise keep its size for good."""
+
 NETWORK = {
     "nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p", "ceph", "lustre", "gfs2", "ocfs2",
     "glusterfs", "beegfs", "gpfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.ceph", "davfs",
@@ -126,7 +132,7 @@ def connect(path: Path, *, synchronous: str, vfs: str | None, write: bool) -> ap
 
 
 def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool) -> None:
-    conn.set_busy_timeout(10_000)
+    conn.set_busy_timeout(BUSY_MS)
     # Plans must not depend on bound values: next to partial indexes SQLite would otherwise prepare a statement anew for
     # every new value (23 µs against 2).
     conn.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
@@ -139,7 +145,10 @@ def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool)
     mode = conn.execute("PRAGMA journal_mode = WAL").get
     if mode != "wal":
         raise StoreReadOnly(str(path), f"its file system cannot do write-ahead logging (journal_mode is {mode})")
-    conn.execute(f"PRAGMA synchronous = {synchronous}; PRAGMA cache_size = -16000; PRAGMA wal_autocheckpoint = 1000")
+    conn.execute(
+        f"PRAGMA synchronous = {synchronous}; PRAGMA fullfsync = ON; PRAGMA cache_size = -16000; "
+        f"PRAGMA wal_autocheckpoint = 1000; PRAGMA journal_size_limit = {WAL_KEPT_BYTES}"
+    )
 
 
 def refuse_foreign(conn: apsw.Connection, path: Path) -> None:
@@ -168,7 +177,8 @@ def migrate(conn: apsw.Connection, path: Path) -> None:
             conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         conn.execute("COMMIT")
     except BaseException:
-        conn.execute("ROLLBACK")
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
         raise
 
 

@@ -99,7 +99,7 @@ class SqliteReader:
         return [from_run_row(row) for row in rows]
 
     def count(self) -> dict[tuple[str, TaskState], int]:
-        rows = self._conn.execute("SELECT queue, state, n FROM tally WHERE n <> 0")
+        rows = self._conn.execute("SELECT queue, state, sum(n) FROM tally GROUP BY queue, state HAVING sum(n) <> 0")
         return {(queue, TaskState(state)): n for queue, state, n in rows}
 
     def nodes(self) -> list[tuple[Node, str]]:

@@ -11,7 +11,6 @@ Locks are `flock` because a POSIX lock vanishes when *any* descriptor of that fi
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import errno
 import fcntl
 import os
@@ -52,6 +51,20 @@ class LockFile:
             raise
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         return False
+
+    def remove_if_dead(self) -> bool:
+        """Remove the file if nobody holds it; whether it was so. The shared lock is kept until the file is gone, so
+        that whoever makes it anew at the same moment finds it unlinked, and tries again."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as exc:
+            if exc.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise
+        if self.is_linked():
+            self.path.unlink(missing_ok=True)
+        self.close()
+        return True
 
     def is_linked(self) -> bool:
         """Whether the path still names this very file."""
@@ -108,6 +121,8 @@ class Sidecar:
 
     def appear(self, name: str) -> LockFile:
         """Hold the file `name`, from now until `vanish` or the end of the process."""
+        if name in self._mine:
+            return self._mine[name]
         while True:
             file = LockFile(self._folder / name)
             file.lock()
@@ -134,11 +149,8 @@ class Sidecar:
             for name in names - self._peers.keys() - self._mine.keys():
                 with suppress(FileNotFoundError):
                     self._peers[name] = LockFile(self._folder / name, create=False)
-            dead = [name for name, peer in self._peers.items() if name[0] == "p" and not peer.is_held_elsewhere()]
-            for name in dead:
-                peer = self._peers.pop(name)
-                peer.path.unlink(missing_ok=True)
-                peer.close()
+            for name in [name for name, peer in self._peers.items() if name[0] == "p" and peer.remove_if_dead()]:
+                del self._peers[name]
 
     def is_alone(self) -> bool:
         return not self._peers
@@ -159,10 +171,21 @@ class Sidecar:
     def bury(self, name: str) -> None:
         """Remove what a dead node has left."""
         with self._lock:
-            peer = self._peers.pop(name, None)
-        if peer is not None:
-            peer.path.unlink(missing_ok=True)
-            peer.close()
+            peer = self._peers.get(name)
+            if peer is not None and peer.remove_if_dead():
+                del self._peers[name]
+
+    def bury_strangers(self, known: set[str]) -> None:
+        """Remove what nodes have left that died before they had joined, or after they had left."""
+        for name in [name for name in list(self._peers) if name.startswith("n-") and name not in known]:
+            self.bury(name)
+
+    def release(self, name: str) -> None:
+        """Let go of the file without removing it: the others will find its holder dead, and rescue what it held."""
+        with self._lock:
+            file = self._mine.pop(name, None)
+        if file is not None:
+            file.close()
 
     def touch(self) -> None:
         """Tell the others that something was committed."""
@@ -194,7 +217,7 @@ class Watch:
         self.fd = -1
         if not sys.platform.startswith("linux"):
             return
-        libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
+        libc = ctypes.CDLL(None, use_errno=True)
         fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if fd < 0:
             return  # out of inotify instances: the poll remains

@@ -18,7 +18,6 @@ BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
 """Rows a statement, largest first. apsw caches statements of up to 16 KB of text: 128 rows of 29 columns stay below."""
 
 ALL = ", ".join(COLUMNS)
-AS_JSON = f"json_group_array(json_array({ALL}))"
 
 
 @cache
@@ -57,6 +56,38 @@ def complete(rows: int) -> str:
         "UPDATE task SET state = 'completed', updated_at = v.column2, finished_at = v.column2, result = v.column3, "
         "note = COALESCE(v.column4, note), token = NULL, node = NULL, cancel_asked_at = NULL, dedupe_slot = NULL, "
         f"error = NULL FROM (VALUES {values(rows, 4)}) AS v WHERE task.id = v.column1"
+    )
+
+
+@cache
+def tally(rows: int) -> str:
+    return f"INSERT INTO tally VALUES {values(rows, 4)} ON CONFLICT DO UPDATE SET n = n + excluded.n"
+
+
+@cache
+def report(rows: int) -> str:
+    """(id, time, progress, note) of runs that go on; what is not given stays."""
+    return (
+        "UPDATE task SET updated_at = v.column2, progress = COALESCE(v.column3, progress), "
+        f"note = COALESCE(v.column4, note) FROM (VALUES {values(rows, 4)}) AS v WHERE task.id = v.column1"
+    )
+
+
+@cache
+def keyed(rows: int) -> str:
+    """For each (queue, key): how many hold the key, who may start, and the first ?1 of those who may not.
+
+    The list of three states is that of the index `task_key`, to the letter: else SQLite would not use the index."""
+    term = "task.queue = v.column1 AND task.key = v.column2 AND task.state IN ('queued', 'running', 'retrying')"
+    place = "json_group_array(json_array(priority, position, id))"
+    wait = f"SELECT priority, position, id FROM task WHERE {term} AND task.state = 'queued' AND task.parked ="
+    return (
+        "SELECT json_group_array(json_array(v.column1, "
+        f"(SELECT count(*) FROM task WHERE {term} AND task.state = 'running') "
+        f"+ (SELECT count(*) FROM task WHERE {term} AND task.state = 'retrying'), "
+        f"json((SELECT {place} FROM ({wait} 0 ORDER BY priority, position))), "
+        f"json((SELECT {place} FROM ({wait} 1 ORDER BY priority, position LIMIT ?1))))) "
+        f"FROM (VALUES {values(rows, 2)}) AS v"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 import apsw
 
-from taskyard.errors import ForkedStore, NotOpen
+from taskyard.errors import ForkedStore, InvalidInput, NotOpen
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
@@ -24,15 +25,21 @@ from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import ANY, Add, Applied, Node, Report, TaskFilter, Turned
 from taskyard.stores.sqlite.core import SqliteCore
-from taskyard.stores.sqlite.place import Guarded, connect, migrate, prepare_folder, typed_errors
+from taskyard.stores.sqlite.place import BUSY_MS, Guarded, connect, migrate, prepare_folder, typed_errors
 from taskyard.stores.sqlite.reader import SqliteReader
 from taskyard.stores.sqlite.sidecar import Sidecar, Watch, WriteTurn
 from taskyard.stores.sqlite.writer import Writer
+
+log = logging.getLogger("taskyard")
 
 T = TypeVar("T")
 
 APPLY_AT_MOST = 500
 NODE = "n-"
+
+CLOSE_S = 5.0
+"""How long closing waits for the write turn of a process that does not give it up."""
+
 POLL_S = 1.0
 """How often a quiet process looks whether others have written, should a hint have been lost."""
 
@@ -52,24 +59,37 @@ class SqliteStore:
         self._clock = clock
         self._synchronous = synchronous
         self._vfs = vfs
-        self._pid = os.getpid()
+        self._pid = 0
         self._writer: Writer | None = None
         self._changed: Callable[[], None] | None = None
         self._nodes_changed: Callable[[], None] | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._joined: set[str] = set()
-        self._commits = 0
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
+        if self._writer is not None:
+            raise InvalidInput(f"the store {self.path} is open already; make another for another yard")
+        self._pid = os.getpid()
         self._threads = ThreadPoolExecutor(1, "taskyard-reader")
+        self._people = ThreadPoolExecutor(1, "taskyard-lists")
         self._loop = asyncio.get_running_loop()
+        opening = self._loop.run_in_executor(self._threads, self._open)
         try:
-            await self._loop.run_in_executor(self._threads, self._open)
-        except BaseException:
-            self._threads.shutdown(wait=False)
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                await opening
+                await self.close()
             raise
+        except BaseException:
+            self._shut_threads()
+            raise
+
+    def _shut_threads(self) -> None:
+        self._threads.shutdown(wait=False)
+        self._people.shutdown(wait=False)
 
     def _open(self) -> None:
         folder = prepare_folder(self.path)
@@ -82,7 +102,9 @@ class SqliteStore:
                 migrate(conn, self.path)
                 self._reader = self._read_only()
                 undo.callback(self._reader.close)
-                self._poller = self._read_only()
+                self._lister = self._read_only()
+                undo.callback(self._lister.close)
+                self._poller = self._read_only(busy_ms=0)
                 undo.callback(self._poller.close)
                 self._version = self._poller.data_version()
             self._sidecar = Sidecar(folder)
@@ -91,10 +113,12 @@ class SqliteStore:
         self._guard = Guarded(self.path)
         self._watch = Watch(folder)
         self._core = SqliteCore(conn, self._clock)
-        self._writer = Writer(self._core, conn, turn, committed=self._on_commit)
+        self._writer = Writer(self._core, conn, turn, committed=self._on_commit, heard_others=self._on_heard)
 
-    def _read_only(self) -> SqliteReader:
-        return SqliteReader(connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False))
+    def _read_only(self, busy_ms: int = BUSY_MS) -> SqliteReader:
+        conn = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False)
+        conn.set_busy_timeout(busy_ms)
+        return SqliteReader(conn)
 
     async def close(self) -> None:
         if self._writer is None:
@@ -105,16 +129,20 @@ class SqliteStore:
             if self._watch.fd >= 0:
                 self._loop.remove_reader(self._watch.fd)
         await self._loop.run_in_executor(self._threads, self._close, writer)
-        self._threads.shutdown(wait=True)
+        self._shut_threads()
 
     def _close(self, writer: Writer) -> None:
-        writer.stop()
+        is_stopped = writer.stop(CLOSE_S)
         self._watch.close()
         self._sidecar.close(keep={_file_of(incarnation) for incarnation in self._joined})
+        self._people.submit(self._lister.close).result()
         self._reader.close()
         self._poller.close()
-        self._conn.close()
-        self._turn.close()
+        if is_stopped:
+            self._conn.close()
+            self._turn.close()
+        else:
+            log.error("another process keeps the write turn of %s; see `taskyard doctor`", self.path)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -152,14 +180,18 @@ class SqliteStore:
 
     async def join(self, node: Node) -> None:
         # The lock first: from the moment the others can see the node, they can also see that it lives.
-        self._sidecar.appear(_file_of(node.incarnation))
+        await self._read(partial(self._sidecar.appear, _file_of(node.incarnation)))
         self._joined.add(node.incarnation)
         await self._write(partial(self._core.join, node, boot_id()))
 
     async def leave(self, incarnation: str) -> None:
-        await self._write(partial(self._core.leave, incarnation))
+        has_left = await self._write(partial(self._core.leave, incarnation))
         self._joined.discard(incarnation)
-        self._sidecar.vanish(_file_of(incarnation))
+        if has_left:
+            self._sidecar.vanish(_file_of(incarnation))
+        else:
+            log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation)
+            self._sidecar.release(_file_of(incarnation))
 
     async def rescue(self, incarnation: str) -> list[str]:
         rescued = await self._write(partial(self._core.rescue, incarnation))
@@ -171,13 +203,14 @@ class SqliteStore:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def _read(self, run: Callable[[], T]) -> T:
+    async def _read(self, run: Callable[[], T], *, people: bool = False) -> T:
+        """On the reader's thread; what people ask, which may take long, on one of its own."""
         if os.getpid() != self._pid:
             raise ForkedStore
         if self._writer is None:
             raise NotOpen("the store is not open; use it inside `async with yard`")
         with typed_errors(self.path):
-            return await self._loop.run_in_executor(self._threads, run)
+            return await self._loop.run_in_executor(self._people if people else self._threads, run)
 
     async def signals(self, node: str) -> list[str]:
         return await self._read(partial(self._reader.signals, node))
@@ -189,21 +222,21 @@ class SqliteStore:
         return await self._read(partial(self._reader.events, after, limit))
 
     async def find(self, uuid: str) -> TaskRecord | None:
-        return await self._read(partial(self._reader.find, uuid))
+        return await self._read(partial(self._lister.find, uuid), people=True)
 
     async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
-        return await self._read(partial(self._reader.list_uuids, fragment, limit))
+        return await self._read(partial(self._lister.list_uuids, fragment, limit), people=True)
 
     async def list_tasks(
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
-        return await self._read(partial(self._reader.list_tasks, where, before_id, limit))
+        return await self._read(partial(self._lister.list_tasks, where, before_id, limit), people=True)
 
     async def list_runs(self, uuid: str) -> list[Run]:
-        return await self._read(partial(self._reader.list_runs, uuid))
+        return await self._read(partial(self._lister.list_runs, uuid), people=True)
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
-        return await self._read(self._reader.count)
+        return await self._read(self._lister.count, people=True)
 
     async def nodes(self) -> list[Node]:
         return [node for node, _ in await self._read(self._reader.nodes)]
@@ -220,7 +253,9 @@ class SqliteStore:
 
     def _find_dead(self) -> list[str]:
         self._sidecar.look_around()
-        return [node.incarnation for node, boot in self._reader.nodes() if self._is_dead(node, boot)]
+        nodes = self._reader.nodes()
+        self._sidecar.bury_strangers({_file_of(node.incarnation) for node, _ in nodes})
+        return [node.incarnation for node, boot in nodes if self._is_dead(node, boot)]
 
     def _is_dead(self, node: Node, boot: str) -> bool:
         dead = self._sidecar.is_dead(_file_of(node.incarnation))
@@ -234,7 +269,6 @@ class SqliteStore:
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
         self._changed, self._nodes_changed = changed, nodes_changed
-        self._seen_commits = self._commits
         if self._watch.fd >= 0:
             self._loop.add_reader(self._watch.fd, self._on_hint)
         self._poll = self._loop.call_later(POLL_S, self._on_poll)
@@ -243,7 +277,8 @@ class SqliteStore:
         others = {name for name in self._watch.read() if not self._sidecar.is_mine(name)}
         if not others:
             return
-        self._sidecar.look_around()
+        with suppress(OSError):  # said by whoever next asks for dead nodes
+            self._sidecar.look_around()
         if self._changed is not None:
             self._changed()
         # A commit is told through a process's own file; that of a node is only made, removed, or closed by its death.
@@ -255,21 +290,26 @@ class SqliteStore:
         self._find_foreign_writes()
 
     def _find_foreign_writes(self) -> None:
+        if self._writer is not None:
+            self._writer.give_up(BUSY_MS / 1000)
         try:
             version = self._poller.data_version()
         except apsw.Error:
             return  # busy or failing: the next call of any verb says so to whoever made it
-        # The poller's version moves with our own writer as well, which tells of foreign writes by itself.
-        if version != self._version and self._commits == self._seen_commits and self._changed is not None:
+        # The version moves with our own writer as well. A look too many each second costs little; telling the two apart
+        # would miss a foreign commit right after one of ours.
+        if version != self._version and self._changed is not None:
             self._changed()
-        self._version, self._seen_commits = version, self._commits
+        self._version = version
 
-    def _on_commit(self, foreign: bool) -> None:
+    def _on_commit(self) -> None:
         """On the writer's thread, after each commit."""
-        self._commits += 1
         if not self._sidecar.is_alone():
             self._sidecar.touch()
-        if foreign and self._changed is not None:
+
+    def _on_heard(self) -> None:
+        """On the writer's thread, when another process is found to have written."""
+        if self._changed is not None:
             with suppress(RuntimeError):  # the loop was closed under us
                 self._loop.call_soon_threadsafe(self._changed)
 

@@ -22,12 +22,15 @@ from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.stores.rows import MOVED, RUN_COLUMNS, from_row, to_moved_row, to_us
-from taskyard.stores.sqlite.statements import blocks, complete, insert, update, values
+from taskyard.stores.sqlite.statements import ALL, blocks, complete, insert, keyed, tally, update
 
 RING = 10_000
 """Events kept for readers that fall behind."""
 
 _PARKED = ("id", "parked")
+
+Lane = tuple[str, str]
+"""A queue and a source."""
 
 
 class Transaction:
@@ -37,44 +40,52 @@ class Transaction:
         self._conn = conn
         self._clock = clock
         self._version: int | None = None
+        self._is_stale = True
         self._seq = 0
         self._event_seq = 0
-        self._lanes: set[tuple[str, str]] = set()
         self._queues: dict[str, QueueSettings] = {}
-        self._tally: Counter[tuple[str, str]] = Counter()
+        self._queued: Counter[Lane] = Counter()
+        self._running_in: Counter[str] = Counter()
         self._next_due: int | None = None
         self._due_known = False
         self.isolated = False
+        self.heard_others = False
+        """Set when another process is found to have written; whoever tells of it takes it back."""
         self._reset()
 
     # --- the frame ----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> bool:
-        """Start a transaction; true if another process has written since the last one."""
+    def begin(self) -> None:
         self._conn.execute("BEGIN IMMEDIATE")
-        return self.refresh()
+        self.refresh()
 
-    def refresh(self) -> bool:
+    def refresh(self) -> None:
+        """Read again what is cached, if another process has written since."""
         version = self._one("PRAGMA data_version")
-        if version == self._version:
-            return False
-        self._load()
-        foreign = self._version is not None
-        self._version = version
-        return foreign
+        if version != self._version or self._is_stale:
+            self._load()
+            self.heard_others |= self._version is not None and version != self._version
+            self._version, self._is_stale = version, False
 
     def _load(self) -> None:
         newest = self._conn.execute("SELECT last, seq FROM event ORDER BY last DESC LIMIT 1").fetchone()
         self._event_seq, self._seq = newest or (0, 0)
-        self._lanes = {(q, s) for q, s in self._conn.execute("SELECT queue, source FROM lane")}
         queues: Any = self._conn.execute("SELECT name, settings FROM queue").fetchall()
         self._queues = {name: msgspec.json.decode(text, type=QueueSettings) for name, text in queues}
-        self._tally = Counter({(q, s): n for q, s, n in self._conn.execute("SELECT queue, state, n FROM tally")})
+        self._queued, self._running_in = Counter(), Counter()
+        tallies: Any = self._conn.execute(
+            "SELECT queue, source, state, n FROM tally WHERE state IN ('queued', 'running') AND n > 0"
+        )
+        for queue, source, state, n in tallies:
+            if state == TaskState.QUEUED:
+                self._queued[queue, source] = n
+            else:
+                self._running_in[queue] += n
         self._due_known = False
 
     def _reset(self) -> None:
         self._events: list[tuple[str, str, str, str, int]] = []
-        self._moved_tally: Counter[tuple[str, str]] = Counter()
+        self._tally: Counter[tuple[str, str, TaskState]] = Counter()
         self._runs: list[tuple[Any, ...]] = []
         self._saves: list[TaskRecord] = []
         self._completed: list[tuple[Any, ...]] = []
@@ -89,19 +100,13 @@ class Transaction:
             self._conn.execute("INSERT INTO event VALUES (?, ?, ?, ?)", (self._event_seq, first, self._seq, body))
             if first // 1024 != self._event_seq // 1024:
                 self._conn.execute("DELETE FROM event WHERE last <= ?", (self._event_seq - RING,))
-        changed = [(queue, state, n) for (queue, state), n in self._moved_tally.items() if n]
-        if changed:
-            self._tally.update(self._moved_tally)
-            self._conn.execute(
-                f"INSERT INTO tally (queue, state, n) VALUES {values(len(changed), 3)} "
-                "ON CONFLICT DO UPDATE SET n = n + excluded.n",
-                tuple(chain.from_iterable(changed)),
-            )
+        for block in blocks([(*where, n) for where, n in self._tally.items() if n]):
+            self._conn.execute(tally(len(block)), tuple(chain.from_iterable(block)))
         self._reset()
 
     def forget(self) -> None:
         """The transaction was rolled back: nothing cached can be trusted."""
-        self._version = None
+        self._is_stale = True
         self._due_known = False
         self._reset()
 
@@ -114,8 +119,8 @@ class Transaction:
             self._ran(record, move, to_us(move.at))
         apply_move(record, move)
         new = record.state
-        self._moved_tally[record.queue, old] -= 1
-        self._moved_tally[record.queue, new] += 1
+        self._count(record.queue, record.source, old, -1)
+        self._count(record.queue, record.source, new, 1)
         if new is TaskState.QUEUED and (move.to_head or old is TaskState.FAILED):
             self._seq += 1
             record.position = head_position(self._seq) if move.to_head else tail_position(self._seq)
@@ -128,6 +133,16 @@ class Transaction:
             self._keys.add((record.queue, record.key))
         self._tell(TOLD_AS[new], record, to_us(move.at))
         self._saves.append(record)
+
+    def _count(self, queue: str, source: str, state: TaskState, n: int) -> None:
+        """So many tasks more, or less, are in that state: known at once, written at the end."""
+        self._tally[queue, source, state] += n
+        if state is TaskState.QUEUED:
+            self._queued[queue, source] += n
+            if not self._queued[queue, source]:
+                del self._queued[queue, source]
+        elif state is TaskState.RUNNING:
+            self._running_in[queue] += n
 
     def _ran(self, running: TaskRecord, move: Move, at: int) -> None:
         """The attempt's own row, in the order of `RUN_COLUMNS`. Asked before the record is changed."""
@@ -145,9 +160,9 @@ class Transaction:
             self._write_rows("run", RUN_COLUMNS, self._runs)
             self._runs = []
         if self._keys:
-            for queue, key in sorted(self._keys):
-                self._repark(queue, key)
-            self._keys = set()
+            keys, self._keys = sorted(self._keys), set()
+            for block in blocks(keys):
+                self._repark(block)
 
     def _save_moved(self) -> None:
         if self._completed:
@@ -159,19 +174,18 @@ class Transaction:
             self._update_rows(MOVED, [to_moved_row(record) for record in latest.values()])
             self._saves = []
 
-    def _repark(self, queue: str, key: str) -> None:
-        """Of the tasks waiting with this key, exactly the first ones that fit under its limit may start."""
-        where = "FROM task WHERE queue = ? AND key = ? AND state"
-        per_key = self._settings(queue).per_key
-        busy = self._one(f"SELECT count(*) {where} IN ('running', 'retrying')", (queue, key))
-        free = max(0, per_key - busy)
-        query = f"SELECT priority, position, id, parked {where} = 'queued' AND parked = ? ORDER BY priority, position"
-        offered: Any = self._conn.execute(query, (queue, key, 0)).fetchall()
-        waiting: Any = self._conn.execute(query + " LIMIT ?", (queue, key, 1, free)).fetchall()
-        wanted = (
-            (id_, parked, int(place >= free)) for place, (_, _, id_, parked) in enumerate(sorted(offered + waiting))
-        )
-        self._update_rows(_PARKED, [(id_, new) for id_, old, new in wanted if old != new])
+    def _repark(self, keys: list[tuple[str, str]]) -> None:
+        """Of the tasks waiting with a key, exactly the first ones that fit under its limit may start."""
+        most = max(self._settings(queue).per_key for queue, _ in keys)
+        found = self._one(keyed(len(keys)), (most, *chain.from_iterable(keys)))
+        changed = []
+        for queue, busy, offered, parked in msgspec.json.decode(found):
+            free = max(0, self._settings(queue).per_key - busy)
+            waiting = sorted([(*task, 0) for task in offered] + [(*task, 1) for task in parked])
+            for place, (_, _, id_, was_parked) in enumerate(waiting):
+                if was_parked != (place >= free):
+                    changed.append((id_, int(place >= free)))
+        self._update_rows(_PARKED, changed)
 
     def _settings(self, queue: str) -> QueueSettings:
         return self._queues.get(queue) or QueueSettings(name=queue)
@@ -196,8 +210,9 @@ class Transaction:
         row = self._conn.execute(sql, tuple(bindings)).fetchone()
         return None if row is None else row[0]
 
-    def _read(self, sql: str, bindings: tuple[Any, ...]) -> list[TaskRecord]:
-        return [from_row(row) for row in msgspec.json.decode(self._one(sql, bindings))]
+    def _read(self, where: str, bindings: tuple[Any, ...]) -> list[TaskRecord]:
+        """Whole records, a row a step: for what is asked for seldom, and may be large."""
+        return [from_row(row) for row in self._conn.execute(f"SELECT {ALL} FROM task WHERE {where}", bindings)]
 
     def _write_rows(self, table: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
         for block in blocks(rows):

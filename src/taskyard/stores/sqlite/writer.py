@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,9 +20,9 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from taskyard.errors import OutcomeUnknown, StoreError, StoreFull
+from taskyard.errors import OutcomeUnknown, StoreBusy, StoreFull
 from taskyard.stores.sqlite.core import SqliteCore
-from taskyard.stores.sqlite.place import to_store_error
+from taskyard.stores.sqlite.place import from_os_error, to_store_error
 from taskyard.stores.sqlite.sidecar import WriteTurn
 
 BATCH = 256
@@ -41,14 +42,23 @@ Outcome = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 class Writer:
     def __init__(
-        self, core: SqliteCore, conn: apsw.Connection, turn: WriteTurn, *, committed: Callable[[bool], None]
+        self,
+        core: SqliteCore,
+        conn: apsw.Connection,
+        turn: WriteTurn,
+        *,
+        committed: Callable[[], None],
+        heard_others: Callable[[], None],
     ) -> None:
-        """`committed(foreign)` is called on the writer's thread after each commit, and says whether another process has
-        written since the one before."""
+        """Both are called on the writer's thread: `committed` after each commit, `heard_others` when another process is
+        found to have written."""
         self._core = core
         self._conn = conn
         self._turn = turn
-        self._committed = committed
+        self._committed, self._heard_others = committed, heard_others
+        self._lock = threading.Lock()
+        self._queueing: list[Job] = []
+        self._queueing_since = 0.0
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="taskyard-writer", daemon=True)
         self._path = Path(conn.filename)
@@ -60,10 +70,26 @@ class Writer:
         self._jobs.put(Job(run, future, loop, peek))
         return future
 
-    def stop(self) -> None:
-        """Finish what was submitted, then end. Blocks."""
+    def stop(self, timeout_s: float) -> bool:
+        """Finish what was submitted, then end; whether it has within `timeout_s`. Blocks. A thread that waits for a
+        turn which another process does not give up is left behind: a daemon, its callers told `StoreBusy`."""
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self.give_up(0.0)
+        return not self._thread.is_alive()
+
+    def give_up(self, after_s: float) -> None:
+        """Answer `StoreBusy` to all whose batch has waited for the write turn longer than that. From any thread."""
+        with self._lock:
+            if not self._queueing or time.monotonic() - self._queueing_since < after_s:
+                return
+            batch, self._queueing = self._queueing, []
+            with suppress(Empty):
+                while (job := self._jobs.get_nowait()) is not None:
+                    batch.append(job)
+                self._jobs.put(None)  # the thread still has to hear that it should end
+        self._deliver(batch, [(job.future, None, StoreBusy(str(self._path))) for job in batch])
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -78,39 +104,62 @@ class Writer:
                     stopping = True
                 else:
                     batch.append(following)
-            self._deliver(batch, self._answer(batch))
+            self._answer(batch)
+            if self._core.heard_others:
+                self._core.heard_others = False
+                self._heard_others()
             if stopping:
                 return
 
-    def _answer(self, batch: list[Job]) -> list[Outcome]:
+    def _answer(self, batch: list[Job]) -> None:
         try:
             if len(batch) == 1 and batch[0].peek is not None:
                 answer = batch[0].peek()
                 if answer is not None:
-                    return [(batch[0].future, answer, None)]
+                    self._deliver(batch, [(batch[0].future, answer, None)])
+                    return
+            self._queue_up(batch)
             with self._turn.taken():
-                return self._transact(batch)
-        except apsw.Error as exc:
-            error = to_store_error(self._path, exc)
-        except StoreError as exc:
-            error = exc
-        except Exception as exc:  # a bug of ours must reach its callers, not end the thread
-            return [(job.future, None, exc) for job in batch]
-        return [(job.future, None, error) for job in batch]
+                batch = self._begin()
+                outcomes = self._transact(batch) if batch else []
+            self._deliver(batch, outcomes)
+        except Exception as exc:
+            # Also a bug of ours: it must reach its callers, not end the thread.
+            error = self._typed(exc)
+            self._deliver(batch, [(job.future, None, error) for job in batch])
+
+    def _queue_up(self, batch: list[Job]) -> None:
+        with self._lock:
+            self._queueing, self._queueing_since = batch, time.monotonic()
+
+    def _begin(self) -> list[Job]:
+        """It is our turn: what `give_up` has not answered meanwhile is now ours to carry out."""
+        with self._lock:
+            batch, self._queueing = self._queueing, []
+            return batch
+
+    def _typed(self, exc: Exception) -> Exception:
+        match exc:
+            case apsw.Error():
+                return to_store_error(self._path, exc)
+            case OSError():
+                return from_os_error(self._path, exc)
+            case _:
+                return exc
 
     def _transact(self, batch: list[Job]) -> list[Outcome]:
-        foreign = self._core.begin()
+        self._core.begin()
         try:
             outcomes: list[Outcome] = [(job.future, job.run(), None) for job in batch]
             self._core.finish()
         except Exception as exc:
             self._roll_back()
-            if isinstance(exc, apsw.Error) and not isinstance(exc, apsw.ConstraintError):
+            if isinstance(exc, apsw.Error) and not isinstance(exc, apsw.ConstraintError | apsw.TooBigError):
                 raise  # the store's fault, not one caller's: playing it again would not help
-            foreign = self._core.begin() or foreign
+            self._core.begin()
             outcomes = self._isolate(batch)
         self._commit()
-        self._committed(foreign)
+        self._committed()
         return outcomes
 
     def _isolate(self, batch: list[Job]) -> list[Outcome]:
@@ -123,7 +172,7 @@ class Writer:
                         answer = job.run()
                         self._core.finish()
                     outcomes.append((job.future, answer, None))
-                except apsw.ConstraintError as exc:
+                except (apsw.ConstraintError, apsw.TooBigError) as exc:
                     outcomes.append((job.future, None, to_store_error(self._path, exc)))
                     self._start_over()
                 except apsw.Error:

@@ -70,20 +70,16 @@ CREATE TABLE queue (
     settings TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Every (queue, source) that ever held a task: claims seek these lanes instead of scanning for them.
-CREATE TABLE lane (
+-- How many tasks of each source each queue holds in each state, kept in the same transaction as the tasks. Those with
+-- anything queued are the lanes: claims seek them instead of scanning for them.
+CREATE TABLE tally (
     queue  TEXT NOT NULL,
     source TEXT NOT NULL,
-    PRIMARY KEY (queue, source)
+    state  TEXT NOT NULL,
+    n      INTEGER NOT NULL,
+    PRIMARY KEY (queue, source, state)
 ) STRICT, WITHOUT ROWID;
-
--- How many tasks each queue holds in each state, kept in the same transaction as the tasks.
-CREATE TABLE tally (
-    queue TEXT NOT NULL,
-    state TEXT NOT NULL,
-    n     INTEGER NOT NULL,
-    PRIMARY KEY (queue, state)
-) STRICT, WITHOUT ROWID;
+CREATE INDEX tally_open ON tally (queue, source, state, n) WHERE state IN ('queued', 'running') AND n > 0;
 
 CREATE TABLE node (
     incarnation TEXT PRIMARY KEY,

@@ -1,0 +1,207 @@
+"""What only the SQLite store promises: plans, locks, hints and files."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from taskyard.errors import StoreBusy
+from taskyard.model.command import Cancel, Retry, SetPriority
+from taskyard.model.execution import ErrorKind, ExecutionError, Progress
+from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.order import Priority
+from taskyard.model.state import TaskState
+from taskyard.model.task import Claim, TaskRecord, new_uuid
+from taskyard.ports.store import Add, Node, Report
+from taskyard.scheduling.clock import SystemClock
+from taskyard.stores.sqlite import SqliteStore, place
+from taskyard.stores.sqlite import store as store_module
+
+ROOM = Demand(10, {"work": 10})
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(folder / "work.db", clock=SystemClock())
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def a_node(name: str) -> Node:
+    return Node(incarnation=name, name=name, pid=os.getpid(), host="here")
+
+
+def a_record(**changes: Any) -> TaskRecord:
+    now = datetime.now(UTC)
+    fields = {"uuid": new_uuid(), "source": "work", "due_at": now, "created_at": now, "updated_at": now, **changes}
+    return TaskRecord(**fields)
+
+
+async def start(store: SqliteStore, node: str, *records: TaskRecord) -> list[Claim]:
+    return (await store.turn(node, adds=[Add(records)], demand=ROOM)).claims
+
+
+def looking(conn: apsw.Connection, statements: dict[str, Any]) -> None:
+    def trace(_: Any, sql: str, bindings: Any) -> bool:
+        statements[sql] = bindings or ()
+        return True
+
+    conn.exec_trace = trace
+
+
+async def everything_once(store: SqliteStore) -> None:
+    """Every write the store knows, once, with a key, a retry, a report and a cancel among them."""
+    now = datetime.now(UTC)
+    late = a_record(due_at=now + timedelta(hours=1))
+    claims = await start(store, "n", a_record(key="k"), a_record(key="k"), a_record(), a_record(dedupe_slot="s"), late)
+    error = ExecutionError(kind=ErrorKind.RUNTIME, message="no")
+    ends = [Move.completed(at=now), Move.failed(at=now, error=error), Move.retrying(at=now, due_at=now, error=error)]
+    settles = list(zip(claims, ends, strict=False))
+    await store.turn("n", settles=settles, reports=[Report(claims[0], Progress(0.5), "half")], demand=ROOM)
+    await store.apply([claims[1].uuid], Retry())
+    await store.apply([late.uuid], SetPriority(Priority.HIGH))
+    await store.apply([late.uuid], Cancel("enough"))
+    await store.set_queue(QueueSettings(name="default", per_key=2))
+    await store.turn("n", demand=ROOM)
+    await store.rescue("n")
+    await store.prune(finished_before=now + timedelta(hours=1))
+
+
+async def test_no_write_scans_the_table(tmp_path: Path) -> None:
+    """Whatever a transaction does to tasks, it finds them by an index: its cost does not grow with the backlog."""
+    statements: dict[str, Any] = {}
+    async with opened(tmp_path) as store:
+        looking(store._conn, statements)
+        await store.join(a_node("n"))
+        await everything_once(store)
+        store._conn.exec_trace = None
+    conn = place.connect(tmp_path / "work.db", synchronous="FULL", vfs=None, write=False)
+    scans = [
+        f"{step[3]}: {sql}"
+        for sql, bindings in statements.items()
+        if re.match(r"SELECT|UPDATE|DELETE", sql)
+        for step in conn.execute(f"EXPLAIN QUERY PLAN {sql}", bindings)
+        if re.match(r"SCAN task(?! USING)", str(step[3]))
+    ]
+    conn.close()
+    assert len(statements) > 15
+    assert scans == []
+
+
+async def test_a_node_that_leaves_with_tasks_is_rescued(tmp_path: Path) -> None:
+    """A node that goes while it holds tasks is found dead by the others, and its tasks run again."""
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        await one.join(a_node("one"))
+        await two.join(a_node("two"))
+        (held,) = await start(one, "one", a_record())
+        await one.leave("one")
+        assert await two.dead_nodes() == ["one"]
+        assert await two.rescue("one") == [held.uuid]
+        assert [again.uuid for again in (await two.turn("two", demand=ROOM)).claims] == [held.uuid]
+        await two.rescue("two")
+
+
+async def test_a_foreign_commit_is_heard_without_inotify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of another process right after one of ours is still heard of by the poll."""
+    monkeypatch.setattr(store_module, "POLL_S", 0.05)
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        one._watch.close()
+        heard = asyncio.Event()
+        one.watch(heard.set, lambda: None)
+        await one.turn("", adds=[Add([a_record()])])
+        await two.turn("", adds=[Add([a_record()])])
+        async with asyncio.timeout(5):
+            await heard.wait()
+        heard.clear()
+        await two.turn("", adds=[Add([a_record()])])
+        async with asyncio.timeout(5):
+            await heard.wait()
+        assert heard.is_set()
+
+
+async def test_a_write_turn_that_is_not_given_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When another process keeps the write turn, callers hear `StoreBusy` in time, nothing is written, closing ends."""
+    monkeypatch.setattr(store_module, "BUSY_MS", 200)
+    monkeypatch.setattr(store_module, "POLL_S", 0.05)
+    monkeypatch.setattr(store_module, "CLOSE_S", 0.2)
+    async with opened(tmp_path) as store:
+        store.watch(lambda: None, lambda: None)
+        with open(tmp_path / "work.db-yard" / "turn", "r+") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            record = a_record()
+            with pytest.raises(StoreBusy):
+                await store.turn("", adds=[Add([record])])
+            assert await store.find(record.uuid) is None
+        await store.turn("", adds=[Add([record])])
+        assert await store.find(record.uuid) is not None
+        with open(tmp_path / "work.db-yard" / "turn", "r+") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            waiting = asyncio.ensure_future(store.turn("", adds=[Add([a_record()])]))
+            await asyncio.sleep(0)
+            await store.close()
+            with pytest.raises(StoreBusy):
+                await waiting
+
+
+async def test_what_a_dead_joiner_left_is_removed(tmp_path: Path) -> None:
+    """The file of a node that died before it had joined does not stay for ever."""
+    async with opened(tmp_path) as store:
+        orphan = tmp_path / "work.db-yard" / "n-dead"
+        orphan.touch()
+        await store.dead_nodes()
+        assert not orphan.exists()
+
+
+async def test_one_bad_cell_does_not_stop_a_lane(tmp_path: Path) -> None:
+    """A cell that cannot be read is left out; its task and those behind it are still started."""
+    first, second = a_record(), a_record()
+    async with opened(tmp_path) as store:
+        await store.turn("", adds=[Add([first, second])])
+        await store._write(
+            lambda: store._conn.execute(
+                "UPDATE task SET progress = '{\"message\": 42}', timeout_s = 9e999 WHERE id = 1"
+            )
+        )
+        await store.join(a_node("n"))
+        claims = (await store.turn("n", demand=ROOM)).claims
+        assert [claim.uuid for claim in claims] == [first.uuid, second.uuid]
+        assert claims[0].record.progress is None
+        await store.rescue("n")
+
+
+async def test_arguments_too_large_for_one_value_are_still_started(tmp_path: Path) -> None:
+    """Tasks whose arguments together exceed what SQLite lets one value hold are started all the same."""
+    records = [a_record(args='"' + "x" * 2000 + '"') for _ in range(5)]
+    async with opened(tmp_path) as store:
+        await store.join(a_node("n"))
+        await store.turn("", adds=[Add(records)])
+        store._conn.limit(apsw.SQLITE_LIMIT_LENGTH, 6000)
+        claims = (await store.turn("n", demand=ROOM)).claims
+        store._conn.limit(apsw.SQLITE_LIMIT_LENGTH, 1_000_000_000)
+        assert [claim.uuid for claim in claims] == [record.uuid for record in records]
+        assert {(await store.find(record.uuid)).state for record in records} == {TaskState.RUNNING}  # type: ignore[union-attr]
+        await store.rescue("n")
+
+
+async def test_one_bad_add_fails_alone(tmp_path: Path) -> None:
+    """A record that cannot be written as UTF-8 is refused, and those submitted with it are stored."""
+    good, bad = a_record(), a_record(key="\udc80")
+    async with opened(tmp_path) as store:
+        turned = await store.turn("", adds=[Add([bad]), Add([good])])
+        assert isinstance(turned.added[0], Exception)
+        assert await store.find(good.uuid) is not None
+        assert sum((await store.count()).values()) == 1
