@@ -27,7 +27,9 @@ async def flaky(host: str) -> None:
 
 @yard.consumer(concurrent_count=4)
 async def hold(name: str = "") -> None:
-    """Runs until it is stopped."""
+    """Runs until it is stopped. What it prints says that the code itself has begun: the store tells of a start a moment
+    earlier, when it is claimed."""
+    print("hold has begun", flush=True)
     current_run().progress(0.5, f"half way {name}".strip(), 3.25)
     await asyncio.Event().wait()
 
@@ -35,6 +37,7 @@ async def hold(name: str = "") -> None:
 @yard.consumer
 def until(path: str) -> str:
     """Runs until the file is there."""
+    print("until has begun", flush=True)
     nothing = threading.Event()
     while not Path(path).exists():
         nothing.wait(0.01)
@@ -44,4 +47,5 @@ def until(path: str) -> str:
 @yard.consumer
 def stubborn() -> None:
     """A thread that nobody can stop."""
+    print("stubborn has begun", flush=True)
     threading.Event().wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,14 @@ def sizes(path: Path) -> Iterator[Finding]:
         yield Finding("file", text, data={"file_bytes": file_bytes, "wal_bytes": wal_bytes})
 
 
+@cache
+def newest_version() -> int:
+    return migrations("sqlite")[-1][0]
+
+
 def schema(conn: apsw.Connection) -> Iterator[Finding]:
     """Whose database it is, and of which version."""
-    newest = migrations("sqlite")[-1][0]
+    newest = newest_version()
     owner, found = _one(conn, "PRAGMA application_id"), int(_one(conn, "PRAGMA user_version"))
     if owner == 0 and found == 0 and _one(conn, "SELECT count(*) FROM sqlite_schema") == 0:
         yield Finding("schema", "none yet: the file is empty, and becomes a store when it is first opened")

@@ -15,6 +15,7 @@ from taskyard.cli.doctor.file import damaged, integrity, opened_read_only, schem
 from taskyard.cli.doctor.finding import Finding, Level, problem
 from taskyard.cli.doctor.machine import file_system, permissions, room, versions
 from taskyard.cli.doctor.traffic import Traffic
+from taskyard.cli.doctor.turn import turn
 from taskyard.cli.errors import DONE, REFUSED, NoStoreGiven
 from taskyard.cli.target import Target, describe_store, store_path
 from taskyard.cli.text import clean
@@ -80,10 +81,10 @@ def _inside(path: Path, conn: apsw.Connection) -> Iterator[Finding]:
         return
     checked = list(integrity(path, conn))
     yield from checked
-    traffic = Traffic(path, conn)
-    yield from traffic.turn()
+    yield from turn(path, conn)
     if any(finding.level is Level.PROBLEM for finding in checked):
         return  # what else a damaged file says is not to be trusted
+    traffic = Traffic(path, conn)
     yield from traffic.nodes()
     yield from traffic.tasks()
 
