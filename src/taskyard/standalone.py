@@ -10,7 +10,7 @@ from functools import partial
 
 from taskyard.consumers import INLINE, THREAD, class_consumer
 from taskyard.engine import Engine, EngineSettings
-from taskyard.errors import NotOpen
+from taskyard.errors import InvalidConsumer, NotOpen
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.limits import QueueSettings
@@ -23,6 +23,9 @@ from taskyard.scheduling.clock import SystemClock
 from taskyard.stores.memory import MemoryStore
 
 log = logging.getLogger("taskyard")
+
+KEEP_ENDED = 10_000
+"""Enough to look at what went wrong. A number and not a time: memory must stay bounded however much is fired."""
 
 _HandedIn = tuple[Task, str]
 """A task, and its arguments as JSON at the time it was handed in."""
@@ -40,7 +43,11 @@ class _Registered(Mapping[str, Consumer]):
             source = self._registry.find(name)
             if source is None:
                 raise KeyError(name)
-            self._made[name] = class_consumer(source)
+            try:
+                self._made[name] = class_consumer(source)
+            except InvalidConsumer as unfit:
+                # Raised here it would stop the loop that asked, and with it everybody else's tasks.
+                self._made[name] = _refusing(name, unfit)
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -50,11 +57,23 @@ class _Registered(Mapping[str, Consumer]):
         return len(self._registry.sources)
 
 
+def _refusing(name: str, unfit: InvalidConsumer) -> Consumer:
+    """Fails every task it is given with what is wrong with the consumer."""
+
+    def call(record: TaskRecord) -> None:
+        raise unfit
+
+    return Consumer(
+        name=name, encode=lambda args: to_json("arguments", args), call=call, is_async=False, executor=THREAD
+    )
+
+
 class Scheduler:
     """Fires tasks when they are due, earliest first, at most `concurrent_count` of a source at once. A failed task is
     logged and not tried again; a task of an unknown source is logged and ends as failed when it is due.
 
-    `add_task` is synchronous and may be called from any thread, also before `start`. `store` holds every record."""
+    `add_task` is synchronous and may be called from any thread, also before `start`. `store` holds the record of every
+    task that has not ended, and of the last 10,000 that have."""
 
     def __init__(
         self,
@@ -70,10 +89,13 @@ class Scheduler:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
-        self.store: Store = MemoryStore(self._clock)
+        self.store: Store = MemoryStore(self._clock, keep_ended=KEEP_ENDED)
 
     def add_task(self, task: Task) -> None:
-        """Hand in a task. It is copied, never changed. O(log n); an earlier task overtakes those that wait."""
+        """Hand in a task. It is copied, never changed. O(log n); an earlier task overtakes those that wait.
+
+        A uuid stands for one task: handing in the same task again, while its record is kept, is logged as an error and
+        changes nothing. Make a new `Task` to fire the same work again."""
         self._hand_in((task, to_json(f"the arguments of task {task.uuid}", task.args)))
 
     def _hand_in(self, item: _HandedIn) -> None:
@@ -105,7 +127,7 @@ class Scheduler:
         if isinstance(error, NotOpen):
             self._hand_in(item)  # stop() came before the store was asked: the next start takes it
         elif error is not None:
-            log.error("a task was not taken: %s", error)
+            log.error("task %s from %s was not taken: %s", item[0].uuid, item[0].source, error)
 
     async def start(self) -> None:
         """Start firing. Calling it again while it runs does nothing."""
@@ -120,6 +142,7 @@ class Scheduler:
             settings=EngineSettings(max_running=self._max_running, others=self._max_running),
         )
         self._engine = engine
+        await self.store.open()
         await engine.start()
         with self._lock:
             self._loop = asyncio.get_running_loop()
@@ -136,6 +159,7 @@ class Scheduler:
         try:
             await engine.stop(grace)
         finally:
+            await self.store.close()
             log.info("Scheduler stopped")
 
 

@@ -12,12 +12,13 @@ import sys
 from typing import Any
 
 from taskyard import RetryPolicy, Yard
+from taskyard.ports.store import Store
 from tests.scenario.gates import attend, attend_in_thread
 
 QUICK = RetryPolicy(max_retries=3, first_s=0.01, factor=1, jitter=0)
 
 
-def build(url: str, port: int = 0, *, queues: dict[str, dict[str, Any]] | None = None, **settings: Any) -> Yard:
+def build(url: str | Store, port: int = 0, *, queues: dict[str, dict[str, Any]] | None = None, **settings: Any) -> Yard:
     """`queues` maps names to what `define_queue` takes; `each` is how many of one source a process runs at once."""
     each = settings.pop("each", 50)
     yard = Yard(url, **settings)

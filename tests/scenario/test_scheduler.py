@@ -440,3 +440,54 @@ def test_tasks_can_be_added_before_there_is_a_loop(registry):
         return len(collector.tasks)
 
     assert asyncio.run(run()) == 1
+
+
+async def test_only_the_last_ended_tasks_are_kept(registry, monkeypatch):
+    """However much is fired, a bounded number of ended tasks stays in memory, the latest, besides all that wait."""
+    monkeypatch.setattr("taskyard.standalone.KEEP_ENDED", 5)
+    scheduler, collector = Scheduler(registry), Collector()
+    registry.register(collector)
+    waiting = Task(source="collector", schedule_at=datetime.now(UTC) + timedelta(hours=1))
+    scheduler.add_task(waiting)
+    await scheduler.start()
+    tasks = [Task(source="collector") for _ in range(20)]
+    for n, task in enumerate(tasks, 1):
+        scheduler.add_task(task)
+        await collector.holds(n)
+    await scheduler.stop()
+    kept = {record.uuid for record in await scheduler.store.list_tasks()}
+    assert kept == {waiting.uuid, *(task.uuid for task in tasks[-5:])}
+
+
+async def test_a_task_handed_in_twice_is_one_task(scheduler, registry, caplog):
+    """The same task object handed in again is logged as not taken, by its id, and fires once."""
+    collector = Collector()
+    registry.register(collector)
+    task = Task(source="collector")
+    scheduler.add_task(task)
+    scheduler.add_task(task)
+    await collector.holds(1)
+    scheduler.add_task(Task(source="collector"))
+    await collector.holds(2)
+    assert [one.uuid for one in collector.tasks].count(task.uuid) == 1
+    assert f"task {task.uuid} from collector was not taken" in caplog.text
+
+
+class Unfit(BaseTaskConsumer):
+    name = "unfit"
+    timeout_s = float("inf")
+
+    async def consume(self, task: Task) -> None: ...
+
+
+async def test_an_unfit_consumer_harms_nobody_else(scheduler, registry, caplog):
+    """A consumer that cannot be run fails its own tasks, and says why; the others run on."""
+    collector = Collector()
+    registry.register(collector)
+    registry.register(Unfit())
+    scheduler.add_task(Task(source="unfit"))
+    for n in range(1, 4):
+        scheduler.add_task(Task(source="collector"))
+        await collector.holds(n)
+    await scheduler.stop()
+    assert "timeout_s must be more than 0 and less than 1e9" in caplog.text
