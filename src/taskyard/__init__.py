@@ -2,12 +2,14 @@
 
 from taskyard.blocking import BlockingYard
 from taskyard.errors import (
+    BatchTooLarge,
     BlockingOnLoop,
     Cancel,
     ClaimLost,
     CommandRefused,
     DuplicateConsumer,
     DuplicateTask,
+    EventsMissed,
     ForkedStore,
     IllegalMove,
     InvalidArguments,
@@ -60,6 +62,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Abilities",
     "BaseTaskConsumer",
+    "BatchTooLarge",
     "BlockingOnLoop",
     "BlockingYard",
     "Cancel",
@@ -72,6 +75,7 @@ __all__ = [
     "ErrorKind",
     "Event",
     "EventKind",
+    "EventsMissed",
     "ExecutionError",
     "ExecutionRequest",
     "ExecutionResult",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskyard.errors import BlockingOnLoop, TaskyardError
 from taskyard.handle import TaskHandle
+from taskyard.model.order import Priority
 from taskyard.model.task import TaskRecord
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ T = TypeVar("T")
 
 class BlockingYard:
     """`with yard.blocking() as sync:` — if the yard is open on a loop in another thread, calls go there; if it is not
-    open, it is opened on a loop in a thread of its own, its workers included, until the block ends."""
+    open, it is opened on a loop in a thread of its own until the block ends, with its workers unless `serve=False`."""
 
-    def __init__(self, yard: Yard) -> None:
-        self._yard = yard
+    def __init__(self, yard: Yard, *, serve: bool = True) -> None:
+        self._yard, self._serve = yard, serve
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -33,7 +34,7 @@ class BlockingYard:
             self._thread = threading.Thread(target=self._loop.run_forever, name="taskyard-loop", daemon=True)
             self._thread.start()
             try:
-                self._call("yard.blocking()", self._yard.__aenter__())
+                self._call("yard.blocking()", self._yard.start(serve=self._serve))
             except BaseException:
                 self._end_thread()
                 raise
@@ -42,7 +43,7 @@ class BlockingYard:
     def __exit__(self, *exc: object) -> None:
         if self._thread is not None:
             try:
-                self._call("leaving yard.blocking()", self._yard.__aexit__())
+                self._call("leaving yard.blocking()", self._yard.stop())
             finally:
                 self._end_thread()
 
@@ -90,3 +91,7 @@ class BlockingYard:
     def retry(self, task: TaskHandle | str, *, to_head: bool = True) -> TaskRecord:
         uuid = task.uuid if isinstance(task, TaskHandle) else task
         return self._call("retry", self._yard.retry(uuid, to_head=to_head))
+
+    def set_priority(self, task: TaskHandle | str, priority: Priority | str) -> TaskRecord:
+        uuid = task.uuid if isinstance(task, TaskHandle) else task
+        return self._call("set_priority", self._yard.set_priority(uuid, priority))

@@ -84,6 +84,14 @@ class PayloadTooLarge(InvalidInput):
         )
 
 
+class BatchTooLarge(InvalidInput):
+    """A batch is stored as a whole: split it, and submit the parts one after the other."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        super().__init__(f"one submit_many takes at most {limit:,} tasks; split them into several calls")
+
+
 class DuplicateTask(InvalidInput):
     """The same work is pending already, under `existing`: wait for that one."""
 
@@ -182,6 +190,18 @@ class NotOpen(TaskyardError):
     """The yard, scheduler or store is not open: use `async with`, or call `start`."""
 
 
+class EventsMissed(TaskyardError):
+    """The reader fell so far behind that events after `after` are gone: look at the records, then go on with
+    `yard.events(after=error.now)`, or without a number."""
+
+    def __init__(self, after: int, now: int) -> None:
+        self.after, self.now = after, now
+        super().__init__(
+            f"events after number {after} are no longer kept; look at the tasks themselves, then go on with "
+            f"events(after={now})"
+        )
+
+
 class NoCurrentRun(TaskyardError):
     """`current_run()` was called outside a task."""
 
@@ -214,11 +234,12 @@ class StoreError(TaskyardError):
 
 
 class StoreUrlInvalid(StoreError, InvalidInput):
-    """The store's address is not one we know."""
+    """The store's address is not one we know, or there is none."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | None, hint: str = "use memory:// or sqlite:///path/to/work.db") -> None:
         self.url = url
-        super().__init__(f"{url!r} is not a store; use memory:// or sqlite:///path/to/work.db")
+        what = "no store was given" if url is None else f"{url!r} is not a store"
+        super().__init__(f"{what}; {hint}")
 
 
 class StoreReadOnly(StoreError):

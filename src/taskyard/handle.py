@@ -126,5 +126,5 @@ class ConsumerFunction(Generic[P, R]):
         return TaskHandle(self._yard, added.uuid, added.is_new)
 
     async def submit_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[TaskHandle]:
-        """Store one task per dict of arguments, in that order, all or nothing."""
+        """Store one task per dict of arguments, in that order, all or nothing; at most 100,000 at once."""
         return await self._yard.submit_many_to(self.consumer, arguments, self._options)

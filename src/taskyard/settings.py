@@ -18,18 +18,29 @@ def find_store_url(url: str | None, environ: Mapping[str, str] = os.environ) -> 
     return url or environ.get(STORE_VARIABLE) or None
 
 
+def check_store_url(url: str) -> None:
+    """Raise `StoreUrlInvalid`, with what to write instead, unless `url` has the form of an address."""
+    path = url.removeprefix("sqlite:///")
+    if url == "memory://":
+        return
+    if path == url or not path:
+        raise StoreUrlInvalid(url)
+    if path.startswith((":memory:", "file:")):
+        raise StoreUrlInvalid(url, "a store in memory is memory://, one in a file is sqlite:///path/to/work.db")
+    if "?" in path:
+        raise StoreUrlInvalid(url, "an address takes no options; leave out what follows the ?")
+
+
 def make_store(url: str | None, clock: Clock) -> Store:
     """The store at `url`: `memory://`, `sqlite:///relative/work.db`, `sqlite:////absolute/work.db`."""
     url = find_store_url(url)
     if url is None:
-        raise StoreUrlInvalid("(none given; set TASKYARD_STORE or pass a URL)")
+        raise StoreUrlInvalid(None, f"set {STORE_VARIABLE}, or pass one, such as sqlite:///work.db")
+    check_store_url(url)
     if url == "memory://":
         from taskyard.stores.memory import MemoryStore
 
         return MemoryStore(clock)
-    path = url.removeprefix("sqlite:///")
-    if path == url or not path or path.startswith("?"):
-        raise StoreUrlInvalid(url)
     from taskyard.stores.sqlite import SqliteStore
 
-    return SqliteStore(Path(path).expanduser(), clock=clock)
+    return SqliteStore(Path(url.removeprefix("sqlite:///")).expanduser(), clock=clock)

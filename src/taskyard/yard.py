@@ -14,7 +14,9 @@ from taskyard.blocking import BlockingYard
 from taskyard.consumers import INLINE, THREAD, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
+    BatchTooLarge,
     DuplicateConsumer,
+    EventsMissed,
     ForkedStore,
     InvalidArguments,
     InvalidConsumer,
@@ -30,7 +32,7 @@ from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.event import Event
-from taskyard.model.given import check_name, check_retry, check_text
+from taskyard.model.given import LONGEST_S, check_name, check_retry, check_text
 from taskyard.model.limits import QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
@@ -40,13 +42,20 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.store import Add, Added, Store
+from taskyard.retention import KEEP_S, Retention
 from taskyard.scheduling.clock import SystemClock
-from taskyard.settings import make_store
+from taskyard.settings import check_store_url, make_store
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_PAYLOAD_BYTES = 1 << 20
+
+MAX_BATCH = 100_000
+"""Tasks of one `submit_many`: it is one transaction, and all of it is in memory."""
+
+BREATHE_EVERY = 1000
+"""Arguments of a batch that are checked before other code gets a turn: about 10 ms."""
 
 
 _forks = 0
@@ -66,7 +75,8 @@ class Yard:
 
     `async with yard:` opens the store and runs what is due; `async with yard.client():` only submits and waits. At most
     `max_running` tasks run here at once (`threads` of them in threads); leaving the block waits `grace_s` seconds for
-    what runs, then interrupts it and gives it back to the store (None: waits for as long as it takes)."""
+    what runs, then interrupts it and gives it back to the store (None: waits for as long as it takes). While it is open
+    with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything)."""
 
     def __init__(
         self,
@@ -75,17 +85,23 @@ class Yard:
         max_running: int = 100,
         threads: int = 32,
         grace_s: float | None = 30.0,
+        keep_s: float | None = KEEP_S,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         name: str = "",
         clock: Clock | None = None,
     ) -> None:
         if max_running < 1 or threads < 1:
             raise InvalidInput("max_running and threads must be at least 1")
+        if keep_s is not None and not 0 <= keep_s < LONGEST_S:
+            raise InvalidInput(f"keep_s must be between 0 and 1e9 seconds, or None to keep everything, not {keep_s}")
+        if isinstance(store, str):
+            check_store_url(store)
         self._clock = clock or SystemClock()
         self._where = store
         self._store: Store | None = None
         self._engine: Engine | None = None
-        self._grace_s = grace_s
+        self._grace_s, self._keep_s = grace_s, keep_s
+        self._retention: asyncio.Task[None] | None = None
         self._threads = threads
         self._settings = EngineSettings(
             name=name, max_running=max_running, runner=RunnerSettings(max_payload_bytes=max_payload_bytes)
@@ -187,6 +203,8 @@ class Yard:
         """Another store than the one given first; before the yard is opened."""
         if self._engine is not None:
             raise InvalidInput("choose the store before the yard is opened")
+        if isinstance(store, str):
+            check_store_url(store)
         self._where = store
 
     async def __aenter__(self) -> Yard:
@@ -211,9 +229,10 @@ class Yard:
         async with self:
             yield
 
-    def blocking(self) -> BlockingYard:
-        """The same yard for code without a loop, and for threads beside one: `with yard.blocking() as sync: …`."""
-        return BlockingYard(self)
+    def blocking(self, *, serve: bool = True) -> BlockingYard:
+        """The same yard for code without a loop, and for threads beside one: `with yard.blocking() as sync: …`. If that
+        opens it, `serve=False` leaves the workers out: other processes run the tasks."""
+        return BlockingYard(self, serve=serve)
 
     async def start(self, *, serve: bool = True) -> None:
         if self._engine is not None or self._is_opening or self._stopping is not None:
@@ -244,6 +263,9 @@ class Yard:
             raise
         self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
         self._forks = _forks
+        if serve and self._keep_s is not None:
+            retention = Retention(store, self._clock, self._keep_s)
+            self._retention = self.loop.create_task(retention.run(), name="taskyard-retention")
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
         executors: dict[str, ExecutorProtocol] = {
@@ -276,6 +298,8 @@ class Yard:
         self._refuse_elsewhere()
         engine, store = self._engine, self._store
         stopping = self._stopping = asyncio.get_running_loop().create_future()
+        if self._retention is not None:
+            self._retention.cancel()
         try:
             await engine.stop(self._grace_s if grace_s is ... else grace_s)
         finally:
@@ -325,7 +349,7 @@ class Yard:
         return TaskHandle(self, added.uuid, added.is_new)
 
     async def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
-        """Store one task per dict of arguments, in that order, all or nothing."""
+        """Store one task per dict of arguments, in that order, all or nothing; at most 100,000 at once."""
         consumer = self.get_consumer(name)
         return await self.submit_many_to(consumer, arguments, TaskOptions.of(**options) if options else DEFAULTS)
 
@@ -338,9 +362,13 @@ class Yard:
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
     ) -> list[TaskHandle]:
         now, limit = self._clock.now(), self._max_payload_bytes
-        records = [
-            make_record(consumer, _named(consumer.name, args), options, now=now, max_bytes=limit) for args in arguments
-        ]
+        records: list[TaskRecord] = []
+        for args in arguments:
+            if len(records) == MAX_BATCH:
+                raise BatchTooLarge(MAX_BATCH)
+            records.append(make_record(consumer, _named(consumer.name, args), options, now=now, max_bytes=limit))
+            if len(records) % BREATHE_EVERY == 0:
+                await asyncio.sleep(0)
         if not records:
             return []
         added = await self.engine.add(Add(records, options.dedupe, self._parent()))
@@ -351,6 +379,8 @@ class Yard:
         run = find_current_run()
         if run is None or self._engine is None or run.claim.record.node != self._engine.incarnation:
             return None
+        if run.ended:
+            return None  # code that a run has left behind submits on its own account
         return run.claim
 
     # --- looking and steering -----------------------------------------------------------------------------------------
@@ -383,7 +413,8 @@ class Yard:
 
     async def events(self, *, after: int | None = None) -> AsyncGenerator[Event, None]:
         """What happens from now on, or after event number `after`, in this process and in others, until the yard is
-        closed. A reader that falls more than the ring's length behind misses some."""
+        closed. A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more) gets
+        `EventsMissed`: look at the records, then start anew."""
         store, engine = self.store, self.engine
         seen = (await store.events(after=-1)).last if after is None else after
         with engine.changes() as changes:
@@ -391,6 +422,8 @@ class Yard:
             while self._engine is engine:
                 changes.clear()
                 page = await store.events(after=seen)
+                if page.missed:
+                    raise EventsMissed(seen, page.last)
                 seen = page.last
                 for event in page.events:
                     yield event

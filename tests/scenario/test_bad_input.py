@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from taskyard import (
     BaseTaskConsumer,
+    BatchTooLarge,
     InvalidArguments,
     InvalidConsumer,
     InvalidInput,
@@ -17,6 +19,7 @@ from taskyard import (
     NotJson,
     PayloadTooLarge,
     RetryPolicy,
+    StoreUrlInvalid,
     Task,
     TaskFailed,
     TaskState,
@@ -127,6 +130,52 @@ async def test_what_cannot_be_stored_harms_only_who_asks(url):
         with pytest.raises(InvalidInput, match="uuid must be text"):
             yard.handle("u\udc80")
         assert await yard.handle("fine").result(timeout_s=10) == "fine"
+
+
+async def test_a_batch_has_an_upper_size(monkeypatch):
+    """More than 100,000 tasks at once are refused, without reading on; nothing is stored."""
+    monkeypatch.setattr("taskyard.yard.MAX_BATCH", 2500)
+    async with build("memory://").client() as yard:
+        with pytest.raises(BatchTooLarge, match="at most 2,500 tasks; split them"):
+            await yard.submit_many("echo", ({} for _ in itertools.count()))
+        assert await yard.store.count() == {}
+        assert len(await yard.submit_many("echo", [{}] * 2500)) == 2500
+
+
+async def test_a_large_batch_lets_others_run():
+    """While a large batch is checked, other code on the loop gets its turns."""
+    async with build("memory://").client() as yard:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(other())
+        await yard.submit_many("echo", [{}] * 20_000)
+        beside.cancel()
+        assert turns >= 20
+
+
+URLS = [
+    ("redis://x", "use memory:// or sqlite:///path"),
+    ("sqlite:///", "use memory:// or sqlite:///path"),
+    ("work.db", "use memory:// or sqlite:///path"),
+    ("sqlite:///:memory:", "a store in memory is memory://"),
+    ("sqlite:///file:work.db", "a store in memory is memory://"),
+    ("sqlite:///work.db?mode=ro", "an address takes no options"),
+]
+
+
+@pytest.mark.parametrize(("url", "advice"), URLS)
+def test_an_address_that_is_wrong_is_told_at_once(url, advice):
+    """An address that no store has is refused when the yard is made, with what to write instead."""
+    with pytest.raises(StoreUrlInvalid, match=advice):
+        Yard(url)
+    with pytest.raises(StoreUrlInvalid, match=advice):
+        Yard("memory://").use_store(url)
 
 
 CONSUMERS = [

@@ -67,12 +67,25 @@ def test_a_failed_task_is_sent_again_from_plain_code(url):
         assert sync.result(handle, timeout_s=10) == "fine"
 
 
-def test_an_address_that_is_wrong_is_told_at_once():
+def test_a_yard_that_cannot_be_opened_says_so(monkeypatch):
     """If the yard cannot be opened, the error comes out of the `with`, and no thread stays behind."""
+    monkeypatch.delenv("TASKYARD_STORE", raising=False)
     before = threading.active_count()
-    with pytest.raises(StoreUrlInvalid, match="memory:// or sqlite:///"), Yard("redis://x").blocking():
+    with pytest.raises(StoreUrlInvalid, match="no store was given; set TASKYARD_STORE, or pass one"), Yard().blocking():
         pass
     assert threading.active_count() == before
+
+
+def test_plain_code_may_only_submit(file_url):
+    """`blocking(serve=False)` runs nothing itself: what it submits waits for a process that serves."""
+    with build(file_url).blocking(serve=False) as sync:
+        handle = sync.submit("add", {"a": 1})
+        assert sync.set_priority(handle, "high").priority == 0
+        with pytest.raises(TimeoutError):
+            sync.result(handle, timeout_s=0.2)
+        assert sync.record(handle).attempt == 0
+    with build(file_url).blocking() as sync:
+        assert sync.result(handle.uuid, timeout_s=10) == 2
 
 
 @pytest.mark.spec("SCH-20")

@@ -20,6 +20,7 @@ from taskyard import (
     InvalidInput,
     Task,
     TaskFailed,
+    TaskHandle,
     TaskState,
     Yard,
     current_run,
@@ -333,3 +334,25 @@ def test_impossible_limits_are_refused():
         Yard("memory://", max_running=0)
     with pytest.raises(InvalidInput, match="concurrency must be at least 1, or None"):
         Yard("memory://").define_queue("q", concurrency=0)
+
+
+async def test_what_a_run_leaves_behind_submits_on_its_own(url):
+    """A background task that outlives its run submits as anybody else does; it is no part of the ended run."""
+    yard = build(url)
+    behind: asyncio.Future[TaskHandle] = asyncio.get_running_loop().create_future()
+    ended = asyncio.Event()
+
+    async def follow_up() -> None:
+        await ended.wait()
+        behind.set_result(await yard.submit("add", {"a": 1}))
+
+    @yard.consumer
+    async def parent() -> None:
+        running.append(asyncio.create_task(follow_up()))
+
+    running: list[asyncio.Task[None]] = []
+    async with yard:
+        await (await parent.submit()).result(timeout_s=10)
+        ended.set()
+        await running[0]
+        assert await (await behind).result(timeout_s=10) == 2

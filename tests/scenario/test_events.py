@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from taskyard import Event, EventKind, Yard
+from taskyard import Event, EventKind, EventsMissed, Yard
 from tests.scenario.gates import PATIENCE_S, heard
 from tests.scenario.jobs import build
 
@@ -127,3 +127,16 @@ async def test_a_listener_hears_only_what_comes(url):
             while not following.done():
                 await yard.submit("echo")
             assert (await following).uuid != before.uuid
+
+
+@pytest.mark.spec("QUE-29")
+async def test_a_listener_that_came_too_late_is_told():
+    """A listener that asks for events the store no longer keeps gets an error, not a gap; it says where to go on."""
+    async with build("memory://").client() as yard:
+        for _ in range(2):
+            await yard.submit_many("echo", [{}] * 6000, delay_s=3600)
+        with pytest.raises(EventsMissed, match="no longer kept") as missed:
+            await anext(yard.events(after=0))
+        assert missed.value.after == 0
+        async with aclosing(yard.events(after=missed.value.now)) as events:
+            assert (await anext(events)).seq == missed.value.now + 1
