@@ -83,7 +83,12 @@ class Engine:
         self._consumers, self._executors = consumers, executors
         self._settings = settings or EngineSettings()
         self.incarnation = uuids.uuid4().hex
-        self._slots = Slots(consumers, max_running=self._settings.max_running, others=self._settings.others)
+        self._slots = Slots(
+            consumers,
+            max_running=self._settings.max_running,
+            others=self._settings.others,
+            capacities={name: executor.abilities.capacity for name, executor in executors.items()},
+        )
         self._watcher = OutcomeWatcher(store)
         self._dispatcher = Dispatcher(
             store, self.incarnation, slots=self._slots, clock=clock, jitter=jitter, probes=probes
@@ -241,6 +246,7 @@ class Engine:
 
     async def _wind_down(self, grace_s: float | None) -> list[str]:
         """What could not be ended."""
+        self._runner.give_back_waiting()
         until = None if grace_s is None else self._clock.monotonic() + grace_s
         if await self._runner.drain(until):
             return []

@@ -97,7 +97,8 @@ class Rig:
         self.probes = Probes()
         self.consumers: dict[str, Consumer] = {}
         self.queues: dict[str, QueueSettings] = {}
-        self.executors: dict[str, ExecutorProtocol] = {"inline": InProcessExecutor(), "thread": ThreadExecutor()}
+        threads = ThreadExecutor(max_workers=settings.pop("threads", 32))
+        self.executors: dict[str, ExecutorProtocol] = {"inline": InProcessExecutor(), "thread": threads}
         runner = RunnerSettings(
             retry=settings.pop("retry", RetryPolicy(jitter=0)),
             cancel_grace_s=settings.pop("cancel_grace_s", 5.0),

@@ -1,5 +1,6 @@
 """Slots: counting what runs, and saying what there is room for."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,6 +36,22 @@ def test_without_room_there_is_no_demand():
     in_total.take("a")
     assert by_source.demand() is None
     assert in_total.demand() is None
+
+
+def test_no_source_is_asked_for_beyond_its_executor():
+    """With two threads a source gets two, however many it may run; with none free it gets none, others get theirs."""
+    known = consumers(a=6, b=1) | {"c": replace(consumer("c", 9), executor="inline")}
+    slots = Slots(known, max_running=10, capacities={"thread": 2, "inline": None})
+    assert slots.demand() == Demand(10, {"a": 2, "b": 1, "c": 9})
+    slots.take("a")
+    assert slots.demand() == Demand(9, {"a": 1, "b": 1, "c": 9})
+    slots.take("a")
+    slots.take("b")
+    assert slots.demand() == Demand(7, {"c": 9})
+    slots.free("a")
+    assert slots.demand() == Demand(8, {"c": 9})
+    slots.free("b")
+    assert slots.demand() == Demand(9, {"a": 1, "b": 1, "c": 9})
 
 
 def test_the_demand_is_kept_until_something_changes():

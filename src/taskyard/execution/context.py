@@ -47,7 +47,7 @@ class RunContext:
     `note`; the rest belongs to the engine."""
 
     # Defaults of the class, not of each instance: one run of many needs more than the three values below.
-    cancel_asked = stop_asked = expired = abandoned = ended = False
+    cancel_asked = stop_asked = expired = abandoned = ended = is_waiting = False
     interrupt: Callable[[], object] | None = None
     raised: BaseException | None = None
     task: asyncio.Task[None] | None = None

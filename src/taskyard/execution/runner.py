@@ -215,6 +215,12 @@ class Runner:
             await self._clock.wait(self._drained, until_mono)
         return True
 
+    def give_back_waiting(self) -> None:
+        """What an executor has accepted and not begun goes back, because the node stops."""
+        for run in list(self._live.values()):
+            if run.is_waiting:
+                run.ask_stop()
+
     def interrupt(self) -> None:
         """Ask everything that runs here to end, because the node stops."""
         for run in list(self._live.values()):

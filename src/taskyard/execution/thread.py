@@ -27,11 +27,10 @@ class ThreadExecutor:
     """At most `max_workers` at once; up to `queue_limit` more wait for a thread, and what comes on top is rejected.
     Belongs to the event loop that first submits."""
 
-    abilities = Abilities()
-
     def __init__(self, *, max_workers: int = 32, queue_limit: int = 1000, now: Callable[[], float] = time.time) -> None:
         if max_workers < 1 or queue_limit < 0:
             raise ValueError("max_workers must be at least 1 and queue_limit not negative")
+        self.abilities = Abilities(capacity=max_workers)
         self._max_workers, self._queue_limit, self._now = max_workers, queue_limit, now
         self._waiting: deque[_Job] = deque()
         self._running = 0
@@ -51,7 +50,7 @@ class ThreadExecutor:
         job = _Job(request, asyncio.get_running_loop(), self._done)
         run: RunContext | None = request.context
         if run is not None:
-            run.interrupt = job.interrupt
+            run.interrupt, run.is_waiting = job.interrupt, True
         self._waiting.append(job)
         self._hand_out()
         try:
@@ -80,16 +79,20 @@ class ThreadExecutor:
             job = self._waiting.popleft()
             if job.finished.done():
                 continue  # cancelled while it waited
+            if self._running == len(self._threads):
+                try:
+                    self._start_thread()
+                except Exception as exc:
+                    job.reject(f"no thread could be started: {exc}")
+                    continue
             self._running += 1
-            if self._running > len(self._threads):
-                self._start_thread()
             job.begin(self._now())
             self._work.put(job)
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=_work, args=(self._work,), name="taskyard-thread", daemon=True)
+        thread.start()  # raises when the system has no more
         self._threads.add(thread)
-        thread.start()
 
     def _done(self, job: _Job) -> None:
         self._running -= 1
@@ -100,7 +103,7 @@ class ThreadExecutor:
     async def shutdown(self, *, wait: bool = True) -> None:
         self._is_closed = True
         while self._waiting:
-            self._waiting.popleft().interrupt()
+            self._waiting.popleft().reject("the thread executor was shut down before it began")
         if wait and self._running:
             self._idle = asyncio.Event()
             await self._idle.wait()
@@ -127,12 +130,15 @@ class _Job:
         self._context = contextvars.copy_context()
         self._deadline: asyncio.TimerHandle | None = None
         self._is_expired = False
+        self._rejection = "it was interrupted while it waited for a thread"
         self._started_at = 0.0
         self._value: Any = None
         self._raised: BaseException | None = None
 
     def begin(self, now: float) -> None:
         self.is_started, self._started_at = True, now
+        if self.request.context is not None:
+            self.request.context.is_waiting = False
         if self.request.timeout_s is not None:
             self._deadline = self._loop.call_later(self.request.timeout_s, self._expire)
 
@@ -151,9 +157,9 @@ class _Job:
         self.is_over = True
         if self._deadline is not None:
             self._deadline.cancel()
-        self._done(self)
         if not self.finished.done():
             self.finished.set_result(None)
+        self._done(self)
 
     def _expire(self) -> None:
         self._is_expired = True
@@ -170,6 +176,10 @@ class _Job:
         if not self.is_started and not self.finished.done():
             self.finished.set_result(None)
 
+    def reject(self, why: str) -> None:
+        self._rejection = why
+        self.interrupt()
+
     def result(self, now: float) -> ExecutionResult:
         error = self._error()
         started_at = self._started_at or now
@@ -182,7 +192,7 @@ class _Job:
         if not self.is_started:
             if run is not None and run.cancel_asked:
                 return canceled("canceled while it waited for a thread")
-            return ExecutionError(kind=ErrorKind.REJECTED, message="the thread executor was shut down before it began")
+            return ExecutionError(kind=ErrorKind.REJECTED, message=self._rejection)
         if self._is_expired:
             return timed_out(self.request.timeout_s or 0.0)
         if self._raised is None:

@@ -11,10 +11,12 @@ from taskyard.model.execution import ExecutionRequest, ExecutionResult
 
 class Abilities(msgspec.Struct, frozen=True):
     """What an executor can do to a run. `kills`: a timeout or cancel really ends it. `isolates`: a crash touches that
-    run only. Where it cannot kill, its slot stays taken until the code ends by itself, and the record says so."""
+    run only. Where it cannot kill, its slot stays taken until the code ends by itself, and the record says so.
+    `capacity`: how much runs at once; None has no limit of its own."""
 
     kills: bool = False
     isolates: bool = False
+    capacity: int | None = None
 
 
 class ExecutorProtocol(Protocol):

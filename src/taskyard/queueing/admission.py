@@ -11,16 +11,29 @@ from collections.abc import Mapping
 from taskyard.model.limits import Demand
 from taskyard.ports.consumer import Consumer
 
+NO_LIMITS: Mapping[str, int | None] = {}
+
 
 class Slots:
-    """`consumers` may grow while the node runs. `others` is the room for sources that are not among them."""
+    """`consumers` may grow while the node runs. `others` is the room for sources that are not among them. `capacities`
+    is what each executor runs at once, where it has a limit: no source is asked for beyond what its executor has free.
+    Sources that share an executor may together get more than that; it waits there, and goes back at a stop."""
 
-    def __init__(self, consumers: Mapping[str, Consumer], *, max_running: int, others: int = 0) -> None:
+    def __init__(
+        self,
+        consumers: Mapping[str, Consumer],
+        *,
+        max_running: int,
+        others: int = 0,
+        capacities: Mapping[str, int | None] = NO_LIMITS,
+    ) -> None:
         self._consumers = consumers
         self._known = 0
         self._total = max_running
         self._others = others
         self._sources: dict[str, int] = {}
+        self._room = {executor: limit for executor, limit in capacities.items() if limit is not None}
+        self._executors: dict[str, str] = {}
         self._strangers: Counter[str] = Counter()
         self._demand: Demand | None = None
         self._stale = True
@@ -50,6 +63,8 @@ class Slots:
             self._learn()
         if source in self._sources:
             self._sources[source] -= 1
+            if source in self._executors:
+                self._room[self._executors[source]] -= 1
         else:
             self._others -= 1
             self._strangers[source] += 1
@@ -63,6 +78,8 @@ class Slots:
             self._strangers[source] -= 1
         else:
             self._sources[source] += 1
+            if source in self._executors:
+                self._room[self._executors[source]] += 1
         self._stale = not self._stopped
 
     def _learn(self) -> None:
@@ -70,16 +87,21 @@ class Slots:
         for name, consumer in self._consumers.items():
             if name not in self._sources:
                 self._sources[name] = _sensible(consumer.concurrent_count)
+                if consumer.executor in self._room:
+                    self._executors[name] = consumer.executor
         self._known = len(self._consumers)
         self._stale = True
 
     def _count(self) -> Demand | None:
         if self._total <= 0:
             return None
+        sources = dict(self._sources)
+        for source, executor in self._executors.items():
+            sources[source] = max(0, min(sources[source], self._room[executor]))
         if self._others > 0:
             # Full sources are listed too: one that is not listed would be taken for unknown.
-            return Demand(self._total, dict(self._sources), self._others)
-        free = {source: n for source, n in self._sources.items() if n > 0}
+            return Demand(self._total, sources, self._others)
+        free = {source: n for source, n in sources.items() if n > 0}
         return Demand(self._total, free) if free else None
 
 
