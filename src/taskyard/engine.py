@@ -229,10 +229,21 @@ class Engine:
         try:
             stuck = await self._wind_down(grace_s)
             await asyncio.gather(*self._applying, return_exceptions=True)
-            is_flushed = await self._dispatcher.flush(self._clock.monotonic() + FLUSH_S)
+            is_flushed = await self._flush()
         finally:
             await self._end_loops()
         await self._leave(stuck, is_flushed)
+
+    async def _flush(self) -> bool:
+        """Write what is left, here if need be: the end of `asyncio.run` cancels the loops together with whoever then
+        calls `stop`."""
+        until = self._clock.monotonic() + FLUSH_S
+        flushing = asyncio.get_running_loop().create_task(self._dispatcher.flush(until))
+        try:
+            await asyncio.wait((flushing, self._loops[0]), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            flushing.cancel()
+        return flushing.result() if flushing.done() else await self._dispatcher.write_rest(until)
 
     async def _stop_now(self) -> None:
         """Give back what runs and leave, without the loops: whoever cancels a stop may have cancelled them as well."""

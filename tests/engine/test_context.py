@@ -62,6 +62,46 @@ async def test_progress_is_thinned_out_but_its_last_word_is_kept(rig, monkeypatc
     await rig.outcome(uuid)
 
 
+@pytest.mark.parametrize("executor", ["inline", "thread"])
+async def test_the_last_word_of_a_run_that_ends_at_once_is_kept(rig, executor):
+    """What a run says just before it ends stands on its record, in the order said, and its end is told."""
+
+    def report(record) -> None:
+        for step in range(1, 4):
+            current_run().progress(step / 3, f"step {step}")
+        current_run().note("all done")
+
+    async def report_inline(record) -> None:
+        report(record)
+
+    rig.consumer("report", report_inline if executor == "inline" else report)
+    uuid = await rig.submit("report")
+    assert (await rig.outcome(uuid)).state == "completed"
+    record = await rig.found(uuid)
+    assert (record.progress, record.note) == (Progress(1.0, "step 3"), "all done")
+
+
+async def test_a_run_that_says_nothing_ends_in_one_turn(rig):
+    """A last word costs a turn only where there is one: the others are settled in the turn after their end."""
+    work = Work()
+
+    async def report(record) -> str:
+        result = await work(record)
+        current_run().progress(1.0)
+        return result
+
+    rig.consumer("work", work)
+    rig.consumer("report", report)
+    silent, talking = await rig.submit("work"), await rig.submit("report")
+    await quiet()
+    turns = rig.store.turns
+    work.let_go(silent)
+    work.let_go(talking)
+    await rig.probes.reported.next()
+    assert (await rig.state(silent), rig.store.turns) == ("completed", turns + 1)
+    assert (await rig.outcome(talking)).state == "completed"
+
+
 async def test_progress_from_a_thread(rig):
     """A thread reports progress while it runs."""
     go_on = threading.Event()

@@ -50,6 +50,7 @@ class RunContext:
     cancel_asked = stop_asked = expired = abandoned = ended = is_waiting = False
     interrupt: Callable[[], object] | None = None
     raised: BaseException | None = None
+    ctrl_c: KeyboardInterrupt | None = None
     task: asyncio.Task[None] | None = None
     grace: asyncio.TimerHandle | None = None
     _meter: _Meter | None = None
@@ -117,14 +118,14 @@ class RunContext:
             self.interrupt()
 
     def end(self) -> None:
-        """The code has ended: what it still says is dropped."""
+        """The code has ended: its last word is passed on, what it still says is dropped."""
+        if self._meter is not None:
+            self._meter.finish()
         self.ended = True
         # A circle (run, asyncio task, its context variables, run) that would have to wait for the garbage collector.
         self.task = self.interrupt = self.raised = None
         if self.grace is not None:
             self.grace.cancel()
-        if self._meter is not None:
-            self._meter.stop()
 
 
 def _said(text: object) -> str:
@@ -185,9 +186,13 @@ class _Meter:
             self._run.say(Report(self._run.claim, progress=progress))
             self._timer = self._host.loop.call_later(PROGRESS_EVERY_S, self._send)
 
-    def stop(self) -> None:
+    def finish(self) -> None:
+        """Send what is left, whatever the time."""
         if self._timer is not None:
             self._timer.cancel()
+        progress, self._latest = self._latest, None
+        if progress is not None:
+            self._run.say(Report(self._run.claim, progress=progress))
 
 
 CURRENT: ContextVar[RunContext] = ContextVar("taskyard_run")

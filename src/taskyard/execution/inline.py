@@ -50,7 +50,7 @@ class InProcessExecutor:
             else:
                 data = await self._within(request)
         except BaseException as exc:
-            # SystemExit and KeyboardInterrupt too: a consumer must not end the loop that all the others run on.
+            # SystemExit too: a consumer must not end the loop that all the others run on.
             error = self._explain(exc, request)
             return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=self._now())
         finally:
@@ -95,6 +95,8 @@ class InProcessExecutor:
             # Nobody cancelled this task: the consumer awaited something that was cancelled, and let it through.
         if run is not None:
             run.raised = exc
+            if isinstance(exc, KeyboardInterrupt):
+                run.ctrl_c = exc  # meant for the process: the runner passes it on
         return explain(exc)
 
 

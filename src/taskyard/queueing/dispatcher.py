@@ -232,8 +232,14 @@ class Dispatcher:
             return self._take_part()
         settles, self._settles = self._settles, []
         adds, waiting = self._take_adds(ADDS_AT_MOST)
+        reports = self._take_reports()
+        if reports and settles:
+            # A turn settles first, and what a run says after its end is ignored: its last word goes one turn ahead.
+            said = {report.claim.token for report in reports}
+            self._settles = [settle for settle in settles if settle[0].token in said]
+            settles = [settle for settle in settles if settle[0].token not in said]
         self._look = self._must_turn = False
-        return _Batch(settles, adds, waiting, self._take_reports(), self._slots.demand())
+        return _Batch(settles, adds, waiting, reports, self._slots.demand())
 
     def _take_part(self) -> _Batch:
         """Settles, what is new, and claims in turn, each without the others: whatever fails, fails alone."""
