@@ -19,7 +19,6 @@ from taskyard import (
     NotJson,
     PayloadTooLarge,
     RetryPolicy,
-    StoreUrlInvalid,
     Task,
     TaskFailed,
     TaskState,
@@ -157,25 +156,6 @@ async def test_a_large_batch_lets_others_run():
         await yard.submit_many("echo", [{}] * 20_000)
         beside.cancel()
         assert turns >= 20
-
-
-URLS = [
-    ("redis://x", "use memory:// or sqlite:///path"),
-    ("sqlite:///", "use memory:// or sqlite:///path"),
-    ("work.db", "use memory:// or sqlite:///path"),
-    ("sqlite:///:memory:", "a store in memory is memory://"),
-    ("sqlite:///file:work.db", "a store in memory is memory://"),
-    ("sqlite:///work.db?mode=ro", "an address takes no options"),
-]
-
-
-@pytest.mark.parametrize(("url", "advice"), URLS)
-def test_an_address_that_is_wrong_is_told_at_once(url, advice):
-    """An address that no store has is refused when the yard is made, with what to write instead."""
-    with pytest.raises(StoreUrlInvalid, match=advice):
-        Yard(url)
-    with pytest.raises(StoreUrlInvalid, match=advice):
-        Yard("memory://").use_store(url)
 
 
 CONSUMERS = [

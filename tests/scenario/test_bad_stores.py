@@ -21,29 +21,36 @@ from tests.scenario.processes import TOP, environment, run_python
 
 # --- where the store is -----------------------------------------------------------------------------------------------
 
+FORMS = r"use memory:// or sqlite:///path/to/work\.db"
+
 URLS = [
-    "redis://localhost",
-    "postgres",
-    "work.db",
-    "sqlite://work.db",
-    "sqlite:///",
-    "sqlite:///?mode=ro",
-    "memory://x",
-    "file:work.db",
+    ("redis://localhost", FORMS),
+    ("postgres", FORMS),
+    ("work.db", FORMS),
+    ("sqlite://work.db", FORMS),
+    ("sqlite:///", FORMS),
+    ("memory://x", FORMS),
+    ("file:work.db", FORMS),
+    ("sqlite:///:memory:", "a store in memory is memory://"),
+    ("sqlite:///file:work.db", "a store in memory is memory://"),
+    ("sqlite:///?mode=ro", "an address takes no options"),
+    ("sqlite:///work.db?mode=ro", "an address takes no options"),
 ]
 
 
-@pytest.mark.parametrize("bad", URLS)
-async def test_an_address_that_is_none_is_refused(bad):
-    """An address nobody knows is refused when the yard is opened, with the forms that are known."""
-    with pytest.raises(StoreUrlInvalid, match=r"use memory:// or sqlite:///path/to/work\.db"):
-        await Yard(bad).start()
+@pytest.mark.parametrize(("bad", "advice"), URLS)
+def test_an_address_that_is_none_is_refused(bad, advice):
+    """An address nobody knows is refused when the yard is made, with what to write instead."""
+    with pytest.raises(StoreUrlInvalid, match=advice):
+        Yard(bad)
+    with pytest.raises(StoreUrlInvalid, match=advice):
+        Yard("memory://").use_store(bad)
 
 
 async def test_no_address_at_all_is_refused(monkeypatch, tmp_path):
     """Without an address the environment is asked, and if it has none, the error names the variable."""
     monkeypatch.delenv("TASKYARD_STORE", raising=False)
-    with pytest.raises(StoreUrlInvalid, match="set TASKYARD_STORE or pass a URL"):
+    with pytest.raises(StoreUrlInvalid, match="no store was given; set TASKYARD_STORE, or pass one"):
         await Yard().start()
     monkeypatch.setenv("TASKYARD_STORE", f"sqlite:///{tmp_path / 'env.db'}")
     async with Yard():

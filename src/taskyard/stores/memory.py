@@ -530,6 +530,7 @@ class MemoryStore:
         self._opened -= 1
         if self._opened <= 0:
             self._listeners.clear()
+            self._is_telling = False  # the loop may end before it could tell; the next one starts anew
 
     async def set_queue(self, settings: QueueSettings) -> None:
         self._core.set_queue(settings)
