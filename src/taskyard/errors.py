@@ -338,14 +338,13 @@ class RetryLater(Steer):
     """Run me again in `delay_s` seconds, or after a timedelta; no retry is used up."""
 
     def __init__(self, delay_s: float | timedelta, reason: str = "") -> None:
-        if isinstance(delay_s, timedelta):
-            delay_s = delay_s.total_seconds()
-        if not isinstance(delay_s, int | float) or isinstance(delay_s, bool):
+        seconds: object = delay_s.total_seconds() if isinstance(delay_s, timedelta) else delay_s
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise TypeError(f"RetryLater takes a number of seconds or a timedelta, not {delay_s!r}")
-        if not 0 <= delay_s < math.inf:
+        if not 0 <= seconds < math.inf:
             raise ValueError(f"RetryLater takes a finite number of seconds, 0 or more, not {delay_s}")
-        self.delay_s, self.reason = float(delay_s), reason
-        super().__init__(reason or f"again in {delay_s:g} s")
+        self.delay_s, self.reason = float(seconds), reason
+        super().__init__(reason or f"again in {self.delay_s:g} s")
 
 
 class Cancel(Steer):
