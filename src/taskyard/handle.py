@@ -10,6 +10,7 @@ import msgspec
 
 from taskyard.consumers import Signature
 from taskyard.errors import ResultGone, TaskCanceled, TaskFailed, TaskSkipped, UnknownTask
+from taskyard.model.given import check_wait
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, TaskRecord
 from taskyard.options import DEFAULTS, TaskOptions
@@ -43,7 +44,7 @@ class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
         """What the task returned, when it has ended, wherever it ran. Raises `TaskFailed`, `TaskCanceled`,
         `TaskSkipped` or `ResultGone`; `TimeoutError` when `timeout_s` passes first (the task goes on)."""
         engine = self._yard.engine
-        waiter = engine.outcome(self.uuid, timeout_s)
+        waiter = engine.outcome(self.uuid, check_wait("timeout_s", timeout_s))
         try:
             return value_of(await waiter)
         except asyncio.CancelledError:

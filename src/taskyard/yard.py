@@ -32,7 +32,7 @@ from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.event import Event
-from taskyard.model.given import LONGEST_S, check_name, check_retry, check_text
+from taskyard.model.given import LONGEST_S, check_name, check_retry, check_text, check_wait
 from taskyard.model.limits import QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
@@ -100,7 +100,7 @@ class Yard:
         self._where = store
         self._store: Store | None = None
         self._engine: Engine | None = None
-        self._grace_s, self._keep_s = grace_s, keep_s
+        self._grace_s, self._keep_s = check_wait("grace_s", grace_s), keep_s
         self._retention: asyncio.Task[None] | None = None
         self._threads = threads
         self._settings = EngineSettings(
@@ -296,12 +296,13 @@ class Yard:
         if self._engine is None or self._store is None:
             return
         self._refuse_elsewhere()
+        grace_s = self._grace_s if grace_s is ... else check_wait("grace_s", grace_s)
         engine, store = self._engine, self._store
         stopping = self._stopping = asyncio.get_running_loop().create_future()
         if self._retention is not None:
             self._retention.cancel()
         try:
-            await engine.stop(self._grace_s if grace_s is ... else grace_s)
+            await engine.stop(grace_s)
         finally:
             self._engine = self._store = self.loop = None
             for changes in self._streams:

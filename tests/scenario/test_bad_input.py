@@ -158,6 +158,20 @@ async def test_a_large_batch_lets_others_run():
         assert turns >= 20
 
 
+@pytest.mark.parametrize("senseless", [float("nan"), "5", True])
+async def test_a_wait_that_is_no_time_is_refused(url, senseless):
+    """What is no number of seconds is refused as a time to wait: a NaN among its timers would stall the event loop."""
+    with pytest.raises(InvalidInput, match="grace_s must be a number of seconds, or None"):
+        Yard(url, grace_s=senseless)
+    async with build(url, grace_s=float("inf")) as yard:
+        handle = await yard.submit("add", {"a": 1})
+        with pytest.raises(InvalidInput, match="timeout_s must be a number of seconds, or None"):
+            await handle.result(timeout_s=senseless)
+        with pytest.raises(InvalidInput, match="grace_s must be"):
+            await yard.stop(grace_s=senseless)
+        assert await handle.result(timeout_s=float("inf")) == 2
+
+
 CONSUMERS = [
     pytest.param({"timeout_s": float("inf")}, "timeout_s must be more than 0 and less than 1e9", id="timeout-endless"),
     pytest.param({"timeout_s": -1}, "timeout_s must be more than 0", id="timeout-negative"),

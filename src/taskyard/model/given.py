@@ -3,6 +3,7 @@ it what others have in there."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -49,6 +50,18 @@ def check_timeout(value: Any) -> float:
     if not 0 < value < LONGEST_S:
         raise InvalidInput(f"timeout_s must be more than 0 and less than 1e9, not {value}; leave it out for no limit")
     return float(value)
+
+
+def check_wait(field: str, value: Any) -> float | None:
+    """How long a caller is willing to wait: None, or longer than anybody lives, is for ever. NaN must not reach a loop:
+    it would leave the order of all timers undefined."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+        raise InvalidInput(
+            f"{field} must be a number of seconds, or None to wait for as long as it takes, not {value!r}"
+        )
+    return float(value) if value < LONGEST_S else None
 
 
 def check_retry(value: Any) -> RetryPolicy:
