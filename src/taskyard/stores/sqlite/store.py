@@ -87,9 +87,9 @@ class SqliteStore:
             self._shut_threads()
             raise
 
-    def _shut_threads(self) -> None:
-        self._threads.shutdown(wait=False)
-        self._people.shutdown(wait=False)
+    def _shut_threads(self, *, wait: bool = False) -> None:
+        self._threads.shutdown(wait=wait)
+        self._people.shutdown(wait=wait)
 
     def _open(self) -> None:
         folder = prepare_folder(self.path)
@@ -129,7 +129,7 @@ class SqliteStore:
             if self._watch.fd >= 0:
                 self._loop.remove_reader(self._watch.fd)
         await self._loop.run_in_executor(self._threads, self._close, writer)
-        self._shut_threads()
+        self._shut_threads(wait=True)
 
     def _close(self, writer: Writer) -> None:
         is_stopped = writer.stop(CLOSE_S)
