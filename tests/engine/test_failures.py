@@ -12,7 +12,7 @@ from taskyard.execution.context import current_run
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.limits import QueueSettings
 from taskyard.model.retry import NO_RETRY, RetryPolicy
-from tests.engine.support import Rig, Work, quiet
+from tests.engine.support import Work, quiet
 
 
 def raising(error: BaseException):
@@ -45,6 +45,7 @@ async def test_an_exception_is_logged_with_its_stack_and_the_loop_goes_on(rig, c
     [
         ("inline", SystemExit(3)),
         ("inline", GeneratorExit()),
+        ("inline", KeyboardInterrupt()),
         ("thread", SystemExit(3)),
         ("thread", GeneratorExit()),
         ("thread", KeyboardInterrupt()),
@@ -63,30 +64,6 @@ async def test_a_consumer_cannot_end_the_loop(rig, error, executor):
     assert outcome.state == "failed"
     assert outcome.error is not None
     assert outcome.error.type == type(error).__name__
-
-
-def test_ctrl_c_in_a_consumer_reaches_the_process():
-    """A KeyboardInterrupt on the loop ends the program, as it would without us; the run has failed, and the node
-    leaves, although the end of `asyncio.run` has cancelled its loops."""
-    rig = Rig()
-    rig.consumer("work", raising(KeyboardInterrupt()))
-    record = rig.record("work")
-
-    async def program() -> None:
-        await rig.engine.start()
-        try:
-            await rig.offer(record)
-            await asyncio.Event().wait()
-        finally:
-            await rig.engine.stop()
-
-    async def look() -> tuple[object, ...]:
-        found = await rig.found(record.uuid)
-        return found.state, await rig.store.nodes()
-
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(program())
-    assert asyncio.run(look()) == ("retrying", [])
 
 
 @pytest.mark.spec("SCH-09", "SCH-24")

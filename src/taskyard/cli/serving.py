@@ -131,6 +131,11 @@ async def _stop(yard: Yard, service: Service, stop: Stop, tell: Callable[[str, s
         sys.stdout.flush()
         os._exit(REFUSED)  # the end of the process frees its claims; a thread in it would hold up any other end
     await stopping
+    if engine.running:
+        # Code that swallows its cancellation would also hold up the end of the event loop, and with it of the process.
+        tell("stopped", f"{_tasks(engine.running)} cannot be stopped; the end of this process frees what is held")
+        sys.stdout.flush()
+        os._exit(REFUSED)
     tell("stopped", "everything that ended is recorded")
     return DONE
 

@@ -50,7 +50,6 @@ class RunContext:
     cancel_asked = stop_asked = expired = abandoned = ended = is_waiting = False
     interrupt: Callable[[], object] | None = None
     raised: BaseException | None = None
-    ctrl_c: KeyboardInterrupt | None = None
     task: asyncio.Task[None] | None = None
     grace: asyncio.TimerHandle | None = None
     _meter: _Meter | None = None

@@ -95,8 +95,6 @@ class InProcessExecutor:
             # Nobody cancelled this task: the consumer awaited something that was cancelled, and let it through.
         if run is not None:
             run.raised = exc
-            if isinstance(exc, KeyboardInterrupt):
-                run.ctrl_c = exc  # meant for the process: the runner passes it on
         return explain(exc)
 
 

@@ -187,10 +187,6 @@ class Runner:
             self._hooks.settle(run.claim, move)
         if self._drained is not None and not self._live:
             self._drained.set()
-        if run.ctrl_c is not None:
-            # From a callback it leaves the event loop, as it would without us; from this asyncio task it would be
-            # logged as never retrieved as well.
-            asyncio.get_running_loop().call_soon(_raise, run.ctrl_c)
 
     # --- ending runs early --------------------------------------------------------------------------------------------
 
@@ -252,10 +248,6 @@ class _Unfit(Exception):
 
 def _stopped() -> ExecutionError:
     return ExecutionError(kind=ErrorKind.REJECTED, message="its node was stopped before it began")
-
-
-def _raise(exc: BaseException) -> None:
-    raise exc
 
 
 def _tighter(one: float | None, other: float | None) -> float | None:
