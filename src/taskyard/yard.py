@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from threading import get_ident
 from types import EllipsisType
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -109,7 +110,7 @@ class Yard:
         self._max_payload_bytes = max_payload_bytes
         self._consumers: dict[str, Consumer] = {}
         self._queues: dict[str, QueueSettings] = {}
-        self._forks = 0
+        self._forks = self._ident = 0
         self._streams: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()
         self._is_opening = False
         self._stopping: asyncio.Future[None] | None = None
@@ -262,7 +263,7 @@ class Yard:
             await store.close()
             raise
         self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
-        self._forks = _forks
+        self._forks, self._ident = _forks, get_ident()
         if serve and self._keep_s is not None:
             retention = Retention(store, self._clock, self._keep_s)
             self._retention = self.loop.create_task(retention.run(), name="taskyard-retention")
@@ -324,7 +325,10 @@ class Yard:
     def engine(self) -> Engine:
         if self._engine is None:
             raise NotOpen("the yard is not open; use it inside `async with yard:`")
-        self._refuse_elsewhere()
+        # Asked on every submit. On the thread of a loop that runs, it is that loop which runs: asking asyncio which one
+        # does would cost a system call.
+        if self._forks != _forks or get_ident() != self._ident or self.loop is None or not self.loop.is_running():
+            self._refuse_elsewhere()
         return self._engine
 
     def _refuse_elsewhere(self) -> None:

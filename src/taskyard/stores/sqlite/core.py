@@ -69,6 +69,7 @@ class SqliteCore(Commands):
     def _settle(self, settles: Sequence[tuple[Claim, Move]]) -> list[ClaimLost | None]:
         held = self._held(claim for claim, _ in settles)
         settled: list[ClaimLost | None] = []
+        completed: Counter[Lane] = Counter()
         for claim, move in settles:
             # A claim is spent by its first settle, also within one turn.
             asked = held.pop(claim.token, None)
@@ -78,6 +79,11 @@ class SqliteCore(Commands):
             # Race: a cancel may be asked after the run has ended and before its node could know.
             self._end(claim.record, heed_cancel(move) if asked else move)
             settled.append(None)
+            if move.state is TaskState.COMPLETED:
+                completed[claim.record.queue, claim.record.source] += 1
+        for lane, n in completed.items():
+            self._count(*lane, TaskState.RUNNING, -n)
+            self._count(*lane, TaskState.COMPLETED, n)
         self._save_moved()  # before reports and adds look at these tasks
         return settled
 
@@ -91,8 +97,6 @@ class SqliteCore(Commands):
         at = to_us(move.at)
         self._completed.append((running.id, at, move.result, move.note))
         self._ran(running, move, at)
-        self._count(running.queue, running.source, TaskState.RUNNING, -1)
-        self._count(running.queue, running.source, TaskState.COMPLETED, 1)
         if running.key is not None:
             self._keys.add((running.queue, running.key))
         self._tell(EventKind.COMPLETED, running, at)
@@ -191,8 +195,9 @@ class SqliteCore(Commands):
 
     def _insert_tasks(self, records: list[TaskRecord], now: datetime) -> None:
         at = to_us(now)
+        for where, n in Counter((record.queue, record.source, record.state) for record in records).items():
+            self._count(*where, n)
         for record in records:
-            self._count(record.queue, record.source, record.state, 1)
             self._tell(EventKind.SUBMITTED, record, at)
             if record.state is TaskState.SCHEDULED:
                 self._note_due(to_us(record.due_at))
