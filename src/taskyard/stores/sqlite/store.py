@@ -297,8 +297,10 @@ class SqliteStore:
         except apsw.Error:
             return  # busy or failing: the next call of any verb says so to whoever made it
         # The version moves with our own writer as well. A look too many each second costs little; telling the two apart
-        # would miss a foreign commit right after one of ours.
-        if version != self._version and self._changed is not None:
+        # would miss a foreign commit right after one of ours. Only who is alone, and would have been told of a visitor,
+        # knows that it was its own.
+        is_own = self._watch.fd >= 0 and self._sidecar.is_alone()
+        if version != self._version and not is_own and self._changed is not None:
             self._changed()
         self._version = version
 
