@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from taskyard import RetryPolicy, Yard, current_run
@@ -49,3 +50,11 @@ def stubborn() -> None:
     """A thread that nobody can stop."""
     print("stubborn has begun", flush=True)
     threading.Event().wait()
+
+
+@yard.consumer
+async def deaf() -> None:
+    print("deaf has begun", flush=True)
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)

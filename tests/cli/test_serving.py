@@ -79,3 +79,14 @@ def test_what_cannot_be_stopped_is_left_behind(shell: Shell) -> None:
     assert "cannot be stopped" in worker.said
     following = shell.start_worker("-v")
     following.hear(f"started   stubborn {uuid}  attempt 2")
+
+
+def test_code_that_ignores_its_cancellation_does_not_keep_the_process(shell: Shell) -> None:
+    """One signal and the grace are enough: a coroutine that swallows its cancellation cannot hold up the end."""
+    worker = shell.start_worker("-v", "--grace", "0.1")
+    shell.seed(("deaf", {}))
+    worker.hear("deaf has begun")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 1
+    assert "cannot be stopped" in worker.said
+    assert "everything that ended is recorded" not in worker.said
