@@ -125,6 +125,14 @@ class Engine:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
         return self._dispatcher.add(add)
 
+    def add_now(self, add: Add) -> list[Added] | None:
+        """The same on the spot, where the store and what else is going on allow it; None: ask with `add`."""
+        return self._dispatcher.add_now(add)
+
+    def find_outcome(self, uuid: str) -> Outcome | None:
+        """How the task ended, if this node remembers; None says nothing."""
+        return self._watcher.find(uuid)
+
     def outcome(self, uuid: str, timeout_s: float | None = None) -> asyncio.Future[Outcome]:
         """How the task ended, when it has, wherever it runs; `ResultGone` if the store does not know it, `TimeoutError`
         if it has not ended within `timeout_s` seconds. Whoever gives up waiting says `forget_outcome`."""

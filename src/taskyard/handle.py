@@ -11,7 +11,7 @@ import msgspec
 from taskyard.consumers import Signature
 from taskyard.errors import ResultGone, TaskCanceled, TaskFailed, TaskSkipped, UnknownTask
 from taskyard.model.given import check_wait
-from taskyard.model.state import TaskState
+from taskyard.model.state import COMPLETED, TaskState
 from taskyard.model.task import Outcome, TaskRecord
 from taskyard.options import DEFAULTS, TaskOptions
 from taskyard.ports.consumer import Consumer
@@ -43,8 +43,12 @@ class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
     async def result(self, *, timeout_s: float | None = None) -> Any:
         """What the task returned, when it has ended, wherever it ran. Raises `TaskFailed`, `TaskCanceled`,
         `TaskSkipped` or `ResultGone`; `TimeoutError` when `timeout_s` passes first (the task goes on)."""
+        if timeout_s is not None:
+            timeout_s = check_wait("timeout_s", timeout_s)
         engine = self._yard.engine
-        waiter = engine.outcome(self.uuid, check_wait("timeout_s", timeout_s))
+        if (known := engine.find_outcome(self.uuid)) is not None:
+            return value_of(known)
+        waiter = engine.outcome(self.uuid, timeout_s)
         try:
             return value_of(await waiter)
         except asyncio.CancelledError:
@@ -68,7 +72,7 @@ class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 def value_of(outcome: Outcome) -> Any:
     """The result, or the error that says how the task ended instead."""
-    if outcome.state is TaskState.COMPLETED:
+    if outcome.state is COMPLETED:
         return None if outcome.result is None else msgspec.json.decode(outcome.result)
     error = outcome.error
     match outcome.state:
@@ -122,9 +126,12 @@ class ConsumerFunction(Generic[P, R]):
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle:
         """Store the task and return its handle once it is safe."""
-        bound = self._signature.bind(args, kwargs)
-        (added,) = await self._yard.submit_to(self.consumer, bound, self._options)
-        return TaskHandle(self._yard, added.uuid, added.is_new)
+        named = self._signature.bind(args, kwargs) if args else kwargs
+        yard = self._yard
+        add = yard.prepare(self.consumer, named, self._options)
+        engine = yard.engine
+        (added,) = engine.add_now(add) or await engine.add(add)
+        return TaskHandle(yard, added.uuid, added.is_new)
 
     async def submit_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[TaskHandle]:
         """Store one task per dict of arguments, in that order, all or nothing; at most 100,000 at once."""

@@ -109,7 +109,7 @@ def make_record(
         )
     record = TaskRecord(uuid or new_uuid(), consumer.name, due_at, now, now, 0, options.queue or consumer.queue, text)
     if options is not DEFAULTS:
-        record.priority = options.priority
+        record.priority = options.priority.value
         record.key = options.key
         record.timeout_s = options.timeout_s
         record.retry = options.retry

@@ -42,7 +42,7 @@ from taskyard.options import DEFAULTS, TaskOptions, make_record
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.executor import ExecutorProtocol
-from taskyard.ports.store import Add, Added, Store
+from taskyard.ports.store import Add, Store
 from taskyard.retention import KEEP_S, Retention
 from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import check_store_url, make_store
@@ -350,7 +350,8 @@ class Yard:
         priority, delay_s, schedule_at, queue, key, timeout_s, retry, dedupe, dedupe_key."""
         consumer = self.get_consumer(name)
         checked = TaskOptions.of(**options) if options else DEFAULTS
-        (added,) = await self.submit_to(consumer, _named(name, args or {}), checked)
+        add = self.prepare(consumer, _named(name, args or {}), checked)
+        (added,) = self.engine.add_now(add) or await self.engine.add(add)
         return TaskHandle(self, added.uuid, added.is_new)
 
     async def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
@@ -358,10 +359,10 @@ class Yard:
         consumer = self.get_consumer(name)
         return await self.submit_many_to(consumer, arguments, TaskOptions.of(**options) if options else DEFAULTS)
 
-    def submit_to(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> asyncio.Future[list[Added]]:
-        """The one task is handed in when this returns, and stored when its future answers."""
+    def prepare(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> Add:
+        """One task as the engine takes it; what is wrong with it is raised here."""
         record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
-        return self.engine.add(Add((record,), options.dedupe, self._parent()))
+        return Add((record,), options.dedupe, self._parent())
 
     async def submit_many_to(
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
@@ -384,9 +385,8 @@ class Yard:
         run = find_current_run()
         if run is None or self._engine is None or run.claim.record.node != self._engine.incarnation:
             return None
-        if run.ended:
-            return None  # code that a run has left behind submits on its own account
-        return run.claim
+        # Code that a run has left behind submits on its own account.
+        return None if run.ended else run.claim
 
     # --- looking and steering -----------------------------------------------------------------------------------------
 

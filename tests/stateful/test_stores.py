@@ -10,8 +10,7 @@ from hypothesis import Phase
 from taskyard.model.move import Move
 from taskyard.model.order import tail_position
 from taskyard.model.task import Claim, TaskRecord
-from taskyard.stores import memory
-from taskyard.stores.memory import MemoryCore
+from taskyard.stores.memory import MemoryCore, core, tasks
 from tests.stateful import histories
 
 HISTORIES = {"small": 60, "large": 2_000, "torture": 100_000}[os.environ.get("HYPOTHESIS_PROFILE", "small")]
@@ -35,10 +34,10 @@ def no_cancel(move: Move) -> Move:
 
 
 MISTAKES = [
-    pytest.param(memory, "HOLDS_KEY", frozenset(), id="backoff-frees-the-key"),
-    pytest.param(memory, "heed_cancel", no_cancel, id="a-late-cancel-is-lost"),
+    pytest.param(tasks, "HOLDS_KEY", frozenset(), id="backoff-frees-the-key"),
+    pytest.param(core, "heed_cancel", no_cancel, id="a-late-cancel-is-lost"),
     pytest.param(MemoryCore, "_held", no_fence, id="a-stale-run-settles"),
-    pytest.param(memory, "head_position", tail_position, id="rescued-to-the-tail"),
+    pytest.param(tasks, "head_position", tail_position, id="rescued-to-the-tail"),
 ]
 
 

@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from taskyard.model.execution import ExecutionError
-from taskyard.model.state import ENDED, TaskState, check_move
+from taskyard.model.state import COMPLETED, ENDED, QUEUED, RUNNING, TaskState, check_move
 from taskyard.model.task import TaskRecord
 
 
@@ -35,7 +35,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def completed(cls, *, at: datetime, result: str = "null", note: str | None = None) -> Self:
-        return cls(state=TaskState.COMPLETED, at=at, result=result, note=note)
+        return cls(state=COMPLETED, at=at, result=result, note=note)
 
     @classmethod
     def failed(cls, *, at: datetime, error: ExecutionError, crashed: bool = False, note: str | None = None) -> Self:
@@ -54,7 +54,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @classmethod
     def given_back(cls, *, at: datetime, note: str | None = None) -> Self:
         """The run ends without having counted: rejected, or cut short by a graceful stop."""
-        return cls(state=TaskState.QUEUED, at=at, run=TaskState.INTERRUPTED, unspent=True, note=note)
+        return cls(state=QUEUED, at=at, run=TaskState.INTERRUPTED, unspent=True, note=note)
 
     @classmethod
     def interrupted(cls, *, at: datetime, note: str) -> Self:
@@ -62,11 +62,11 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def recover(cls, *, at: datetime) -> Self:
-        return cls(state=TaskState.QUEUED, at=at, recovered=True, to_head=True)
+        return cls(state=QUEUED, at=at, recovered=True, to_head=True)
 
     @classmethod
     def queued(cls, *, at: datetime, to_head: bool = False, note: str | None = None) -> Self:
-        return cls(state=TaskState.QUEUED, at=at, to_head=to_head, note=note)
+        return cls(state=QUEUED, at=at, to_head=to_head, note=note)
 
 
 def apply_move(record: TaskRecord, move: Move) -> None:
@@ -75,7 +75,7 @@ def apply_move(record: TaskRecord, move: Move) -> None:
     check_move(old, new)
     record.state = new
     record.updated_at = move.at
-    if new is TaskState.COMPLETED:
+    if new is COMPLETED:
         _complete(record, move)
         return
     record.retries += move.retried
@@ -88,7 +88,7 @@ def apply_move(record: TaskRecord, move: Move) -> None:
         record.error = move.error
     if move.note is not None:
         record.note = move.note
-    if old is TaskState.RUNNING:
+    if old is RUNNING:
         record.token = record.node = record.cancel_asked_at = None
     if new in ENDED:
         record.finished_at = move.at

@@ -38,8 +38,7 @@ def settle(
 ) -> Move:
     """The move that `result` asks for. `result_json` is the value to keep; `jitter` is drawn from [0, 1)."""
     if result.success:
-        note = TOO_LATE if cancel_asked else result.note
-        return Move.completed(at=now, result=result_json, note=note)
+        return Move.completed(at=now, result=result_json, note=TOO_LATE if cancel_asked else result.note)
     error = result.error or ExecutionError(kind=ErrorKind.RUNTIME, message="it failed without saying why")
     if error.kind is ErrorKind.CANCELED:
         return Move.canceled(at=now, error=error, note=result.note)

@@ -42,16 +42,16 @@ class _Uuid7:
             if ms > self._ms:
                 self._draw(ms)
             else:
-                # Same millisecond, or a clock that stepped back: count on. It began in the lower half of 62 bits.
+                # Same millisecond, or a clock that stepped back: count on. It began in the lower half of 48 bits.
                 self._low += 1
-            head, low = self._head, self._low
-        return f"{head}{low >> 48:04x}-{low & 0xFFFF_FFFF_FFFF:012x}"
+            return f"{self._head}{self._low:012x}"
 
     def _draw(self, ms: int) -> None:
         drawn = int.from_bytes(os.urandom(10), "big")
         self._ms = ms
-        self._head = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{drawn >> 61 & 0xFFF:03x}-"
-        self._low = 0x8000_0000_0000_0000 | drawn & 0x1FFF_FFFF_FFFF_FFFF
+        high, variant = drawn >> 61 & 0xFFF, 0x8000 | drawn >> 47 & 0x3FFF
+        self._head = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{high:03x}-{variant:04x}-"
+        self._low = drawn & 0x7FFF_FFFF_FFFF
 
 
 new_uuid = _Uuid7()
@@ -142,7 +142,7 @@ class TaskRecord(msgspec.Struct, gc=False):
     queue: str = DEFAULT_QUEUE
     args: str = "{}"
     state: TaskState = TaskState.CREATED
-    priority: int = Priority.NORMAL
+    priority: int = Priority.NORMAL.value
     position: int = 0
     parked: bool = False
     key: str | None = None

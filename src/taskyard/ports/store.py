@@ -196,8 +196,12 @@ class Store(Protocol):
 
 @runtime_checkable
 class PromptStore(Protocol):
-    """A store that never has to wait may answer a submit on the spot, without a trip through the event loop."""
+    """A store that never has to wait may answer on the spot, without a trip through the event loop."""
 
     def add_now(self, add: Add) -> list[Added] | TaskyardError:
         """What `turn` does with one add and nothing else; what is due is promoted by the next turn."""
+        ...
+
+    def outcome_now(self, uuid: str) -> Outcome | None:
+        """What `outcomes` says of one task."""
         ...

@@ -124,22 +124,29 @@ class Dispatcher:
         if self._closed:
             future.set_exception(NotOpen("this yard has been stopped; it takes no more tasks"))
             return future
-        if self._prompt is not None and not self._waiting and self._may_answer_now(loop):
-            _answer(future, self._prompt.add_now(add))
-            self._must_turn = True
-        else:
-            self._waiting.append((add, future))
+        self._waiting.append((add, future))
         if self._waiter is not None:
             self._rouse()
         return future
 
-    def _may_answer_now(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether this submitter has not had too many answers on the spot since the last turn."""
-        submitter = asyncio.current_task(loop)
+    def add_now(self, add: Add) -> list[Added] | None:
+        """The same on the spot. None, and nothing was added, if the store is not prompt, if others wait for the next
+        turn, or if this asyncio task has had too many such answers since the last one."""
+        if self._prompt is None or self._waiting or self._closed:
+            return None
+        submitter = asyncio.current_task(self._loop)
         if submitter is not self._submitter:
             self._submitter, self._prompt_left = submitter, PROMPT_AT_MOST
+        if self._prompt_left == 0:
+            return None
         self._prompt_left -= 1
-        return self._prompt_left >= 0
+        answer = self._prompt.add_now(add)
+        if isinstance(answer, TaskyardError):
+            raise answer
+        self._must_turn = True
+        if self._waiter is not None:
+            self._rouse()
+        return answer
 
     def settle(self, claim: Claim, move: Move) -> None:
         """The run of `claim` has ended: its slot is free, and `move` will be written, however long that takes."""
@@ -310,9 +317,10 @@ class Dispatcher:
                 self._slots.take(claim.record.source)
                 self.settle(claim, Move.given_back(at=self._clock.now(), note="the node was stopping"))
             return
-        take, start = self._slots.take, self._hooks.start
+        for source, n in Counter([claim.record.source for claim in claims]).items():
+            self._slots.take(source, n)
+        start = self._hooks.start
         for claim in claims:
-            take(claim.record.source)
             start(claim)
         if self._probes is not SILENT:
             self._probes.claimed([claim.uuid for claim in claims])

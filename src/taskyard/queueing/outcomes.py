@@ -16,7 +16,7 @@ from taskyard.model.event import Event
 from taskyard.model.move import Move
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Outcome, TaskRecord
-from taskyard.ports.store import Store
+from taskyard.ports.store import PromptStore, Store
 from taskyard.queueing.deadlines import Deadlines
 
 log = logging.getLogger("taskyard")
@@ -42,6 +42,7 @@ Waiter = asyncio.Future[Outcome]
 class OutcomeWatcher:
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._prompt = store if isinstance(store, PromptStore) else None
         self._waiting: dict[str, Waiter] = {}
         self._also: dict[str, list[Waiter]] = {}
         self._new: list[str] = []
@@ -59,24 +60,29 @@ class OutcomeWatcher:
         return self._recent.get(uuid) or self._older.get(uuid)
 
     def wait(self, uuid: str, timeout_s: float | None = None) -> Waiter:
-        """How the task ended, when it has; `ResultGone` if the store does not know it, `TimeoutError` if it has not
-        ended in time. A failed task may later be sent again: this answers with the first end it sees. Whoever no longer
-        wants the answer says so with `forget`."""
+        """How the task ended, when it has, as the store says; `ResultGone` if it does not know it, `TimeoutError` if it
+        has not ended in time. A failed task may later be sent again: this answers with the first end it sees. Whoever
+        no longer wants the answer says so with `forget`."""
         if self._closed:
             raise NotOpen("this yard has been stopped; open it again to wait for results")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         waiter: Waiter = self._loop.create_future()
-        known = self.find(uuid)
-        if known is not None:
-            waiter.set_result(known)
-            return waiter
+        if self._prompt is not None:
+            now = self._prompt.outcome_now(uuid)
+            if now is None:
+                waiter.set_exception(ResultGone(uuid))
+                return waiter
+            if now.state in ENDED:
+                waiter.set_result(now)
+                return waiter
         if timeout_s is not None:
             self._deadlines.set(uuid, waiter, timeout_s)
         if uuid in self._waiting:
             self._also.setdefault(uuid, []).append(waiter)
-        else:
-            self._waiting[uuid] = waiter
+            return waiter
+        self._waiting[uuid] = waiter
+        if self._prompt is None:
             self._new.append(uuid)
             self._wake.set()
         return waiter

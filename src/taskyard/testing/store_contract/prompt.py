@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from taskyard.errors import ClaimLost, DuplicateTask, InvalidInput
+from taskyard.model.move import Move
 from taskyard.model.state import TaskState
-from taskyard.model.task import Dedupe
+from taskyard.model.task import Dedupe, Outcome
 from taskyard.ports.store import Added, PromptStore, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_add, seconds
@@ -51,3 +52,12 @@ class PromptContract(Desk):
         turned = await store.turn(A)
         assert await state_of(store, soon) is TaskState.QUEUED
         assert turned.next_due == later.due_at
+
+    async def test_an_outcome_on_the_spot(self, store: Store, prompt: PromptStore) -> None:
+        """It is what `outcomes` says: of a task that waits, of one that has ended, and of one that nobody knows."""
+        (ended,) = await start(store, a_record())
+        await store.turn(A, settles=[(ended, Move.completed(at=ended.record.created_at, result="7"))])
+        prompt.add_now(an_add(waiting := a_record()))
+        uuids_asked = [ended.uuid, waiting.uuid, a_record().uuid]
+        assert [prompt.outcome_now(uuid) for uuid in uuids_asked] == await store.outcomes(uuids_asked)
+        assert prompt.outcome_now(ended.uuid) == Outcome(ended.uuid, TaskState.COMPLETED, "7")

@@ -1,0 +1,310 @@
+"""The store's transactions in memory, each of them one synchronous call."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+
+from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, InvalidInput, TaskyardError, UnknownTask
+from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.event import EventKind
+from taskyard.model.limits import Demand, QueueSettings, Quota
+from taskyard.model.move import Move
+from taskyard.model.order import GAP, tail_position
+from taskyard.model.settle import heed_cancel, rescue
+from taskyard.model.state import QUEUED, RUNNING, WAITING_FOR_TIME, TaskState, check_move
+from taskyard.model.task import Claim, Dedupe, TaskRecord
+from taskyard.ports.clock import Clock
+from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Node, Report, Turned
+from taskyard.stores.memory.lines import Entry, Lane, Line
+from taskyard.stores.memory.tasks import Tasks
+
+# As in `model.state`: looked at once, not once per task.
+ALLOW = Dedupe.ALLOW
+SUBMITTED, STARTED = EventKind.SUBMITTED.value, EventKind.STARTED.value
+
+
+class MemoryCore(Tasks):
+    def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
+        super().__init__(keep_ended)
+        self._clock = clock
+
+    # --- the hot path ---------------------------------------------------------------------------------------------
+
+    def turn(
+        self,
+        node: str,
+        settles: Sequence[tuple[Claim, Move]],
+        adds: Sequence[Add],
+        reports: Sequence[Report],
+        demand: Demand | None,
+    ) -> Turned:
+        now = self._clock.now()
+        for state in {move.state for _, move in settles}:
+            check_move(RUNNING, state)  # before anything is written: a turn happens as a whole or not
+        settled = [self._settle(claim, move) for claim, move in settles] if settles else []
+        for report in reports:
+            self._report(report, now)
+        added = [self._add(add, now) for add in adds]
+        self._promote(now)
+        claims = self._claim(node, demand, now) if demand is not None and demand.total > 0 else []
+        return Turned(settled, added, claims, self._next_due())
+
+    def add(self, add: Add) -> list[Added] | TaskyardError:
+        """One add and nothing else."""
+        return self._add(add, self._clock.now())
+
+    def _held(self, claim: Claim) -> TaskRecord | None:
+        """The record the claim still holds, or None."""
+        record = self._by_id.get(claim.record.id)
+        if record is None or record.token != claim.token or record.attempt != claim.attempt:
+            return None
+        return record
+
+    def _settle(self, claim: Claim, move: Move) -> ClaimLost | None:
+        record = self._held(claim)
+        if record is None:
+            return ClaimLost(claim.uuid, claim.token)
+        # Race: a cancel may be asked after the run has ended and before its node could know.
+        self._move(record, move if record.cancel_asked_at is None else heed_cancel(move))
+        return None
+
+    def _report(self, report: Report, now: datetime) -> None:
+        record = self._held(report.claim)
+        if record is None:
+            return
+        if report.progress is not None:
+            record.progress = report.progress
+            self._tell(EventKind.PROGRESS, record, now)
+        if report.note is not None:
+            record.note = report.note
+        record.updated_at = now
+
+    def _add(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
+        if add.parent is not None and self._held(add.parent) is None:
+            return ClaimLost(add.parent.uuid, add.parent.token)
+        if len(add.records) == 1 and add.dedupe is ALLOW:
+            # Most adds are of this kind.
+            (record,) = add.records
+            if record.uuid not in self._tasks:
+                return [self._add_one(record, ALLOW, now)]
+        if add.dedupe is Dedupe.REFUSE:
+            for record in add.records:
+                holder = self._slots.get(record.dedupe_slot or "")
+                if holder is not None:
+                    return DuplicateTask(holder, record.dedupe_slot or "")
+        if (taken := self._taken_uuid(add)) is not None:
+            return InvalidInput(f"a task {taken} is in the store already; a task's uuid must be new")
+        return [self._add_one(record, add.dedupe, now) for record in add.records]
+
+    def _taken_uuid(self, add: Add) -> str | None:
+        """The first uuid that stands for another task already, among those that would not be merged away."""
+        batch: set[str] = set()
+        slots: set[str] = set()
+        for record in add.records:
+            slot = record.dedupe_slot if add.dedupe is not ALLOW else None
+            if slot is not None and (slot in slots or slot in self._slots):
+                continue
+            if record.uuid in self._tasks or record.uuid in batch:
+                return record.uuid
+            batch.add(record.uuid)
+            if slot is not None:
+                slots.add(slot)
+        return None
+
+    def _add_one(self, asked: TaskRecord, dedupe: Dedupe, now: datetime) -> Added:
+        record = asked.clone()
+        if dedupe is ALLOW:
+            record.dedupe_slot = None
+        elif record.dedupe_slot is not None:
+            holder = self._slots.get(record.dedupe_slot)
+            if holder is not None:
+                return Added(holder, is_new=False)
+            self._slots[record.dedupe_slot] = record.uuid
+        self._seq = record.id = seq = self._seq + 1
+        record.position = seq * GAP  # `tail_position`, without the call
+        self._tasks[record.uuid] = self._by_id[seq] = record
+        record.updated_at = now
+        if record.due_at > now:
+            record.state = TaskState.SCHEDULED
+            heapq.heappush(self._due, (record.due_at, seq))
+        else:
+            record.state = QUEUED
+            if record.key is None:
+                self._offer(record)
+            else:
+                self._track_key(record)
+        self._counts[record.queue][record.state] += 1
+        self._events.append((SUBMITTED, record, now))
+        self.event_seq += 1
+        return Added(record.uuid)
+
+    def _promote(self, now: datetime) -> None:
+        due = self._due
+        for _ in range(PROMOTE_AT_MOST):
+            self._drop_stale_due()
+            if not due or due[0][0] > now:
+                return
+            record = self._by_id[heapq.heappop(due)[1]]
+            if record.state is TaskState.SCHEDULED:
+                self._seq += 1
+                record.position = tail_position(self._seq)
+            self._move(record, Move.queued(at=now))
+
+    def _drop_stale_due(self) -> None:
+        due = self._due
+        while due:
+            at, task_id = due[0]
+            record = self._by_id.get(task_id)
+            if record is not None and record.state in WAITING_FOR_TIME and record.due_at == at:
+                return
+            heapq.heappop(due)
+
+    def _next_due(self) -> datetime | None:
+        self._drop_stale_due()
+        return self._due[0][0] if self._due else None
+
+    def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
+        room = {
+            name: queue.concurrency - self._running_in[name]
+            for name, queue in self._queues.items()
+            if queue.concurrency is not None
+        }
+        quota = Quota(demand, room)
+        lanes = [lane for lane in self._lanes if quota.room(*lane) > 0]
+        return self._start(self._pick(lanes, quota), node, now)
+
+    def _pick(self, lanes: list[Lane], quota: Quota) -> list[TaskRecord]:
+        """What goes next over all lanes, by priority and place, for as long as the quota lasts."""
+        picked: list[TaskRecord] = []
+        heads = [(entry, lane) for lane in lanes if (entry := self._head(lane)) is not None]
+        heapq.heapify(heads)
+        while heads:
+            _, lane = heads[0]
+            room = quota.room(*lane)
+            # All that stands before the next lane's head is taken in one go: of a single lane, all there is room for.
+            limit = min(heads[1:3])[0] if len(heads) > 1 else None
+            taken = self._take(self._lanes[lane], room, limit)
+            picked += taken
+            quota.admit(*lane, len(taken))
+            entry = self._head(lane)
+            if entry is None or len(taken) == room:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (entry, lane))
+        return picked
+
+    def _take(self, lane: Line, room: int, limit: Entry | None) -> list[TaskRecord]:
+        """The first of a lane, at most `room`, that stand before `limit`; they run from here on."""
+        taken: list[TaskRecord] = []
+        find = self._by_id.get
+        while len(taken) < room and (entry := lane.first()) is not None and (limit is None or entry < limit):
+            lane.pop()
+            record = find(entry[2])
+            if record is not None and _stands_at(record, entry):
+                record.state = RUNNING  # now: the lane may hold the same entry twice
+                taken.append(record)
+        return taken
+
+    def _head(self, name: Lane) -> Entry | None:
+        lane = self._lanes[name]
+        while (entry := lane.first()) is not None:
+            record = self._by_id.get(entry[2])
+            if record is not None and _stands_at(record, entry):
+                return entry
+            lane.pop()
+        return None
+
+    def _start(self, records: list[TaskRecord], node: str, now: datetime) -> list[Claim]:
+        claims = []
+        token = self._seq
+        for record in records:
+            token += 1
+            record.attempt = attempt = record.attempt + 1
+            record.token = token
+            record.node = node
+            record.started_at = record.updated_at = now
+            if record.key is not None:
+                self._hold_key(record)
+            claims.append(Claim(record.clone(), attempt, token))
+        self._seq = token
+        self._events.extend([(STARTED, record, now) for record in records])
+        self.event_seq += len(records)
+        self._running[node].update([record.id for record in records])
+        for queue, n in Counter([record.queue for record in records]).items():
+            self._counts[queue][QUEUED] -= n
+            self._counts[queue][RUNNING] += n
+            self._running_in[queue] += n
+        return claims
+
+    # --- commands, rescue, retention --------------------------------------------------------------------------------
+
+    def set_queue(self, settings: QueueSettings) -> None:
+        self._queues[settings.name] = settings
+        for (queue, _), line in self._keyed.items():
+            if queue == settings.name:
+                self._repark(line, queue)
+
+    def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+        now = self._clock.now()
+        return [self._apply_one(uuid, command, now) for uuid in uuids]
+
+    def _apply_one(self, uuid: str, command: Command, now: datetime) -> Applied:
+        record = self._tasks.get(uuid)
+        if record is None:
+            return Applied(uuid, refused=UnknownTask(uuid))
+        try:
+            decision = decide(record, command, now=now)
+        except CommandRefused as refused:
+            return Applied(uuid, refused=refused)
+        if isinstance(decision, Move):
+            self._move(record, decision)
+        else:
+            apply_decision(record, decision)
+            if isinstance(decision, Reprioritize):
+                self._reordered(record)
+                self._tell(EventKind.PRIORITY_CHANGED, record, now)
+            else:
+                self._tell(EventKind.CANCEL_ASKED, record, now)
+        return Applied(uuid, record=record.clone())
+
+    def _reordered(self, record: TaskRecord) -> None:
+        if record.state is not QUEUED:
+            return
+        if record.key is None:
+            self._offer(record)
+        else:
+            self._track_key(record)
+
+    def join(self, node: Node) -> None:
+        self._nodes[node.incarnation] = node
+
+    def leave(self, incarnation: str) -> None:
+        self._nodes.pop(incarnation, None)
+        if not self._running.get(incarnation):
+            self._running.pop(incarnation, None)
+
+    def rescue(self, incarnation: str) -> list[str]:
+        now = self._clock.now()
+        why = f"its node {incarnation} died"
+        rescued = [self._by_id[task_id] for task_id in self._running.get(incarnation, ())]
+        rescued.sort(key=lambda record: record.position, reverse=True)  # the last to be put at the head stands first
+        for record in rescued:
+            for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
+                self._move(record, move)
+        self.leave(incarnation)
+        return [record.uuid for record in rescued]
+
+    def prune(self, finished_before: datetime, limit: int) -> int:
+        pruned = 0
+        while pruned < limit and self._ended and self._ended[0][0] < finished_before:
+            pruned += self._forget_oldest()
+        return pruned
+
+
+def _stands_at(record: TaskRecord, entry: Entry) -> bool:
+    """Whether an entry of a lane still counts."""
+    priority, position, _ = entry
+    return record.state is QUEUED and not record.parked and record.position == position and record.priority == priority

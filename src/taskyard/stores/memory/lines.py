@@ -1,0 +1,54 @@
+"""Who stands before whom, in memory."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+Lane = tuple[str, str]
+"""Queue and source."""
+
+Entry = tuple[int, int, int]
+"""Priority, position and id of a task: the order in which tasks start."""
+
+
+class Line:
+    """Entries, smallest first. Nearly all come in order: those wait in a deque, where the first is taken at no cost;
+    in a heap of 20,000 that would take fourteen comparisons. The few that were put forward are in a heap."""
+
+    __slots__ = ("_ahead", "_in_order")
+
+    def __init__(self) -> None:
+        self._in_order: deque[Entry] = deque()
+        self._ahead: list[Entry] = []
+
+    def push(self, entry: Entry) -> None:
+        if not self._in_order or entry > self._in_order[-1]:
+            self._in_order.append(entry)
+        else:
+            heapq.heappush(self._ahead, entry)
+
+    def first(self) -> Entry | None:
+        if not self._in_order:
+            return self._ahead[0] if self._ahead else None
+        if self._ahead and self._ahead[0] < self._in_order[0]:
+            return self._ahead[0]
+        return self._in_order[0]
+
+    def pop(self) -> None:
+        if not self._in_order or (self._ahead and self._ahead[0] < self._in_order[0]):
+            heapq.heappop(self._ahead)
+        else:
+            self._in_order.popleft()
+
+
+class KeyLine:
+    """The tasks of one queue with one key: which of them hold it, and which wait, first to start first. `offered` are
+    those of the waiting that may start; the rest are parked. Entries of `waiting` may be stale, as those of lanes."""
+
+    __slots__ = ("holding", "offered", "waiting")
+
+    def __init__(self) -> None:
+        self.holding: set[int] = set()
+        self.waiting: list[Entry] = []
+        self.offered: set[int] = set()

@@ -1,0 +1,142 @@
+"""The port over `MemoryCore`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from types import MethodType
+from weakref import WeakMethod
+
+from taskyard.errors import TaskyardError
+from taskyard.model.command import Command
+from taskyard.model.event import EventPage
+from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.state import TaskState
+from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.ports.clock import Clock
+from taskyard.ports.store import ANY, Add, Added, Applied, Node, Report, TaskFilter, Turned
+from taskyard.stores.memory.core import MemoryCore
+
+
+class MemoryStore:
+    """It lives in one process and one event loop; other processes never see it, but several
+    yards of this loop may share it and hear each other."""
+
+    def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
+        self._core = MemoryCore(clock, keep_ended=keep_ended)
+        self._opened = 0
+        self._listeners: list[Callable[[], Callable[[], None] | None]] = []
+        self._told = 0
+        self._is_telling = False
+
+    async def open(self) -> None:
+        self._opened += 1
+
+    async def close(self) -> None:
+        self._opened -= 1
+        if self._opened <= 0:
+            self._listeners.clear()
+            self._is_telling = False  # the loop may end before it could tell; the next one starts anew
+
+    async def set_queue(self, settings: QueueSettings) -> None:
+        self._core.set_queue(settings)
+        self._tell()
+
+    async def join(self, node: Node) -> None:
+        self._core.join(node)
+
+    async def leave(self, incarnation: str) -> None:
+        self._core.leave(incarnation)
+
+    async def nodes(self) -> list[Node]:
+        return self._core.list_nodes()
+
+    async def dead_nodes(self) -> list[str]:
+        return []  # every node is in this process, and it is alive
+
+    async def rescue(self, incarnation: str) -> list[str]:
+        answer = self._core.rescue(incarnation)
+        self._tell_of_events()
+        return answer
+
+    async def turn(
+        self,
+        node: str,
+        *,
+        settles: Sequence[tuple[Claim, Move]] = (),
+        adds: Sequence[Add] = (),
+        reports: Sequence[Report] = (),
+        demand: Demand | None = None,
+    ) -> Turned:
+        answer = self._core.turn(node, settles, adds, reports, demand)
+        self._tell_of_events()
+        return answer
+
+    def add_now(self, add: Add) -> list[Added] | TaskyardError:
+        answer = self._core.add(add)
+        self._tell_of_events()
+        return answer
+
+    def outcome_now(self, uuid: str) -> Outcome | None:
+        return self._core.outcome(uuid)
+
+    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+        answer = self._core.apply(uuids, command)
+        self._tell_of_events()
+        return answer
+
+    async def signals(self, node: str) -> list[str]:
+        return self._core.signals(node)
+
+    async def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:
+        return self._core.outcomes(uuids)
+
+    async def events(self, *, after: int, limit: int = 1000) -> EventPage:
+        return self._core.events(after, limit)
+
+    async def find(self, uuid: str) -> TaskRecord | None:
+        return self._core.find(uuid)
+
+    async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
+        return self._core.list_uuids(fragment, limit)
+
+    async def list_tasks(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
+    ) -> list[TaskRecord]:
+        return self._core.list_tasks(where, before_id, limit)
+
+    async def list_runs(self, uuid: str) -> list[Run]:
+        return self._core.list_runs(uuid)
+
+    async def count(self) -> dict[tuple[str, TaskState], int]:
+        return self._core.count()
+
+    async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
+        return self._core.prune(finished_before, limit)
+
+    # --- telling the other yards ------------------------------------------------------------------------------------
+
+    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
+        """Weakly: nobody says when an engine stops listening, and one that has stopped must not stay for us."""
+        self._listeners.append(WeakMethod(changed) if isinstance(changed, MethodType) else lambda: changed)
+
+    def _tell_of_events(self) -> None:
+        """Only what leaves an event is told: the turn that a hint leads to writes nothing, so hints do not echo. Who
+        wrote is not known here, so it is told as well; but a yard that is alone is spared its own echo."""
+        if len(self._listeners) > 1 and self._core.event_seq != self._told:
+            self._told = self._core.event_seq
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._is_telling:
+            self._is_telling = True
+            asyncio.get_running_loop().call_soon(self._tell_all)
+
+    def _tell_all(self) -> None:
+        self._is_telling = False
+        alive = [(ref, changed) for ref in self._listeners if (changed := ref()) is not None]
+        self._listeners = [ref for ref, _ in alive]
+        for _, changed in alive:
+            changed()

@@ -1,0 +1,225 @@
+"""The tasks in memory, and what one move of one of them brings about."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import islice
+
+from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
+from taskyard.model.limits import QueueSettings
+from taskyard.model.move import Move, apply_move
+from taskyard.model.order import head_position, tail_position
+from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
+from taskyard.model.task import Outcome, Run, TaskRecord
+from taskyard.ports.store import Node, TaskFilter
+from taskyard.stores.memory.lines import Entry, KeyLine, Lane, Line
+
+RING = 10_000
+"""Events kept for readers that fall behind."""
+
+RUNS_KEPT = 100
+"""Runs kept of one task, the latest: a task that postpones itself for ever must not grow for ever."""
+
+TOLD_PLAINLY = {state: kind.value for state, kind in TOLD_AS.items()}
+"""Events are kept with their kind as plain text: a tuple of nothing but that, a record and a time is left alone by the
+garbage collector."""
+
+
+class Tasks:
+    """`keep_ended` is how many ended tasks are kept, the latest; None keeps them until they are pruned."""
+
+    def __init__(self, keep_ended: int | None) -> None:
+        self._keep_ended = keep_ended
+        self._seq = 0
+        self._tasks: dict[str, TaskRecord] = {}
+        self._by_id: dict[int, TaskRecord] = {}
+        self._queues: dict[str, QueueSettings] = {}
+        self._lanes: defaultdict[Lane, Line] = defaultdict(Line)
+        self._due: list[tuple[datetime, int]] = []
+        self._ended: list[tuple[datetime, int]] = []
+        self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
+        self._slots: dict[str, str] = {}
+        self._running: defaultdict[str, set[int]] = defaultdict(set)
+        self._running_in: Counter[str] = Counter()
+        self._counts: defaultdict[str, Counter[TaskState]] = defaultdict(Counter)
+        self._runs: dict[int, tuple[Run, ...]] = {}
+        self._nodes: dict[str, Node] = {}
+        self._events: deque[tuple[str, TaskRecord, datetime]] = deque(maxlen=RING)
+        self.event_seq = 0
+
+    # --- one move -------------------------------------------------------------------------------------------------
+
+    def _move(self, record: TaskRecord, move: Move) -> None:
+        old = record.state
+        slot, token, node = record.dedupe_slot, record.token, record.node
+        attempt = record.attempt
+        apply_move(record, move)
+        new = record.state
+        counts = self._counts[record.queue]
+        counts[old] -= 1
+        counts[new] += 1
+        if old is RUNNING:
+            self._end_run(record, move, attempt, token or 0, node or "")
+        if slot is not None and record.dedupe_slot is None:
+            del self._slots[slot]
+        if new is QUEUED:
+            if move.to_head:
+                self._seq += 1
+                record.position = head_position(self._seq)
+            elif old is TaskState.FAILED:
+                self._seq += 1
+                record.position = tail_position(self._seq)
+            if record.key is None:
+                self._offer(record)
+        elif new in WAITING_FOR_TIME:
+            heapq.heappush(self._due, (record.due_at, record.id))
+        if record.key is not None:
+            self._track_key(record)
+        self._events.append((TOLD_PLAINLY[new], record, move.at))
+        self.event_seq += 1
+        if new in ENDED:
+            heapq.heappush(self._ended, (move.at, record.id))
+            if self._keep_ended is not None and len(self._ended) > self._keep_ended:
+                self._forget_oldest()
+
+    def _end_run(self, record: TaskRecord, move: Move, attempt: int, token: int, node: str) -> None:
+        self._running[node].discard(record.id)
+        self._running_in[record.queue] -= 1
+        assert record.started_at is not None
+        run = Run(attempt, token, node, move.run or move.state, record.started_at, move.at, move.error)
+        earlier = self._runs.get(record.id)
+        self._runs[record.id] = (run,) if earlier is None else (*earlier[1 - RUNS_KEPT :], run)
+
+    def _offer(self, record: TaskRecord) -> None:
+        self._lanes[record.queue, record.source].push((record.priority, record.position, record.id))
+
+    # --- keys -----------------------------------------------------------------------------------------------------
+
+    def _track_key(self, record: TaskRecord) -> None:
+        """A task with a key has come, has moved other than by being claimed, or has another priority."""
+        assert record.key is not None
+        line = self._keyed[record.queue, record.key]
+        line.offered.discard(record.id)
+        line.holding.discard(record.id)
+        record.parked = record.state is QUEUED
+        if record.parked:
+            heapq.heappush(line.waiting, (record.priority, record.position, record.id))
+        elif record.state in HOLDS_KEY:
+            line.holding.add(record.id)
+        self._repark(line, record.queue)
+        # At least one of a key may run: with nobody holding it and nobody offered, nobody waits.
+        if not line.holding and not line.offered:
+            del self._keyed[record.queue, record.key]
+
+    def _hold_key(self, record: TaskRecord) -> None:
+        """A task with a key was claimed. That leaves the room of the key, and who is parked, as they were."""
+        assert record.key is not None
+        line = self._keyed[record.queue, record.key]
+        line.offered.discard(record.id)
+        line.holding.add(record.id)
+
+    def _repark(self, line: KeyLine, queue: str) -> None:
+        """Of the tasks waiting with this key, exactly the first ones that fit under its limit may start."""
+        free = self._settings(queue).per_key - len(line.holding)
+        first: dict[int, Entry] = {}
+        while line.waiting and len(first) < free:
+            entry = priority, position, task_id = heapq.heappop(line.waiting)
+            record = self._by_id.get(task_id)
+            if (
+                record is not None
+                and record.state is QUEUED
+                and record.position == position
+                and record.priority == priority
+            ):
+                first[task_id] = entry
+        for entry in first.values():
+            heapq.heappush(line.waiting, entry)
+        for task_id in line.offered - first.keys():
+            self._by_id[task_id].parked = True
+        for task_id in first.keys() - line.offered:
+            self._by_id[task_id].parked = False
+            self._offer(self._by_id[task_id])
+        line.offered = set(first)
+
+    def _settings(self, queue: str) -> QueueSettings:
+        return self._queues.get(queue) or QueueSettings(name=queue)
+
+    def _forget_oldest(self) -> bool:
+        """Forget the task that ended first; False if it was sent again since, or is gone already."""
+        at, task_id = heapq.heappop(self._ended)
+        record = self._by_id.get(task_id)
+        if record is None or record.state not in ENDED or record.finished_at != at:
+            return False
+        del self._tasks[record.uuid], self._by_id[task_id]
+        self._runs.pop(task_id, None)
+        self._counts[record.queue][record.state] -= 1
+        return True
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def signals(self, node: str) -> list[str]:
+        running = (self._by_id[task_id] for task_id in sorted(self._running.get(node, ())))
+        return [record.uuid for record in running if record.cancel_asked_at is not None]
+
+    def outcomes(self, uuids: Iterable[str]) -> list[Outcome | None]:
+        return [self.outcome(uuid) for uuid in uuids]
+
+    def outcome(self, uuid: str) -> Outcome | None:
+        record = self._tasks.get(uuid)
+        return None if record is None else Outcome(uuid, record.state, record.result, record.error)
+
+    def events(self, after: int, limit: int) -> EventPage:
+        if after < 0 or not self._events:
+            return EventPage([], self.event_seq)
+        first = self.event_seq - len(self._events) + 1
+        start = max(first, after + 1)
+        kept = islice(self._events, start - first, start - first + limit)
+        page = [
+            Event(seq, at, EventKind(kind), record.uuid, record.source, record.queue)
+            for seq, (kind, record, at) in enumerate(kept, start)
+        ]
+        return EventPage(page, page[-1].seq if page else self.event_seq, missed=after + 1 < first)
+
+    def _tell(self, kind: EventKind, record: TaskRecord, at: datetime) -> None:
+        self.event_seq += 1
+        self._events.append((kind.value, record, at))
+
+    def find(self, uuid: str) -> TaskRecord | None:
+        record = self._tasks.get(uuid)
+        return record.clone() if record is not None else None
+
+    def list_uuids(self, fragment: str, limit: int) -> list[str]:
+        return list(islice((u for u in self._tasks if u.startswith(fragment) or u.endswith(fragment)), limit))
+
+    def list_tasks(self, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
+        found: list[TaskRecord] = []
+        for record in self._newest_first():
+            if len(found) == limit:
+                break
+            if (before_id is None or record.id < before_id) and _matches(record, where):
+                found.append(record.clone())
+        return found
+
+    def _newest_first(self) -> Iterator[TaskRecord]:
+        return reversed(self._by_id.values())
+
+    def list_runs(self, uuid: str) -> list[Run]:
+        record = self._tasks.get(uuid)
+        return list(self._runs.get(record.id, ())) if record is not None else []
+
+    def count(self) -> dict[tuple[str, TaskState], int]:
+        return {(queue, state): n for queue, states in self._counts.items() for state, n in states.items() if n}
+
+    def list_nodes(self) -> list[Node]:
+        return list(self._nodes.values())
+
+
+def _matches(record: TaskRecord, where: TaskFilter) -> bool:
+    return (
+        (where.states is None or record.state in where.states)
+        and (where.queue is None or record.queue == where.queue)
+        and (where.source is None or record.source == where.source)
+    )
