@@ -14,7 +14,7 @@ import msgspec
 
 from taskyard.model.execution import ExecutionError, Progress
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.state import TaskState
+from taskyard.model.state import RUNNING, TaskState
 from taskyard.model.task import Run, TaskRecord
 
 log = logging.getLogger("taskyard")
@@ -104,17 +104,24 @@ WAITING = (
 """What is read of a task to start it: in order of its first two columns, and without what starting it sets anew."""
 
 
-def to_running(row: Any, *, token: int, node: str, now: datetime) -> TaskRecord:
-    """The record of a row that holds `WAITING`, as it is once started."""
+def to_running(row: Any, now: datetime) -> TaskRecord:
+    """The record of a row that holds `WAITING`, as it is once started, but for its node and token."""
     (
         priority, position, queue, source, id_, uuid, due_at, created_at, args, key, slot, timeout_s, retry, attempt,
         retries, crashes, recoveries, progress, error, note,
     ) = row  # fmt: skip
     return TaskRecord(
-        uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, TaskState.RUNNING, priority,
+        uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, RUNNING, priority,
         position, False, key, slot, timeout_s, None if retry is None else _retry(retry), now, None, attempt + 1,
-        retries, crashes, recoveries, token, node, None,
-        to_progress(progress), None, to_error(error), note,
+        retries, crashes, recoveries, None, None, None, to_progress(progress), None, to_error(error), note,
+    )  # fmt: skip
+
+
+def to_started(r: TaskRecord, now: datetime) -> TaskRecord:
+    """The same of a record that was inserted a moment ago: of its fields, those of `NEW` are in its row."""
+    return TaskRecord(
+        r.uuid, r.source, r.due_at, r.created_at, now, r.id, r.queue, r.args, RUNNING, r.priority, r.position, False,
+        r.key, r.dedupe_slot, r.timeout_s, r.retry, now, None, 1,
     )  # fmt: skip
 
 

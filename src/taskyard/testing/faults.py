@@ -123,8 +123,8 @@ class Faults:
             inner(*args)
 
         _wrap(SqliteCore, "_settle", part("settle", bool))
-        _wrap(SqliteCore, "_add_all", part("submit", bool))
-        _wrap(SqliteCore, "_claim", part("claim", bool))
+        _wrap(SqliteCore, "_insert_tasks", part("submit", lambda _: True))
+        _wrap(SqliteCore, "_start", part("claim", bool))
         _wrap(Writer, "_commit", commit)
         _wrap(Writer, "_roll_back", roll_back)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain, islice
@@ -18,13 +17,15 @@ from taskyard.model.limits import Demand, Quota
 from taskyard.model.move import Move
 from taskyard.model.order import tail_position
 from taskyard.model.settle import heed_cancel
-from taskyard.model.state import TaskState
+from taskyard.model.state import COMPLETED, QUEUED, RUNNING, TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
-from taskyard.stores.rows import NEW, WAITING, from_us, to_new_row, to_running, to_us
+from taskyard.stores.rows import NEW, WAITING, from_us, to_new_row, to_running, to_started, to_us
 from taskyard.stores.sqlite.commands import Commands
 from taskyard.stores.sqlite.statements import blocks, report, start, values
 from taskyard.stores.sqlite.transaction import Lane
+
+SUBMITTED, STARTED = EventKind.SUBMITTED.value, EventKind.STARTED.value
 
 _WAITING = ", ".join(WAITING)
 _DUE = "due_at, id, uuid, queue, source, state, key, position"
@@ -59,17 +60,23 @@ class SqliteCore(Commands):
         settled = self._settle(settles) if settles else []
         if reports:
             self._report(reports, now)
-        added = self._add_all(adds, now) if adds else []
+        added: list[list[Added] | TaskyardError] = []
+        claims: list[Claim] | None = None
+        if self.isolated:
+            added = [self._add_isolated(add, now) for add in adds]
+        elif adds:
+            added, claims = self._add_all(adds, node, demand, now)
         self._promote(now)
         self._flush()
-        claims = self._claim(node, demand, now) if demand is not None and demand.total > 0 else []
+        if claims is None:
+            claims = self._claim(node, demand, now) if demand is not None and demand.total > 0 else []
         due = self._find_next_due()
         return Turned(settled, added, claims, None if due is None else from_us(due))
 
     def _settle(self, settles: Sequence[tuple[Claim, Move]]) -> list[ClaimLost | None]:
         held = self._held(claim for claim, _ in settles)
         settled: list[ClaimLost | None] = []
-        completed: Counter[Lane] = Counter()
+        completed: dict[Lane, int] = {}
         for claim, move in settles:
             # A claim is spent by its first settle, also within one turn.
             asked = held.pop(claim.token, None)
@@ -79,16 +86,17 @@ class SqliteCore(Commands):
             # Race: a cancel may be asked after the run has ended and before its node could know.
             self._end(claim.record, heed_cancel(move) if asked else move)
             settled.append(None)
-            if move.state is TaskState.COMPLETED:
-                completed[claim.record.queue, claim.record.source] += 1
+            if move.state is COMPLETED:
+                lane = claim.record.queue, claim.record.source
+                completed[lane] = completed.get(lane, 0) + 1
         for lane, n in completed.items():
-            self._count(*lane, TaskState.RUNNING, -n)
-            self._count(*lane, TaskState.COMPLETED, n)
+            self._count(*lane, RUNNING, -n)
+            self._count(*lane, COMPLETED, n)
         self._save_moved()  # before reports and adds look at these tasks
         return settled
 
     def _end(self, running: TaskRecord, move: Move) -> None:
-        if move.state is not TaskState.COMPLETED:
+        if move.state is not COMPLETED:
             record = running.clone()
             record.note = None  # the row may have a newer one, which stays unless the move brings another
             self._move(record, move)
@@ -131,14 +139,17 @@ class SqliteCore(Commands):
 
     # --- adding -------------------------------------------------------------------------------------------------------
 
-    def _add_all(self, adds: Sequence[Add], now: datetime) -> list[list[Added] | TaskyardError]:
-        if self.isolated:
-            return [self._add_isolated(add, now) for add in adds]
+    def _add_all(
+        self, adds: Sequence[Add], node: str, demand: Demand | None, now: datetime
+    ) -> tuple[list[list[Added] | TaskyardError], list[Claim] | None]:
+        """The answer to each, and what could be started at once; None if the lanes have to be looked at for that."""
         fresh: list[TaskRecord] = []
         slots: dict[str, str] = {}
         added = [self._admit(add, now, fresh, slots) for add in adds]
-        self._insert_tasks(fresh, now)
-        return added
+        claims = self._start_fresh(fresh, node, demand, now)
+        if claims is None:
+            self._insert_tasks(fresh, now)
+        return added, claims
 
     def _add_isolated(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         """The same for one add under a savepoint, when the plain way met an error that was somebody's own."""
@@ -180,8 +191,8 @@ class SqliteCore(Commands):
                 slots[record.dedupe_slot] = record.uuid
             self._seq += 1
             record.id, record.position = self._seq, tail_position(self._seq)
-            record.state = TaskState.SCHEDULED if record.due_at > now else TaskState.QUEUED
-            record.parked = record.key is not None and record.state is TaskState.QUEUED
+            record.state = TaskState.SCHEDULED if record.due_at > now else QUEUED
+            record.parked = record.key is not None and record.state is QUEUED
             record.updated_at = now
             fresh.append(record)
             added.append(Added(record.uuid))
@@ -195,14 +206,17 @@ class SqliteCore(Commands):
 
     def _insert_tasks(self, records: list[TaskRecord], now: datetime) -> None:
         at = to_us(now)
-        for where, n in Counter((record.queue, record.source, record.state) for record in records).items():
-            self._count(*where, n)
+        new: dict[tuple[str, str, TaskState], int] = {}
         for record in records:
-            self._tell(EventKind.SUBMITTED, record, at)
-            if record.state is TaskState.SCHEDULED:
+            where = record.queue, record.source, record.state
+            new[where] = new.get(where, 0) + 1
+            self._events.append((SUBMITTED, record.uuid, record.source, record.queue, at))
+            if record.state is not QUEUED:
                 self._note_due(to_us(record.due_at))
             elif record.key is not None:
                 self._keys.add((record.queue, record.key))
+        for (queue, source, state), n in new.items():
+            self._count(queue, source, state, n)
         self._write_rows("task", NEW, [to_new_row(record, at) for record in records])
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -233,6 +247,28 @@ class SqliteCore(Commands):
 
     # --- claiming -----------------------------------------------------------------------------------------------------
 
+    def _start_fresh(
+        self, fresh: list[TaskRecord], node: str, demand: Demand | None, now: datetime
+    ) -> list[Claim] | None:
+        """Insert and start tasks that nothing stands before, which is how a yard with nothing to do meets a task. They
+        are inserted parked, so they never enter the lane that they would be taken out of again. None, and nothing is
+        done, unless all of them can start, with nothing else waiting that might go first."""
+        if demand is None or self._queued or not fresh or len(fresh) > demand.total:
+            return None
+        due = self._find_next_due()
+        if due is not None and due <= to_us(now):
+            return None
+        quota = self._quota(demand)
+        for record in fresh:
+            if record.state is not QUEUED or record.key is not None or quota.room(record.queue, record.source) <= 0:
+                return None
+            quota.admit(record.queue, record.source)
+        for record in fresh:
+            record.parked = True
+        self._insert_tasks(fresh, now)
+        fresh.sort(key=lambda record: (record.priority, record.position))
+        return self._start([to_started(record, now) for record in fresh], node, now)
+
     def _quota(self, demand: Demand) -> Quota:
         room = {
             name: queue.concurrency - self._running_in[name]
@@ -247,17 +283,22 @@ class SqliteCore(Commands):
     def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
         quota = self._quota(demand)
         lanes = self._open_lanes(quota)
-        rows = self._merge(lanes, quota)
+        return self._start([to_running(row, now) for row in self._merge(lanes, quota)], node, now)
+
+    def _start(self, records: list[TaskRecord], node: str, now: datetime) -> list[Claim]:
         at = to_us(now)
-        claims = []
-        for row in rows:
+        claims: list[Claim] = []
+        started: dict[Lane, int] = {}
+        for record in records:
             self._seq += 1
-            record = to_running(row, token=self._seq, node=node, now=now)
-            self._tell(EventKind.STARTED, record, at)
+            record.token, record.node = self._seq, node
+            lane = record.queue, record.source
+            started[lane] = started.get(lane, 0) + 1
+            self._events.append((STARTED, record.uuid, record.source, record.queue, at))
             claims.append(Claim(record, record.attempt, self._seq))
-        for lane, n in Counter((claim.record.queue, claim.record.source) for claim in claims).items():
-            self._count(*lane, TaskState.QUEUED, -n)
-            self._count(*lane, TaskState.RUNNING, n)
+        for (queue, source), n in started.items():
+            self._count(queue, source, QUEUED, -n)
+            self._count(queue, source, RUNNING, n)
         for block in blocks([(claim.record.id, claim.token) for claim in claims]):
             self._conn.execute(start(len(block)), (node, at, *chain.from_iterable(block)))
         return claims

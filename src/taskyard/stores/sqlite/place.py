@@ -137,7 +137,10 @@ def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool)
     # every new value (23 µs against 2).
     conn.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     # No checkpoint of a reader's, no mmap (a full disk would be a SIGBUS), and temporary tables never on disk.
-    conn.execute("PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF")
+    conn.execute(
+        "PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; "
+        f"PRAGMA synchronous = {synchronous}; PRAGMA fullfsync = ON"
+    )
     if not write:
         conn.execute("PRAGMA query_only = ON; PRAGMA cache_size = -4000")
         return
@@ -145,10 +148,7 @@ def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool)
     mode = conn.execute("PRAGMA journal_mode = WAL").get
     if mode != "wal":
         raise StoreReadOnly(str(path), f"its file system cannot do write-ahead logging (journal_mode is {mode})")
-    conn.execute(
-        f"PRAGMA synchronous = {synchronous}; PRAGMA fullfsync = ON; PRAGMA cache_size = -16000; "
-        f"PRAGMA wal_autocheckpoint = 1000; PRAGMA journal_size_limit = {WAL_KEPT_BYTES}"
-    )
+    conn.execute(f"PRAGMA cache_size = -16000; PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
 
 
 def refuse_foreign(conn: apsw.Connection, path: Path) -> None:

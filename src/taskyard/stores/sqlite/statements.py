@@ -43,20 +43,21 @@ def update(columns: tuple[str, ...], rows: int) -> str:
 @cache
 def start(rows: int) -> str:
     """Start the tasks whose (id, token) come last, on node ?1 at time ?2."""
-    return (
-        "UPDATE task SET state = 'running', attempt = attempt + 1, token = v.column2, node = ?1, started_at = ?2, "
-        f"updated_at = ?2 FROM (VALUES {values(rows, 2)}) AS v WHERE task.id = v.column1"
-    )
+    sets = "state = 'running', parked = 0, attempt = attempt + 1, node = ?1, started_at = ?2, updated_at = ?2, token"
+    if rows == 1:
+        return f"UPDATE task SET {sets} = ?4 WHERE id = ?3"
+    return f"UPDATE task SET {sets} = v.column2 FROM (VALUES {values(rows, 2)}) AS v WHERE task.id = v.column1"
 
 
 @cache
 def complete(rows: int) -> str:
     """What `apply_move` does for a completed run, with (id, time, result, note) for each."""
-    return (
-        "UPDATE task SET state = 'completed', updated_at = v.column2, finished_at = v.column2, result = v.column3, "
-        "note = COALESCE(v.column4, note), token = NULL, node = NULL, cancel_asked_at = NULL, dedupe_slot = NULL, "
-        f"error = NULL FROM (VALUES {values(rows, 4)}) AS v WHERE task.id = v.column1"
-    )
+    sets = "state = 'completed', token = NULL, node = NULL, cancel_asked_at = NULL, dedupe_slot = NULL, error = NULL"
+    if rows == 1:
+        own = "updated_at = ?2, finished_at = ?2, result = ?3, note = COALESCE(?4, note)"
+        return f"UPDATE task SET {sets}, {own} WHERE id = ?1"
+    own = "updated_at = v.column2, finished_at = v.column2, result = v.column3, note = COALESCE(v.column4, note)"
+    return f"UPDATE task SET {sets}, {own} FROM (VALUES {values(rows, 4)}) AS v WHERE task.id = v.column1"
 
 
 @cache
@@ -93,6 +94,9 @@ def keyed(rows: int) -> str:
 
 def blocks(rows: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
     """`rows` in as few pieces as the sizes of `BLOCKS` allow."""
+    if len(rows) == 1:
+        yield rows
+        return
     start = 0
     for size in BLOCKS:
         while len(rows) - start >= size:

@@ -18,7 +18,7 @@ from taskyard.model.event import TOLD_AS, EventKind
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import head_position, tail_position
-from taskyard.model.state import WAITING_FOR_TIME, TaskState
+from taskyard.model.state import QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.stores.rows import MOVED, RUN_COLUMNS, from_row, to_moved_row, to_us
@@ -44,7 +44,7 @@ class Transaction:
         self._seq = 0
         self._event_seq = 0
         self._queues: dict[str, QueueSettings] = {}
-        self._queued: Counter[Lane] = Counter()
+        self._queued: dict[Lane, int] = {}
         self._running_in: Counter[str] = Counter()
         self._next_due: int | None = None
         self._due_known = False
@@ -72,12 +72,12 @@ class Transaction:
         self._event_seq, self._seq = newest or (0, 0)
         queues: Any = self._conn.execute("SELECT name, settings FROM queue").fetchall()
         self._queues = {name: msgspec.json.decode(text, type=QueueSettings) for name, text in queues}
-        self._queued, self._running_in = Counter(), Counter()
+        self._queued, self._running_in = {}, Counter()
         tallies: Any = self._conn.execute(
             "SELECT queue, source, state, n FROM tally WHERE state IN ('queued', 'running') AND n > 0"
         )
         for queue, source, state, n in tallies:
-            if state == TaskState.QUEUED:
+            if state == QUEUED:
                 self._queued[queue, source] = n
             else:
                 self._running_in[queue] += n
@@ -85,7 +85,7 @@ class Transaction:
 
     def _reset(self) -> None:
         self._events: list[tuple[str, str, str, str, int]] = []
-        self._tally: Counter[tuple[str, str, TaskState]] = Counter()
+        self._tally: dict[tuple[str, str, TaskState], int] = {}
         self._runs: list[tuple[Any, ...]] = []
         self._saves: list[TaskRecord] = []
         self._completed: list[tuple[Any, ...]] = []
@@ -115,13 +115,13 @@ class Transaction:
     def _move(self, record: TaskRecord, move: Move) -> None:
         """Carry out `move`, to be written by the next flush."""
         old = record.state
-        if old is TaskState.RUNNING:
+        if old is RUNNING:
             self._ran(record, move, to_us(move.at))
         apply_move(record, move)
         new = record.state
         self._count(record.queue, record.source, old, -1)
         self._count(record.queue, record.source, new, 1)
-        if new is TaskState.QUEUED and (move.to_head or old is TaskState.FAILED):
+        if new is QUEUED and (move.to_head or old is TaskState.FAILED):
             self._seq += 1
             record.position = head_position(self._seq) if move.to_head else tail_position(self._seq)
         if old in WAITING_FOR_TIME:
@@ -129,19 +129,20 @@ class Transaction:
         elif new in WAITING_FOR_TIME:
             self._note_due(to_us(record.due_at))
         if record.key is not None:
-            record.parked = new is TaskState.QUEUED
+            record.parked = new is QUEUED
             self._keys.add((record.queue, record.key))
         self._tell(TOLD_AS[new], record, to_us(move.at))
         self._saves.append(record)
 
     def _count(self, queue: str, source: str, state: TaskState, n: int) -> None:
         """So many tasks more, or less, are in that state: known at once, written at the end."""
-        self._tally[queue, source, state] += n
-        if state is TaskState.QUEUED:
-            self._queued[queue, source] += n
-            if not self._queued[queue, source]:
-                del self._queued[queue, source]
-        elif state is TaskState.RUNNING:
+        where, lane = (queue, source, state), (queue, source)
+        self._tally[where] = self._tally.get(where, 0) + n
+        if state is QUEUED:
+            self._queued[lane] = self._queued.get(lane, 0) + n
+            if not self._queued[lane]:
+                del self._queued[lane]
+        elif state is RUNNING:
             self._running_in[queue] += n
 
     def _ran(self, running: TaskRecord, move: Move, at: int) -> None:

@@ -48,14 +48,15 @@ class Writer:
         turn: WriteTurn,
         *,
         committed: Callable[[], None],
+        answered: Callable[[], None],
         heard_others: Callable[[], None],
     ) -> None:
-        """Both are called on the writer's thread: `committed` after each commit, `heard_others` when another process is
-        found to have written."""
+        """All are called on the writer's thread: `committed` after each commit, `answered` when its callers have been
+        told, `heard_others` when another process is found to have written."""
         self._core = core
         self._conn = conn
         self._turn = turn
-        self._committed, self._heard_others = committed, heard_others
+        self._committed, self._answered, self._heard_others = committed, answered, heard_others
         self._lock = threading.Lock()
         self._queueing: list[Job] = []
         self._queueing_since = 0.0
@@ -105,6 +106,7 @@ class Writer:
                 else:
                     batch.append(following)
             self._answer(batch)
+            self._answered()
             if self._core.heard_others:
                 self._core.heard_others = False
                 self._heard_others()
