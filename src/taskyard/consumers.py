@@ -16,7 +16,7 @@ from uuid import UUID
 from taskyard.errors import InvalidArguments, InvalidConsumer, InvalidInput, NotJson
 from taskyard.model.given import check_name, check_retry, check_timeout
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
+from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 
 if TYPE_CHECKING:
@@ -99,6 +99,9 @@ class Signature:
             text: str = adapter.serializer.to_json(checked, by_alias=True, round_trip=True).decode()
         except ValueError as exc:
             raise self._refusal(exc) from None
+        # What is typed as a float was refused above; inside of `Any` a NaN has become null.
+        if "null" in text and not is_finite(adapter.serializer.to_python(checked)):
+            raise NotJson(f"an argument of {self.name!r}", NOT_FINITE)
         if not self.is_plain:
             self._refuse_changed(checked, self.decode(text))
         return text

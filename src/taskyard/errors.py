@@ -69,7 +69,7 @@ class NotJson(InvalidInput):
         self.what, self.why = what, why
         super().__init__(
             f"{what} cannot be written as JSON ({why}); "
-            "use dicts with string keys, lists, strings, numbers, booleans and None"
+            "use dicts with string keys, lists, strings, finite numbers, booleans and None"
         )
 
 

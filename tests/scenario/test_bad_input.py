@@ -46,6 +46,7 @@ SUBMITS = [
     ("argument-not-text", NotJson, "cannot be written as JSON", ("echo", {"value": b"\xff\xfe"}), {}),
     ("argument-surrogate", NotJson, "cannot be written as JSON", ("echo", {"value": "\ud800"}), {}),
     ("argument-nan", InvalidArguments, "x: Input should be a finite number", ("half", {"x": float("nan")}), {}),
+    ("argument-nan-inside", NotJson, "give None or a text", ("echo", {"value": [{"x": float("nan")}]}), {}),
     ("arguments-too-large", PayloadTooLarge, "write it to a file and pass the path", ("echo", {"value": LONG}), {}),
     ("naive-time", NaiveDatetime, r"write datetime\.now\(timezone\.utc\)", ADD, {"schedule_at": NAIVE}),
     ("time-as-text", InvalidInput, "must be a datetime with a time zone", ADD, {"schedule_at": "2030-01-01"}),
@@ -202,6 +203,8 @@ def test_a_consumer_that_no_store_takes_is_refused(settings, advice):
 RESULTS = [
     pytest.param(object, "NotJson", "use dicts with string keys", id="not-json"),
     pytest.param(lambda: {1j: 2}, "NotJson", "cannot be written as JSON", id="keys-not-text"),
+    pytest.param(lambda: float("nan"), "NotJson", "give None or a text in its place", id="nan"),
+    pytest.param(lambda: [{"x": float("-inf")}], "NotJson", "NaN or an infinite number", id="infinite"),
     pytest.param(lambda: LONG, "PayloadTooLarge", "write it to a file and pass the path", id="too-large"),
     pytest.param(lambda: "\ud800", "NotJson", "cannot be written as JSON", id="surrogate"),
 ]
