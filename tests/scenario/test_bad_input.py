@@ -173,6 +173,34 @@ async def test_a_wait_that_is_no_time_is_refused(url, senseless):
         assert await handle.result(timeout_s=float("inf")) == 2
 
 
+async def test_a_negative_wait_is_refused(url):
+    """A wait of less than nothing is refused as such, instead of having passed already."""
+    async with build(url) as yard:
+        handle = await yard.submit("add", {"a": 1})
+        with pytest.raises(InvalidInput, match="timeout_s must not be negative, not -1"):
+            await handle.result(timeout_s=-1)
+        assert await handle.result(timeout_s=10) == 2
+
+
+REPEATED = [
+    ("echo", {}, {"key": LONG}),
+    ("echo", {}, {"priority": LONG}),
+    ("echo", {}, {"dedupe": LONG}),
+    ("echo", {}, {LONG: 1}),
+    ("echo", {LONG: 1}, {}),
+    (LONG, {}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "options"), REPEATED)
+async def test_a_message_repeats_little_of_a_long_text(name, args, options):
+    """However long a text is that is refused, the message is not: it repeats the beginning."""
+    async with build("memory://") as yard:
+        with pytest.raises(InvalidInput, match="xxx…") as refused:
+            await yard.submit(name, args, **options)
+        assert len(str(refused.value)) < 400
+
+
 CONSUMERS = [
     pytest.param({"timeout_s": float("inf")}, "timeout_s must be more than 0 and less than 1e9", id="timeout-endless"),
     pytest.param({"timeout_s": -1}, "timeout_s must be more than 0", id="timeout-negative"),

@@ -135,7 +135,7 @@ class Point:
 @pytest.mark.parametrize("wrap", [lambda n: n, lambda n: {"a": [None, (1, n)]}, Point])
 def test_numbers_that_json_lacks_are_refused(number: float, wrap: Callable[[float], object]):
     """NaN and the infinities are refused wherever they are; null itself is kept."""
-    with pytest.raises(NotJson, match="NaN or an infinite number.* give None or a text"):
+    with pytest.raises(NotJson, match=r"NaN or an infinite number.* give None or a text"):
         to_json("result", wrap(number))
     assert to_json("result", {"a": [None, 1.5], "b": "null"}) == '{"a":[null,1.5],"b":"null"}'
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
-from taskyard.errors import InvalidInput, NaiveDatetime, NotJson
+from taskyard.errors import InvalidInput, NaiveDatetime, NotJson, quote
 from taskyard.model.execution import ExecutionError, Progress
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
@@ -127,7 +127,7 @@ class Task(msgspec.Struct, frozen=True):
         try:
             at, source = data["schedule_at"], data["source"]
             if not isinstance(source, str):
-                raise TypeError(f"source is {source!r}, not a name")
+                raise TypeError(f"source is {quote(source)}, not a name")
             return cls(
                 uuid=str(data["uuid"]),
                 args=data["args"],
