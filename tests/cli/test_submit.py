@@ -89,6 +89,34 @@ def test_bad_input_is_told_and_nothing_is_stored(arguments: list[str], code: int
     assert not shell.path.exists()
 
 
+TEXTS = [
+    pytest.param("why=404", "404", id="number"),
+    pytest.param("why=true", "true", id="bool"),
+    pytest.param("why=[1, 2]", "[1, 2]", id="list"),
+    pytest.param('why="404"', "404", id="quoted"),
+    pytest.param("why=bad luck", "bad luck", id="text"),
+]
+
+
+@pytest.mark.parametrize(("typed", "kept"), TEXTS)
+def test_a_text_may_look_like_json(typed: str, kept: str, shell: Shell) -> None:
+    """Where the consumer wants a text, it gets what was typed, whatever else that could be."""
+    done = shell.here("submit", "boom", typed, "--app", "tests.cli.sample_app", "--store", shell.url, "--json")
+    assert done.code == 0, done
+    assert done.json["args"]["why"] == kept
+
+
+def test_without_an_app_it_is_told_how_to_write_a_text(shell: Shell) -> None:
+    """Where nobody knows whether the consumer wants a text, what looks like JSON is JSON, and it is said so."""
+    shell.start_worker()
+    done = shell.here("submit", "boom", "why=404", "--store", shell.url, "--json")
+    assert done.json["args"]["why"] == 404
+    assert """why is taken as JSON, for a text write 'why="404"'""" in done.err
+    quoted = shell.here("submit", "boom", 'why="404"', "--store", shell.url, "--json")
+    assert quoted.json["args"]["why"] == "404"
+    assert "taken as JSON" not in quoted.err
+
+
 def test_the_same_work_is_refused_when_it_is_pending(shell: Shell) -> None:
     """--dedupe refuse names the task that is pending, and --dedupe merge answers with its id."""
     (pending,) = shell.seed(("add", {"a": 1}), dedupe="refuse")
