@@ -290,6 +290,25 @@ class StoreCorrupt(StoreError):
         )
 
 
+class StoreFolderMissing(StoreError):
+    """The folder of the file does not exist: make it, or correct the path. A store makes only its file."""
+
+    def __init__(self, path: str, folder: str) -> None:
+        self.path, self.folder = path, folder
+        super().__init__(
+            f"the store {path} cannot be made, because the folder {folder} does not exist; "
+            f'make it with `mkdir -p "{folder}"`, or correct the path'
+        )
+
+
+class StoreForeign(StoreError):
+    """What is at this path is not ours, and is left as it is: choose another path."""
+
+    def __init__(self, path: str, what: str, hint: str = "choose another path for the store") -> None:
+        self.path, self.what = path, what
+        super().__init__(f"{path} is {what}, and nothing was changed in it; {hint}")
+
+
 class StoreTooNew(StoreError):
     """A newer Taskyard wrote this store: upgrade this one."""
 

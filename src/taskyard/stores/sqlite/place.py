@@ -19,6 +19,8 @@ from taskyard.errors import (
     StoreBusy,
     StoreCorrupt,
     StoreError,
+    StoreFolderMissing,
+    StoreForeign,
     StoreFull,
     StoreOnNetwork,
     StoreReadOnly,
@@ -70,13 +72,16 @@ def refuse_network(path: Path, mounts: Path = MOUNTS) -> None:
 def prepare_folder(path: Path) -> Path:
     """Check that the database can be made and written at `path`; the folder beside it, made if need be."""
     if path.is_dir():
-        raise StoreCorrupt(str(path), "it is a folder; name a file in it")
+        raise StoreForeign(str(path), "a folder", f"name a file in it, such as {path / 'work.db'}")
     if not path.parent.is_dir():
-        raise StoreReadOnly(str(path), f"the folder {path.parent} does not exist")
+        raise StoreFolderMissing(str(path), str(path.parent))
     refuse_network(path)
     if path.exists() and not os.access(path, os.W_OK | os.R_OK):
         raise StoreReadOnly(str(path))
     folder = path.with_name(path.name + "-yard")
+    if path.exists() and not folder.exists():
+        with typed_errors(path):
+            refuse_stranger(path)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as exc:
@@ -141,7 +146,10 @@ def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool)
     if not write:
         conn.execute("PRAGMA query_only = ON; PRAGMA cache_size = -4000")
         return
-    refuse_foreign(conn, path)  # before the next line, which would change the file
+    # What is not ours stays as it is: its log is not copied back into it when we close it again.
+    conn.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    refuse_foreign(conn, path)
+    conn.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
     mode = conn.execute("PRAGMA journal_mode = WAL").get
     if mode != "wal":
         raise StoreReadOnly(str(path), f"its file system cannot do write-ahead logging (journal_mode is {mode})")
@@ -151,12 +159,25 @@ def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool)
     )
 
 
+def refuse_stranger(path: Path) -> None:
+    """The same for a file that has no folder of ours beside it: looked at without leaving a trace. Of one with a log,
+    what counts is in the log, so it is opened as any reader does."""
+    has_log = path.with_name(path.name + "-wal").exists()
+    uri = f"{path.as_uri()}?{'mode=ro' if has_log else 'immutable=1'}"
+    conn = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    try:
+        conn.set_busy_timeout(BUSY_MS)
+        refuse_foreign(conn, path)
+    finally:
+        conn.close()
+
+
 def refuse_foreign(conn: apsw.Connection, path: Path) -> None:
     """Only an empty file, or one that has been ours before, may be written."""
     if conn.execute("PRAGMA application_id").get == APPLICATION_ID:
         return
     if conn.execute("PRAGMA user_version").get or conn.execute("SELECT count(*) FROM sqlite_schema").get:
-        raise StoreCorrupt(str(path), "it is another program's database")
+        raise StoreForeign(str(path), "a SQLite database of another program")
 
 
 def migrate(conn: apsw.Connection, path: Path) -> None:
