@@ -142,9 +142,9 @@ def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool)
     # every new value (23 µs against 2).
     conn.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     # No checkpoint of a reader's, no mmap (a full disk would be a SIGBUS), and temporary tables never on disk.
-    conn.execute("PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF")
+    _run(conn, "PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF")
     if not write:
-        conn.execute("PRAGMA query_only = ON; PRAGMA cache_size = -4000")
+        _run(conn, "PRAGMA query_only = ON; PRAGMA cache_size = -4000")
         return
     # What is not ours stays as it is: its log is not copied back into it when we close it again.
     conn.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -153,10 +153,16 @@ def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool)
     mode = conn.execute("PRAGMA journal_mode = WAL").get
     if mode != "wal":
         raise StoreReadOnly(str(path), f"its file system cannot do write-ahead logging (journal_mode is {mode})")
-    conn.execute(
+    _run(
+        conn,
         f"PRAGMA synchronous = {synchronous}; PRAGMA fullfsync = ON; PRAGMA cache_size = -16000; "
-        f"PRAGMA wal_autocheckpoint = 1000; PRAGMA journal_size_limit = {WAL_KEPT_BYTES}"
+        f"PRAGMA wal_autocheckpoint = 1000; PRAGMA journal_size_limit = {WAL_KEPT_BYTES}",
     )
+
+
+def _run(conn: apsw.Connection, statements: str) -> None:
+    """All of them: `execute` alone stops at the first that answers with a row, as some settings do."""
+    conn.execute(statements).fetchall()
 
 
 def refuse_stranger(path: Path) -> None:
@@ -192,7 +198,7 @@ def migrate(conn: apsw.Connection, path: Path) -> None:
             raise StoreTooNew(str(path), found, newest)
         for number, sql in steps:
             if number > found:
-                conn.execute(sql)
+                _run(conn, sql)
                 conn.execute(f"PRAGMA user_version = {number}")
         if found == 0:
             conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
