@@ -35,6 +35,11 @@ def find_turn_holder(database: Path) -> Holder | None:
     return _find(turn_file(database), "FLOCK", None)
 
 
+def find_node_holder(database: Path, incarnation: str) -> Holder | None:
+    """The process of a node that lives."""
+    return _find(database.with_name(database.name + "-yard") / f"n-{incarnation}", "FLOCK", None)
+
+
 def find_sqlite_writer(database: Path) -> Holder | None:
     """Who is inside of a write transaction of SQLite's own: one of us, or any other program."""
     return _find(database.with_name(database.name + "-shm"), "POSIX", SQLITE_WRITER)

@@ -12,7 +12,8 @@ import apsw
 
 from taskyard.cli.doctor.finding import Finding, problem, warning
 from taskyard.cli.documents import sum_states
-from taskyard.cli.text import clean, duration, seconds_between
+from taskyard.cli.locks import find_node_holder
+from taskyard.cli.text import clean, counted, duration, seconds_between
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Node, TaskFilter
 from taskyard.stores.rows import from_us
@@ -46,7 +47,7 @@ class Traffic:
             yield Finding("workers", "none runs on this store", data={"alive": [], "dead": []})
             return
         for node in self.alive:
-            yield Finding("worker", f"{self._describe(node)}, runs {', '.join(map(clean, node.sources)) or 'nothing'}")
+            yield self._alive(node)
         for node in self.dead:
             yield self._dead(node)
 
@@ -67,9 +68,24 @@ class Traffic:
         host = "" if node.host == socket.gethostname() else f" on {clean(node.host)}"
         return f"{clean(node.name)} (pid {node.pid}{host}), since {since or 'an unknown time'}"
 
+    def _alive(self, node: Node) -> Finding:
+        holder = find_node_holder(self._path, node.incarnation)
+        if holder is None or not holder.is_stopped:
+            sources = ", ".join(map(clean, node.sources)) or "nothing"
+            return Finding("worker", f"{self._describe(node)}, runs {sources}")
+        held = self._held(node)
+        grip = f"holds {counted(held, 'task')}, which nobody else may run" if held else "takes no tasks"
+        text = f"{self._describe(node)}, is stopped and {grip}"
+        advice = f"let it go on with `kill -CONT {holder.pid}`; or end it with `kill -KILL {holder.pid}`"
+        make = problem if held else warning
+        return make("stopped worker", text, f"{advice}, and others take over", pid=holder.pid, held=held)
+
+    def _held(self, node: Node) -> int:
+        return sum(task.node == node.incarnation for task in self._running)
+
     def _dead(self, node: Node) -> Finding:
-        held = sum(task.node == node.incarnation for task in self._running)
-        text = f"{self._describe(node)}, is dead and held {held} {'task' if held == 1 else 'tasks'}"
+        held = self._held(node)
+        text = f"{self._describe(node)}, is dead and held {counted(held, 'task')}"
         if self.alive:
             return warning("dead worker", text, "a living worker takes them back within a second or two; look again")
         advice = "start a worker: the first thing it does is to take them back"
