@@ -1,6 +1,7 @@
 """`taskyard doctor`, on stores that are well and on stores that are not."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,16 @@ def test_a_stopped_worker_is_told(shell: Shell) -> None:
     assert f"kill -CONT {worker.process.pid}" in done.out
     worker.signal(signal.SIGCONT)
     assert shell.here("doctor", "--store", shell.url).code == 0
+
+
+def test_a_removed_folder_is_told(shell: Shell) -> None:
+    """When the folder beside the store is removed under a worker, worker and doctor say so and what to do about it."""
+    worker = shell.start_worker()
+    shutil.rmtree(shell.folder / "work.db-yard")
+    assert "start them again, which makes it anew" in worker.hear("was removed while the store")
+    done = shell.here("doctor", "--store", shell.url)
+    assert "its file beside the store was removed" in done.out
+    assert "start it again" in done.out
 
 
 def test_tasks_that_nobody_can_run_are_told(shell: Shell) -> None:

@@ -12,7 +12,7 @@ import apsw
 
 from taskyard.cli.doctor.finding import Finding, problem, warning
 from taskyard.cli.documents import sum_states
-from taskyard.cli.locks import find_node_holder
+from taskyard.cli.locks import find_node_holder, node_file
 from taskyard.cli.text import clean, counted, duration, seconds_between
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Node, TaskFilter
@@ -53,9 +53,8 @@ class Traffic:
 
     def _is_alive(self, node: Node, boot: str) -> bool:
         """Its lock tells; where its file is gone, whether its process is there."""
-        place = self._path.with_name(self._path.name + "-yard") / f"n-{node.incarnation}"
         try:
-            file = LockFile(place, create=False)
+            file = LockFile(node_file(self._path, node.incarnation), create=False)
         except OSError:
             return boot == boot_id() and os.path.exists(f"/proc/{node.pid}")
         try:
@@ -70,6 +69,9 @@ class Traffic:
 
     def _alive(self, node: Node) -> Finding:
         holder = find_node_holder(self._path, node.incarnation)
+        if not node_file(self._path, node.incarnation).exists():
+            text = f"{self._describe(node)}, lives, but its file beside the store was removed: others cannot wake it"
+            return warning("worker", text, "start it again, which makes the file anew; no task is lost", pid=node.pid)
         if holder is None or not holder.is_stopped:
             sources = ", ".join(map(clean, node.sources)) or "nothing"
             return Finding("worker", f"{self._describe(node)}, runs {sources}")

@@ -95,6 +95,11 @@ def from_os_error(path: Path, exc: OSError) -> StoreError:
     """The typed error for what became of a file or folder beside the database."""
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(str(path))
+    if exc.errno == errno.ENOENT:
+        return StoreUnavailable(
+            f"{exc.filename} was removed while the store {path} is in use, and processes find each other through it; "
+            f"stop all that use the store and start them again, which makes it anew. No task is lost"
+        )
     return StoreReadOnly(str(path), f"{exc.strerror}: {exc.filename}")
 
 
