@@ -80,6 +80,7 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
         record = await handle.record()
         if not as_json:
             _tell(record, handle, order)
+            await _tell_if_unserved(yard, order, target.app_name)
         if order.wait:
             await _wait(handle, order, as_json=as_json)
         elif as_json:
@@ -158,6 +159,12 @@ def _tell(record: TaskRecord, handle: TaskHandle, order: Order) -> None:
     if not handle.is_new:
         words.append(", merged into the one that was pending", "yellow")
     make_console(stderr=True).print(words, soft_wrap=True)
+
+
+async def _tell_if_unserved(yard: Yard, order: Order, app: str | None) -> None:
+    """Whoever has just submitted would wait in vain, and wonder."""
+    if not any(order.name in node.sources for node in await yard.store.nodes()):
+        complain("note", f"no worker for it runs yet; start one with: taskyard worker {app or 'module:yard'}")
 
 
 async def _wait(handle: TaskHandle, order: Order, *, as_json: bool) -> None:

@@ -75,6 +75,9 @@ class Target:
 def load_yard(name: str) -> Yard:
     """The yard called `module:attribute`; a module alone means its `yard`. The current folder is looked at first."""
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py"):
+        module = module_name.removesuffix(".py").replace(os.sep, ".")
+        raise AppNotFound(f"{quote(module_name)} is a file; name its module and the yard in it, as in {module}:yard")
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise AppNotFound(f"{quote(name)} names no module; write module:yard, with the module's name as in an import")
     if os.getcwd() not in sys.path:
