@@ -171,8 +171,8 @@ def _run(conn: apsw.Connection, statements: str) -> None:
 
 
 def refuse_stranger(path: Path) -> None:
-    """The same for a file that has no folder of ours beside it: looked at without leaving a trace. Of one with a log,
-    what counts is in the log, so it is opened as any reader does."""
+    """Refuse what is not ours before anything is made beside it. A file without a log is read as it lies, and no trace
+    is left; of one with a log, what counts is in the log, so it is opened as any reader does."""
     has_log = path.with_name(path.name + "-wal").exists()
     uri = f"{path.as_uri()}?{'mode=ro' if has_log else 'immutable=1'}"
     conn = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
