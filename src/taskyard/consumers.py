@@ -13,10 +13,10 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from taskyard.errors import InvalidArguments, InvalidConsumer, InvalidInput, NotJson
+from taskyard.errors import InvalidArguments, InvalidConsumer, InvalidInput, NotJson, quote, shorten
 from taskyard.model.given import check_name, check_retry, check_timeout
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
+from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Signature:
         for parameter in self.parameters:
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
                 raise InvalidConsumer(
-                    f"consumer {name!r} takes {parameter}, but arguments are stored by name; "
+                    f"consumer {quote(name)} takes {parameter}, but arguments are stored by name; "
                     "use ordinary or keyword-only parameters"
                 )
 
@@ -101,6 +101,9 @@ class Signature:
             raise self._refusal(exc) from None
         if not self.is_plain:
             self._refuse_changed(checked, self.decode(text))
+        elif "null" in text and not is_finite(adapter.serializer.to_python(checked)):
+            # What is typed as a float was refused above; inside of `Any` a NaN has become null.
+            raise NotJson(f"an argument of {self.name!r}", NOT_FINITE)
         return text
 
     def _refuse_changed(self, given: dict[str, Any], arrived: dict[str, Any]) -> None:
@@ -146,7 +149,8 @@ def _is_plain(hint: Any) -> bool:
 
 
 def _problems(exc: ValidationError) -> list[str]:
-    return [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in exc.errors(include_url=False)]
+    errors = exc.errors(include_url=False)
+    return [f"{shorten('.'.join(map(str, e['loc']))) or 'arguments'}: {e['msg']}" for e in errors]
 
 
 def function_consumer(
@@ -165,7 +169,7 @@ def function_consumer(
         raise InvalidConsumer("this callable has no name of its own; give it one with name='…'")
     is_async = inspect.iscoroutinefunction(function)
     if concurrent_count < 1:
-        raise InvalidConsumer(f"consumer {name!r}: concurrent_count must be at least 1, not {concurrent_count}")
+        raise InvalidConsumer(f"consumer {quote(name)}: concurrent_count must be at least 1, not {concurrent_count}")
     _refuse_generator(name, function)
     signature = Signature(name, function)
     decode = signature.decode
@@ -218,7 +222,7 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
 def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidConsumer(
-            f"consumer {name!r} is a generator, whose code would never run; return a value instead of yielding, "
+            f"consumer {quote(name)} is a generator, whose code would never run; return a value instead of yielding, "
             "and report what happens meanwhile with current_run().progress()"
         )
 
@@ -230,7 +234,9 @@ def _plainly(name: str, call: Callable[[TaskRecord], Any]) -> Callable[[TaskReco
         result = call(record)
         if inspect.iscoroutine(result):
             result.close()
-            raise TypeError(f"consumer {name!r} returned a coroutine; write it, and what decorates it, as `async def`")
+            raise TypeError(
+                f"consumer {quote(name)} returned a coroutine; write it, and what decorates it, as `async def`"
+            )
         return result
 
     return checked
@@ -245,12 +251,14 @@ def _checked(name: str, queue: object, timeout_s: object, retry: object) -> dict
             "retry": None if retry is None else check_retry(retry),
         }
     except InvalidInput as exc:
-        raise InvalidConsumer(f"consumer {name!r}: {exc}") from None
+        raise InvalidConsumer(f"consumer {quote(name)}: {exc}") from None
 
 
 def _executor(name: str, asked: str | None, is_async: bool) -> str:
     fitting = INLINE if is_async else THREAD
     if asked not in (None, fitting):
         kind = "an async function runs" if is_async else "a plain function would block the event loop; it runs"
-        raise InvalidConsumer(f"consumer {name!r}: executor={asked!r} does not fit; {kind} with executor={fitting!r}")
+        raise InvalidConsumer(
+            f"consumer {quote(name)}: executor={quote(asked)} does not fit; {kind} with executor={fitting!r}"
+        )
     return fitting

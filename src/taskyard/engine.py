@@ -273,7 +273,7 @@ class Engine:
         if await self._runner.drain(self._clock.monotonic() + UNWIND_S):
             return []
         stuck = await self._runner.abandon()
-        log.warning("%d tasks could not be stopped and stay claimed until this process ends: %s", len(stuck), stuck)
+        log.warning("could not be stopped, and stay claimed until this process ends: %s", ", ".join(stuck))
         return stuck
 
     async def _end_loops(self) -> None:

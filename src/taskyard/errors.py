@@ -10,6 +10,18 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
+REPEATED_CHARS = 80
+"""How much of what a user has given a message repeats: enough to recognize it."""
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= REPEATED_CHARS else text[: REPEATED_CHARS - 1] + "…"
+
+
+def quote(value: object) -> str:
+    """`value` as a message repeats it."""
+    return repr(shorten(value)) if isinstance(value, str) else shorten(repr(value))
+
 
 class TaskyardError(Exception):
     """The base of everything below: catch it to catch us."""
@@ -28,7 +40,9 @@ class UnknownConsumer(InvalidInput):
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         self.name, self.known = name, sorted(known)
         have = ", ".join(self.known) or "none"
-        super().__init__(f"no consumer is called {name!r} (registered: {have}); register it before you submit to it")
+        super().__init__(
+            f"no consumer is called {quote(name)} (registered: {have}); register it before you submit to it"
+        )
 
 
 class DuplicateConsumer(InvalidInput):
@@ -36,7 +50,7 @@ class DuplicateConsumer(InvalidInput):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        super().__init__(f"a consumer called {name!r} is registered already; give one of the two another name")
+        super().__init__(f"a consumer called {quote(name)} is registered already; give one of the two another name")
 
 
 class InvalidConsumer(InvalidInput):
@@ -48,7 +62,12 @@ class InvalidArguments(InvalidInput):
 
     def __init__(self, consumer: str, problems: Sequence[str]) -> None:
         self.consumer, self.problems = consumer, list(problems)
-        super().__init__(f"arguments do not fit {consumer!r}: " + "; ".join(self.problems))
+        super().__init__(f"arguments do not fit {quote(consumer)}: " + "; ".join(self.problems))
+
+    @property
+    def names(self) -> set[str]:
+        """The arguments that the problems are about."""
+        return {problem.partition(":")[0].partition(".")[0] for problem in self.problems}
 
 
 class NaiveDatetime(InvalidInput):
@@ -69,7 +88,7 @@ class NotJson(InvalidInput):
         self.what, self.why = what, why
         super().__init__(
             f"{what} cannot be written as JSON ({why}); "
-            "use dicts with string keys, lists, strings, numbers, booleans and None"
+            "use dicts with string keys, lists, strings, finite numbers, booleans and None"
         )
 
 
@@ -107,7 +126,9 @@ class UnknownTask(InvalidInput):
 
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
-        super().__init__(f"no task {uuid} in this store; it was never submitted here, or its record was pruned")
+        super().__init__(
+            f"no task {shorten(uuid)} in this store; it was never submitted here, or its record was pruned"
+        )
 
 
 class CommandRefused(TaskyardError):
@@ -163,10 +184,14 @@ class TaskSkipped(TaskEnded):
 
 
 class ResultGone(TaskEnded):
-    """The record is not in the store (any more): keep results longer, or ask sooner."""
+    """The record is not in the store, or not any more: correct the id, keep results longer, or ask sooner."""
 
     def __init__(self, uuid: str) -> None:
-        super().__init__(uuid, f"the record of task {uuid} is gone from the store; keep finished tasks longer")
+        super().__init__(
+            uuid,
+            f"no task {shorten(uuid)} in this store: it was never submitted here, or ended so long ago that it is "
+            f"gone; check the id, or keep finished tasks longer with Yard(keep_s=…)",
+        )
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -238,7 +263,7 @@ class StoreUrlInvalid(StoreError, InvalidInput):
 
     def __init__(self, url: str | None, hint: str = "use memory:// or sqlite:///path/to/work.db") -> None:
         self.url = url
-        what = "no store was given" if url is None else f"{url!r} is not a store"
+        what = "no store was given" if url is None else f"{quote(url)} is not a store"
         super().__init__(f"{what}; {hint}")
 
 
@@ -263,6 +288,25 @@ class StoreCorrupt(StoreError):
             f"If it is not ours, choose another path; if it is, stop all processes that use it, keep the file, and "
             f"restore a backup or try `sqlite3 {path} .recover`"
         )
+
+
+class StoreFolderMissing(StoreError):
+    """The folder of the file does not exist: make it, or correct the path. A store makes only its file."""
+
+    def __init__(self, path: str, folder: str) -> None:
+        self.path, self.folder = path, folder
+        super().__init__(
+            f"the store {path} cannot be made, because the folder {folder} does not exist; "
+            f'make it with `mkdir -p "{folder}"`, or correct the path'
+        )
+
+
+class StoreForeign(StoreError):
+    """What is at this path is not ours, and is left as it is: choose another path."""
+
+    def __init__(self, path: str, what: str, hint: str = "choose another path for the store") -> None:
+        self.path, self.what = path, what
+        super().__init__(f"{path} is {what}, and nothing was changed in it; {hint}")
 
 
 class StoreTooNew(StoreError):
@@ -340,7 +384,7 @@ class RetryLater(Steer):
     def __init__(self, delay_s: float | timedelta, reason: str = "") -> None:
         seconds: object = delay_s.total_seconds() if isinstance(delay_s, timedelta) else delay_s
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise TypeError(f"RetryLater takes a number of seconds or a timedelta, not {delay_s!r}")
+            raise TypeError(f"RetryLater takes a number of seconds or a timedelta, not {quote(delay_s)}")
         if not 0 <= seconds < math.inf:
             raise ValueError(f"RetryLater takes a finite number of seconds, 0 or more, not {delay_s}")
         self.delay_s, self.reason = float(seconds), reason

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
-from taskyard.errors import InvalidInput, PayloadTooLarge
+from taskyard.errors import InvalidInput, PayloadTooLarge, quote, shorten
 from taskyard.model.given import check_delay, check_name, check_retry, check_timeout
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
@@ -40,7 +40,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         unknown = given.keys() - set(cls.__struct_fields__)
         if unknown:
             raise InvalidInput(
-                f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(cls.__struct_fields__)}. "
+                f"unknown option {', '.join(map(shorten, sorted(unknown)))}; "
+                f"known are {', '.join(cls.__struct_fields__)}. "
                 "Arguments of the task itself go into the dict of arguments"
             )
         try:
@@ -52,7 +53,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 given["dedupe"] = Dedupe(given["dedupe"])
             except ValueError:
-                raise InvalidInput(f"dedupe {given['dedupe']!r} is not one of {', '.join(Dedupe)}") from None
+                raise InvalidInput(f"dedupe {quote(given['dedupe'])} is not one of {', '.join(Dedupe)}") from None
         if given.get("timeout_s") is not None:
             given["timeout_s"] = check_timeout(given["timeout_s"])
         if given.get("retry") is not None:
@@ -73,7 +74,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         if at is None:
             return
         if not isinstance(at, datetime):
-            raise InvalidInput(f"schedule_at must be a datetime with a time zone, not {at!r}")
+            raise InvalidInput(f"schedule_at must be a datetime with a time zone, not {quote(at)}")
         aware("schedule_at", at)
         if delay_s is not None:
             raise InvalidInput("give either delay_s or schedule_at, not both")
@@ -95,7 +96,9 @@ def make_record(
     if consumer.produce is not None:
         task = consumer.produce(args)
         if task.source != consumer.name:
-            raise InvalidInput(f"produce of {consumer.name!r} made a task for {task.source!r}; set source=self.name")
+            raise InvalidInput(
+                f"produce of {consumer.name!r} made a task for {quote(task.source)}; set source=self.name"
+            )
         args, uuid = task.args, check_name("a task's uuid", task.uuid)
         if options is DEFAULTS or (options.schedule_at is None and options.delay_s is None):
             due_at = aware("schedule_at", task.schedule_at)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from threading import get_ident
 from types import EllipsisType
 from typing import Any, ParamSpec, TypeVar, overload
+from uuid import UUID
 
 from taskyard.blocking import BlockingYard
 from taskyard.consumers import INLINE, THREAD, class_consumer, function_consumer
@@ -25,6 +26,7 @@ from taskyard.errors import (
     NotOpen,
     UnknownConsumer,
     WrongLoop,
+    quote,
 )
 from taskyard.execution.context import find_current_run
 from taskyard.execution.inline import InProcessExecutor
@@ -33,7 +35,7 @@ from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.event import Event
-from taskyard.model.given import LONGEST_S, check_name, check_retry, check_text, check_wait
+from taskyard.model.given import LONGEST_S, check_count, check_name, check_retry, check_text, check_uuid, check_wait
 from taskyard.model.limits import QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
@@ -181,17 +183,16 @@ class Yard:
         """Set the rules of a queue, before the yard is opened. They hold across every process on the store, save
         `retry`: each process uses its own, so define the queue alike wherever it is served."""
         if self._engine is not None:
-            raise InvalidInput(f"define the queue {name!r} before the yard is opened")
-        try:
-            self._queues[name] = QueueSettings(
-                name=check_name("the name of a queue", name),
-                concurrency=concurrency,
-                per_key=per_key,
-                auto_recover=auto_recover,
-                retry=check_retry(retry or RetryPolicy()),
-            )
-        except ValueError as exc:
-            raise InvalidInput(str(exc)) from None
+            raise InvalidInput(f"define the queue {quote(name)} before the yard is opened")
+        if concurrency is not None:
+            check_count("concurrency", concurrency, least=1, hint=", or None for no limit")
+        self._queues[name] = QueueSettings(
+            name=check_name("the name of a queue", name),
+            concurrency=concurrency,
+            per_key=check_count("per_key", per_key, least=1),
+            auto_recover=check_count("auto_recover", auto_recover, least=0),
+            retry=check_retry(retry or RetryPolicy()),
+        )
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -390,27 +391,27 @@ class Yard:
 
     # --- looking and steering -----------------------------------------------------------------------------------------
 
-    def handle(self, uuid: str) -> TaskHandle:
+    def handle(self, uuid: str | UUID) -> TaskHandle:
         """The handle of a task that was submitted elsewhere, or earlier."""
-        return TaskHandle(self, check_name("uuid", uuid))
+        return TaskHandle(self, check_uuid(uuid))
 
-    async def cancel(self, uuid: str, *, reason: str = "") -> TaskRecord:
+    async def cancel(self, uuid: str | UUID, *, reason: str = "") -> TaskRecord:
         """End a task: at once when it waits; when it runs, its run is asked to stop, and it is canceled when it has."""
         return await self._command(uuid, Cancel(check_text("reason", reason)))
 
-    async def retry(self, uuid: str, *, to_head: bool = True) -> TaskRecord:
+    async def retry(self, uuid: str | UUID, *, to_head: bool = True) -> TaskRecord:
         """Send a failed task again, at the head of its priority or at the tail."""
         return await self._command(uuid, Retry(to_head))
 
-    async def set_priority(self, uuid: str, priority: Priority | str) -> TaskRecord:
+    async def set_priority(self, uuid: str | UUID, priority: Priority | str) -> TaskRecord:
         """Change the priority of a task that has not started."""
         try:
             return await self._command(uuid, SetPriority(Priority.of(priority)))
         except ValueError as exc:
             raise InvalidInput(str(exc)) from None
 
-    async def _command(self, uuid: str, command: Command) -> TaskRecord:
-        (applied,) = await self.engine.apply([check_name("uuid", uuid)], command)
+    async def _command(self, uuid: str | UUID, command: Command) -> TaskRecord:
+        (applied,) = await self.engine.apply([check_uuid(uuid)], command)
         if applied.refused is not None:
             raise applied.refused
         assert applied.record is not None
@@ -438,5 +439,5 @@ class Yard:
 
 def _named(consumer: str, args: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(args, Mapping):
-        raise InvalidArguments(consumer, [f"arguments: must be a dict of names and values, not {args!r}"])
+        raise InvalidArguments(consumer, [f"arguments: must be a dict of names and values, not {quote(args)}"])
     return dict(args)

@@ -1,7 +1,10 @@
 """`taskyard demo`."""
 
 import re
+import signal
+import time
 
+from taskyard.cli.demo.tour import GRACE_S
 from tests.cli.shell import Shell
 
 
@@ -28,6 +31,21 @@ def test_the_demo_shows_every_way_a_task_can_go(shell: Shell) -> None:
     assert show is not None
     assert "ValueError" in shell.here(*show[1].split(), TASKYARD_STORE=store[1]).out
     assert [entry.name for entry in shell.folder.glob("taskyard-demo-*/*") if entry.is_dir()] == ["demo.db-yard"]
+
+
+def test_ctrl_c_ends_the_demo_at_once(shell: Shell) -> None:
+    """Ctrl-C does not wait for what runs: it goes back to the store, and the summary says how to go on with it."""
+    demo = shell.start("demo", "--store", shell.url)
+    demo.hear("progress   compress")
+    began = time.monotonic()
+    demo.signal(signal.SIGINT)
+    assert demo.end() == 0
+    assert time.monotonic() - began < GRACE_S
+    assert "not done yet" in demo.said
+    assert "run what is queued" in demo.said
+    counts = shell.here("ls", "--store", shell.url, "--json").json["counts"]
+    assert counts["queued"] >= 1
+    assert "running" not in counts
 
 
 def test_the_ledger_of_the_demo_is_in_order(shell: Shell) -> None:

@@ -1,6 +1,7 @@
 """`taskyard doctor`, on stores that are well and on stores that are not."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,32 @@ def test_a_dead_worker_is_told(shell: Shell) -> None:
     assert "start a worker" in done.out
     shell.start_worker("-v").hear(f"started   hold {uuid}")
     assert shell.here("doctor", "--store", shell.url).code == 0
+
+
+def test_a_stopped_worker_is_told(shell: Shell) -> None:
+    """A worker that was stopped with a task in its hands is a problem; the advice is how to let it go on."""
+    worker = shell.start_worker("-v")
+    (uuid,) = shell.seed(("hold", {}))
+    worker.hear(f"started   hold {uuid}")
+    worker.signal(signal.SIGSTOP)
+    os.waitpid(worker.process.pid, os.WUNTRACED)  # returns when it is stopped
+    done = shell.here("doctor", "--store", shell.url)
+    assert done.code == 1
+    assert f"(pid {worker.process.pid})" in done.out
+    assert "is stopped and holds 1 task" in done.out
+    assert f"kill -CONT {worker.process.pid}" in done.out
+    worker.signal(signal.SIGCONT)
+    assert shell.here("doctor", "--store", shell.url).code == 0
+
+
+def test_a_removed_folder_is_told(shell: Shell) -> None:
+    """When the folder beside the store is removed under a worker, worker and doctor say so and what to do about it."""
+    worker = shell.start_worker()
+    shutil.rmtree(shell.folder / "work.db-yard")
+    assert "start them again, which makes it anew" in worker.hear("was removed while the store")
+    done = shell.here("doctor", "--store", shell.url)
+    assert "its file beside the store was removed" in done.out
+    assert "start it again" in done.out
 
 
 def test_tasks_that_nobody_can_run_are_told(shell: Shell) -> None:
@@ -209,6 +236,14 @@ def test_low_room_on_the_disk_is_told(shell: Shell, monkeypatch: pytest.MonkeyPa
     done = shell.here("doctor", "--store", shell.url)
     assert done.code == 1
     assert "free some space" in done.out
+
+
+def test_a_store_in_memory_cannot_be_examined(shell: Shell) -> None:
+    """Of a store in memory the doctor says that nobody else can see it, not that all is well."""
+    done = shell.here("doctor", "--store", "memory://")
+    assert done.code == 0
+    assert "lives only inside its own process" in done.out
+    assert "looks well" not in done.out
 
 
 def test_without_a_store_the_machine_is_looked_at(shell: Shell) -> None:

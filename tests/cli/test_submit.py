@@ -34,6 +34,13 @@ def test_submit_stores_a_task_and_prints_its_id(shell: Shell) -> None:
     assert "due in 5 min" in done.err
 
 
+def test_submit_tells_whether_a_worker_runs(shell: Shell) -> None:
+    """Who submits what nobody runs is told how to start a worker; with one there, nothing is said."""
+    assert "start one with: taskyard worker app:yard" in shell.ok("submit", "add", "a=1", "--app", "app:yard").err
+    shell.start_worker()
+    assert "note" not in shell.ok("submit", "add", "a=1", "--app", "app:yard").err
+
+
 def test_submit_can_wait_for_the_result(shell: Shell) -> None:
     """With --wait standard output is the result and nothing else; a task that fails is exit code 1 and says why."""
     shell.start_worker()
@@ -89,6 +96,34 @@ def test_bad_input_is_told_and_nothing_is_stored(arguments: list[str], code: int
     assert not shell.path.exists()
 
 
+TEXTS = [
+    pytest.param("why=404", "404", id="number"),
+    pytest.param("why=true", "true", id="bool"),
+    pytest.param("why=[1, 2]", "[1, 2]", id="list"),
+    pytest.param('why="404"', "404", id="quoted"),
+    pytest.param("why=bad luck", "bad luck", id="text"),
+]
+
+
+@pytest.mark.parametrize(("typed", "kept"), TEXTS)
+def test_a_text_may_look_like_json(typed: str, kept: str, shell: Shell) -> None:
+    """Where the consumer wants a text, it gets what was typed, whatever else that could be."""
+    done = shell.here("submit", "boom", typed, "--app", "tests.cli.sample_app", "--store", shell.url, "--json")
+    assert done.code == 0, done
+    assert done.json["args"]["why"] == kept
+
+
+def test_without_an_app_it_is_told_how_to_write_a_text(shell: Shell) -> None:
+    """Where nobody knows whether the consumer wants a text, what looks like JSON is JSON, and it is said so."""
+    shell.start_worker()
+    done = shell.here("submit", "boom", "why=404", "--store", shell.url, "--json")
+    assert done.json["args"]["why"] == 404
+    assert """why is taken as JSON, for a text write 'why="404"'""" in done.err
+    quoted = shell.here("submit", "boom", 'why="404"', "--store", shell.url, "--json")
+    assert quoted.json["args"]["why"] == "404"
+    assert "taken as JSON" not in quoted.err
+
+
 def test_the_same_work_is_refused_when_it_is_pending(shell: Shell) -> None:
     """--dedupe refuse names the task that is pending, and --dedupe merge answers with its id."""
     (pending,) = shell.seed(("add", {"a": 1}), dedupe="refuse")
@@ -98,12 +133,20 @@ def test_the_same_work_is_refused_when_it_is_pending(shell: Shell) -> None:
     assert shell.ok("submit", "add", "a=1", "--app", "app", "--dedupe", "merge").out.strip() == pending
 
 
+def test_a_slip_in_a_command_is_told(shell: Shell) -> None:
+    """A command that is nearly one is answered with the one that was meant."""
+    done = shell.here("sumbit", "add")
+    assert done.code == 2
+    assert done.err == "error: No such command 'sumbit'. Did you mean 'submit'? See `taskyard --help`\n"
+
+
 APPS = [
     pytest.param("nowhere:yard", "there is no module 'nowhere'", id="no-module"),
     pytest.param("tests.cli.sample_app:nothing", "has no 'nothing'", id="no-attribute"),
     pytest.param("tests.cli.sample_app:add", "not a Yard", id="no-yard"),
     pytest.param(":yard", "names no module", id="no-name"),
-    pytest.param("../app.py:yard", "names no module", id="a-path"),
+    pytest.param("app.py:yard", "is a file; name its module and the yard in it, as in app:yard", id="a-file"),
+    pytest.param("../app:yard", "names no module", id="a-path"),
     pytest.param("broken:yard", "failed with ZeroDivisionError: division by zero", id="raises"),
 ]
 

@@ -46,6 +46,7 @@ SUBMITS = [
     ("argument-not-text", NotJson, "cannot be written as JSON", ("echo", {"value": b"\xff\xfe"}), {}),
     ("argument-surrogate", NotJson, "cannot be written as JSON", ("echo", {"value": "\ud800"}), {}),
     ("argument-nan", InvalidArguments, "x: Input should be a finite number", ("half", {"x": float("nan")}), {}),
+    ("argument-nan-inside", NotJson, "give None or a text", ("echo", {"value": [{"x": float("nan")}]}), {}),
     ("arguments-too-large", PayloadTooLarge, "write it to a file and pass the path", ("echo", {"value": LONG}), {}),
     ("naive-time", NaiveDatetime, r"write datetime\.now\(timezone\.utc\)", ADD, {"schedule_at": NAIVE}),
     ("time-as-text", InvalidInput, "must be a datetime with a time zone", ADD, {"schedule_at": "2030-01-01"}),
@@ -172,6 +173,34 @@ async def test_a_wait_that_is_no_time_is_refused(url, senseless):
         assert await handle.result(timeout_s=float("inf")) == 2
 
 
+async def test_a_negative_wait_is_refused(url):
+    """A wait of less than nothing is refused as such, instead of having passed already."""
+    async with build(url) as yard:
+        handle = await yard.submit("add", {"a": 1})
+        with pytest.raises(InvalidInput, match="timeout_s must not be negative, not -1"):
+            await handle.result(timeout_s=-1)
+        assert await handle.result(timeout_s=10) == 2
+
+
+REPEATED = [
+    ("echo", {}, {"key": LONG}),
+    ("echo", {}, {"priority": LONG}),
+    ("echo", {}, {"dedupe": LONG}),
+    ("echo", {}, {LONG: 1}),
+    ("echo", {LONG: 1}, {}),
+    (LONG, {}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "options"), REPEATED)
+async def test_a_message_repeats_little_of_a_long_text(name, args, options):
+    """However long a text is that is refused, the message is not: it repeats the beginning."""
+    async with build("memory://") as yard:
+        with pytest.raises(InvalidInput, match="xxx…") as refused:
+            await yard.submit(name, args, **options)
+        assert len(str(refused.value)) < 400
+
+
 CONSUMERS = [
     pytest.param({"timeout_s": float("inf")}, "timeout_s must be more than 0 and less than 1e9", id="timeout-endless"),
     pytest.param({"timeout_s": -1}, "timeout_s must be more than 0", id="timeout-negative"),
@@ -202,6 +231,8 @@ def test_a_consumer_that_no_store_takes_is_refused(settings, advice):
 RESULTS = [
     pytest.param(object, "NotJson", "use dicts with string keys", id="not-json"),
     pytest.param(lambda: {1j: 2}, "NotJson", "cannot be written as JSON", id="keys-not-text"),
+    pytest.param(lambda: float("nan"), "NotJson", "give None or a text in its place", id="nan"),
+    pytest.param(lambda: [{"x": float("-inf")}], "NotJson", "NaN or an infinite number", id="infinite"),
     pytest.param(lambda: LONG, "PayloadTooLarge", "write it to a file and pass the path", id="too-large"),
     pytest.param(lambda: "\ud800", "NotJson", "cannot be written as JSON", id="surrogate"),
 ]

@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from taskyard import StoreCorrupt, StoreOnNetwork, StoreReadOnly, StoreTooNew, StoreUrlInvalid, Yard
+from taskyard import StoreCorrupt, StoreFolderMissing, StoreForeign, StoreOnNetwork, StoreTooNew, StoreUrlInvalid, Yard
 from taskyard.stores.sqlite import place
 from tests.scenario.jobs import build
 from tests.scenario.processes import TOP, environment, run_python
@@ -96,6 +96,17 @@ def foreign(path: Path) -> None:
     connection.close()
 
 
+def foreign_with_log(path: Path) -> None:
+    """As a program leaves it that was killed: what is in it is only in its log."""
+    other = path.with_name("other.db")
+    connection = apsw.Connection(str(other))
+    connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE song (title TEXT)").fetchall()
+    for end in ("", "-wal"):
+        shutil.copy(f"{other}{end}", f"{path}{end}")
+    connection.close()
+    other.unlink()
+
+
 def newer(path: Path) -> None:
     ours(path)
     connection = apsw.Connection(str(path))
@@ -116,10 +127,11 @@ FILES = [
     pytest.param(short, StoreCorrupt, "restore a backup", id="a-header-only"),
     pytest.param(truncated, StoreCorrupt, r"stop all processes that use it, keep the file", id="truncated"),
     pytest.param(overwritten, StoreCorrupt, r"try `sqlite3 .* \.recover`", id="overwritten"),
-    pytest.param(foreign, StoreCorrupt, "another program's database.*choose another path", id="another-program's"),
+    pytest.param(foreign, StoreForeign, "SQLite database of another program.*choose another path", id="foreign"),
+    pytest.param(foreign_with_log, StoreForeign, "SQLite database of another program", id="foreign-with-log"),
     pytest.param(newer, StoreTooNew, r"schema version 9999, .* upgrade Taskyard", id="newer"),
-    pytest.param(folder, StoreCorrupt, "it is a folder; name a file in it", id="a-folder"),
-    pytest.param(missing, StoreReadOnly, r"the folder .* does not exist", id="no-such-folder"),
+    pytest.param(folder, StoreForeign, r"is a folder.* name a file in it, such as .*work\.db/work\.db", id="a-folder"),
+    pytest.param(missing, StoreFolderMissing, r"does not exist; make it with `mkdir -p .*/folder\"`", id="no-folder"),
 ]
 
 
@@ -129,12 +141,14 @@ def test_a_file_that_is_no_store_of_ours_is_refused_unchanged(tmp_path, arrange,
     path = tmp_path / "folder" / "work.db"
     path.parent.mkdir()
     arrange(path)
-    before = digest(path)
+    before, log = digest(path), digest(path.with_name("work.db-wal"))
     yard = build(f"sqlite:///{path}")
     with pytest.raises(error, match=advice), yard.blocking():
         pass
     assert digest(path) == before
-    assert not [name for name in os.listdir(tmp_path) if name.endswith(("-wal", "-journal"))]
+    if error is StoreForeign:
+        assert digest(path.with_name("work.db-wal")) == log
+        assert not sidecar(path).exists()
 
 
 def test_an_empty_file_is_a_new_store(tmp_path):

@@ -332,8 +332,18 @@ def test_impossible_limits_are_refused():
     """A yard or a queue with no room at all is refused where it is made."""
     with pytest.raises(InvalidInput, match="at least 1"):
         Yard("memory://", max_running=0)
-    with pytest.raises(InvalidInput, match="concurrency must be at least 1, or None"):
-        Yard("memory://").define_queue("q", concurrency=0)
+
+
+@pytest.mark.parametrize("senseless", [0, -1, 1.5, True, "4", 10**9, float("inf")])
+def test_impossible_rules_of_a_queue_are_refused(senseless):
+    """What is no whole number, or none of a sensible size, is refused as a limit, and the queue is not defined."""
+    yard = Yard("memory://")
+    with pytest.raises(InvalidInput, match="concurrency must be a whole number from 1 to 1,000,000, or None"):
+        yard.define_queue("q", concurrency=senseless)
+    with pytest.raises(InvalidInput, match="per_key must be a whole number from 1"):
+        yard.define_queue("q", per_key=senseless)
+    with pytest.raises(InvalidInput, match="auto_recover must be a whole number from 0"):
+        yard.define_queue("q", auto_recover=senseless or -1)
 
 
 async def test_what_a_run_leaves_behind_submits_on_its_own(url):

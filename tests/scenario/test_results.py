@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -79,16 +80,28 @@ async def test_waiting_may_end_before_the_task(url, gates):
         assert await handle.result(timeout_s=10) == "after all"
 
 
-async def test_a_task_that_is_not_there(url):
+@pytest.mark.parametrize("uuid", ["01890000-0000-7000-8000-000000000000", "garbage"])
+async def test_a_task_that_is_not_there(url, uuid):
     """An id the store does not know is answered at once, by an error that says so."""
     async with build(url) as yard:
-        stranger = yard.handle("01890000-0000-7000-8000-000000000000")
-        with pytest.raises(ResultGone, match="is gone from the store"):
+        stranger = yard.handle(uuid)
+        with pytest.raises(ResultGone, match=r"never submitted here, or ended so long ago.* check the id"):
             await stranger.result(timeout_s=10)
         with pytest.raises(UnknownTask, match="never submitted here, or its record was pruned"):
             await stranger.record()
         with pytest.raises(UnknownTask):
             await stranger.cancel()
+
+
+async def test_a_handle_can_be_made_of_a_uuid(url):
+    """An id is taken as a text or as a `uuid.UUID`, for looking and for steering."""
+    async with build(url) as yard:
+        handle = await yard.submit("echo", {"value": 7})
+        known = UUID(handle.uuid)
+        assert yard.handle(known) == handle
+        assert await yard.handle(known).result(timeout_s=10) == 7
+        waiting = await yard.submit("echo", delay_s=3600)
+        assert (await yard.cancel(UUID(waiting.uuid))).state is TaskState.CANCELED
 
 
 async def test_a_closed_yard_says_that_it_is_closed(url, gates):

@@ -205,3 +205,16 @@ async def test_one_bad_add_fails_alone(tmp_path: Path) -> None:
         assert isinstance(turned.added[0], Exception)
         assert await store.find(good.uuid) is not None
         assert sum((await store.count()).values()) == 1
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_every_setting_of_a_connection_takes_effect(tmp_path: Path, write: bool):
+    """Also those that are written behind a setting which answers with a row."""
+    place.connect(tmp_path / "work.db", synchronous="FULL", vfs=None, write=True).close()
+    conn = place.connect(tmp_path / "work.db", synchronous="FULL", vfs=None, write=write)
+    wanted = {"mmap_size": 0, "temp_store": 2, "trusted_schema": 0, "query_only": int(not write)}
+    if write:
+        wanted |= {"synchronous": 2, "journal_size_limit": place.WAL_KEPT_BYTES, "wal_autocheckpoint": 1000}
+    found = {name: conn.execute(f"PRAGMA {name}").get for name in wanted}
+    conn.close()
+    assert found == wanted

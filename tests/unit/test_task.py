@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
@@ -124,10 +126,18 @@ def test_what_is_json_comes_back(value: object):
     assert json.loads(text) == value
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_json_lacks_become_null(value: float):
-    """NaN and the infinities are kept as null, so that the text stays valid JSON."""
-    assert to_json("result", [value]) == "[null]"
+@dataclass
+class Point:
+    x: float
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("wrap", [lambda n: n, lambda n: {"a": [None, (1, n)]}, Point])
+def test_numbers_that_json_lacks_are_refused(number: float, wrap: Callable[[float], object]):
+    """NaN and the infinities are refused wherever they are; null itself is kept."""
+    with pytest.raises(NotJson, match=r"NaN or an infinite number.* give None or a text"):
+        to_json("result", wrap(number))
+    assert to_json("result", {"a": [None, 1.5], "b": "null"}) == '{"a":[null,1.5],"b":"null"}'
 
 
 def _endless() -> list[object]:

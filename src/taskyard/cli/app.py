@@ -276,7 +276,9 @@ def _report_unexpected(error: Exception, wants_json: bool) -> int:
         if not message():
             return USAGE  # no command was given, and the help has been shown
         where = getattr(getattr(error, "ctx", None), "command_path", "taskyard")
-        return _report(UsageError(f"{message().rstrip('.')}; see `{where} --help`"), USAGE, wants_json)
+        text = message().rstrip(".")
+        joint = " See" if text.endswith("?") else "; see"
+        return _report(UsageError(f"{text}{joint} `{where} --help`"), USAGE, wants_json)
     if os.environ.get("TASKYARD_DEBUG"):
         raise error
     text = f"unexpected {type(error).__name__}: {error}; this is a bug in Taskyard (TASKYARD_DEBUG=1 shows where)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from taskyard.errors import InvalidInput, StoreError, StoreUrlInvalid, TaskyardError
+from taskyard.errors import InvalidInput, StoreError, StoreUrlInvalid, TaskyardError, quote
 
 DONE, REFUSED, USAGE, NOT_REACHABLE = 0, 1, 2, 3
 """0 done, 1 refused or failed, 2 the command line makes no sense, 3 the store cannot be opened."""
@@ -42,7 +42,7 @@ class AmbiguousTask(InvalidInput):
 
     def __init__(self, fragment: str, found: Sequence[str]) -> None:
         self.fragment, self.found = fragment, list(found)
-        super().__init__(f"{fragment!r} could be any of {', '.join(found)}; give more of it")
+        super().__init__(f"{quote(fragment)} could be any of {', '.join(found)}; give more of it")
 
 
 class StoreMissing(StoreError):

@@ -13,7 +13,7 @@ from rich.text import Text
 from taskyard.cli.board import Board
 from taskyard.cli.documents import Revealed
 from taskyard.cli.looks import counts_text, detail_text, due_text, elapsed, error_line, rate_text, sign
-from taskyard.cli.text import clean, cut, cut_start, duration, one_line, short_id
+from taskyard.cli.text import clean, counted, cut, cut_start, duration, one_line, short_id
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 
@@ -43,7 +43,7 @@ class Frame:
 
     def _head(self) -> Iterator[RenderableType]:
         board = self._board
-        nodes = f"{board.nodes} {'worker' if board.nodes == 1 else 'workers'}" if board.nodes else "no worker runs"
+        nodes = counted(board.nodes, "worker") if board.nodes else "no worker runs"
         clock = self._now.astimezone().strftime("%H:%M:%S")
         right = Text(f"{board.rate:.1f} tasks/s · {nodes} · {clock}", "dim")
         title = cut_start(clean(self._title), max(10, self._width - right.cell_len - 14))

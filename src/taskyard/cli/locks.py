@@ -30,9 +30,19 @@ def turn_file(database: Path) -> Path:
     return database.with_name(database.name + "-yard") / "turn"
 
 
+def node_file(database: Path, incarnation: str) -> Path:
+    """The file that a node holds for as long as it lives."""
+    return database.with_name(database.name + "-yard") / f"n-{incarnation}"
+
+
 def find_turn_holder(database: Path) -> Holder | None:
     """Who has the turn to write to this store now."""
     return _find(turn_file(database), "FLOCK", None)
+
+
+def find_node_holder(database: Path, incarnation: str) -> Holder | None:
+    """The process of a node that lives."""
+    return _find(node_file(database, incarnation), "FLOCK", None)
 
 
 def find_sqlite_writer(database: Path) -> Holder | None:

@@ -28,7 +28,7 @@ from taskyard.cli.logs import set_up_logging
 from taskyard.cli.looks import counts_text
 from taskyard.cli.narrator import narrated
 from taskyard.cli.target import Target, describe_store, patiently, refuse_held
-from taskyard.cli.text import clean, duration
+from taskyard.cli.text import clean, counted, duration
 from taskyard.errors import NotOpen
 from taskyard.model.task import DEFAULT_QUEUE
 from taskyard.yard import Yard
@@ -116,7 +116,7 @@ async def _stop(yard: Yard, service: Service, stop: Stop, tell: Callable[[str, s
     if engine.running:
         tell(
             "stopping",
-            f"waiting up to {duration(service.grace_s)} for {_tasks(engine.running)} to end; "
+            f"waiting up to {duration(service.grace_s)} for {counted(engine.running, 'task')} to end; "
             f"the same signal again stops at once",
         )
     stopping = asyncio.create_task(yard.stop(grace_s=service.grace_s))
@@ -127,21 +127,20 @@ async def _stop(yard: Yard, service: Service, stop: Stop, tell: Callable[[str, s
         engine.interrupt()
         await asyncio.wait({stopping}, timeout=LAST_WAIT_S)
     if not stopping.done():
-        tell("stopping", f"{_tasks(engine.running)} cannot be stopped; another worker will take over")
+        tell("stopping", f"{counted(engine.running, 'task')} cannot be stopped; another worker will take over")
         sys.stdout.flush()
         os._exit(REFUSED)  # the end of the process frees its claims; a thread in it would hold up any other end
     await stopping
     if engine.running:
         # Code that swallows its cancellation would also hold up the end of the event loop, and with it of the process.
-        tell("stopped", f"{_tasks(engine.running)} cannot be stopped; the end of this process frees what is held")
+        tell(
+            "stopped",
+            f"{counted(engine.running, 'task')} cannot be stopped; the end of this process frees what is held",
+        )
         sys.stdout.flush()
         os._exit(REFUSED)
     tell("stopped", "everything that ended is recorded")
     return DONE
-
-
-def _tasks(count: int) -> str:
-    return "1 task" if count == 1 else f"{count} tasks"
 
 
 # --- on the screen ----------------------------------------------------------------------------------------------------

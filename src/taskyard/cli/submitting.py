@@ -6,6 +6,7 @@ are stored as they are, the queue is that of the newest task of this consumer, a
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +19,8 @@ from taskyard.cli.errors import UsageError
 from taskyard.cli.looks import state_text
 from taskyard.cli.target import Target, opened
 from taskyard.cli.text import clean, duration
-from taskyard.cli.values import parse_arguments, parse_duration, parse_moment
-from taskyard.errors import UnknownConsumer
+from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment
+from taskyard.errors import InvalidArguments, UnknownConsumer, quote, shorten
 from taskyard.handle import TaskHandle
 from taskyard.model.order import Priority
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
@@ -34,7 +35,7 @@ class Order:
     """What to submit, and whether to wait for it."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: Arguments
     options: dict[str, Any] = field(default_factory=dict)
     wait: bool = False
     wait_s: float | None = None
@@ -65,19 +66,21 @@ def make_order(
 
 async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
     options = TaskOptions.of(**order.options)
+    arguments = order.arguments.values
     if target.app_name is not None:
         yard = target.load()
         known = yard.get_consumer(order.name)
         if known.produce is None:
-            known.encode(order.arguments)  # what is wrong is told before the store is opened, and perhaps made
+            arguments = _fitting(known, order.arguments)  # what is wrong is told before the store is perhaps made
     else:
         yard = target.bare()
     async with opened(yard):
         consumer = yard.consumers.get(order.name) or await _unchecked(yard, order)
-        (handle,) = await yard.submit_many_to(consumer, [order.arguments], options)
+        (handle,) = await yard.submit_many_to(consumer, [arguments], options)
         record = await handle.record()
         if not as_json:
             _tell(record, handle, order)
+            await _tell_if_unserved(yard, order, target.app_name)
         if order.wait:
             await _wait(handle, order, as_json=as_json)
         elif as_json:
@@ -85,12 +88,26 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
     return 0
 
 
+def _fitting(consumer: Consumer, arguments: Arguments) -> dict[str, Any]:
+    """The arguments as the consumer takes them: what it refuses as JSON, it may take as the text that was typed."""
+    try:
+        consumer.encode(arguments.values)
+    except InvalidArguments as refused:
+        values = arguments.as_text(refused.names)
+        try:
+            consumer.encode(values)
+        except InvalidArguments:
+            raise refused from None
+        return values
+    return arguments.values
+
+
 async def _unchecked(yard: Yard, order: Order) -> Consumer:
     """A stand-in for a consumer whose code is not here. It is only used to make the record."""
     served = sorted({source for node in await yard.store.nodes() for source in node.sources})
     if not served:
         raise UsageError(
-            f"cannot tell whether there is a consumer {order.name!r}: no worker runs on this store; "
+            f"cannot tell whether there is a consumer {quote(order.name)}: no worker runs on this store; "
             f"name the app with --app module:yard"
         )
     if order.name not in served:
@@ -100,7 +117,8 @@ async def _unchecked(yard: Yard, order: Order) -> Consumer:
     def encode(args: Mapping[str, Any]) -> str:
         return to_json(f"the arguments of {order.name!r}", args)
 
-    complain("note", "no --app given: the arguments are not checked before a worker takes the task")
+    hint = _how_to_quote(order.arguments.typed)
+    complain("note", f"no --app given: the arguments are not checked before a worker takes the task{hint}")
     return Consumer(
         name=order.name,
         encode=encode,
@@ -109,6 +127,15 @@ async def _unchecked(yard: Yard, order: Order) -> Consumer:
         executor="thread",
         queue=newest[0].queue if newest else DEFAULT_QUEUE,
     )
+
+
+def _how_to_quote(typed: Mapping[str, str]) -> str:
+    """How to write a text that looks like JSON: nobody here knows whether the consumer wants one."""
+    name = next(iter(typed), None)
+    if name is None:
+        return ""
+    pair = shlex.quote(f"{name}={json_text(typed[name], pretty=False)}")
+    return f"; {shorten(name)} is taken as JSON, for a text write {shorten(pair)}"
 
 
 def _never(record: TaskRecord) -> Any:
@@ -132,6 +159,12 @@ def _tell(record: TaskRecord, handle: TaskHandle, order: Order) -> None:
     if not handle.is_new:
         words.append(", merged into the one that was pending", "yellow")
     make_console(stderr=True).print(words, soft_wrap=True)
+
+
+async def _tell_if_unserved(yard: Yard, order: Order, app: str | None) -> None:
+    """Whoever has just submitted would wait in vain, and wonder."""
+    if not any(order.name in node.sources for node in await yard.store.nodes()):
+        complain("note", f"no worker for it runs yet; start one with: taskyard worker {app or 'module:yard'}")
 
 
 async def _wait(handle: TaskHandle, order: Order, *, as_json: bool) -> None:

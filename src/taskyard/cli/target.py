@@ -21,7 +21,7 @@ from taskyard.cli.console import complain
 from taskyard.cli.errors import AmbiguousTask, AppNotFound, NoStoreGiven, NotShared, StoreHeld, StoreMissing, UsageError
 from taskyard.cli.locks import find_sqlite_writer, find_turn_holder
 from taskyard.cli.text import cut
-from taskyard.errors import UnknownTask
+from taskyard.errors import UnknownTask, quote
 from taskyard.settings import find_store_url
 from taskyard.yard import Yard
 
@@ -75,8 +75,11 @@ class Target:
 def load_yard(name: str) -> Yard:
     """The yard called `module:attribute`; a module alone means its `yard`. The current folder is looked at first."""
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py"):
+        module = module_name.removesuffix(".py").replace(os.sep, ".")
+        raise AppNotFound(f"{quote(module_name)} is a file; name its module and the yard in it, as in {module}:yard")
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise AppNotFound(f"{name!r} names no module; write module:yard, with the module's name as in an import")
+        raise AppNotFound(f"{quote(name)} names no module; write module:yard, with the module's name as in an import")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -89,18 +92,18 @@ def load_yard(name: str) -> Yard:
         try:
             value = getattr(value, part)
         except AttributeError:
-            raise AppNotFound(f"{module_name!r} has no {part!r}; which name in it is the Yard?") from None
+            raise AppNotFound(f"{quote(module_name)} has no {quote(part)}; which name in it is the Yard?") from None
     if not isinstance(value, Yard):
-        raise AppNotFound(f"{name!r} is a {type(value).__name__}, not a Yard")
+        raise AppNotFound(f"{quote(name)} is a {type(value).__name__}, not a Yard")
     return value
 
 
 def _why_not(module_name: str, exc: BaseException) -> str:
     if isinstance(exc, ModuleNotFoundError) and exc.name and (module_name + ".").startswith(exc.name + "."):
-        return f"there is no module {module_name!r} in {os.getcwd()} or on the path"
+        return f"there is no module {quote(module_name)} in {os.getcwd()} or on the path"
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if "importlib" not in frame.filename]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    return f"importing {module_name!r} failed with {type(exc).__name__}: {exc}{place}"
+    return f"importing {quote(module_name)} failed with {type(exc).__name__}: {exc}{place}"
 
 
 def store_path(yard: Yard) -> Path | None:
@@ -161,7 +164,7 @@ async def resolve(yard: Yard, fragment: str) -> str:
         return fragment
     wanted = fragment.strip().lower()
     if len(wanted) < SHORTEST:
-        raise UsageError(f"{fragment!r} is too little of an id; give at least {SHORTEST} characters of its end")
+        raise UsageError(f"{quote(fragment)} is too little of an id; give at least {SHORTEST} characters of its end")
     found = await yard.store.list_uuids(wanted, limit=4)
     if len(found) > 1:
         raise AmbiguousTask(wanted, found)

@@ -152,6 +152,11 @@ def _two_units(left: int, units: tuple[tuple[str, int], ...]) -> str:
     return " ".join(filter(None, parts))
 
 
+def counted(count: int, thing: str) -> str:
+    """`1 task`, `3 tasks`."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
 def age(seconds: float | None) -> str:
     """The same in one unit, for a narrow column: `8s`, `4m`, `2h`, `3d`."""
     if seconds is None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from taskyard.cli.errors import UsageError
+from taskyard.errors import quote
 from taskyard.model.state import ENDED, TaskState
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|sec|m|min|h|d|w)?")
@@ -24,17 +26,33 @@ STATE_GROUPS = {
 """Names for several states at once, for filters."""
 
 
-def parse_arguments(pairs: Sequence[str], whole: str | None) -> dict[str, Any]:
-    """The arguments of a task, from `key=value` pairs and from one JSON object; `-` reads that from standard input."""
-    arguments = _parse_object(sys.stdin.read() if whole == "-" else whole) if whole is not None else {}
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a task. `typed` has the text of those that were written as `key=value` and are JSON: where a
+    consumer wants a text, `path=2030` is one."""
+
+    values: dict[str, Any]
+    typed: dict[str, str]
+
+    def as_text(self, names: Collection[str]) -> dict[str, Any]:
+        """The values, with those of `names` as they were typed."""
+        return self.values | {name: text for name, text in self.typed.items() if name in names}
+
+
+def parse_arguments(pairs: Sequence[str], whole: str | None) -> Arguments:
+    """From `key=value` pairs and from one JSON object; `-` reads that from standard input."""
+    values = _parse_object(sys.stdin.read() if whole == "-" else whole) if whole is not None else {}
+    typed: dict[str, str] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise UsageError(f"{pair!r} is no argument; write key=value")
-        if name in arguments:
-            raise UsageError(f"the argument {name!r} is given twice")
-        arguments[name] = parse_value(text)
-    return arguments
+            raise UsageError(f"{quote(pair)} is no argument; write key=value")
+        if name in values:
+            raise UsageError(f"the argument {quote(name)} is given twice")
+        values[name] = parse_value(text)
+        if not isinstance(values[name], str):
+            typed[name] = text
+    return Arguments(values, typed)
 
 
 def _parse_object(text: str) -> dict[str, Any]:
@@ -59,10 +77,10 @@ def parse_duration(text: str) -> float:
     """Seconds: `90`, `1.5s`, `250ms`, `5m`, `2h`, `1d`."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"{text!r} is no duration; write seconds (90) or a unit: 250ms, 90s, 5m, 2h, 1d")
+        raise UsageError(f"{quote(text)} is no duration; write seconds (90) or a unit: 250ms, 90s, 5m, 2h, 1d")
     seconds = float(found["number"]) * _SECONDS[found["unit"] or "s"]
     if not math.isfinite(seconds):
-        raise UsageError(f"{text!r} is too long")
+        raise UsageError(f"{quote(text)} is too long")
     return seconds
 
 
@@ -72,7 +90,7 @@ def parse_moment(text: str) -> datetime:
         at = datetime.fromisoformat(text.strip())
     except ValueError:
         example = datetime.now(UTC).replace(microsecond=0).isoformat()
-        raise UsageError(f"{text!r} is no date and time; write it as {example}") from None
+        raise UsageError(f"{quote(text)} is no date and time; write it as {example}") from None
     if at.tzinfo is None:
         raise UsageError(f"{text} has no time zone; write {text}Z for UTC, or its offset, as in {text}+02:00")
     return at
@@ -90,5 +108,5 @@ def parse_states(names: Sequence[str]) -> tuple[TaskState, ...] | None:
                 states.append(TaskState(word))
             except ValueError:
                 known = ", ".join([*TaskState, *STATE_GROUPS])
-                raise UsageError(f"there is no state {word!r}; states are {known}") from None
+                raise UsageError(f"there is no state {quote(word)}; states are {known}") from None
     return tuple(dict.fromkeys(states)) or None

@@ -202,7 +202,7 @@ class Runner:
         return True
 
     def _still_running(self, run: RunContext) -> None:
-        note = f"a cancel was asked {self._settings.cancel_grace_s:g} s ago, and the task is still running"
+        note = f"it did not stop within {self._settings.cancel_grace_s:g} s of being asked to cancel"
         log.warning("task %s from %s: %s", run.uuid, run.source, note)
         run.note(note)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
-from taskyard.errors import InvalidInput
+from taskyard.errors import InvalidInput, quote
 from taskyard.model.retry import RetryPolicy
 
 LONGEST_NAME = 200
+
+LARGEST_COUNT = 1_000_000
 
 LONGEST_S = 1e9
 """30 years. Timers and databases take no endless number; None is what means no limit."""
@@ -20,7 +23,7 @@ LONGEST_S = 1e9
 def check_name(field: str, value: Any) -> str:
     """`value` if it is a short text that every store takes."""
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
-        raise InvalidInput(f"{field} must be a string of 1 to {LONGEST_NAME} characters, not {value!r}")
+        raise InvalidInput(f"{field} must be a string of 1 to {LONGEST_NAME} characters, not {quote(value)}")
     return check_text(field, value)
 
 
@@ -29,16 +32,30 @@ def check_text(field: str, value: str) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise InvalidInput(
-            f"{field} must be text without lone surrogates, which no store takes, not {value!r}"
+            f"{field} must be text without lone surrogates, which no store takes, not {quote(value)}"
         ) from None
     if "\0" in value:
-        raise InvalidInput(f"{field} must be text without NUL characters, not {value!r}")
+        raise InvalidInput(f"{field} must be text without NUL characters, not {quote(value)}")
+    return value
+
+
+def check_uuid(value: Any) -> str:
+    """The id of a task, which may also be given as a `uuid.UUID`."""
+    return check_name("uuid", str(value) if isinstance(value, UUID) else value)
+
+
+def check_count(field: str, value: Any, *, least: int, hint: str = "") -> int:
+    """`value` if it is a number that a limit can be."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_COUNT:
+        raise InvalidInput(
+            f"{field} must be a whole number from {least} to {LARGEST_COUNT:,}{hint}, not {quote(value)}"
+        )
     return value
 
 
 def check_delay(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidInput(f"delay_s must be a number of seconds, not {value!r}")
+        raise InvalidInput(f"delay_s must be a number of seconds, not {quote(value)}")
     if not 0 <= value < LONGEST_S:
         raise InvalidInput(f"delay_s must be between 0 and 1e9 seconds, not {value}")
     return float(value)
@@ -46,7 +63,7 @@ def check_delay(value: Any) -> float:
 
 def check_timeout(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidInput(f"timeout_s must be a number of seconds, not {value!r}")
+        raise InvalidInput(f"timeout_s must be a number of seconds, not {quote(value)}")
     if not 0 < value < LONGEST_S:
         raise InvalidInput(f"timeout_s must be more than 0 and less than 1e9, not {value}; leave it out for no limit")
     return float(value)
@@ -59,15 +76,17 @@ def check_wait(field: str, value: Any) -> float | None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
         raise InvalidInput(
-            f"{field} must be a number of seconds, or None to wait for as long as it takes, not {value!r}"
+            f"{field} must be a number of seconds, or None to wait for as long as it takes, not {quote(value)}"
         )
+    if value < 0:
+        raise InvalidInput(f"{field} must not be negative, not {value}; None waits for as long as it takes")
     return float(value) if value < LONGEST_S else None
 
 
 def check_retry(value: Any) -> RetryPolicy:
     """`value` if it is a policy that comes out of a store as it went in."""
     if not isinstance(value, RetryPolicy):
-        raise InvalidInput(f"retry must be a RetryPolicy, such as RetryPolicy(max_retries=3), not {value!r}")
+        raise InvalidInput(f"retry must be a RetryPolicy, such as RetryPolicy(max_retries=3), not {quote(value)}")
     try:
         return msgspec.json.decode(msgspec.json.encode(value), type=RetryPolicy)
     except (ValueError, TypeError, OverflowError) as exc:

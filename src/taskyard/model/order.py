@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from taskyard.errors import quote
+
 GAP = 1 << 20
 
 
@@ -24,7 +26,7 @@ class Priority(IntEnum):
         try:
             return cls[value.upper()] if isinstance(value, str) else cls(value)
         except (KeyError, ValueError):
-            raise ValueError(f"priority {value!r} is not one of high, normal, low") from None
+            raise ValueError(f"priority {quote(value)} is not one of high, normal, low") from None
 
     @property
     def label(self) -> str:

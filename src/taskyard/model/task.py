@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
-from taskyard.errors import InvalidInput, NaiveDatetime, NotJson
+from taskyard.errors import InvalidInput, NaiveDatetime, NotJson, quote
 from taskyard.model.execution import ExecutionError, Progress
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
@@ -65,12 +66,32 @@ def aware(field: str, value: datetime) -> datetime:
 
 
 def to_json(what: str, value: Any) -> str:
-    """`value` as JSON text, or `NotJson` that says why not. NaN and infinities, which JSON lacks, become null."""
+    """`value` as JSON text, or `NotJson` that says why not."""
     try:
         text = msgspec.json.encode(value).decode()
     except (TypeError, ValueError, RecursionError, OverflowError) as exc:
         raise NotJson(what, str(exc) or type(exc).__name__) from None
+    # NaN and the infinities have become null: only a text with a null in it needs a second look.
+    if "null" in text and not is_finite(msgspec.to_builtins(value)):
+        raise NotJson(what, NOT_FINITE)
     return text
+
+
+NOT_FINITE = "it holds NaN or an infinite number, which JSON does not have; give None or a text in its place"
+
+
+def is_finite(value: Any) -> bool:
+    """Whether neither NaN nor an infinity is among these plain values, however deep."""
+    left = [value]
+    while left:
+        match left.pop():
+            case float() as number if not math.isfinite(number):
+                return False
+            case dict() as named:
+                left.extend(named.values())
+            case list() | tuple() | set() | frozenset() as several:
+                left.extend(several)
+    return True
 
 
 def _now() -> datetime:
@@ -106,7 +127,7 @@ class Task(msgspec.Struct, frozen=True):
         try:
             at, source = data["schedule_at"], data["source"]
             if not isinstance(source, str):
-                raise TypeError(f"source is {source!r}, not a name")
+                raise TypeError(f"source is {quote(source)}, not a name")
             return cls(
                 uuid=str(data["uuid"]),
                 args=data["args"],

@@ -59,7 +59,8 @@ def _remarks(script: Script, records: Sequence[TaskRecord]) -> list[RenderableTy
             table.add_row(sign(record.state), Text.assemble(f"{record.source} {record.state}: ", why))
     left = sum(record.state not in ENDED for record in records)
     if left:
-        table.add_row(sign(TaskState.QUEUED), f"{left} not done yet: they stay in the store until a worker takes them")
+        stay = "it stays in the store until a worker takes it" if left == 1 else "they stay until a worker takes them"
+        table.add_row(sign(TaskState.QUEUED), f"{left} not done yet: {stay}")
     overtaken = _overtaken(script, records)
     if overtaken:
         table.add_row(sign(TaskState.RUNNING), f"the urgent task overtook {overtaken} that were submitted before it")
@@ -86,8 +87,9 @@ def _commands(records: Sequence[TaskRecord], url: str) -> RenderableType:
         lines += [
             (f"show {short_id(failed.uuid)}", "why it failed"),
             (f"retry {short_id(failed.uuid)}", "send it again"),
-            (f"worker {APP}", "run what is queued"),
         ]
+    if failed is not None or any(record.state not in ENDED for record in records):
+        lines.append((f"worker {APP}", "run what is queued"))
     lines.append(("doctor", "is everything well?"))
     where = f"export TASKYARD_STORE={clean(url)}"
     table = Table.grid(padding=(0, 2, 0, 0))

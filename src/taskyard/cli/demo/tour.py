@@ -31,6 +31,7 @@ FEED_AT = 6
 """More work is handed in when fewer tasks than this are queued."""
 
 GRACE_S = 3.0
+"""For what still runs when the tour is over. Who ends it early does not wait: what runs goes back to the store."""
 
 LAST_S = 6.0
 """How long what was handed in has to end; what has not is left in the store, which is the point of one."""
@@ -51,7 +52,7 @@ async def tour(store: str | None, *, seconds: float, small: bool) -> int:
     script = Script(yard, files, server, SMALL if small else FULL.within(seconds))
     try:
         with stop.listening():
-            async with server.running(), _running(yard):
+            async with server.running(), _running(yard, stop):
                 await _watch(script, console, stop, seconds=seconds, url=url)
             async with yard.client():
                 records = await script.records()
@@ -65,12 +66,12 @@ async def tour(store: str | None, *, seconds: float, small: bool) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _running(on: Yard) -> AsyncIterator[None]:
+async def _running(on: Yard, stop: Stop) -> AsyncIterator[None]:
     await on.start()
     try:
         yield
     finally:
-        await on.stop(grace_s=GRACE_S)
+        await on.stop(grace_s=0.0 if stop.asked.is_set() else GRACE_S)
 
 
 async def _watch(script: Script, console: Console, stop: Stop, *, seconds: float, url: str) -> None:

@@ -12,7 +12,8 @@ import apsw
 
 from taskyard.cli.doctor.finding import Finding, problem, warning
 from taskyard.cli.documents import sum_states
-from taskyard.cli.text import clean, duration, seconds_between
+from taskyard.cli.locks import find_node_holder, node_file
+from taskyard.cli.text import clean, counted, duration, seconds_between
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Node, TaskFilter
 from taskyard.stores.rows import from_us
@@ -46,15 +47,14 @@ class Traffic:
             yield Finding("workers", "none runs on this store", data={"alive": [], "dead": []})
             return
         for node in self.alive:
-            yield Finding("worker", f"{self._describe(node)}, runs {', '.join(map(clean, node.sources)) or 'nothing'}")
+            yield self._alive(node)
         for node in self.dead:
             yield self._dead(node)
 
     def _is_alive(self, node: Node, boot: str) -> bool:
         """Its lock tells; where its file is gone, whether its process is there."""
-        place = self._path.with_name(self._path.name + "-yard") / f"n-{node.incarnation}"
         try:
-            file = LockFile(place, create=False)
+            file = LockFile(node_file(self._path, node.incarnation), create=False)
         except OSError:
             return boot == boot_id() and os.path.exists(f"/proc/{node.pid}")
         try:
@@ -67,9 +67,27 @@ class Traffic:
         host = "" if node.host == socket.gethostname() else f" on {clean(node.host)}"
         return f"{clean(node.name)} (pid {node.pid}{host}), since {since or 'an unknown time'}"
 
+    def _alive(self, node: Node) -> Finding:
+        holder = find_node_holder(self._path, node.incarnation)
+        if not node_file(self._path, node.incarnation).exists():
+            text = f"{self._describe(node)}, lives, but its file beside the store was removed: others cannot wake it"
+            return warning("worker", text, "start it again, which makes the file anew; no task is lost", pid=node.pid)
+        if holder is None or not holder.is_stopped:
+            sources = ", ".join(map(clean, node.sources)) or "nothing"
+            return Finding("worker", f"{self._describe(node)}, runs {sources}")
+        held = self._held(node)
+        grip = f"holds {counted(held, 'task')}, which nobody else may run" if held else "takes no tasks"
+        text = f"{self._describe(node)}, is stopped and {grip}"
+        advice = f"let it go on with `kill -CONT {holder.pid}`; or end it with `kill -KILL {holder.pid}`"
+        make = problem if held else warning
+        return make("stopped worker", text, f"{advice}, and others take over", pid=holder.pid, held=held)
+
+    def _held(self, node: Node) -> int:
+        return sum(task.node == node.incarnation for task in self._running)
+
     def _dead(self, node: Node) -> Finding:
-        held = sum(task.node == node.incarnation for task in self._running)
-        text = f"{self._describe(node)}, is dead and held {held} {'task' if held == 1 else 'tasks'}"
+        held = self._held(node)
+        text = f"{self._describe(node)}, is dead and held {counted(held, 'task')}"
         if self.alive:
             return warning("dead worker", text, "a living worker takes them back within a second or two; look again")
         advice = "start a worker: the first thing it does is to take them back"

@@ -12,13 +12,13 @@ from rich.text import Text
 
 from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.doctor.file import damaged, integrity, opened_read_only, schema, sizes
-from taskyard.cli.doctor.finding import Finding, Level, problem
+from taskyard.cli.doctor.finding import Finding, Level, problem, warning
 from taskyard.cli.doctor.machine import file_system, permissions, room, versions
 from taskyard.cli.doctor.traffic import Traffic
 from taskyard.cli.doctor.turn import turn
 from taskyard.cli.errors import DONE, REFUSED, NoStoreGiven
 from taskyard.cli.target import Target, describe_store, store_path
-from taskyard.cli.text import clean
+from taskyard.cli.text import clean, counted
 from taskyard.settings import find_store_url
 from taskyard.stores.sqlite.place import to_store_error
 from taskyard.yard import Yard
@@ -46,9 +46,19 @@ def _store(target: Target) -> Iterator[Finding]:
     yield Finding("store", describe_store(yard), data={"url": describe_store(yard)})
     path = store_path(yard)
     if path is None:
-        yield Finding("file", "not a SQLite file: there is nothing to examine from outside")
+        yield _out_of_reach(describe_store(yard))
         return
     yield from _place(path)
+
+
+def _out_of_reach(store: str) -> Finding:
+    if store != "memory://":
+        return Finding("file", "not a SQLite file: there is nothing to examine from outside")
+    return warning(
+        "file",
+        "none: a store in memory lives only inside its own process, so there is nothing to examine",
+        "use a file, such as sqlite:///work.db, for what other processes should see",
+    )
 
 
 def _place(path: Path) -> Iterator[Finding]:
@@ -56,7 +66,8 @@ def _place(path: Path) -> Iterator[Finding]:
         yield problem("file", f"{path} is a folder", "name a file in it")
         return
     if not path.parent.is_dir():
-        yield problem("file", f"the folder {path.parent} does not exist", "make it, or correct the address")
+        advice = f'make it with `mkdir -p "{path.parent}"`, or correct the address'
+        yield problem("file", f"the folder {path.parent} does not exist", advice)
         return
     yield from file_system(path)
     yield from room(path.parent)
@@ -107,7 +118,7 @@ def _verdict(findings: Sequence[Finding]) -> Text:
     problems = sum(finding.level is Level.PROBLEM for finding in findings)
     warnings = sum(finding.level is Level.WARNING for finding in findings)
     if problems:
-        return Text(f"{problems} {'problem' if problems == 1 else 'problems'} to solve", "bold red")
+        return Text(f"{counted(problems, 'problem')} to solve", "bold red")
     if warnings:
-        return Text(f"nothing is broken; {warnings} {'thing' if warnings == 1 else 'things'} to look at", "yellow")
+        return Text(f"nothing is broken; {counted(warnings, 'thing')} to look at", "yellow")
     return Text("everything looks well", "green")

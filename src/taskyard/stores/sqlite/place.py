@@ -19,6 +19,8 @@ from taskyard.errors import (
     StoreBusy,
     StoreCorrupt,
     StoreError,
+    StoreFolderMissing,
+    StoreForeign,
     StoreFull,
     StoreOnNetwork,
     StoreReadOnly,
@@ -70,13 +72,16 @@ def refuse_network(path: Path, mounts: Path = MOUNTS) -> None:
 def prepare_folder(path: Path) -> Path:
     """Check that the database can be made and written at `path`; the folder beside it, made if need be."""
     if path.is_dir():
-        raise StoreCorrupt(str(path), "it is a folder; name a file in it")
+        raise StoreForeign(str(path), "a folder", f"name a file in it, such as {path / 'work.db'}")
     if not path.parent.is_dir():
-        raise StoreReadOnly(str(path), f"the folder {path.parent} does not exist")
+        raise StoreFolderMissing(str(path), str(path.parent))
     refuse_network(path)
     if path.exists() and not os.access(path, os.W_OK | os.R_OK):
         raise StoreReadOnly(str(path))
     folder = path.with_name(path.name + "-yard")
+    if path.exists() and not folder.exists():
+        with typed_errors(path):
+            refuse_stranger(path)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as exc:
@@ -90,6 +95,11 @@ def from_os_error(path: Path, exc: OSError) -> StoreError:
     """The typed error for what became of a file or folder beside the database."""
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(str(path))
+    if exc.errno == errno.ENOENT:
+        return StoreUnavailable(
+            f"{exc.filename} was removed while the store {path} is in use, and processes find each other through it; "
+            f"stop all that use the store and start them again, which makes it anew. No task is lost"
+        )
     return StoreReadOnly(str(path), f"{exc.strerror}: {exc.filename}")
 
 
@@ -137,18 +147,40 @@ def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool)
     # every new value (23 µs against 2).
     conn.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     # No checkpoint of a reader's, no mmap (a full disk would be a SIGBUS), and temporary tables never on disk.
-    conn.execute(
+    _run(
+        conn,
         "PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; "
-        f"PRAGMA synchronous = {synchronous}; PRAGMA fullfsync = ON"
+        f"PRAGMA synchronous = {synchronous}; PRAGMA fullfsync = ON",
     )
     if not write:
-        conn.execute("PRAGMA query_only = ON; PRAGMA cache_size = -4000")
+        _run(conn, "PRAGMA query_only = ON; PRAGMA cache_size = -4000")
         return
-    refuse_foreign(conn, path)  # before the next line, which would change the file
+    # What is not ours stays as it is: its log is not copied back into it when we close it again.
+    conn.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    refuse_foreign(conn, path)
+    conn.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
     mode = conn.execute("PRAGMA journal_mode = WAL").get
     if mode != "wal":
         raise StoreReadOnly(str(path), f"its file system cannot do write-ahead logging (journal_mode is {mode})")
-    conn.execute(f"PRAGMA cache_size = -16000; PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+    _run(conn, f"PRAGMA cache_size = -16000; PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+
+
+def _run(conn: apsw.Connection, statements: str) -> None:
+    """All of them: `execute` alone stops at the first that answers with a row, as some settings do."""
+    conn.execute(statements).fetchall()
+
+
+def refuse_stranger(path: Path) -> None:
+    """Refuse what is not ours before anything is made beside it. A file without a log is read as it lies, and no trace
+    is left; of one with a log, what counts is in the log, so it is opened as any reader does."""
+    has_log = path.with_name(path.name + "-wal").exists()
+    uri = f"{path.as_uri()}?{'mode=ro' if has_log else 'immutable=1'}"
+    conn = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    try:
+        conn.set_busy_timeout(BUSY_MS)
+        refuse_foreign(conn, path)
+    finally:
+        conn.close()
 
 
 def refuse_foreign(conn: apsw.Connection, path: Path) -> None:
@@ -156,7 +188,7 @@ def refuse_foreign(conn: apsw.Connection, path: Path) -> None:
     if conn.execute("PRAGMA application_id").get == APPLICATION_ID:
         return
     if conn.execute("PRAGMA user_version").get or conn.execute("SELECT count(*) FROM sqlite_schema").get:
-        raise StoreCorrupt(str(path), "it is another program's database")
+        raise StoreForeign(str(path), "a SQLite database of another program")
 
 
 def migrate(conn: apsw.Connection, path: Path) -> None:
@@ -171,7 +203,7 @@ def migrate(conn: apsw.Connection, path: Path) -> None:
             raise StoreTooNew(str(path), found, newest)
         for number, sql in steps:
             if number > found:
-                conn.execute(sql)
+                _run(conn, sql)
                 conn.execute(f"PRAGMA user_version = {number}")
         if found == 0:
             conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
