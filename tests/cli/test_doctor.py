@@ -13,7 +13,13 @@ import apsw
 import pytest
 
 from taskyard.cli.doctor import machine
+from taskyard.cli.doctor.budget import budget
+from taskyard.cli.text import size
+from taskyard.resources.cpu import cpu_budget
+from taskyard.resources.memory import memory_budget
+from taskyard.resources.workers import worker_counts
 from tests.cli.shell import LONG_S, Shell
+from tests.resources.trees import GB, HOST, MEMINFO, plant, v2
 
 TAKE_THE_TURN = """
 import fcntl, os, signal
@@ -252,3 +258,65 @@ def test_without_a_store_the_machine_is_looked_at(shell: Shell) -> None:
     assert done.code == 0
     assert "apsw" in done.out
     assert "--store sqlite:///work.db" in done.out
+
+
+# --- the budget -------------------------------------------------------------------------------------------------------
+
+UNSET = {"CPU_EXECUTOR_WORKERS": "", "IO_EXECUTOR_WORKERS": "", "EXECUTOR_GLOBAL_MAX_WORKERS": ""}
+
+
+@pytest.mark.spec("MGR-12")
+def test_the_budget_is_shown_with_its_source(shell: Shell) -> None:
+    """CPU, memory and workers of this machine are in the list and in its JSON, each with what sets it."""
+    cpu, memory = cpu_budget(), memory_budget()
+    counts = worker_counts({}, cores=cpu.cores)
+    assert memory is not None
+    out = shell.here("doctor", COLUMNS="250", **UNSET).out
+    assert f"usable {'core' if cpu.cores == 1 else 'cores'}: {cpu.source}" in out
+    assert f"{size(memory.bytes)}: {memory.source}" in out
+    assert f"{counts.cpu} for CPU work ({counts.cpu_source}), {counts.io} for I/O" in out
+    found = {finding["topic"]: finding for finding in shell.here("doctor", "--json", **UNSET).json["findings"]}
+    assert (found["cpu"]["cpus"], found["cpu"]["cores"]) == (cpu.cpus, cpu.cores)
+    assert (found["memory"]["memory_bytes"], found["memory"]["source"]) == (memory.bytes, memory.source)
+    assert (found["pool sizes"]["cpu_workers"], found["pool sizes"]["io_workers"]) == (counts.cpu, counts.io)
+
+
+@pytest.mark.spec("MGR-12")
+def test_the_limits_of_a_container_are_shown(tmp_path: Path) -> None:
+    """In a container its own limits are shown, with where they are set."""
+    plant(tmp_path, {"proc/meminfo": MEMINFO})
+    v2(tmp_path, "/", {".": {"cpu.max": "50000 100000", "memory.max": f"{2 * GB}", "memory.high": f"{GB}"}})
+    assert [finding.text for finding in budget({}, root=tmp_path)] == [
+        "1 usable core: cgroup quota of 0.5 CPUs in /sys/fs/cgroup",
+        "2.1 GB: cgroup limit in /sys/fs/cgroup",
+        "slowed down above 1.1 GB: memory.high in /sys/fs/cgroup",
+        "1 for CPU work (the only core), 5 for I/O (cores * 5, at most 20)",
+    ]
+
+
+def test_a_system_that_does_not_tell_its_memory_is_well(tmp_path: Path) -> None:
+    """Where memory is unknown that is said, and is no problem."""
+    _, memory, _ = budget({}, root=tmp_path)
+    assert memory.level == "ok"
+    assert memory.data == {"memory_bytes": None}
+
+
+@pytest.mark.spec("MGR-03")
+def test_the_environment_is_shown_as_source(tmp_path: Path) -> None:
+    """A variable that lowers the budget is named, beside what there would be."""
+    environ = {"CPU_EXECUTOR_WORKERS": "1"}
+    cpu, _, workers = budget(environ, root=tmp_path, allowed=HOST)
+    assert cpu.text == "1 usable core: CPU_EXECUTOR_WORKERS; without it 64: affinity of 64 CPUs"
+    assert workers.text == "1 for CPU work (CPU_EXECUTOR_WORKERS), 20 for I/O (cores * 5, at most 20)"
+
+
+@pytest.mark.spec("MGR-03")
+def test_variables_that_do_harm_are_told(shell: Shell) -> None:
+    """More CPU workers than cores, and a variable that makes no sense, are warnings with advice, not log lines."""
+    done = shell.here("doctor", COLUMNS="250", CPU_EXECUTOR_WORKERS="5000", IO_EXECUTOR_WORKERS="some")
+    assert done.code == 0
+    assert done.err == ""
+    assert "5000 for CPU work (CPU_EXECUTOR_WORKERS)" in done.out
+    assert "→ lower CPU_EXECUTOR_WORKERS" in done.out
+    assert "IO_EXECUTOR_WORKERS is 'some'" in done.out
+    assert "2 things to look at" in done.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taskyard.cli.console import make_console, say_json, show
+from taskyard.cli.doctor.budget import budget
 from taskyard.cli.doctor.file import damaged, integrity, opened_read_only, schema, sizes
 from taskyard.cli.doctor.finding import Finding, Level, problem, warning
 from taskyard.cli.doctor.machine import file_system, permissions, room, versions
@@ -28,7 +30,7 @@ LOOKS = {Level.OK: ("✔", "green"), Level.WARNING: ("!", "yellow"), Level.PROBL
 
 def examine(target: Target, *, as_json: bool) -> int:
     """1 if there is a problem; a warning alone is none."""
-    findings = [*versions(), *_store(target)]
+    findings = [*versions(), *budget(os.environ), *_store(target)]
     sick = any(finding.level is Level.PROBLEM for finding in findings)
     if as_json:
         say_json({"ok": not sick, "findings": [finding.document() for finding in findings]})
