@@ -285,6 +285,9 @@ class Dispatcher:
         return adds, waiting
 
     def _finish(self, batch: _Batch, turned: Turned) -> None:
+        # What may run goes ahead of whoever submitted it: the one is to start on time, the other has all it wanted.
+        if turned.claims:
+            self._begin(turned.claims)
         for waiter, answer in zip(batch.waiting, turned.added, strict=True):
             if not waiter.done():
                 _answer(waiter, answer)
@@ -292,8 +295,6 @@ class Dispatcher:
             self._answered(batch.settles, turned.settled)
         if batch.reports:
             self._probes.reported([report.claim.uuid for report in batch.reports])
-        if turned.claims:
-            self._begin(turned.claims)
         self._hooks.next_due(turned.next_due)
         if self._flushed is not None:
             self._flushed.set()
