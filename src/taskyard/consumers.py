@@ -129,7 +129,8 @@ class Signature:
         from pydantic import ValidationError
 
         if isinstance(exc, ValidationError):
-            return InvalidArguments(self.name, _problems(exc))
+            names = [str(error["loc"][0]) for error in exc.errors(include_url=False) if error["loc"]]
+            return InvalidArguments(self.name, _problems(exc), names=names)
         return NotJson(f"an argument of {self.name!r}", str(exc))
 
 

@@ -125,9 +125,9 @@ class Engine:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
         return self._dispatcher.add(add)
 
-    def add_now(self, add: Add) -> list[Added] | None:
-        """The same on the spot, where the store and what else is going on allow it; None: ask with `add`."""
-        return self._dispatcher.add_now(add)
+    async def submit(self, add: Add) -> list[Added]:
+        """The same, on the spot where the store and what else is going on allow it."""
+        return self._dispatcher.add_now(add) or await self._dispatcher.add(add)
 
     def find_outcome(self, uuid: str) -> Outcome | None:
         """How the task ended, if this node remembers; None says nothing."""

@@ -58,16 +58,12 @@ class InvalidConsumer(InvalidInput):
 
 
 class InvalidArguments(InvalidInput):
-    """The arguments do not fit the consumer's signature: `problems` names each one."""
+    """The arguments do not fit the consumer's signature: `problems` says what is wrong with each, `names` are those of
+    the arguments that are wrong by themselves."""
 
-    def __init__(self, consumer: str, problems: Sequence[str]) -> None:
-        self.consumer, self.problems = consumer, list(problems)
+    def __init__(self, consumer: str, problems: Sequence[str], *, names: Iterable[str] = ()) -> None:
+        self.consumer, self.problems, self.names = consumer, list(problems), frozenset(names)
         super().__init__(f"arguments do not fit {quote(consumer)}: " + "; ".join(self.problems))
-
-    @property
-    def names(self) -> set[str]:
-        """The arguments that the problems are about."""
-        return {problem.partition(":")[0].partition(".")[0] for problem in self.problems}
 
 
 class NaiveDatetime(InvalidInput):

@@ -126,11 +126,9 @@ class ConsumerFunction(Generic[P, R]):
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle:
         """Store the task and return its handle once it is safe."""
-        named = self._signature.bind(args, kwargs) if args else kwargs
         yard = self._yard
-        add = yard.prepare(self.consumer, named, self._options)
-        engine = yard.engine
-        (added,) = engine.add_now(add) or await engine.add(add)
+        add = yard.prepare(self.consumer, self._signature.bind(args, kwargs), self._options)
+        (added,) = await yard.engine.submit(add)
         return TaskHandle(yard, added.uuid, added.is_new)
 
     async def submit_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[TaskHandle]:

@@ -352,7 +352,7 @@ class Yard:
         consumer = self.get_consumer(name)
         checked = TaskOptions.of(**options) if options else DEFAULTS
         add = self.prepare(consumer, _named(name, args or {}), checked)
-        (added,) = self.engine.add_now(add) or await self.engine.add(add)
+        (added,) = await self.engine.submit(add)
         return TaskHandle(self, added.uuid, added.is_new)
 
     async def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:

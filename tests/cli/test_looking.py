@@ -138,18 +138,3 @@ def test_the_store_may_come_from_the_environment(shell: Shell) -> None:
     other = shell.ok("submit", "add", "a=1", TASKYARD_APP="app", TASKYARD_STORE="sqlite:///other.db")
     assert "not the app's own store" in other.err
     assert "1 queued" in shell.here("ls", "--store", "sqlite:///other.db", TASKYARD_STORE=shell.url).out
-
-
-def test_a_note_of_an_earlier_run_is_not_shown(shell: Shell) -> None:
-    """What was noted when a run was cut short is no longer shown when the task runs again."""
-    (uuid,) = shell.seed(("until", {"path": "there"}))
-    first = shell.start_worker()
-    first.hear("until has begun")
-    first.process.kill()
-    first.end()
-    shell.start_worker().hear("until has begun")
-    assert shell.record(uuid).note is not None
-    shown = shell.here("show", uuid, "--store", shell.url).out
-    assert "● running" in shown
-    assert "note" not in shown
-    assert str(shell.record(uuid).note) not in shell.here("ls", "--store", shell.url).out

@@ -4,11 +4,14 @@ import asyncio
 import json
 import logging
 import threading
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from taskyard import errors
 from taskyard.execution.context import current_run
+from taskyard.execution.runner import Runner
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.limits import QueueSettings
 from taskyard.model.retry import NO_RETRY, RetryPolicy
@@ -279,3 +282,32 @@ async def test_a_rejected_run_goes_back_and_waits_a_moment(rig):
     await rig.outcome(second)
     assert (await rig.found(second)).attempt == 1
     await rig.executors["thread"].shutdown()
+
+
+async def test_a_start_that_fails_holds_up_neither_submitters_nor_the_other_tasks(rig):
+    """A bug between claim and run: everybody who submitted is answered, every task runs, and no slot is lost."""
+    work = Work()
+    rig.consumer("work", work, concurrent_count=5)
+    await quiet()
+    start, started = Runner.start, 0
+
+    def stumble(runner, claim) -> None:
+        nonlocal started
+        started += 1
+        if started == 2:
+            raise RuntimeError("stumbled")
+        start(runner, claim)
+
+    hooks = rig.engine._dispatcher._hooks
+    rig.engine._dispatcher.connect(replace(hooks, start=partial(stumble, rig.engine._runner)))
+    answers = [rig.offer(rig.record("work")) for _ in range(5)]
+    await quiet()
+    assert all(answer.done() for answer in answers)
+    await rig.advance(1)
+    assert len(work.began) == 5
+    for uuid in list(work.began):
+        work.let_go(uuid)
+    await quiet()
+    again = await rig.submit_many("work", 5)
+    await quiet()
+    assert work.began[5:] == again

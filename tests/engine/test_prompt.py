@@ -20,12 +20,11 @@ async def prompt(start_rig) -> Rig:
 
 
 async def submit(rig: Rig, record: TaskRecord) -> bool:
-    """As a yard does it; whether it had to wait for a turn."""
-    add = Add([record])
-    if rig.engine.add_now(add) is not None:
-        return False
-    await rig.engine.add(add)
-    return True
+    """Whether it was answered on the spot, without a pass of the event loop."""
+    passed: list[bool] = []
+    asyncio.get_running_loop().call_soon(passed.append, True)
+    assert await rig.engine.submit(Add([record])) == [Added(record.uuid)]
+    return not passed
 
 
 async def test_a_submit_is_answered_on_the_spot(prompt):
@@ -34,7 +33,7 @@ async def test_a_submit_is_answered_on_the_spot(prompt):
     prompt.consumer("work", work)
     await quiet()
     record = prompt.record("work")
-    assert prompt.engine.add_now(Add([record])) == [Added(record.uuid)]
+    assert await submit(prompt, record)
     await quiet()
     assert work.began == [record.uuid]
 
@@ -42,9 +41,9 @@ async def test_a_submit_is_answered_on_the_spot(prompt):
 async def test_a_refusal_is_answered_the_same_way(prompt):
     """What keeps a task out is raised to its submitter."""
     first, second = prompt.record("work", dedupe_slot="s"), prompt.record("work", dedupe_slot="s")
-    prompt.engine.add_now(Add([first], Dedupe.REFUSE))
+    await prompt.engine.submit(Add([first], Dedupe.REFUSE))
     with pytest.raises(DuplicateTask):
-        prompt.engine.add_now(Add([second], Dedupe.REFUSE))
+        await prompt.engine.submit(Add([second], Dedupe.REFUSE))
 
 
 async def test_a_loop_of_submits_gives_way(prompt):
@@ -61,7 +60,7 @@ async def test_a_loop_of_submits_gives_way(prompt):
 
     watching = asyncio.create_task(other())
     for _ in range(1000):
-        await submit(prompt, prompt.record("work"))
+        await prompt.engine.submit(Add([prompt.record("work")]))
         count += 1
     await watching
     steps = [after - before for before, after in itertools.pairwise(submitted_then)]
@@ -77,8 +76,7 @@ async def test_order_is_kept_across_both_ways(prompt):
 
     prompt.consumer("note", note)
     records = [prompt.record("note") for _ in range(5 * PROMPT_AT_MOST)]
-    waited = [await submit(prompt, record) for record in records]
-    assert set(waited) == {True, False}
+    assert {await submit(prompt, record) for record in records} == {True, False}
     await quiet()
     assert ran == [record.uuid for record in records]
 
@@ -87,9 +85,9 @@ async def test_order_is_kept_across_both_ways(prompt):
 async def test_an_earlier_task_overtakes_though_there_is_no_room(prompt):
     """With every slot taken, a task added on the spot still wakes the due-time loop: it is queued at its time."""
     prompt.consumer("work", Work())
-    prompt.engine.add_now(Add([prompt.record("work")]))
+    await prompt.engine.submit(Add([prompt.record("work")]))
     await quiet()
-    prompt.engine.add_now(Add([later := prompt.record("work", in_s=1)]))
+    await prompt.engine.submit(Add([later := prompt.record("work", in_s=1)]))
     await quiet()
     await prompt.advance(1)
     assert await prompt.state(later.uuid) == "queued"

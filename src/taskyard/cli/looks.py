@@ -89,15 +89,12 @@ def detail_text(record: TaskRecord, now: datetime, width: int) -> Text:
         case _:
             text = _why(record, shown)
             style = "red" if record.state is _S.FAILED else "dim"
-    text = " · ".join(filter(None, (text, note_text(record, shown))))
+    text = " · ".join(filter(None, (text, _note(record, shown))))
     return Text(one_line(text, width), style)
 
 
-def note_text(record: TaskRecord, shown: Revealed) -> str:
-    """The note, unless it is of an earlier run: the task runs, and nothing was written of it since this run began."""
-    if record.note is None or (record.state is _S.RUNNING and record.updated_at == record.started_at):
-        return ""
-    return shown.text(record.note)
+def _note(record: TaskRecord, shown: Revealed) -> str:
+    return "" if record.note is None else shown.text(record.note)
 
 
 def due_text(record: TaskRecord, now: datetime) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from taskyard.cli.console import json_text, make_console, say_json, show
 from taskyard.cli.documents import Revealed, priority_label, shown_document
-from taskyard.cli.looks import due_text, elapsed, error_line, note_text, progress_text, state_text
+from taskyard.cli.looks import due_text, elapsed, error_line, progress_text, state_text
 from taskyard.cli.target import Target, opened, resolve
 from taskyard.cli.text import clean, clock_time, cut, duration, moment, one_line, seconds_between
 from taskyard.model.execution import ExecutionError
@@ -83,7 +83,7 @@ class Sheet:
         yield "node", "" if record.node is None else self._node(record.node)
         yield "cancel", "" if record.cancel_asked_at is None else f"asked {moment(record.cancel_asked_at)}"
         yield "progress", progress_text(record, self._shown, 200)
-        yield "note", clean(note_text(record, self._shown))
+        yield "note", "" if record.note is None else clean(self._shown.text(record.note))
 
     def _attempt(self) -> str:
         record = self._record

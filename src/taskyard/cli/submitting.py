@@ -94,10 +94,7 @@ def _fitting(consumer: Consumer, arguments: Arguments) -> dict[str, Any]:
         consumer.encode(arguments.values)
     except InvalidArguments as refused:
         values = arguments.as_text(refused.names)
-        try:
-            consumer.encode(values)
-        except InvalidArguments:
-            raise refused from None
+        consumer.encode(values)
         return values
     return arguments.values
 

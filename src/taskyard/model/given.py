@@ -15,6 +15,7 @@ from taskyard.model.retry import RetryPolicy
 LONGEST_NAME = 200
 
 LARGEST_COUNT = 1_000_000
+"""More than any machine runs at once: a larger limit is a mistake, and None is what means no limit."""
 
 LONGEST_S = 1e9
 """30 years. Timers and databases take no endless number; None is what means no limit."""

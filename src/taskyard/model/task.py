@@ -88,6 +88,7 @@ def is_finite(value: Any) -> bool:
             case float() as number if not math.isfinite(number):
                 return False
             case dict() as named:
+                left.extend(named)
                 left.extend(named.values())
             case list() | tuple() | set() | frozenset() as several:
                 left.extend(several)

@@ -57,17 +57,17 @@ class Slots:
             self._stale = False
         return self._demand
 
-    def take(self, source: str, n: int = 1) -> None:
-        self._total -= n
+    def take(self, source: str) -> None:
+        self._total -= 1
         if source not in self._sources:
             self._learn()
         if source in self._sources:
-            self._sources[source] -= n
+            self._sources[source] -= 1
             if source in self._executors:
-                self._room[self._executors[source]] -= n
+                self._room[self._executors[source]] -= 1
         else:
-            self._others -= n
-            self._strangers[source] += n
+            self._others -= 1
+            self._strangers[source] += 1
         self._stale = not self._stopped
 
     def free(self, source: str) -> None:

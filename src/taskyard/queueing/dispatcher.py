@@ -140,7 +140,10 @@ class Dispatcher:
         if self._prompt_left == 0:
             return None
         self._prompt_left -= 1
-        answer = self._prompt.add_now(add)
+        try:
+            answer = self._prompt.add_now(add)
+        except Exception as error:
+            raise _as_ours(error) from error
         if isinstance(answer, TaskyardError):
             raise answer
         self._must_turn = True
@@ -285,14 +288,16 @@ class Dispatcher:
         return adds, waiting
 
     def _finish(self, batch: _Batch, turned: Turned) -> None:
-        # What may run goes ahead of whoever submitted it: the one is to start on time, the other has all it wanted.
-        if turned.claims:
-            self._begin(turned.claims)
-        for waiter, answer in zip(batch.waiting, turned.added, strict=True):
-            if not waiter.done():
-                _answer(waiter, answer)
-        if batch.settles:
-            self._answered(batch.settles, turned.settled)
+        try:
+            # What may run goes ahead of whoever submitted it: the one is to start on time, the other has all it wanted.
+            if turned.claims:
+                self._begin(turned.claims)
+        finally:
+            for waiter, answer in zip(batch.waiting, turned.added, strict=True):
+                if not waiter.done():
+                    _answer(waiter, answer)
+            if batch.settles:
+                self._answered(batch.settles, turned.settled)
         if batch.reports:
             self._probes.reported([report.claim.uuid for report in batch.reports])
         self._hooks.next_due(turned.next_due)
@@ -318,11 +323,10 @@ class Dispatcher:
                 self._slots.take(claim.record.source)
                 self.settle(claim, Move.given_back(at=self._clock.now(), note="the node was stopping"))
             return
-        for source, n in Counter([claim.record.source for claim in claims]).items():
-            self._slots.take(source, n)
-        start = self._hooks.start
+        take, start = self._slots.take, self._hooks.start
         for claim in claims:
             start(claim)
+            take(claim.record.source)
         if self._probes is not SILENT:
             self._probes.claimed([claim.uuid for claim in claims])
 

@@ -99,7 +99,7 @@ def from_row(row: Any) -> TaskRecord:
 
 WAITING = (
     "priority", "position", "queue", "source", "id", "uuid", "due_at", "created_at", "args", "key", "dedupe_slot",
-    "timeout_s", "retry", "attempt", "retries", "crashes", "recoveries", "progress", "error", "note",
+    "timeout_s", "retry", "attempt", "retries", "crashes", "recoveries", "progress", "error",
 )  # fmt: skip
 """What is read of a task to start it: in order of its first two columns, and without what starting it sets anew."""
 
@@ -108,12 +108,12 @@ def to_running(row: Any, now: datetime) -> TaskRecord:
     """The record of a row that holds `WAITING`, as it is once started, but for its node and token."""
     (
         priority, position, queue, source, id_, uuid, due_at, created_at, args, key, slot, timeout_s, retry, attempt,
-        retries, crashes, recoveries, progress, error, note,
+        retries, crashes, recoveries, progress, error,
     ) = row  # fmt: skip
     return TaskRecord(
         uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, RUNNING, priority,
         position, False, key, slot, timeout_s, None if retry is None else _retry(retry), now, None, attempt + 1,
-        retries, crashes, recoveries, None, None, None, to_progress(progress), None, to_error(error), note,
+        retries, crashes, recoveries, None, None, None, to_progress(progress), None, to_error(error),
     )  # fmt: skip
 
 

@@ -226,6 +226,7 @@ class MemoryCore(Tasks):
             record.token = token
             record.node = node
             record.started_at = record.updated_at = now
+            record.note = None
             if record.key is not None:
                 self._hold_key(record)
             claims.append(Claim(record.clone(), attempt, token))

@@ -3,7 +3,7 @@
 SQLite itself would do it inside the COMMIT that makes the log too long, and whoever waits for that commit waits some
 milliseconds more. On a thread and a connection of its own, a copy holds up nobody. But it seldom reaches the end of a
 log that grows meanwhile, and only a log that was copied to its end begins anew: when it has grown several times as
-long, the writer finishes the copy, between two transactions.
+long, the writer copies it, with its callers answered and the write turn still in its hands, so that nobody writes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger("taskyard")
 EVERY_PAGES = 1000
 """How much the log grows between two copies."""
 
-WRITER_PAGES = 4000
+LONG_PAGES = 4000
 """How long the log is when the writer copies. 16 MB, what a log may keep of the disk anyway."""
 
 
@@ -28,37 +28,53 @@ class Checkpoints:
     def __init__(self, writer: apsw.Connection, own: apsw.Connection) -> None:
         self._writer, self._own = writer, own
         self._thread = ThreadPoolExecutor(1, "taskyard-checkpoint")
-        self._copying: Future[None] | None = None
+        self._copying: Future[bool] | None = None
         self._pages = self._copied_at = 0
-        self._catch_up_at = WRITER_PAGES
-        writer.set_wal_hook(self._watch)
+        self._long_at = LONG_PAGES
+        writer.set_wal_hook(self._committed)
 
-    def _watch(self, conn: apsw.Connection, database: str, pages: int) -> int:
-        """After each commit of the writer: how long the log is now."""
+    def _committed(self, conn: apsw.Connection, database: str, pages: int) -> int:
+        """Inside each COMMIT of the writer: how long the log is now. It must not raise: the commit has happened."""
         if pages < self._pages:  # it has begun anew
-            self._copied_at, self._catch_up_at = 0, WRITER_PAGES
+            self._copied_at, self._long_at = 0, LONG_PAGES
         self._pages = pages
-        if pages - self._copied_at >= EVERY_PAGES and (self._copying is None or self._copying.done()):
-            self._copied_at = pages
-            self._copying = self._thread.submit(_copy, self._own)
         return apsw.SQLITE_OK
 
-    def catch_up(self) -> None:
-        """Between two transactions of the writer: what the copies beside it have left is copied now."""
-        if self._pages < self._catch_up_at or (self._copying is not None and not self._copying.done()):
+    @property
+    def is_long(self) -> bool:
+        """Whether the writer should copy the log before it gives up its turn."""
+        return self._pages >= self._long_at
+
+    def copy_whole(self) -> None:
+        """Copy the log to its end, with the write turn taken."""
+        if self._copying is not None:
+            self._copying.result()
+        if _copy(self._writer):
+            self._copied_at = self._pages
+        # What keeps it from beginning anew, a reader of an old state or another process's copy, may take a while.
+        self._long_at = self._pages + EVERY_PAGES
+
+    def look(self) -> None:
+        """After a transaction: start a copy beside the writer if the log has grown enough."""
+        if self._pages - self._copied_at < EVERY_PAGES or (self._copying is not None and not self._copying.done()):
             return
-        _copy(self._writer)
-        # Should somebody read an old state, the log cannot begin anew yet: not again at once.
-        self._copied_at, self._catch_up_at = self._pages, self._pages + EVERY_PAGES
+        try:
+            self._copying = self._thread.submit(_copy, self._own)
+            self._copied_at = self._pages
+        except RuntimeError as error:  # no thread is to be had, or the interpreter is ending
+            log.debug("the log cannot be copied back: %s", error)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
         self._own.close()
 
 
-def _copy(conn: apsw.Connection) -> None:
+def _copy(conn: apsw.Connection) -> bool:
+    """Copy what the log holds now; whether that was all of it."""
     try:
-        conn.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        pages, copied = conn.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
     except apsw.Error as error:
         # Nothing is lost: the log holds it. If the disk is the reason, the next commit says so to whoever asked for it.
         log.debug("the log could not be copied back: %s", error)
+        return False
+    return copied == pages

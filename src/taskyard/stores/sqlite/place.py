@@ -146,11 +146,12 @@ def _set_up(conn: apsw.Connection, path: Path, *, synchronous: str, write: bool)
     # Plans must not depend on bound values: next to partial indexes SQLite would otherwise prepare a statement anew for
     # every new value (23 µs against 2).
     conn.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-    # No checkpoint of a reader's, no mmap (a full disk would be a SIGBUS), and temporary tables never on disk.
+    # No copy of the log inside a commit (see `Checkpoints`), no mmap (a full disk would be a SIGBUS), and temporary
+    # tables never on disk.
     _run(
         conn,
-        "PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; "
-        f"PRAGMA synchronous = {synchronous}; PRAGMA fullfsync = ON",
+        "PRAGMA wal_autocheckpoint = 0; PRAGMA mmap_size = 0; PRAGMA temp_store = MEMORY; "
+        f"PRAGMA trusted_schema = OFF; PRAGMA synchronous = {synchronous}; PRAGMA fullfsync = ON",
     )
     if not write:
         _run(conn, "PRAGMA query_only = ON; PRAGMA cache_size = -4000")
@@ -171,10 +172,10 @@ def _run(conn: apsw.Connection, statements: str) -> None:
 
 
 def refuse_stranger(path: Path) -> None:
-    """Refuse what is not ours before anything is made beside it. A file without a log is read as it lies, and no trace
-    is left; of one with a log, what counts is in the log, so it is opened as any reader does."""
-    has_log = path.with_name(path.name + "-wal").exists()
-    uri = f"{path.as_uri()}?{'mode=ro' if has_log else 'immutable=1'}"
+    """Refuse what is not ours before anything is made beside it. A file without a log or journal is read as it lies,
+    and no trace is left; where there is one, the file alone does not tell, so it is opened as any reader does."""
+    is_in_use = any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal"))
+    uri = f"{path.as_uri()}?{'mode=ro' if is_in_use else 'immutable=1'}"
     conn = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
         conn.set_busy_timeout(BUSY_MS)

@@ -43,7 +43,10 @@ def update(columns: tuple[str, ...], rows: int) -> str:
 @cache
 def start(rows: int) -> str:
     """Start the tasks whose (id, token) come last, on node ?1 at time ?2."""
-    sets = "state = 'running', parked = 0, attempt = attempt + 1, node = ?1, started_at = ?2, updated_at = ?2, token"
+    sets = (
+        "state = 'running', parked = 0, note = NULL, attempt = attempt + 1, node = ?1, started_at = ?2, "
+        "updated_at = ?2, token"
+    )
     if rows == 1:
         return f"UPDATE task SET {sets} = ?4 WHERE id = ?3"
     return f"UPDATE task SET {sets} = v.column2 FROM (VALUES {values(rows, 2)}) AS v WHERE task.id = v.column1"

@@ -118,12 +118,7 @@ class SqliteStore:
         self._core = SqliteCore(conn, self._clock)
         self._checkpoints = Checkpoints(conn, copier)
         self._writer = Writer(
-            self._core,
-            conn,
-            turn,
-            committed=self._on_commit,
-            answered=self._checkpoints.catch_up,
-            heard_others=self._on_heard,
+            self._core, conn, turn, self._checkpoints, committed=self._on_commit, heard_others=self._on_heard
         )
 
     def _read_only(self, busy_ms: int = BUSY_MS) -> SqliteReader:
@@ -149,8 +144,8 @@ class SqliteStore:
         self._people.submit(self._lister.close).result()
         self._reader.close()
         self._poller.close()
-        self._checkpoints.close()
         if is_stopped:
+            self._checkpoints.close()
             self._conn.close()
             self._turn.close()
         else:

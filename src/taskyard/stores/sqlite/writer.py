@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import apsw
 
 from taskyard.errors import OutcomeUnknown, StoreBusy, StoreFull
+from taskyard.stores.sqlite.checkpoints import Checkpoints
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.place import from_os_error, to_store_error
 from taskyard.stores.sqlite.sidecar import WriteTurn
@@ -46,17 +47,18 @@ class Writer:
         core: SqliteCore,
         conn: apsw.Connection,
         turn: WriteTurn,
+        checkpoints: Checkpoints,
         *,
         committed: Callable[[], None],
-        answered: Callable[[], None],
         heard_others: Callable[[], None],
     ) -> None:
-        """All are called on the writer's thread: `committed` after each commit, `answered` when its callers have been
-        told, `heard_others` when another process is found to have written."""
+        """Both are called on the writer's thread: `committed` after each commit, `heard_others` when another process is
+        found to have written."""
         self._core = core
         self._conn = conn
         self._turn = turn
-        self._committed, self._answered, self._heard_others = committed, answered, heard_others
+        self._checkpoints = checkpoints
+        self._committed, self._heard_others = committed, heard_others
         self._lock = threading.Lock()
         self._queueing: list[Job] = []
         self._queueing_since = 0.0
@@ -106,7 +108,6 @@ class Writer:
                 else:
                     batch.append(following)
             self._answer(batch)
-            self._answered()
             if self._core.heard_others:
                 self._core.heard_others = False
                 self._heard_others()
@@ -124,7 +125,12 @@ class Writer:
             with self._turn.taken():
                 batch = self._begin()
                 outcomes = self._transact(batch) if batch else []
+                if self._checkpoints.is_long:
+                    self._deliver(batch, outcomes)
+                    batch, outcomes = [], []
+                    self._checkpoints.copy_whole()
             self._deliver(batch, outcomes)
+            self._checkpoints.look()
         except Exception as exc:
             # Also a bug of ours: it must reach its callers, not end the thread.
             error = self._typed(exc)

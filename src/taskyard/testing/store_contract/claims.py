@@ -10,10 +10,11 @@ from taskyard.model.command import SetPriority
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
+from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Store
 from taskyard.testing.clock import ManualClock
-from taskyard.testing.samples import a_record, an_add, an_error, room, seconds
+from taskyard.testing.samples import NOON, a_record, an_add, an_error, room, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, get, settle, start, state_of, uuids
 
 
@@ -30,11 +31,59 @@ class ClaimContract(Desk):
         assert (record.args, record.parked) == ('{"n":1}', False)
         assert await get(store, task) == record
 
+    async def test_a_claim_clears_the_note(self, store: Store, clock: ManualClock) -> None:
+        """A note says how a task stands: that of an earlier run is gone when the next begins."""
+        (held,) = await start(store, task := a_record())
+        await settle(store, held, Move.given_back(at=clock.now(), note="its node was stopped"))
+        assert (await get(store, task)).note == "its node was stopped"
+        (again,) = await claim(store)
+        assert (again.record.note, (await get(store, task)).note) == (None, None)
+
     @pytest.mark.spec("QUE-03")
     async def test_an_idle_queue_starts_a_task_in_the_turn_that_adds_it(self, store: Store) -> None:
         """With a standing demand a new task is started in the same transaction that stores it."""
         turned = await store.turn(A, adds=[an_add(task := a_record())], demand=room(1))
         assert uuids(turned.claims) == [task.uuid]
+
+    async def test_what_is_added_and_started_at_once_is_stored_as_any_other(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        """The claim has the stored record: running, not parked, in its first attempt, with all that was asked."""
+        asked = a_record(args='{"n":1}', priority=Priority.LOW, timeout_s=5.0, retry=RetryPolicy(max_retries=7))
+        (held,) = (await store.turn(B, adds=[an_add(asked)], demand=room(1))).claims
+        assert held.record == await get(store, asked)
+        assert (held.record.state, held.record.node, held.record.attempt) == (TaskState.RUNNING, B, 1)
+        assert (held.record.parked, held.record.started_at) == (False, clock.now())
+        assert (held.record.args, held.record.timeout_s, held.record.retry) == (asked.args, 5.0, asked.retry)
+        assert await store.count() == {("default", TaskState.RUNNING): 1}
+
+    async def test_what_waits_goes_before_what_is_added(self, store: Store) -> None:
+        """A task that is added does not overtake the one that was there, though there is room for only one."""
+        await add(store, first := a_record())
+        turned = await store.turn(A, adds=[an_add(second := a_record())], demand=room(1))
+        assert uuids(turned.claims) == [first.uuid]
+        assert uuids(await claim(store)) == [second.uuid]
+
+    async def test_what_is_added_together_starts_by_priority(self, store: Store) -> None:
+        """Also when all of it can start at once: the first claim is the first to run, under the smallest token."""
+        low, normal, high = (a_record(priority=priority) for priority in reversed(Priority))
+        turned = await store.turn(A, adds=[an_add(low, normal), an_add(high)], demand=room(5))
+        assert uuids(turned.claims) == [high.uuid, normal.uuid, low.uuid]
+        tokens = [held.token for held in turned.claims]
+        assert tokens == sorted(tokens)
+
+    @pytest.mark.parametrize("limit", ["queue", "source", "total", "key"])
+    async def test_what_is_added_together_keeps_every_limit(self, store: Store, limit: str) -> None:
+        """Of three tasks in one turn, no more start than the tightest limit allows, and the rest wait their turn."""
+        await store.set_queue(QueueSettings(name="default", concurrency=2 if limit == "queue" else None, per_key=2))
+        tasks = [a_record(source="fetch", key="k" if limit == "key" else None) for _ in range(3)]
+        demand = room(2 if limit == "total" else 5, fetch=2 if limit == "source" else 5)
+        turned = await store.turn(A, adds=[an_add(*tasks)], demand=demand)
+        assert uuids(turned.claims) == uuids(tasks[:2])
+        assert await state_of(store, tasks[2]) is TaskState.QUEUED
+        following = await settle(store, turned.claims[0], Move.completed(at=NOON))
+        assert following.claims == []
+        assert uuids(await claim(store, 5)) == [tasks[2].uuid]
 
     @pytest.mark.spec("QUE-03")
     async def test_the_next_task_starts_in_the_turn_that_ends_one(self, store: Store, clock: ManualClock) -> None:
