@@ -6,6 +6,8 @@ import sys
 import textwrap
 
 from taskyard.execution.inline import InProcessExecutor
+from taskyard.execution.pool import PoolSettings
+from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.execution import ErrorKind, ExecutionRequest
 from taskyard.ports.consumer import Consumer
@@ -61,6 +63,28 @@ class TestInProcessExecutor(ExecutorContract):
         result = await self.begin(executor, spec, **fields)
         assert result.error is not None
         return result.error
+
+
+class TestProcessPoolExecutor(ExecutorContract):
+    is_async = False
+    is_remote = True
+    is_portable = False
+
+    def make_executor(self) -> ExecutorProtocol:
+        settings = PoolSettings(
+            max_workers=self.workers,
+            queue_limit=1,
+            cancel_grace_s=0.05,
+            term_grace_s=0.05,
+            preload=(
+                "taskyard.testing.executor_contract",
+            ),  # it imports pytest, which takes a worker a third of a second
+        )
+        return ProcessPoolExecutor(settings=settings, portable=self.is_portable)
+
+
+class TestPortableProcessPoolExecutor(TestProcessPoolExecutor):
+    is_portable = True
 
 
 class TestThreadExecutor(ExecutorContract):
