@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 from taskyard.execution.inline import InProcessExecutor
+from taskyard.execution.isolated import IsolatedProcessPoolExecutor
 from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
@@ -65,26 +66,37 @@ class TestInProcessExecutor(ExecutorContract):
         return result.error
 
 
+SMALL_POOL = PoolSettings(
+    max_workers=ExecutorContract.workers,
+    queue_limit=1,
+    cancel_grace_s=0.05,
+    term_grace_s=0.05,
+    preload=("taskyard.testing.executor_contract",),  # it imports pytest, which takes a worker a third of a second
+)
+
+
 class TestProcessPoolExecutor(ExecutorContract):
     is_async = False
     is_remote = True
-    is_portable = False
 
     def make_executor(self) -> ExecutorProtocol:
-        settings = PoolSettings(
-            max_workers=self.workers,
-            queue_limit=1,
-            cancel_grace_s=0.05,
-            term_grace_s=0.05,
-            preload=(
-                "taskyard.testing.executor_contract",
-            ),  # it imports pytest, which takes a worker a third of a second
-        )
-        return ProcessPoolExecutor(settings=settings, portable=self.is_portable)
+        return ProcessPoolExecutor(settings=SMALL_POOL)
 
 
-class TestPortableProcessPoolExecutor(TestProcessPoolExecutor):
-    is_portable = True
+class TestPortableProcessPoolExecutor(ExecutorContract):
+    is_async = False
+    is_remote = True
+
+    def make_executor(self) -> ExecutorProtocol:
+        return ProcessPoolExecutor(settings=SMALL_POOL, portable=True)
+
+
+class TestIsolatedProcessPoolExecutor(ExecutorContract):
+    is_async = False
+    is_remote = True
+
+    def make_executor(self) -> ExecutorProtocol:
+        return IsolatedProcessPoolExecutor(lambda _: SMALL_POOL)
 
 
 class TestThreadExecutor(ExecutorContract):

@@ -46,7 +46,7 @@ async def ended(pid: int) -> None:
         return
     loop = asyncio.get_running_loop()
     gone = loop.create_future()
-    loop.add_reader(pidfd, lambda: gone.done() or gone.set_result(None))
+    loop.add_reader(pidfd, lambda: None if gone.done() else gone.set_result(None))
     try:
         async with asyncio.timeout(10):
             await gone

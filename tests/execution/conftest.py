@@ -30,7 +30,7 @@ class Desk:
 
     def begin(self, function: Callable[..., Any], *args: Any, **fields: Any) -> PendingCall:
         call = PendingCall(function, args, **fields)
-        self.pool.submit(call)
+        assert self.pool.submit(call) is call.future
         return call
 
     async def ask(self, function: Callable[..., Any], *args: Any, **fields: Any) -> ExecutionResult:

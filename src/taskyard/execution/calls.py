@@ -115,5 +115,8 @@ def _key(function: Callable[..., Any]) -> tuple[str, str]:
     """What a worker has to import for it."""
     while isinstance(function, functools.partial):
         function = function.func
+    key: tuple[str, str] | None = getattr(function, "wire_key", None)
+    if key is not None:
+        return key
     kind: Any = function if hasattr(function, "__qualname__") else type(function)
     return str(getattr(kind, "__module__", "")), str(kind.__qualname__)

@@ -21,12 +21,18 @@ from taskyard.execution.explain import canceled, refused
 from taskyard.execution.hosted import HostedWorker
 from taskyard.execution.keeper import LOST
 from taskyard.execution.nursery import NURSERY, WorkerProcess
-from taskyard.execution.scene import WorkerSettings
+from taskyard.execution.scene import WorkerSettings, refuse_while_loading
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 
 
+def default_workers() -> int:
+    """The cores this process may use, less one for the host."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
+    return max(1, usable - 1)
+
+
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pool behaves.
+    """How a pool behaves. `max_workers`: by default the usable cores less one.
 
     `queue_limit`: calls that may wait; more are rejected. `wait_s`: how long one may wait for a worker. `load_s`: how
     long a worker may take to start, and to import what a call names. `cancel_grace_s`: from being asked to end to
@@ -34,7 +40,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     worker is replaced; `memory_limit` bytes of data are all it can allocate. `pipeline`: calls sent ahead to one
     worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery."""
 
-    max_workers: int = 1
+    max_workers: int = msgspec.field(default_factory=default_workers)
     queue_limit: int = 1000
     wait_s: float | None = None
     load_s: float = 60.0
@@ -104,12 +110,12 @@ class WorkerPool:
 
     # --- the front door -----------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Open it, and have a worker ready soon."""
+    async def start(self, *, warm: bool = True) -> None:
+        """Open it; `warm`: have a worker ready soon."""
         self._is_closed = False
         self._bind(asyncio.get_running_loop())
-        self._starter.preload(self.settings.preload)
-        self._grow()
+        if warm:
+            self._grow()
 
     def submit(self, call: PendingCall) -> asyncio.Future[ExecutionResult]:
         """Run the call as soon as there is a worker. The future always gets a result; cancelling it ends nothing."""
@@ -233,11 +239,13 @@ class WorkerPool:
             self._start_worker(self._loop)
 
     def _start_worker(self, loop: asyncio.AbstractEventLoop) -> None:
+        refuse_while_loading()
         settings = self.settings
         asked = WorkerSettings(
             memory_limit=settings.memory_limit, recycle_rss=settings.recycle_rss, shares=self._shares
         )
         try:
+            self._starter.preload(settings.preload)
             process = self._starter.spawn(asked)
         except OSError as exc:
             self._blame_start(_fault(f"a worker process could not be started: {exc}"))

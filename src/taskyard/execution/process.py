@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 
@@ -20,12 +19,6 @@ from taskyard.ports.executor import Abilities
 HAS_NURSERY = sys.platform == "linux"
 
 
-def default_workers() -> int:
-    """The cores this process may use, less one for the host."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
-    return max(1, usable - 1)
-
-
 def make_pool(settings: PoolSettings, *, portable: bool = not HAS_NURSERY) -> WorkerPool:
     """A pool of forked workers under a nursery; `portable`: of spawned ones, without anything only Linux has."""
     if portable:
@@ -35,7 +28,8 @@ def make_pool(settings: PoolSettings, *, portable: bool = not HAS_NURSERY) -> Wo
 
 
 class ProcessPoolExecutor:
-    """At most `max_workers` at once (default: the usable cores less one); `settings` has everything else."""
+    """At most `max_workers` at once (default: the usable cores less one); `settings` has everything else. `warm`: a
+    start has a worker ready, instead of the first request."""
 
     def __init__(
         self,
@@ -43,19 +37,21 @@ class ProcessPoolExecutor:
         max_workers: int | None = None,
         settings: PoolSettings | None = None,
         portable: bool = not HAS_NURSERY,
+        warm: bool = True,
     ) -> None:
-        settings = settings or PoolSettings(max_workers=max_workers or default_workers())
+        settings = settings or PoolSettings()
         if max_workers is not None:
             settings = msgspec.structs.replace(settings, max_workers=max_workers)
         self.abilities = Abilities(kills=True, isolates=True, capacity=settings.max_workers)
         self._pool = make_pool(settings, portable=portable)
+        self._is_warm = warm
 
     @property
     def numbers(self) -> PoolNumbers:
         return self._pool.numbers
 
     async def start(self) -> None:
-        await self._pool.start()
+        await self._pool.start(warm=self._is_warm)
 
     async def shutdown(self, *, wait: bool = True) -> None:
         await self._pool.shutdown(wait=wait)

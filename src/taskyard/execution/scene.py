@@ -12,8 +12,11 @@ import os
 import runpy
 import sys
 import types
+from typing import Any
 
 import msgspec
+
+from taskyard.errors import UnguardedScript
 
 MAIN_ALIAS = "__mp_main__"
 
@@ -77,14 +80,32 @@ def enter(scene: Scene) -> None:
 
 def load_main(scene: Scene) -> None:
     """Run the host's script under its alias, once; raises whatever its body raises."""
+    global _is_loading
     if MAIN_ALIAS in sys.modules:
         return
-    module = types.ModuleType(MAIN_ALIAS)
+    _is_loading = True
+    try:
+        content = _run_script(scene)
+    finally:
+        _is_loading = False
+    if content is not None:
+        module = types.ModuleType(MAIN_ALIAS)
+        module.__dict__.update(content)
+        sys.modules["__main__"] = sys.modules[MAIN_ALIAS] = module
+
+
+def _run_script(scene: Scene) -> dict[str, Any] | None:
     if scene.main_name is not None:
-        content = runpy.run_module(scene.main_name, run_name=MAIN_ALIAS, alter_sys=True)
+        return runpy.run_module(scene.main_name, run_name=MAIN_ALIAS, alter_sys=True)
     elif scene.main_path is not None:
-        content = runpy.run_path(scene.main_path, run_name=MAIN_ALIAS)
-    else:
-        return
-    module.__dict__.update(content)
-    sys.modules["__main__"] = sys.modules[MAIN_ALIAS] = module
+        return runpy.run_path(scene.main_path, run_name=MAIN_ALIAS)
+    return None
+
+
+_is_loading = False
+
+
+def refuse_while_loading() -> None:
+    """`UnguardedScript` inside a script that is only being read by a worker: what it starts would start it again."""
+    if _is_loading:
+        raise UnguardedScript
