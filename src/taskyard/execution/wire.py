@@ -18,6 +18,7 @@ import os
 import pickle
 import socket
 import struct
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -49,6 +50,9 @@ ALIGNMENT = 64
 _PREFIX = struct.Struct("<IQ")
 _MOST_FDS = 4
 _ANCILLARY = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+"""Older mappings keep a descriptor each, until nothing lies in them any more."""
+
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -364,7 +368,8 @@ class Reader:
                 raise WireError("a memfd that may shrink")
             if os.fstat(fd).st_size < places[-1] + sizes[-1]:
                 raise WireError("a memfd that is too short")
-            mapped = memoryview(mmap.mmap(fd, places[-1] + sizes[-1], mmap.MAP_SHARED | mmap.MAP_POPULATE))
+            size = places[-1] + sizes[-1]
+            mapped = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, **_UNTRACKED))
         except (OSError, ValueError) as exc:
             raise WireError(f"a descriptor that cannot be mapped: {exc}") from None
         finally:
