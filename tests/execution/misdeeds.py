@@ -1,6 +1,8 @@
 """Code that a worker may meet: it crashes, hangs, hides, makes noise. Found by workers by its import path."""
 
 import ctypes
+import importlib
+import logging
 import os
 import signal
 import sys
@@ -224,3 +226,58 @@ def append(path: str, text: str) -> str:
     with open(path, "a") as file:
         file.write(text)
     return text
+
+
+def look_at_run() -> tuple[str, int, int, str]:
+    run = current_run()
+    run.note("hello")
+    return run.uuid, run.attempt, run.token, run.source
+
+
+def write_log(text: str) -> None:
+    logging.getLogger("misdeeds").warning(text)
+    logging.getLogger("misdeeds").debug("too fine to be sent")
+
+
+# --- plain work -------------------------------------------------------------------------------------------------------
+
+
+def keyword(*, value: Any) -> Any:
+    return value
+
+
+_kept: list[bytearray] = []
+
+
+def keep_memory(size: int) -> None:
+    _kept.append(bytearray(b"x") * size)
+
+
+class Tool:
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+    @staticmethod
+    def static(n: int) -> int:
+        return n + 1
+
+    @classmethod
+    def of_class(cls, n: int) -> tuple[str, int]:
+        return cls.__name__, n
+
+    def bound(self, n: int) -> int:
+        return self.base + n
+
+    class Inner:
+        @staticmethod
+        def static(n: int) -> int:
+            return n + 2
+
+
+class Unfindable:
+    """Names a module that is nowhere."""
+
+    def __call__(self) -> None: ...
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, ("no_such_module_anywhere",)

@@ -196,7 +196,8 @@ class HostedWorker:
             self._take_error(frame)
         elif kind is Kind.READY:
             self.pid, self.is_ready = _load(frame, int), True
-            self._deadline_mono = math.inf
+            if not self.is_retiring:
+                self._deadline_mono = math.inf
             self._owner.ready(self)
         elif kind is Kind.STARTED:
             call = self._running(head)

@@ -182,9 +182,9 @@ class Nursery:
 
 def _worker(wire: int, settings: WorkerSettings, scene: Scene) -> Callable[[], None]:
     def work() -> None:
-        from taskyard.execution.worker_main import serve
+        from taskyard.execution.worker_main import open_channel, serve
 
-        serve(wire, settings, scene)
+        serve(open_channel(wire, shares=settings.shares), settings, scene)
 
     return work
 

@@ -20,8 +20,8 @@ from typing import NoReturn
 
 import msgspec
 
-from taskyard.execution.scene import Scene, WorkerSettings, present_scene
-from taskyard.execution.wire import Kind, Reader, encode
+from taskyard.execution.scene import WorkerSettings, present_scene
+from taskyard.execution.wire import Kind, encode
 
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
@@ -93,14 +93,16 @@ class Spawner:
 
 def main(fd: int, lifeline_fd: int) -> NoReturn:
     """In the worker."""
-    from taskyard.execution.worker_main import serve
+    from taskyard.execution.worker_main import open_channel, serve
 
     code = 1
     try:
         _end_with_host(socket.socket(fileno=lifeline_fd))
-        wire = socket.socket(fileno=fd)
-        settings, scene = _read_setup(wire)
-        serve(wire.detach(), settings, scene)
+        channel = open_channel(fd, shares=False)
+        setup = channel.receive()
+        if setup is not None:
+            settings, scene = setup.load()
+            serve(channel, settings, scene)
         code = 0
     finally:
         os._exit(code)
@@ -115,12 +117,3 @@ def _end_with_host(lifeline: socket.socket) -> None:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=wait, name="taskyard-lifeline", daemon=True).start()
-
-
-def _read_setup(wire: socket.socket) -> tuple[WorkerSettings, Scene]:
-    reader = Reader(shares=False)
-    while (frame := reader.next()) is None:
-        if not reader.receive(wire):
-            raise SystemExit("the host has closed")
-    settings, scene = frame.load()
-    return settings, scene

@@ -183,18 +183,22 @@ class _Forward(logging.Handler):
             self.handleError(record)
 
 
-def serve(fd: int, settings: WorkerSettings, scene: Scene) -> None:
-    """Be a worker on this end of the wire, until the host closes it."""
+def open_channel(fd: int, *, shares: bool) -> Channel:
+    """The worker's end of its wire, clear of the standard descriptors; nothing can be read from standard input."""
     if fd < LOWEST_FD:
         low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
         os.close(low)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    return Channel(fd, shares=shares)
+
+
+def serve(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
+    """Be a worker on this end of the wire, until the host closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, which knows what to do about us
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    channel = Channel(fd, shares=settings.shares)
     try:
         if _is_prepared(channel, settings, scene):
             Worker(channel, settings, scene).serve()
