@@ -77,6 +77,12 @@ def hang() -> None:
     time.sleep(FOREVER_S)
 
 
+def say_and_hang(path: str) -> None:
+    with open(path, "w") as began:
+        began.write("!")
+    hang()
+
+
 def spin() -> None:
     while True:
         pass

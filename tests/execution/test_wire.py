@@ -97,7 +97,8 @@ def test_large_buffers_are_mapped_not_copied(pair):
 def test_many_small_frames_in_one_read(pair):
     """Frames that arrive together come out one by one, in order, also around the end of the reader's memory."""
     one, other = pair
-    reader, sent, seen = Reader(), 0, []
+    reader, sent = Reader(), 0
+    seen: list[int] = []
     while len(seen) < 3000:
         for _ in range(7):
             try:

@@ -25,7 +25,7 @@ class PendingCall:
     verdict: ExecutionError | None = None
     waiting: asyncio.TimerHandle | None = None
     ending: asyncio.TimerHandle | None = None
-    is_new = is_over = is_asked = False
+    is_new = is_over = is_asked = is_undelivered = False
     number = 0
     started_at = 0.0
     _buried: asyncio.Future[None] | None = None

@@ -73,7 +73,7 @@ class HostedWorker:
         self.served += 1
         if len(self.calls) == 1:
             self._begin(call)
-        self._send(out)
+        call.is_undelivered = not self._send(out)
 
     def _begin(self, call: PendingCall) -> None:
         """The worker turns to this call now."""
@@ -136,20 +136,22 @@ class HostedWorker:
 
     # --- the wire -----------------------------------------------------------------------------------------------------
 
-    def _send(self, out: Outgoing) -> None:
+    def _send(self, out: Outgoing) -> bool:
+        """Send it now or when there is room; False if nobody is there to read it any more."""
         if self._unsent:
             self._unsent.append(out)
-            return
+            return True
         try:
             if out.send(self._wire):
-                return
+                return True
         except BlockingIOError:
             pass
         except OSError:
-            out.drop()  # it has closed its end: what is left to know comes by `_gone`
-            return
+            out.drop()  # what is left to know comes by `_gone`
+            return False
         self._unsent.append(out)
         self._loop.add_writer(self._wire, self._writable)
+        return True
 
     def _writable(self) -> None:
         try:

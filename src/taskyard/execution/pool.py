@@ -248,16 +248,18 @@ class WorkerPool:
             self._starter.preload(settings.preload)
             process = self._starter.spawn(asked)
         except OSError as exc:
+            self._cannot_start = True
             self._blame_start(_fault(f"a worker process could not be started: {exc}"))
             return
         self._workers.add(HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s))
         self._starting += 1
 
     def _blame_start(self, error: ExecutionError) -> None:
-        """A start that failed answers one call: so a pool that cannot start never turns in circles."""
-        self._cannot_start = True
-        if self._waiting:
+        """A second start in a row that failed answers one call: so a pool that cannot start never turns in circles,
+        and one worker that was killed while it started harms nobody."""
+        if self._cannot_start and self._waiting:
             self._waiting.popleft().fail(error)
+        self._cannot_start = True
 
     # --- what workers tell --------------------------------------------------------------------------------------------
 
@@ -336,7 +338,9 @@ class WorkerPool:
         """Answer the call it died with. One behind a call that was answered late may have begun: it cannot be sent
         again. All others were not touched, and are."""
         crash = worker.complaint or _fault(f"its worker process {_ended(status)}")
-        begun = [call for call in (worker.late, worker.calls.popleft() if worker.calls else None) if call is not None]
+        begun = [] if worker.late is None else [worker.late]
+        if worker.calls and not worker.calls[0].is_undelivered:
+            begun.append(worker.calls.popleft())
         for call in begun:
             self._done += 1
             call.fail(call.verdict or crash, worker_pid=worker.pid)
