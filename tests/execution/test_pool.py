@@ -13,7 +13,7 @@ from taskyard.execution.nursery import NURSERY
 from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.model.execution import ErrorKind
-from taskyard.testing.executor_contract import Pipe
+from taskyard.testing.pipes import Pipe
 from tests.execution import misdeeds, slow_import
 from tests.execution.census import is_alive, open_fds
 from tests.execution.conftest import Desk

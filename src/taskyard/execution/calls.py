@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from taskyard.execution.hosted import HostedWorker
 
 
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+
+
 class PendingCall:
     """`verdict` is how it will be answered when its worker is gone, once that is decided."""
 
@@ -46,8 +49,11 @@ class PendingCall:
         self.future: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
 
     def body(self) -> Call:
-        args = tuple([Bulk.of(arg) for arg in self.args])
-        kwargs = self.kwargs and {name: Bulk.of(arg) for name, arg in self.kwargs.items()}
+        args, kwargs = self.args, self.kwargs
+        if args and not _PLAIN.issuperset(map(type, args)):
+            args = tuple([Bulk.of(arg) for arg in args])
+        if kwargs:
+            kwargs = {name: Bulk.of(arg) for name, arg in kwargs.items()}
         card = None if self.run is None else card_of(self.run.claim)
         return self.function, args, kwargs, card, self.record_first
 

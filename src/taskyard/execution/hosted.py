@@ -65,10 +65,11 @@ class HostedWorker:
 
     def give(self, call: PendingCall) -> None:
         """Send the call; raises what pickling it raises, and has then sent nothing."""
-        marks = 0 if call.key in self._known else IS_NEW
-        out = encode(Kind.CALL, call.number, call.body(), marks=marks, shares=self._shares)
-        call.is_new, call.worker = bool(marks), self
-        self._known.add(call.key)
+        is_new = call.key not in self._known
+        out = encode(Kind.CALL, call.number, call.body(), IS_NEW if is_new else 0, shares=self._shares)
+        call.is_new, call.worker = is_new, self
+        if is_new:
+            self._known.add(call.key)
         self.calls.append(call)
         self.served += 1
         if len(self.calls) == 1:
@@ -80,8 +81,10 @@ class HostedWorker:
         call.begin()
         # What must be imported first has the time of a start, not of the call.
         limit_s = self._load_s if call.is_new else call.timeout_s
-        self._deadline_mono = math.inf if limit_s is None else time.monotonic() + limit_s
-        if self._deadline_mono < self._timer_mono:
+        if limit_s is None:
+            self._deadline_mono = math.inf
+        else:
+            self._deadline_mono = time.monotonic() + limit_s
             self._arm()
 
     def ask(self, call: PendingCall) -> None:

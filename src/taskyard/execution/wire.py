@@ -164,11 +164,11 @@ def encode(
     kind: Kind,
     call: int = 0,
     value: Any = None,
-    *,
     marks: int = 0,
-    shares: bool = True,
     started_at: float = 0.0,
     ended_at: float = 0.0,
+    *,
+    shares: bool = True,
 ) -> Outgoing:
     """The frame that says this; raises what pickling `value` raises. `shares`: large bodies may go through a memfd."""
     apart: list[pickle.PickleBuffer] = []
@@ -232,7 +232,7 @@ class Frame:
 
     __slots__ = ("_lies_in_scratch", "head", "parts")
 
-    def __init__(self, head: Head, parts: list[Bytes], *, lies_in_scratch: bool = False) -> None:
+    def __init__(self, head: Head, parts: list[Bytes], lies_in_scratch: bool = False) -> None:
         self.head, self.parts, self._lies_in_scratch = head, parts, lies_in_scratch
 
     def detached(self) -> Frame:
@@ -304,7 +304,7 @@ class Reader:
         head = self._decode(self._scratch[body_start - head_size : body_start], body_size)
         if self._end - body_start >= body_size:
             self._start = body_start + body_size
-            return self._frame(head, self._scratch[body_start : self._start], lies_in_scratch=True)
+            return self._frame(head, self._scratch[body_start : self._start], True)
         if _PREFIX.size + head_size + body_size <= SCRATCH:
             self._make_room(_PREFIX.size + head_size + body_size)
             return None
@@ -328,7 +328,7 @@ class Reader:
         if self._filled < len(self._body):
             return None
         body, self._body, self._head = self._body, memoryview(b""), None
-        return self._frame(head, body, lies_in_scratch=False)
+        return self._frame(head, body, False)
 
     def _decode(self, data: memoryview, body_size: int) -> Head:
         try:
@@ -342,17 +342,17 @@ class Reader:
             raise WireError("a head whose sizes do not fit its body")
         return head
 
-    def _frame(self, head: Head, body: memoryview, *, lies_in_scratch: bool) -> Frame:
+    def _frame(self, head: Head, body: memoryview, lies_in_scratch: bool) -> Frame:
         if head.is_shared:
             return Frame(head, self._map(head.sizes))
         if len(head.sizes) == 1:
-            return Frame(head, [body], lies_in_scratch=lies_in_scratch)
+            return Frame(head, [body], lies_in_scratch)
         parts: list[Bytes] = []
         place = 0
         for size in head.sizes:
             parts.append(body[place : place + size])
             place += size
-        return Frame(head, parts, lies_in_scratch=lies_in_scratch)
+        return Frame(head, parts, lies_in_scratch)
 
     def _take_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         for level, kind, data in ancillary:

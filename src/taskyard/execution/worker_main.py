@@ -11,13 +11,14 @@ import atexit
 import contextlib
 import fcntl
 import importlib
+import io
 import logging
 import os
 import random
 import resource
 import signal
 import sys
-import time
+from time import time
 from typing import Any, NoReturn
 
 import msgspec
@@ -31,8 +32,6 @@ from taskyard.execution.wire import IS_NEW, IS_SPENT, NAMES_MAIN, Bulk, Frame, K
 from taskyard.execution.worker_run import Call, WorkerRun
 from taskyard.model.execution import ErrorKind, ExecutionError
 
-log = logging.getLogger("taskyard")
-
 LOWEST_FD = 10
 """Code that shuffles the standard descriptors, as daemons do, stays clear of this."""
 
@@ -45,6 +44,7 @@ _encode_error = msgspec.msgpack.Encoder().encode
 class Worker:
     def __init__(self, channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
         self._channel, self._settings, self._scene = channel, settings, scene
+        self._recycles = settings.recycle_rss is not None
         self._is_terminated = False
         signal.signal(signal.SIGTERM, self._on_term)
 
@@ -56,6 +56,7 @@ class Worker:
             self._answer(frame)
             if self._is_terminated:
                 return
+            del frame  # the arguments may lie in it: an idle worker keeps none
 
     def _on_term(self, _: int, __: object) -> NoReturn:
         """Asked to end: as an exception, so that code can clean up."""
@@ -63,52 +64,38 @@ class Worker:
         raise SystemExit("terminated")
 
     def _answer(self, frame: Frame) -> None:
-        number, is_new = frame.head.call, frame.head.marks & IS_NEW
+        number, marks = frame.head.call, frame.head.marks
         try:
-            call = self._load(frame)
-            del frame  # its memory is the arguments', and goes with them
+            if marks & NAMES_MAIN:
+                load_main(self._scene)
+            call: Call = frame.load()
         except Exception as exc:
-            self._fail(number, _unloadable(exc), time.time())
+            self._fail(number, _unloadable(exc), time())
             return
-        if is_new:
+        if marks & IS_NEW:
             self._channel.send(Kind.STARTED, number)
-        self._run(number, call)
-
-    def _load(self, frame: Frame) -> Call:
-        if frame.head.marks & NAMES_MAIN:
-            load_main(self._scene)
-        call: Call = frame.load()
-        return call
-
-    def _run(self, number: int, call: Call) -> None:
-        function, args, kwargs, card, record_first = call
-        run = None if card is None else WorkerRun(card, number, self._channel)
-        if run is not None and record_first:
-            args = (run.claim.record, *args)
-        mark = CURRENT.set(run) if run is not None else None
-        started_at = time.time()
+        function, args, kwargs, card, _ = call
+        started_at = time()
         try:
-            value = function(*args, **kwargs)
+            value = function(*args, **kwargs) if card is None else self._run(number, call)
         except BaseException as exc:
             # SystemExit and KeyboardInterrupt too: what a call raises is its answer.
-            error = self._explain(exc)
-            del exc
-            self._say_last(run)
-            self._fail(number, error, started_at)
+            self._fail(number, self._explain(exc), started_at)
         else:
-            self._say_last(run)
             self._return(number, value, started_at)
-        finally:
-            if mark is not None:
-                CURRENT.reset(mark)
 
-    def _say_last(self, run: WorkerRun | None) -> None:
-        if run is not None:
-            run.end()
+    def _run(self, number: int, call: Call) -> Any:
+        """The call, with a run around it."""
+        function, args, kwargs, card, record_first = call
+        if card is None:
+            raise ValueError("a call without a run")
+        run = WorkerRun(card, number, self._channel)
+        mark = CURRENT.set(run)
         try:
-            sys.stdout.flush()  # standard error is not buffered
-        except Exception:
-            log.debug("standard output cannot be flushed: it is the code's to close or replace")
+            return function(run.claim.record, *args, **kwargs) if record_first else function(*args, **kwargs)
+        finally:
+            run.end()
+            CURRENT.reset(mark)
 
     def _explain(self, exc: BaseException) -> ExecutionError:
         error = explain(exc)
@@ -118,17 +105,9 @@ class Worker:
         return error
 
     def _return(self, number: int, value: Any, started_at: float) -> None:
-        ended_at = time.time()
         try:
-            out = encode(
-                Kind.RESULT,
-                number,
-                Bulk.of(value),
-                marks=IS_SPENT if self._is_spent() else 0,
-                shares=self._channel.shares,
-                started_at=started_at,
-                ended_at=ended_at,
-            )
+            marks = IS_SPENT if self._recycles and self._is_spent() else 0
+            out = encode(Kind.RESULT, number, Bulk.of(value), marks, started_at, time(), shares=self._channel.shares)
         except Exception as exc:
             self._fail(number, _unreturnable(exc), started_at)
         else:
@@ -137,16 +116,8 @@ class Worker:
     def _fail(self, number: int, error: ExecutionError, started_at: float) -> None:
         # A worker at its memory limit has little left for the next call.
         is_spent = error.kind is ErrorKind.SYSTEM and "MemoryError" in error.types
-        self._channel.write(
-            encode(
-                Kind.ERROR,
-                number,
-                _encode_error(error),
-                marks=IS_SPENT if is_spent or self._is_spent() else 0,
-                started_at=started_at,
-                ended_at=time.time(),
-            )
-        )
+        marks = IS_SPENT if is_spent or self._is_spent() else 0
+        self._channel.write(encode(Kind.ERROR, number, _encode_error(error), marks, started_at, time()))
 
     def _is_spent(self) -> bool:
         """Whether the worker has grown too large. The peak is cheap to ask for; only above it the present size is."""
@@ -229,6 +200,8 @@ def _is_prepared(channel: Channel, settings: WorkerSettings, scene: Scene) -> bo
 
 def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
     enter(scene)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what was printed is out before a crash
     root = logging.getLogger()
     root.addHandler(_Forward(channel))
     root.setLevel(scene.log_level)

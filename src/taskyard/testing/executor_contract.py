@@ -26,6 +26,7 @@ from taskyard.model.task import Claim
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.store import Report
+from taskyard.testing.pipes import Pipe
 from taskyard.testing.samples import a_record
 
 SHORT_S = 0.01
@@ -95,28 +96,6 @@ def wait_at_gate(folder: str, payload: Any) -> Any:
 
 class Flag(Protocol):
     def is_set(self) -> bool: ...
-
-
-class Pipe:
-    """A named pipe that this process holds open at both ends."""
-
-    def __init__(self, path: str) -> None:
-        os.mkfifo(path)
-        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self._is_set = False
-
-    def is_set(self) -> bool:
-        try:
-            self._is_set = self._is_set or bool(os.read(self._fd, 1))
-        except BlockingIOError:
-            return False
-        return self._is_set
-
-    def write(self) -> None:
-        os.write(self._fd, b"!")
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 @dataclass
