@@ -4,6 +4,7 @@ python -m tests.execution.host FOLDER nursery|portable|forks
 """
 
 import asyncio
+import ctypes
 import json
 import os
 import sys
@@ -27,8 +28,8 @@ async def main(folder: Path, way: str) -> None:
     everybody = {"host": os.getpid(), "worker": worker, "hidden": int((folder / "hidden").read_text())}
     if way != "portable":
         everybody |= {"nursery": NURSERY.pid or 0, "keeper": keeper}
-    if way == "forks" and (child := os.fork()) == 0:
-        # A child of the host's own, which holds copies of all our sockets, as `multiprocessing` makes them.
+    # A child of the host's own that holds copies of all our sockets: C code forks without telling Python.
+    if way == "forks" and (child := ctypes.PyDLL(None).fork()) == 0:
         misdeeds.hang()
     elif way == "forks":
         everybody["child"] = child

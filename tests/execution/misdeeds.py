@@ -237,6 +237,7 @@ def append(path: str, text: str) -> str:
 def look_at_run() -> tuple[str, int, int, str]:
     run = current_run()
     run.note("hello")
+    run.log("from inside", level=logging.WARNING)
     return run.uuid, run.attempt, run.token, run.source
 
 

@@ -319,12 +319,13 @@ async def test_the_last_word_before_a_silence_is_heard(desk, tmp_path):
     gate.close()
 
 
-async def test_a_run_knows_itself_in_the_worker(desk):
-    """The run's id, attempt and fencing token are there, and notes come back."""
+async def test_a_run_knows_itself_in_the_worker(desk, caplog):
+    """The run's id, attempt and fencing token are there, and notes and log lines come back."""
     run = desk.run()
     seen = await desk.value(misdeeds.look_at_run, run=run)
     assert seen == (run.uuid, 1, 42, "fetch")
     assert [report.note for report in desk.reports] == ["hello"]
+    assert f"task {run.uuid} from fetch: from inside" in caplog.messages
 
 
 async def test_log_lines_reach_the_host(desk, caplog):

@@ -210,7 +210,7 @@ class HostedWorker:
             self._begin(call)
         elif kind is Kind.LOG:
             _relay(_load(frame, tuple))
-        elif kind in (Kind.PROGRESS, Kind.NOTE, Kind.CHECKPOINT):
+        elif kind in (Kind.PROGRESS, Kind.NOTE):
             self._running(head).hear(kind, _load(frame, object))
         else:
             raise WireError(f"{kind.name} from a worker")

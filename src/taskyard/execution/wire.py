@@ -74,8 +74,7 @@ class Kind(IntEnum):
     PROGRESS = 8
     NOTE = 9
     LOG = 10
-    CHECKPOINT = 11
-    SETUP = 12
+    SETUP = 11
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
