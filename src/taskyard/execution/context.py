@@ -98,7 +98,7 @@ class RunContext:
         self._host.call(lambda: self.say(report))
 
     def log(self, text: str, *, level: int = logging.INFO) -> None:
-        """Log a line that names the task. From a worker process it goes through the host's handlers, as all lines do."""
+        """Log a line that names the task. A worker process sends it, like all its lines, to the host's handlers."""
         run_log.log(level, "task %s from %s: %s", self.uuid, self.source, _said(text))
 
     # --- for the engine -----------------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ class WorkerPool:
         if self._is_closed:
             self._retire(worker)
             return
-        self._idle.append(worker)
+        self._idle.insert(0, worker)  # who has worked before goes first: it has imported what calls need
         self._dispatch()
 
     def answered(self, worker: HostedWorker, call: PendingCall, result: ExecutionResult) -> None:
