@@ -54,6 +54,7 @@ class Channel:
         where a thread that reads for us would cost every call two switches."""
         if call not in self._canceled and self._receiving.acquire(blocking=False):
             try:
+                self._sort()  # the cancel may have come in one piece with its call
                 with contextlib.suppress(OSError):  # nothing has arrived, or the host has closed
                     while self._reader.receive(self._sock, socket.MSG_DONTWAIT):
                         self._sort()
