@@ -12,8 +12,10 @@ from taskyard.execution.wire import Kind, encode
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, Channel]]:
     host, worker = socket.socketpair()
+    channel = Channel(worker.detach(), shares=True)
     with host:
-        yield host, Channel(worker.detach(), shares=True)
+        yield host, channel
+    channel.close()
 
 
 def say(host, *frames):

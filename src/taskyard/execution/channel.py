@@ -62,6 +62,10 @@ class Channel:
                 self._receiving.release()
         return call in self._canceled
 
+    def close(self) -> None:
+        self._reader.close()
+        self._sock.close()
+
     def _sort(self) -> None:
         while (frame := self._reader.next()) is not None:
             if frame.head.kind is Kind.CANCEL:
