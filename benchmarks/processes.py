@@ -169,7 +169,7 @@ async def hung(pool: WorkerPool) -> float:
 
 
 async def measure(rounds: int) -> dict[str, list[float]]:
-    pool = make_pool(PoolSettings(max_workers=2))
+    pool = make_pool(PoolSettings(max_workers=2, preload=("benchmarks.processes",)))
     piped = make_pool(PoolSettings(max_workers=2, pipeline=16))
     standard = concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("forkserver"))
     found: dict[str, list[float]] = {}

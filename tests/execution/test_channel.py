@@ -6,12 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from taskyard.execution.channel import Channel
-from taskyard.execution.wire import Kind, encode
+from taskyard.execution.wire import Kind, encode, widen
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, Channel]]:
     host, worker = socket.socketpair()
+    widen(host)  # the test speaks before the channel listens
     channel = Channel(worker.detach(), shares=True)
     with host:
         yield host, channel

@@ -277,38 +277,36 @@ class Reader:
 
     def next(self) -> Frame | None:
         """The next frame that is complete, to be used before the reader is used again."""
-        if self._start == self._end and self._head is None:
+        if self._head is not None:
+            return self._next_large(self._head)
+        start, end = self._start, self._end
+        if start == end:
             self._start = self._end = 0
             return None
-        return self._parse()
+        if end - start < _PREFIX.size:
+            self._make_room(_PREFIX.size)
+            return None
+        head_size, body_size = _PREFIX.unpack_from(self._scratch, start)
+        if head_size > HEAD_LIMIT or body_size > self._limit:
+            raise WireError(f"a frame of {head_size} and {body_size} bytes")
+        body_start = start + _PREFIX.size + head_size
+        if body_start > end:
+            self._make_room(_PREFIX.size + head_size)
+            return None
+        head = self._decode(self._scratch[start + _PREFIX.size : body_start], body_size)
+        self._start = body_start + body_size
+        if self._start <= end:
+            return self._frame(head, self._scratch[body_start : self._start], True)
+        self._start = start
+        if _PREFIX.size + head_size + body_size <= SCRATCH:
+            self._make_room(_PREFIX.size + head_size + body_size)
+        else:
+            self._begin_large(head, body_start, body_size)
+        return None
 
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.popleft())
-
-    def _parse(self) -> Frame | None:
-        if self._head is not None:
-            return self._next_large(self._head)
-        ready = self._end - self._start
-        if ready < _PREFIX.size:
-            self._make_room(_PREFIX.size)
-            return None
-        head_size, body_size = _PREFIX.unpack_from(self._scratch, self._start)
-        if head_size > HEAD_LIMIT or body_size > self._limit:
-            raise WireError(f"a frame of {head_size} and {body_size} bytes")
-        body_start = self._start + _PREFIX.size + head_size
-        if ready < _PREFIX.size + head_size:
-            self._make_room(_PREFIX.size + head_size)
-            return None
-        head = self._decode(self._scratch[body_start - head_size : body_start], body_size)
-        if self._end - body_start >= body_size:
-            self._start = body_start + body_size
-            return self._frame(head, self._scratch[body_start : self._start], True)
-        if _PREFIX.size + head_size + body_size <= SCRATCH:
-            self._make_room(_PREFIX.size + head_size + body_size)
-            return None
-        self._begin_large(head, body_start, body_size)
-        return None
 
     def _make_room(self, size: int) -> None:
         """Move what is unread to the front if `size` bytes would not fit behind `start`."""
