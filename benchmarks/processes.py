@@ -14,7 +14,6 @@ import multiprocessing
 import operator
 import os
 import pickle
-import signal
 import socket
 import statistics
 import sys
@@ -22,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from benchmarks.process_jobs import echo, hang, total
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.pool import PoolSettings, WorkerPool
 from taskyard.execution.process import make_pool
@@ -33,26 +33,15 @@ MEGABYTE = 1_000_000
 Ask = Callable[..., Awaitable[Any]]
 
 
-def hang() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while True:
-        time.sleep(60)
-
-
-def total(array: Any) -> float:
-    return float(array[0] + array[-1])
-
-
-def echo(value: Any) -> Any:
-    return value
-
-
 # --- sides ------------------------------------------------------------------------------------------------------------
 
 
 def ours(pool: WorkerPool) -> Ask:
     async def ask(function: Callable[..., Any], *args: Any) -> Any:
-        return (await pool.submit(PendingCall(function, args))).data
+        result = await pool.submit(PendingCall(function, args))
+        if result.error is not None:
+            raise RuntimeError(result.error.message)
+        return result.data
 
     return ask
 
@@ -169,7 +158,7 @@ async def hung(pool: WorkerPool) -> float:
 
 
 async def measure(rounds: int) -> dict[str, list[float]]:
-    pool = make_pool(PoolSettings(max_workers=2, preload=("benchmarks.processes",)))
+    pool = make_pool(PoolSettings(max_workers=2, preload=("benchmarks.process_jobs",)))
     piped = make_pool(PoolSettings(max_workers=2, pipeline=16))
     standard = concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("forkserver"))
     found: dict[str, list[float]] = {}

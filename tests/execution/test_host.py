@@ -178,7 +178,8 @@ def move(point, by):
     return Point(point.x + by)
 
 async def main():
-    pool = make_pool(PoolSettings(max_workers=1, spare=False), portable="portable" in sys.argv)
+    settings = PoolSettings(max_workers=1, spare=False, preload=("multiprocessing",))  # which has ideas about __main__
+    pool = make_pool(settings, portable="portable" in sys.argv)
     moved = await pool.submit(PendingCall(move, (Point(1), 2)))
     assert moved.success, moved.error
     assert isinstance(moved.data, Point) and moved.data == Point(3), moved.data

@@ -80,14 +80,16 @@ def enter(scene: Scene) -> None:
 
 def load_main(scene: Scene) -> None:
     """Run the host's script under its alias, once; raises whatever its body raises."""
-    global _is_loading
-    if MAIN_ALIAS in sys.modules:
+    global _is_loading, _is_loaded
+    # Not the alias: whoever imports `multiprocessing` sets it, to the `__main__` of the moment.
+    if _is_loaded:
         return
     _is_loading = True
     try:
         content = _run_script(scene)
     finally:
         _is_loading = False
+    _is_loaded = True
     if content is not None:
         module = types.ModuleType(MAIN_ALIAS)
         module.__dict__.update(content)
@@ -102,7 +104,7 @@ def _run_script(scene: Scene) -> dict[str, Any] | None:
     return None
 
 
-_is_loading = False
+_is_loading = _is_loaded = False
 
 
 def refuse_while_loading() -> None:
