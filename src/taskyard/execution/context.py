@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import threading
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from taskyard.execution.explain import clean
 from taskyard.model.execution import Progress
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
+
+run_log = logging.getLogger("taskyard.run")
 
 PROGRESS_EVERY_S = 0.25
 """Progress is written to the store: a run that reports more often than this is thinned out, its last word kept."""
@@ -43,8 +46,8 @@ class RunHost:
 
 
 class RunContext:
-    """What `current_run()` returns. Consumers use `uuid`, `attempt`, `token`, `source`, `cancelled`, `progress` and
-    `note`; the rest belongs to the engine."""
+    """What `current_run()` returns. Consumers use `uuid`, `attempt`, `token`, `source`, `cancelled`, `progress`, `note`
+    and `log`; the rest belongs to the engine."""
 
     # Defaults of the class, not of each instance: one run of many needs more than the three values below.
     cancel_asked = stop_asked = expired = abandoned = ended = is_waiting = False
@@ -93,6 +96,10 @@ class RunContext:
         """Put a remark on the task's record, from the loop or from any thread."""
         report = Report(self.claim, note=_said(text))
         self._host.call(lambda: self.say(report))
+
+    def log(self, text: str, *, level: int = logging.INFO) -> None:
+        """Log a line that names the task. A worker process sends it, like all its lines, to the host's handlers."""
+        run_log.log(level, "task %s from %s: %s", self.uuid, self.source, _said(text))
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 
