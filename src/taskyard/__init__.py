@@ -1,5 +1,8 @@
 """Taskyard runs tasks: when they are due, in the right order, in the right place, within limits, without losing any."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from taskyard.blocking import BlockingYard
 from taskyard.errors import (
     BatchTooLarge,
@@ -46,9 +49,6 @@ from taskyard.errors import (
 )
 from taskyard.execution.context import RunContext, current_run
 from taskyard.execution.inline import InProcessExecutor
-from taskyard.execution.isolated import IsolatedProcessPoolExecutor
-from taskyard.execution.pool import PoolNumbers, PoolSettings
-from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.event import Event, EventKind
@@ -63,7 +63,27 @@ from taskyard.ports.store import TaskFilter
 from taskyard.standalone import Scheduler
 from taskyard.yard import Yard
 
+if TYPE_CHECKING:
+    from taskyard.execution.isolated import IsolatedProcessPoolExecutor
+    from taskyard.execution.pool import PoolNumbers, PoolSettings
+    from taskyard.execution.process import ProcessPoolExecutor
+
 __version__ = "0.1.0"
+
+_LATER = {
+    "IsolatedProcessPoolExecutor": "taskyard.execution.isolated",
+    "PoolNumbers": "taskyard.execution.pool",
+    "PoolSettings": "taskyard.execution.pool",
+    "ProcessPoolExecutor": "taskyard.execution.process",
+}
+"""What is imported when it is first asked for, and where it is: most programs need none of it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)
+
 
 __all__ = [
     "Abilities",

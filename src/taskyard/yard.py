@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import asynccontextmanager
 from threading import get_ident
 from types import EllipsisType
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from taskyard.blocking import BlockingYard
-from taskyard.consumers import INLINE, ISOLATED, PROCESS, THREAD, class_consumer, function_consumer
+from taskyard.consumers import PROCESS, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
@@ -29,13 +29,7 @@ from taskyard.errors import (
     quote,
 )
 from taskyard.execution.context import find_current_run
-from taskyard.execution.inline import InProcessExecutor
-from taskyard.execution.isolated import IsolatedProcessPoolExecutor, settings_of
-from taskyard.execution.pool import PoolSettings
-from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.runner import RunnerSettings
-from taskyard.execution.scene import refuse_while_loading
-from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.event import Event
@@ -47,11 +41,13 @@ from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord
 from taskyard.options import DEFAULTS, TaskOptions, make_record
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
-from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.store import Add, Store
 from taskyard.retention import KEEP_S, Retention
 from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import check_store_url, make_store
+
+if TYPE_CHECKING:
+    from taskyard.execution.pool import PoolSettings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -204,6 +200,8 @@ class Yard:
         the yard is opened. `settings` as in `PoolSettings`: max_workers, memory_limit, recycle_after, …"""
         if self._engine is not None:
             raise InvalidInput("define process pools before the yard is opened")
+        from taskyard.execution.pool import PoolSettings
+
         try:
             self._pools[consumer] = PoolSettings(**settings)
         except (TypeError, ValueError) as exc:
@@ -262,6 +260,8 @@ class Yard:
             self._is_opening = False
 
     async def _open(self, serve: bool) -> None:
+        from taskyard.execution.scene import refuse_while_loading
+
         refuse_while_loading()
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
@@ -286,12 +286,9 @@ class Yard:
             self._retention = self.loop.create_task(retention.run(), name="taskyard-retention")
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
-        executors: dict[str, ExecutorProtocol] = {
-            INLINE: InProcessExecutor(),
-            THREAD: ThreadExecutor(max_workers=self._threads),
-            PROCESS: ProcessPoolExecutor(settings=self._pools.get(None), warm=self._has(PROCESS)),
-            ISOLATED: IsolatedProcessPoolExecutor(lambda spec: self._pools.get(spec.name) or settings_of(spec)),
-        }
+        from taskyard.executors import make_executors
+
+        has_processes = any(consumer.executor == PROCESS for consumer in self._consumers.values())
         settings = EngineSettings(
             serve=serve,
             name=self._settings.name,
@@ -302,13 +299,10 @@ class Yard:
             store,
             clock=self._clock,
             consumers=self._consumers,
-            executors=executors,
+            executors=make_executors(threads=self._threads, pools=self._pools, warm=has_processes),
             queues=self._queues,
             settings=settings,
         )
-
-    def _has(self, executor: str) -> bool:
-        return any(consumer.executor == executor for consumer in self._consumers.values())
 
     async def stop(self, *, grace_s: float | EllipsisType | None = ...) -> None:
         """Start nothing new at once; wait `grace_s` for what runs (None: for ever; left out: the yard's own), then
