@@ -39,12 +39,16 @@ from taskyard.errors import (
     TaskFailed,
     TaskSkipped,
     TaskyardError,
+    UnguardedScript,
     UnknownConsumer,
     UnknownTask,
     WrongLoop,
 )
 from taskyard.execution.context import RunContext, current_run
 from taskyard.execution.inline import InProcessExecutor
+from taskyard.execution.isolated import IsolatedProcessPoolExecutor
+from taskyard.execution.pool import PoolNumbers, PoolSettings
+from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.event import Event, EventKind
@@ -88,13 +92,17 @@ __all__ = [
     "InvalidArguments",
     "InvalidConsumer",
     "InvalidInput",
+    "IsolatedProcessPoolExecutor",
     "NaiveDatetime",
     "NoCurrentRun",
     "NotJson",
     "NotOpen",
     "OutcomeUnknown",
     "PayloadTooLarge",
+    "PoolNumbers",
+    "PoolSettings",
     "Priority",
+    "ProcessPoolExecutor",
     "Progress",
     "ResultGone",
     "RetryLater",
@@ -125,6 +133,7 @@ __all__ = [
     "TaskState",
     "TaskyardError",
     "ThreadExecutor",
+    "UnguardedScript",
     "UnknownConsumer",
     "UnknownTask",
     "WrongLoop",

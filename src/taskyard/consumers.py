@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
@@ -22,7 +24,7 @@ from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
-INLINE, THREAD = "inline", "thread"
+INLINE, THREAD, PROCESS, ISOLATED = "inline", "thread", "process", "isolated"
 
 
 class Signature:
@@ -177,15 +179,17 @@ def function_consumer(
     def call(record: TaskRecord) -> Any:
         return function(**decode(record.args))
 
+    place = _executor(name, executor, is_async)
     consumer = Consumer(
         name=name,
         encode=signature.encode,
         call=call if is_async else _plainly(name, call),
         is_async=is_async,
-        executor=_executor(name, executor, is_async),
+        executor=place,
         concurrent_count=concurrent_count,
         **_checked(name, queue, timeout_s, retry),
         warm_up=signature.warm_up,
+        remote=RemoteFunction.of(name, function) if place in (PROCESS, ISOLATED) else None,
     )
     return consumer, signature
 
@@ -194,6 +198,7 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
     """A consumer of an instance of the class form. A missing or invalid `concurrent_count` is 1."""
     count = getattr(instance, "concurrent_count", 1)
     is_async = inspect.iscoroutinefunction(instance.consume)
+    place = _executor(instance.name, getattr(instance, "executor", None), is_async)
     _refuse_generator(instance.name, instance.consume)
 
     def call(record: TaskRecord) -> Any:
@@ -208,7 +213,8 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
         produce=instance.produce,
         call=call if is_async else _plainly(instance.name, call),
         is_async=is_async,
-        executor=_executor(instance.name, getattr(instance, "executor", None), is_async),
+        executor=place,
+        remote=RemoteInstance(instance) if place in (PROCESS, ISOLATED) else None,
         concurrent_count=count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
         **_checked(
             instance.name,
@@ -255,10 +261,59 @@ def _checked(name: str, queue: object, timeout_s: object, retry: object) -> dict
 
 
 def _executor(name: str, asked: str | None, is_async: bool) -> str:
-    fitting = INLINE if is_async else THREAD
-    if asked not in (None, fitting):
+    fitting = (INLINE,) if is_async else (THREAD, PROCESS, ISOLATED)
+    if asked is None:
+        return fitting[0]
+    if asked not in fitting:
         kind = "an async function runs" if is_async else "a plain function would block the event loop; it runs"
-        raise InvalidConsumer(
-            f"consumer {quote(name)}: executor={quote(asked)} does not fit; {kind} with executor={fitting!r}"
-        )
-    return fitting
+        places = " or ".join(f"executor={place!r}" for place in fitting)
+        raise InvalidConsumer(f"consumer {quote(name)}: executor={quote(asked)} does not fit; {kind} with {places}")
+    return asked
+
+
+@dataclass
+class RemoteFunction:
+    """A function consumer as a worker process gets it: by name. There it is what the import finds: the function, or the
+    consumer that a decorator made of it."""
+
+    name: str
+    module: str
+    path: str
+
+    @staticmethod
+    def of(name: str, function: Callable[..., Any]) -> RemoteFunction:
+        module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+        if module is None or "<" in path:
+            raise InvalidConsumer(
+                f"consumer {quote(name)} cannot be found by a worker process; define it at the top level of a module"
+            )
+        return RemoteFunction(name, module, path)
+
+    @property
+    def wire_key(self) -> tuple[str, str]:
+        """What a worker has to import for it."""
+        return self.module, self.path
+
+    def __call__(self, record: TaskRecord) -> Any:
+        return _find_call(self.name, self.module, self.path)(record)
+
+
+@cache
+def _find_call(name: str, module: str, path: str) -> Callable[[TaskRecord], Any]:
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    consumer = getattr(found, "consumer", None)
+    if not isinstance(consumer, Consumer):
+        consumer, _ = function_consumer(found, name=name)
+    return consumer.call
+
+
+@dataclass
+class RemoteInstance:
+    """A consumer of the class form as a worker process gets it: a copy of the instance."""
+
+    instance: BaseTaskConsumer
+
+    def __call__(self, record: TaskRecord) -> Any:
+        return _plainly(self.instance.name, lambda record: self.instance.consume(record.task))(record)

@@ -139,6 +139,16 @@ class CommandRefused(TaskyardError):
         super().__init__(f"cannot {command} task {uuid}: it is {state}" + (f"; {hint}" if hint else ""))
 
 
+class UnguardedScript(TaskyardError):
+    """A script was read by a worker process, and began to work again: put its work behind a guard."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this script starts its work when it is merely imported, which worker processes do to find its functions; "
+            'put what it does under `if __name__ == "__main__":`'
+        )
+
+
 class IllegalMove(TaskyardError):
     """A state change outside the one table of legal moves: a bug, never a user's fault."""
 

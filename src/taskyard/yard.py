@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from taskyard.blocking import BlockingYard
-from taskyard.consumers import INLINE, THREAD, class_consumer, function_consumer
+from taskyard.consumers import INLINE, ISOLATED, PROCESS, THREAD, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
@@ -30,7 +30,11 @@ from taskyard.errors import (
 )
 from taskyard.execution.context import find_current_run
 from taskyard.execution.inline import InProcessExecutor
+from taskyard.execution.isolated import IsolatedProcessPoolExecutor, settings_of
+from taskyard.execution.pool import PoolSettings
+from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.runner import RunnerSettings
+from taskyard.execution.scene import refuse_while_loading
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
@@ -106,6 +110,7 @@ class Yard:
         self._grace_s, self._keep_s = check_wait("grace_s", grace_s), keep_s
         self._retention: asyncio.Task[None] | None = None
         self._threads = threads
+        self._pools: dict[str | None, PoolSettings] = {}
         self._settings = EngineSettings(
             name=name, max_running=max_running, runner=RunnerSettings(max_payload_bytes=max_payload_bytes)
         )
@@ -194,6 +199,16 @@ class Yard:
             retry=check_retry(retry or RetryPolicy()),
         )
 
+    def define_pool(self, consumer: str | None = None, **settings: Any) -> None:
+        """Set the rules of the shared process pool, or of the pool of one consumer with `executor="isolated"`; before
+        the yard is opened. `settings` as in `PoolSettings`: max_workers, memory_limit, recycle_after, …"""
+        if self._engine is not None:
+            raise InvalidInput("define process pools before the yard is opened")
+        try:
+            self._pools[consumer] = PoolSettings(**settings)
+        except (TypeError, ValueError) as exc:
+            raise InvalidInput(str(exc)) from None
+
     # --- opening and closing ------------------------------------------------------------------------------------------
 
     @property
@@ -247,6 +262,7 @@ class Yard:
             self._is_opening = False
 
     async def _open(self, serve: bool) -> None:
+        refuse_while_loading()
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
@@ -273,6 +289,8 @@ class Yard:
         executors: dict[str, ExecutorProtocol] = {
             INLINE: InProcessExecutor(),
             THREAD: ThreadExecutor(max_workers=self._threads),
+            PROCESS: ProcessPoolExecutor(settings=self._pools.get(None), warm=self._has(PROCESS)),
+            ISOLATED: IsolatedProcessPoolExecutor(lambda spec: self._pools.get(spec.name) or settings_of(spec)),
         }
         settings = EngineSettings(
             serve=serve,
@@ -288,6 +306,9 @@ class Yard:
             queues=self._queues,
             settings=settings,
         )
+
+    def _has(self, executor: str) -> bool:
+        return any(consumer.executor == executor for consumer in self._consumers.values())
 
     async def stop(self, *, grace_s: float | EllipsisType | None = ...) -> None:
         """Start nothing new at once; wait `grace_s` for what runs (None: for ever; left out: the yard's own), then

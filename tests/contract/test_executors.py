@@ -6,6 +6,9 @@ import sys
 import textwrap
 
 from taskyard.execution.inline import InProcessExecutor
+from taskyard.execution.isolated import IsolatedProcessPoolExecutor
+from taskyard.execution.pool import PoolSettings
+from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.execution import ErrorKind, ExecutionRequest
 from taskyard.ports.consumer import Consumer
@@ -61,6 +64,39 @@ class TestInProcessExecutor(ExecutorContract):
         result = await self.begin(executor, spec, **fields)
         assert result.error is not None
         return result.error
+
+
+SMALL_POOL = PoolSettings(
+    max_workers=ExecutorContract.workers,
+    queue_limit=1,
+    cancel_grace_s=0.05,
+    term_grace_s=0.05,
+    preload=("taskyard.testing.executor_contract",),  # it imports pytest, which takes a worker a third of a second
+)
+
+
+class TestProcessPoolExecutor(ExecutorContract):
+    is_async = False
+    is_remote = True
+
+    def make_executor(self) -> ExecutorProtocol:
+        return ProcessPoolExecutor(settings=SMALL_POOL)
+
+
+class TestPortableProcessPoolExecutor(ExecutorContract):
+    is_async = False
+    is_remote = True
+
+    def make_executor(self) -> ExecutorProtocol:
+        return ProcessPoolExecutor(settings=SMALL_POOL, portable=True)
+
+
+class TestIsolatedProcessPoolExecutor(ExecutorContract):
+    is_async = False
+    is_remote = True
+
+    def make_executor(self) -> ExecutorProtocol:
+        return IsolatedProcessPoolExecutor(lambda _: SMALL_POOL)
 
 
 class TestThreadExecutor(ExecutorContract):

@@ -18,7 +18,8 @@ class Consumer:
 
     `encode` checks arguments and turns them into the JSON that is stored, or raises `InvalidInput`. `call` runs one
     record and returns its result, or an awaitable of it when `is_async`. `produce`, where there is one, makes the task
-    of the arguments first; `warm_up` does what would otherwise hold up the first run."""
+    of the arguments first; `warm_up` does what would otherwise hold up the first run. `remote` is `call` in a form that
+    can be pickled, for executors in other processes."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -31,6 +32,7 @@ class Consumer:
     retry: RetryPolicy | None = None
     produce: Callable[[dict[str, Any]], Task] | None = None
     warm_up: Callable[[], None] | None = None
+    remote: Callable[[TaskRecord], Any] | None = None
 
 
 class BaseTaskConsumer(ABC):

@@ -1,15 +1,20 @@
 """What every executor must do, sentence by sentence of `taskyard.ports.executor`. See `taskyard.testing.contract`.
 
-Begun with the executors that share the process; what it demands depends on the executor's `abilities`.
+What it demands depends on the executor's `abilities`. What it runs are functions of this module, which can be found
+from another process as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
+import signal
+import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -49,12 +54,77 @@ RAISED = [
 ]
 
 
+def echo(payload: Any) -> Any:
+    return payload
+
+
+def fail(error: BaseException, _: Any) -> None:
+    raise error
+
+
+def put_off(_: Any) -> None:
+    raise RetryLater(2.5)
+
+
+def fail_deep(_: Any) -> None:
+    def down(n: int) -> None:
+        if n:
+            down(n - 1)
+        raise ValueError("x" * 100_000)
+
+    down(300)
+
+
+def see_run(_: Any) -> tuple[str, int, int, str]:
+    run = current_run()
+    return run.uuid, run.attempt, run.token, run.source
+
+
+def kill_own_process(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+
+
+def wait_at_gate(folder: str, payload: Any) -> Any:
+    """Say that it began and wait to be let go, across processes."""
+    with open(f"{folder}/began", "w") as began:
+        began.write("!")
+    with open(f"{folder}/gate") as gate:
+        gate.read(1)
+    return payload
+
+
+class Flag(Protocol):
+    def is_set(self) -> bool: ...
+
+
+class Pipe:
+    """A named pipe that this process holds open at both ends."""
+
+    def __init__(self, path: str) -> None:
+        os.mkfifo(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        try:
+            self._is_set = self._is_set or bool(os.read(self._fd, 1))
+        except BlockingIOError:
+            return False
+        return self._is_set
+
+    def write(self) -> None:
+        os.write(self._fd, b"!")
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 @dataclass
 class Hold:
     """Code that goes on until it is let go, or until it notices that it should end."""
 
     spec: Consumer
-    began: threading.Event
+    began: Flag
     let_go: Callable[[], None]
 
 
@@ -68,10 +138,12 @@ class Host:
 
 
 class ExecutorContract:
-    """Subclass it, say whether the executor runs async code, and write `make_executor`; `workers` are the threads or
-    processes it is made with, beyond which it queues `queue_limit` and rejects (None: it never rejects)."""
+    """Subclass it, say whether the executor runs async code and whether in other processes, and write `make_executor`;
+    `workers` are the threads or processes it is made with, beyond which it queues `queue_limit` and rejects (None: it
+    never rejects). An executor that kills is made with a grace for cancels well below a second."""
 
     is_async: bool
+    is_remote = False
     workers = 2
     queue_limit: int | None = 1
 
@@ -95,12 +167,19 @@ class ExecutorContract:
         return Consumer(name="code", encode=str, call=call, is_async=self.is_async, executor="any")
 
     def raising(self, error: BaseException) -> Consumer:
-        def fail(_: Any) -> None:
-            raise error
+        return self.spec(functools.partial(fail, error))
 
-        return self.spec(fail)
+    @pytest.fixture(autouse=True)
+    def _gates(self) -> Iterator[None]:
+        self._pipes: list[Pipe] = []
+        with tempfile.TemporaryDirectory() as self._folder:
+            yield
+            for pipe in self._pipes:
+                pipe.close()
 
     def hold(self) -> Hold:
+        if self.is_remote:
+            return self._remote_hold()
         began, released, loop = threading.Event(), threading.Event(), asyncio.get_running_loop()
         gate = asyncio.Event()
 
@@ -121,6 +200,12 @@ class ExecutorContract:
         call = wait_async if self.is_async else wait
         spec = Consumer(name="hold", encode=str, call=call, is_async=self.is_async, executor="any")
         return Hold(spec, began, let_go)
+
+    def _remote_hold(self) -> Hold:
+        folder = tempfile.mkdtemp(dir=self._folder)
+        began, gate = Pipe(f"{folder}/began"), Pipe(f"{folder}/gate")
+        self._pipes += [began, gate]
+        return Hold(self.spec(functools.partial(wait_at_gate, folder)), began, gate.write)
 
     def host(self) -> Host:
         reports: list[Report] = []
@@ -165,10 +250,10 @@ class ExecutorContract:
     @pytest.mark.spec("EXE-01")
     async def test_what_code_returns_is_the_result(self, executor: ExecutorProtocol) -> None:
         """The value comes back as it is, with the times between which it was made."""
-        value = object()
-        result = await self.begin(executor, self.spec(lambda payload: (payload, value)), 7)
+        value = ("value", 7) if self.is_remote else object()
+        result = await self.begin(executor, self.spec(echo), value)
         assert result.success
-        assert result.data == (7, value)
+        assert result.data == value
         assert result.error is None
         assert 0 < result.started_at <= result.ended_at
 
@@ -188,16 +273,7 @@ class ExecutorContract:
 
     async def test_errors_are_bounded(self, executor: ExecutorProtocol) -> None:
         """An endless message and an endless traceback are cut to what a store should keep."""
-
-        def deep(_: Any) -> None:
-            def down(n: int) -> None:
-                if n:
-                    down(n - 1)
-                raise ValueError("x" * 100_000)
-
-            down(300)
-
-        error = (await self.begin(executor, self.spec(deep))).error
+        error = (await self.begin(executor, self.spec(fail_deep))).error
         assert error is not None
         assert len(error.message) <= MESSAGE_CHARS
         assert len(error.traceback or "") <= TRACEBACK_CHARS
@@ -205,7 +281,7 @@ class ExecutorContract:
     async def test_steering(self, executor: ExecutorProtocol) -> None:
         """`Cancel` is answered as canceled, `RetryLater` with the delay it asks for."""
         canceled = (await self.begin(executor, self.raising(Cancel("enough")))).error
-        later = (await self.begin(executor, self.raising(RetryLater(2.5)))).error
+        later = (await self.begin(executor, self.spec(put_off))).error
         assert canceled is not None
         assert later is not None
         assert (canceled.kind, canceled.message) == (ErrorKind.CANCELED, "enough")
@@ -219,10 +295,11 @@ class ExecutorContract:
         assert error.kind is ErrorKind.VALIDATION
 
     async def test_code_sees_its_run(self, executor: ExecutorProtocol) -> None:
-        """`current_run()` inside the code is the run that was handed in."""
+        """`current_run()` inside the code is the run that was handed in, or stands for it."""
         host = self.host()
-        result = await self.begin(executor, self.spec(lambda _: current_run() is host.run), host=host)
-        assert result.data is True
+        result = await self.begin(executor, self.spec(see_run), host=host)
+        run = host.run
+        assert result.data == (run.uuid, run.attempt, run.token, run.source)
 
     # --- ending early -------------------------------------------------------------------------------------------------
 
@@ -230,8 +307,8 @@ class ExecutorContract:
         """Code past its timeout is answered as `timeout`, and only when it has ended."""
         hold, host = self.hold(), self.host()
         running = self.begin(executor, hold.spec, host=host, timeout_s=SHORT_S)
-        await self.started(hold)
         if not self.is_async and not executor.abilities.kills:
+            await self.started(hold)
             # It cannot be stopped: the run is told, and says so, and goes on until the code ends.
             async with asyncio.timeout(PATIENCE_S):
                 await host.has_reported.wait()
@@ -245,7 +322,7 @@ class ExecutorContract:
 
     async def test_code_within_its_deadline_is_left_alone(self, executor: ExecutorProtocol) -> None:
         """A timeout that does not pass changes nothing."""
-        result = await self.begin(executor, self.spec(lambda payload: payload), 7, timeout_s=60)
+        result = await self.begin(executor, self.spec(echo), 7, timeout_s=60)
         assert result.data == 7
 
     async def test_a_timeout_of_its_own_is_the_code_s_error(self, executor: ExecutorProtocol) -> None:
@@ -299,6 +376,36 @@ class ExecutorContract:
             await running
         assert host.run.abandoned is not (self.is_async or executor.abilities.kills)
         hold.let_go()
+
+    # --- what only some can do ----------------------------------------------------------------------------------------
+
+    @pytest.mark.spec("EXE-08")
+    @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
+    async def test_a_crash_touches_one_run(self, executor: ExecutorProtocol, signum: int) -> None:
+        """Where crashes are isolated, one is answered `system`; what runs beside and after it is not touched."""
+        if not executor.abilities.isolates:
+            return
+        hold = self.hold()
+        beside = self.begin(executor, hold.spec, 7)
+        await self.started(hold)
+        error = (await self.begin(executor, self.spec(kill_own_process), signum)).error
+        assert error is not None
+        assert error.kind is ErrorKind.SYSTEM
+        assert (await self.begin(executor, self.spec(echo), 8)).data == 8
+        hold.let_go()
+        assert (await beside).data == 7
+
+    @pytest.mark.spec("EXE-05")
+    async def test_a_slot_is_free_again_after_a_timeout(self, executor: ExecutorProtocol) -> None:
+        """Where code can be killed, as many time out as there are workers, and the next ones run."""
+        if not executor.abilities.kills:
+            return
+        holds = [self.hold() for _ in range(self.workers)]
+        for ended in [self.begin(executor, hold.spec, timeout_s=SHORT_S) for hold in holds]:
+            error = (await ended).error
+            assert error is not None
+            assert error.kind is ErrorKind.TIMEOUT
+        assert (await self.begin(executor, self.spec(echo), 7)).data == 7
 
     # --- capacity and life --------------------------------------------------------------------------------------------
 
@@ -354,7 +461,7 @@ class ExecutorContract:
         await self.started(hold)
         closing = asyncio.get_running_loop().create_task(executor.shutdown(wait=True))
         await asyncio.sleep(0)
-        error = (await self.begin(executor, self.spec(lambda _: None))).error
+        error = (await self.begin(executor, self.spec(echo))).error
         assert error is not None
         assert error.kind is ErrorKind.REJECTED
         assert not closing.done()
@@ -377,4 +484,4 @@ class ExecutorContract:
         await executor.shutdown()
         await executor.shutdown()
         await executor.start()
-        assert (await self.begin(executor, self.spec(lambda payload: payload), 7)).data == 7
+        assert (await self.begin(executor, self.spec(echo), 7)).data == 7

@@ -1,0 +1,122 @@
+"""One call on its way through a pool: waiting, running, being ended, answered. Belongs to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from taskyard.execution.context import RunContext
+from taskyard.execution.explain import canceled, timed_out
+from taskyard.execution.wire import Bulk, Kind, WireError
+from taskyard.execution.worker_run import Call, card_of
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+
+if TYPE_CHECKING:
+    from taskyard.execution.hosted import HostedWorker
+
+
+class PendingCall:
+    """`verdict` is how it will be answered when its worker is gone, once that is decided."""
+
+    worker: HostedWorker | None = None
+    verdict: ExecutionError | None = None
+    waiting: asyncio.TimerHandle | None = None
+    ending: asyncio.TimerHandle | None = None
+    is_new = is_over = is_asked = is_undelivered = False
+    number = 0
+    started_at = 0.0
+    _buried: asyncio.Future[None] | None = None
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        run: RunContext | None = None,
+        record_first: bool = False,
+    ) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs or {}
+        self.timeout_s, self.run, self.record_first = timeout_s, run, record_first
+        self.key = _key(function)
+        self.future: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
+
+    def body(self) -> Call:
+        args = tuple([Bulk.of(arg) for arg in self.args])
+        kwargs = self.kwargs and {name: Bulk.of(arg) for name, arg in self.kwargs.items()}
+        card = None if self.run is None else card_of(self.run.claim)
+        return self.function, args, kwargs, card, self.record_first
+
+    def begin(self) -> None:
+        self.started_at = time.time()
+        if self.run is not None:
+            self.run.is_waiting = False
+
+    def hear(self, kind: Kind, said: Any) -> None:
+        """What its code says of itself."""
+        run = self.run
+        if run is None:
+            return
+        if kind is Kind.NOTE:
+            run.note(said)
+        elif kind is Kind.PROGRESS:
+            try:
+                fraction, message, rate = said
+            except (TypeError, ValueError) as exc:
+                raise WireError(f"progress that is none: {exc}") from None
+            run.progress(fraction, message, rate)
+
+    def expire(self, why: str | None, limit_s: float) -> None:
+        """Its time is up: its worker is killed."""
+        error = timed_out(self.timeout_s or 0.0)
+        if why is not None:
+            error = ExecutionError(kind=ErrorKind.TIMEOUT, message=f"{why} within {limit_s:g} s", types=error.types)
+        self.verdict = error
+
+    def answer(self, result: ExecutionResult) -> None:
+        self.is_over = True
+        for timer in (self.waiting, self.ending):
+            if timer is not None:
+                timer.cancel()
+        self.worker = self.waiting = self.ending = None
+        if not self.future.done():  # its caller may have gone
+            self.future.set_result(result)
+        if self._buried is not None and not self._buried.done():
+            self._buried.set_result(None)
+
+    def fail(self, error: ExecutionError, *, worker_pid: int | None = None) -> None:
+        now = time.time()
+        self.answer(
+            ExecutionResult(
+                success=False, error=error, started_at=self.started_at or now, ended_at=now, worker_pid=worker_pid
+            )
+        )
+
+    def give_up(self) -> None:
+        """It never began, and will not."""
+        if self.run is not None and self.run.cancel_asked:
+            self.fail(canceled("canceled while it waited for a worker"))
+        else:
+            message = "it was interrupted while it waited for a worker"
+            self.fail(ExecutionError(kind=ErrorKind.REJECTED, message=message))
+
+    async def buried(self) -> None:
+        """Wait until it is over, whoever else has stopped waiting for it."""
+        if not self.is_over:
+            self._buried = asyncio.get_running_loop().create_future()
+            await self._buried
+
+
+def _key(function: Callable[..., Any]) -> tuple[str, str]:
+    """What a worker has to import for it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    key: tuple[str, str] | None = getattr(function, "wire_key", None)
+    if key is not None:
+        return key
+    kind: Any = function if hasattr(function, "__qualname__") else type(function)
+    return str(getattr(kind, "__module__", "")), str(kind.__qualname__)

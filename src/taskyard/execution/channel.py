@@ -1,0 +1,68 @@
+"""The worker's end of its wire: blocking, and safe to send on from any thread of the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections import deque
+from typing import Any
+
+from taskyard.execution.wire import Frame, Kind, Outgoing, Reader, encode, widen
+
+
+class Channel:
+    """Only the worker itself speaks here: a process that its code forked, and that came back from the call as well,
+    ends without a word."""
+
+    def __init__(self, fd: int, *, shares: bool) -> None:
+        self.shares = shares
+        self._sock = socket.socket(fileno=fd)
+        self._sock.setblocking(True)
+        widen(self._sock)
+        self._reader = Reader(shares=shares)
+        self._arrived: deque[Frame] = deque()
+        self._canceled: set[int] = set()
+        self._pid = os.getpid()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+
+    def send(self, kind: Kind, call: int = 0, value: Any = None) -> None:
+        self.write(encode(kind, call, value, shares=self.shares))
+
+    def write(self, out: Outgoing) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)
+        with self._sending:
+            while not out.send(self._sock):
+                pass
+
+    def receive(self) -> Frame | None:
+        """The next frame, to be loaded before anything else is done here; None when the host has closed."""
+        with self._receiving:
+            while True:
+                frame = self._arrived.popleft() if self._arrived else self._reader.next()
+                if frame is not None and frame.head.kind is not Kind.CANCEL:
+                    return frame
+                # A cancel that is read here came too late for the call it names.
+                if frame is None and not self._reader.receive(self._sock):
+                    return None
+
+    def is_canceled(self, call: int) -> bool:
+        """Whether the host has asked this call to end. Looks at what has arrived, without waiting: one system call,
+        where a thread that reads for us would cost every call two switches."""
+        if call not in self._canceled and self._receiving.acquire(blocking=False):
+            try:
+                with contextlib.suppress(OSError):  # nothing has arrived, or the host has closed
+                    while self._reader.receive(self._sock, socket.MSG_DONTWAIT):
+                        self._sort()
+            finally:
+                self._receiving.release()
+        return call in self._canceled
+
+    def _sort(self) -> None:
+        while (frame := self._reader.next()) is not None:
+            if frame.head.kind is Kind.CANCEL:
+                self._canceled.add(frame.head.call)
+            else:
+                self._arrived.append(frame.detached())

@@ -1,0 +1,319 @@
+"""One worker, as its pool sees it: what it is busy with, what it may take, how it ends.
+
+Reads and writes of the wire happen in callbacks of the event loop: no task and no thread for a call. The first call in
+flight is the one that runs; those behind it are known not to have begun, because answers come in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from typing import Any, Protocol
+
+import msgspec
+
+from taskyard.execution.calls import PendingCall
+from taskyard.execution.explain import clean, explain
+from taskyard.execution.nursery import WorkerProcess
+from taskyard.execution.wire import IS_NEW, IS_SPENT, Frame, Head, Kind, Outgoing, Reader, WireError, encode, widen
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+
+log = logging.getLogger("taskyard")
+
+_decode_error = msgspec.msgpack.Decoder(ExecutionError).decode
+
+
+class Owner(Protocol):
+    """The pool. Each is called on the loop, from a callback of the worker's."""
+
+    def ready(self, worker: HostedWorker) -> None: ...
+
+    def answered(self, worker: HostedWorker, call: PendingCall, result: ExecutionResult) -> None: ...
+
+    def gone(self, worker: HostedWorker, status: int) -> None: ...
+
+
+class HostedWorker:
+    def __init__(
+        self, process: WorkerProcess, loop: asyncio.AbstractEventLoop, owner: Owner, *, shares: bool, load_s: float
+    ) -> None:
+        self.pid: int | None = None
+        self.calls: deque[PendingCall] = deque()
+        self.served = 0
+        self.is_ready = self.is_spent = self.is_dying = self.is_retiring = False
+        self.late: PendingCall | None = None
+        """Answered after it had been decided that its worker must die for it."""
+        self.complaint: ExecutionError | None = None
+        """Why it ended, where it is known better than by its status."""
+        self._process, self._loop, self._owner = process, loop, owner
+        self._shares, self._load_s = shares, load_s
+        self._wire, self._reader = process.wire, Reader(shares=shares)
+        self._unsent: deque[Outgoing] = deque()
+        self._known: set[tuple[str, str]] = set()
+        self._deadline_mono = time.monotonic() + load_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_mono = math.inf
+        widen(self._wire)
+        process.watch(loop, self._gone)
+        loop.add_reader(self._wire, self._readable)
+        self._arm()
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def give(self, call: PendingCall) -> None:
+        """Send the call; raises what pickling it raises, and has then sent nothing."""
+        marks = 0 if call.key in self._known else IS_NEW
+        out = encode(Kind.CALL, call.number, call.body(), marks=marks, shares=self._shares)
+        call.is_new, call.worker = bool(marks), self
+        self._known.add(call.key)
+        self.calls.append(call)
+        self.served += 1
+        if len(self.calls) == 1:
+            self._begin(call)
+        call.is_undelivered = not self._send(out)
+
+    def _begin(self, call: PendingCall) -> None:
+        """The worker turns to this call now."""
+        call.begin()
+        # What must be imported first has the time of a start, not of the call.
+        limit_s = self._load_s if call.is_new else call.timeout_s
+        self._deadline_mono = math.inf if limit_s is None else time.monotonic() + limit_s
+        if self._deadline_mono < self._timer_mono:
+            self._arm()
+
+    def ask(self, call: PendingCall) -> None:
+        """Tell the code that it should end."""
+        self._send(encode(Kind.CANCEL, call.number))
+
+    def terminate(self) -> None:
+        """SIGTERM for it and its group. Nobody knows when it arrives, so no other call may begin here."""
+        self.is_spent = True
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it and everything it started, now. Its calls are answered when that is done."""
+        self.is_dying = True
+        self._process.kill()
+
+    def retire(self, within_s: float) -> None:
+        """It has nothing to do, and shall end by itself."""
+        self.is_retiring = True
+        self._send(encode(Kind.EXIT))
+        self._deadline_mono = time.monotonic() + within_s
+        self._arm()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """One timer per worker, moved only to an earlier time: calls with one timeout do not touch it at all, and it
+        looks at the real deadline when it fires."""
+        if self._deadline_mono >= self._timer_mono:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_mono = self._deadline_mono
+        # A millisecond on top: loops round their clocks, and a deadline must not be found to lie ahead.
+        delay_s = max(0.0, self._deadline_mono - time.monotonic()) + 0.001
+        self._timer = self._loop.call_later(delay_s, self._fire)
+
+    def _fire(self) -> None:
+        self._timer, self._timer_mono = None, math.inf
+        if time.monotonic() < self._deadline_mono:
+            if self._deadline_mono < math.inf:
+                self._arm()
+            return
+        if self.is_dying:
+            return
+        if not self.is_ready and not self.is_retiring:
+            self.complaint = _fault(f"a worker process did not start within {self._load_s:g} s")
+        elif self.calls:
+            call = self.calls[0]
+            call.expire("its code could not be imported" if call.is_new else None, self._load_s)
+        self.kill()
+
+    # --- the wire -----------------------------------------------------------------------------------------------------
+
+    def _send(self, out: Outgoing) -> bool:
+        """Send it now or when there is room; False if nobody is there to read it any more."""
+        if self._unsent:
+            self._unsent.append(out)
+            return True
+        try:
+            if out.send(self._wire):
+                return True
+        except BlockingIOError:
+            pass
+        except OSError:
+            out.drop()  # what is left to know comes by `_gone`
+            return False
+        self._unsent.append(out)
+        self._loop.add_writer(self._wire, self._writable)
+        return True
+
+    def _writable(self) -> None:
+        try:
+            while self._unsent:
+                if not self._unsent[0].send(self._wire):
+                    return
+                self._unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop_unsent()
+        self._loop.remove_writer(self._wire)
+
+    def _drop_unsent(self) -> None:
+        while self._unsent:
+            self._unsent.popleft().drop()
+
+    def _readable(self) -> None:
+        if not self._read():
+            self._loop.remove_reader(self._wire)
+            self.kill()
+
+    def _read(self) -> bool:
+        """Read once and act on it; whether there may be more."""
+        try:
+            is_open = self._reader.receive(self._wire)
+            while (frame := self._reader.next()) is not None:
+                self._take(frame)
+        except BlockingIOError:
+            return True
+        except ConnectionResetError:
+            return False
+        except WireError as exc:
+            self.complaint = _fault(f"its worker process wrote what is no answer: {exc}")
+            return False
+        return is_open
+
+    def _take(self, frame: Frame) -> None:
+        head = frame.head
+        kind = head.kind
+        if kind is Kind.RESULT:
+            self._answer(head, self._result(frame))
+        elif kind is Kind.ERROR:
+            self._take_error(frame)
+        elif kind is Kind.READY:
+            self.pid, self.is_ready = _load(frame, int), True
+            if not self.is_retiring:
+                self._deadline_mono = math.inf
+            self._owner.ready(self)
+        elif kind is Kind.STARTED:
+            call = self._running(head)
+            call.is_new = False
+            self._begin(call)
+        elif kind is Kind.LOG:
+            _relay(_load(frame, tuple))
+        elif kind in (Kind.PROGRESS, Kind.NOTE, Kind.CHECKPOINT):
+            self._running(head).hear(kind, _load(frame, object))
+        else:
+            raise WireError(f"{kind.name} from a worker")
+
+    def _running(self, head: Head) -> PendingCall:
+        if not self.calls or self.calls[0].number != head.call:
+            raise WireError("of a call that is not running")
+        return self.calls[0]
+
+    def _result(self, frame: Frame) -> ExecutionResult:
+        head = frame.head
+        try:
+            value = frame.load()
+        except Exception as exc:
+            error = explain(exc)
+            message = f"its result could not be read back from the worker process: {error.message}"
+            return self._failed(head, ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=error.types))
+        return ExecutionResult(
+            success=True, data=value, started_at=head.started_at, ended_at=head.ended_at, worker_pid=self.pid
+        )
+
+    def _take_error(self, frame: Frame) -> None:
+        try:
+            error = _decode_error(_load(frame, bytes))
+        except msgspec.DecodeError as exc:
+            raise WireError(f"an error that is none: {exc}") from None
+        if frame.head.call == 0 and not self.is_ready:
+            self.complaint = error
+            return
+        self._answer(frame.head, self._failed(frame.head, error))
+
+    def _failed(self, head: Head, error: ExecutionError) -> ExecutionResult:
+        return ExecutionResult(
+            success=False, error=error, started_at=head.started_at, ended_at=head.ended_at, worker_pid=self.pid
+        )
+
+    def _answer(self, head: Head, result: ExecutionResult) -> None:
+        call = self._running(head)
+        self.calls.popleft()
+        if self.is_dying and call.verdict is not None:
+            self.late = call  # it is being killed for this call, which is answered when that is done
+            return
+        if head.marks & IS_SPENT:
+            self.is_spent = True
+        self._deadline_mono = math.inf
+        if self.calls:
+            self._begin(self.calls[0])
+        self._owner.answered(self, call, result)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _gone(self, status: int) -> None:
+        self.is_dying = True
+        # What it managed to say before it died counts.
+        while self._read_rest():
+            pass
+        self._loop.remove_reader(self._wire)
+        self._loop.remove_writer(self._wire)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._drop_unsent()
+        self._reader.close()
+        self._wire.close()
+        self._owner.gone(self, status)
+
+    def _read_rest(self) -> bool:
+        try:
+            if not self._reader.receive(self._wire):
+                return False
+            while (frame := self._reader.next()) is not None:
+                self._take(frame)
+        except (OSError, WireError):
+            return False
+        return True
+
+
+def _load(frame: Frame, expected: type) -> Any:
+    try:
+        value = frame.load()
+    except Exception as exc:
+        raise WireError(f"a body that is none: {type(exc).__name__}") from None
+    if not isinstance(value, expected):
+        raise WireError(f"a body of the wrong type: {type(value).__name__}")
+    return value
+
+
+def _relay(said: tuple[Any, ...]) -> None:
+    """A log record of the worker's, through the host's handlers."""
+    try:
+        name, level, text, created = said
+        logger = logging.getLogger(str(name))
+        if logger.isEnabledFor(int(level)):
+            logger.handle(
+                logging.makeLogRecord(
+                    {
+                        "name": str(name),
+                        "levelno": int(level),
+                        "levelname": logging.getLevelName(int(level)),
+                        "msg": clean(str(text)),
+                        "created": float(created),
+                    }
+                )
+            )
+    except (TypeError, ValueError) as exc:
+        raise WireError(f"a log record that is none: {exc}") from None
+
+
+def _fault(message: str) -> ExecutionError:
+    return ExecutionError(kind=ErrorKind.SYSTEM, message=message)

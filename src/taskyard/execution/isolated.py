@@ -1,0 +1,54 @@
+"""A process pool of its own for each consumer or algorithm: one that hogs, grows or crashes leaves the others alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from taskyard.execution.pool import PoolNumbers, PoolSettings, WorkerPool
+from taskyard.execution.process import HAS_NURSERY, make_pool, submit_to
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.ports.executor import Abilities
+
+
+def settings_of(spec: Any) -> PoolSettings:
+    """As many workers as the consumer may run at once."""
+    return PoolSettings(max_workers=getattr(spec, "concurrent_count", 1))
+
+
+class IsolatedProcessPoolExecutor:
+    """Pools are made when a name is first asked for, with what `settings` says of its spec."""
+
+    abilities = Abilities(kills=True, isolates=True)
+
+    def __init__(
+        self, settings: Callable[[Any], PoolSettings] = settings_of, *, portable: bool = not HAS_NURSERY
+    ) -> None:
+        self._settings, self._is_portable = settings, portable
+        self._pools: dict[str, WorkerPool] = {}
+        self._is_closed = False
+
+    @property
+    def numbers(self) -> Mapping[str, PoolNumbers]:
+        """Of each pool, by name."""
+        return {name: pool.numbers for name, pool in self._pools.items()}
+
+    async def start(self) -> None:
+        self._is_closed = False
+        for pool in self._pools.values():
+            await pool.start(warm=False)
+
+    async def submit(self, request: ExecutionRequest) -> ExecutionResult:
+        pool = self._pools.get(request.spec.name)
+        if pool is None:
+            if self._is_closed:
+                error = ExecutionError(kind=ErrorKind.REJECTED, message="the isolated process pools are shut down")
+                return ExecutionResult(success=False, error=error)
+            pool = make_pool(self._settings(request.spec), portable=self._is_portable)
+            self._pools[request.spec.name] = pool
+        return await submit_to(pool, request)
+
+    async def shutdown(self, *, wait: bool = True) -> None:
+        self._is_closed = True
+        await asyncio.gather(*(pool.shutdown(wait=wait) for pool in self._pools.values()))

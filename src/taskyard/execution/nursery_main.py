@@ -1,0 +1,226 @@
+"""The nursery: one small process per host that forks workers, each under a keeper, and ends with its host.
+
+It has one thread and no event loop, and never runs user code (save the modules it is asked to preload). It learns of
+the host's death twice over: its socket ends, and the host's pidfd becomes readable (a forked child of the host may hold
+the socket open). It is a subreaper too: if a keeper is killed, what that one kept becomes the nursery's, and is swept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+
+from taskyard.execution.keeper import GONE, GONE_FORMAT, LOST, Wakeups, keep
+from taskyard.execution.linux import adopt_orphans, children, close_all, kill_hard, set_name
+from taskyard.execution.scene import Scene, WorkerSettings
+
+LENGTH = struct.Struct("<I")
+
+
+class Spawn(msgspec.Struct, frozen=True, tag=True):
+    """Fork a worker. Two descriptors come along: the worker's end of its wire, the keeper's end of its control. Without
+    a `scene`, that of the spawn before holds."""
+
+    worker: int
+    settings: WorkerSettings
+    scene: Scene | None = None
+
+
+class PutDown(msgspec.Struct, frozen=True, tag=True):
+    """Kill a keeper that does not answer, and sweep what it kept."""
+
+    worker: int
+
+
+class Preload(msgspec.Struct, frozen=True, tag=True):
+    """Import these modules, so that workers forked from now on have them."""
+
+    modules: tuple[str, ...]
+
+
+Request = Spawn | PutDown | Preload
+
+_decode = msgspec.msgpack.Decoder(Request).decode
+
+
+class Nursery:
+    def __init__(self, host: socket.socket, host_pidfd: int | None) -> None:
+        self._host, self._host_pidfd = host, host_pidfd
+        self._wakeups = Wakeups(signal.SIGCHLD, signal.SIGTERM)
+        self._keepers: dict[int, tuple[int, int]] = {}
+        """By process id: the worker's number and our copy of its control, on which we speak for a dead keeper."""
+        self._scene: Scene | None = None
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+
+    def run(self) -> None:
+        poll = select.poll()
+        for fd in (self._host.fileno(), self._wakeups.fd, self._host_pidfd):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            self._wakeups.drain()
+            if self._host_pidfd in ready or signal.SIGTERM in self._wakeups.seen:
+                return
+            if self._host.fileno() in ready and not self._read():
+                return
+            self._reap()
+
+    def _read(self) -> bool:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._host, 1 << 16, 64)
+        except ConnectionResetError:
+            return False
+        self._fds += fds
+        self._buffer += data
+        while len(self._buffer) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self._buffer)
+            end = LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            request = _decode(memoryview(self._buffer)[LENGTH.size : end])
+            del self._buffer[:end]
+            self._do(request)
+        return bool(data)
+
+    def _do(self, request: Request) -> None:
+        match request:
+            case Spawn():
+                self._spawn(request)
+            case PutDown(worker):
+                for pid, (kept, _) in self._keepers.items():
+                    if kept == worker:
+                        os.kill(pid, signal.SIGKILL)
+            case Preload(modules):
+                preload(modules)
+                gc.freeze()
+
+    def _spawn(self, spawn: Spawn) -> None:
+        wire, control = self._fds.pop(0), self._fds.pop(0)
+        self._scene = spawn.scene or self._scene
+        scene, settings = self._scene, spawn.settings
+        if scene is None:
+            raise ValueError("the first spawn must bring its scene")
+        nursery = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            # No process is to be had. The host is told that this one is gone, and why is in its message.
+            os.write(control, GONE_FORMAT.pack(GONE, LOST))
+            close_all((wire, control))
+            return
+        if pid == 0:
+            self._let_go(control)
+            keep(control, nursery, _worker(wire, settings, scene))
+        os.close(wire)
+        self._keepers[pid] = (spawn.worker, control)
+
+    def _let_go(self, control: int) -> None:
+        """In the fork: a keeper must hold nothing of the host or of other workers, or their ends would go unnoticed."""
+        self._wakeups.close()
+        self._host.close()
+        fds = [fd for _, fd in self._keepers.values()] + self._fds
+        close_all(fds if self._host_pidfd is None else [*fds, self._host_pidfd])
+
+    def _reap(self) -> None:
+        lost: list[tuple[int, int]] = []
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if (kept := self._keepers.pop(pid, None)) is not None:
+                    if status == 0:
+                        os.close(kept[1])
+                    else:
+                        lost.append(kept)
+        if lost:
+            self._sweep_strays()
+            for _, control in lost:
+                with contextlib.suppress(OSError):
+                    os.write(control, GONE_FORMAT.pack(GONE, LOST))
+                os.close(control)
+
+    def _sweep_strays(self) -> None:
+        """Kill every child that is no keeper: a keeper died, and they were its."""
+        while strays := [pid for pid in children() if pid not in self._keepers]:
+            for pid in strays:
+                kill_hard(pid)
+            for pid in strays:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+    def end(self) -> None:
+        """Every keeper ends what it keeps; then whatever is left goes."""
+        for pid in self._keepers:
+            os.kill(pid, signal.SIGTERM)
+        patience = time.monotonic() + 5
+        while self._keepers and time.monotonic() < patience:
+            self._reap()
+            if self._keepers:
+                select.select([self._wakeups.fd], [], [], 0.05)
+                self._wakeups.drain()
+        for pid in self._keepers:
+            kill_hard(pid)
+        self._keepers.clear()
+        self._sweep_strays()
+
+
+def _worker(wire: int, settings: WorkerSettings, scene: Scene) -> Callable[[], None]:
+    def work() -> None:
+        from taskyard.execution.worker_main import open_channel, serve
+
+        serve(open_channel(wire, shares=settings.shares), settings, scene)
+
+    return work
+
+
+def preload(modules: tuple[str, ...]) -> None:
+    for name in modules:
+        # One that cannot be imported here will say so in the worker that needs it.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def main(host_fd: int, host_pid: int) -> NoReturn:
+    try:
+        _live(socket.socket(fileno=host_fd), host_pid)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _live(host: socket.socket, host_pid: int) -> None:
+    set_name("taskyard-nurse")
+    adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pidfd = None
+    with contextlib.suppress(OSError, AttributeError):  # on an old kernel the socket alone will tell
+        pidfd = os.pidfd_open(host_pid)
+    if os.getppid() != host_pid:
+        return  # the host is gone already, and its number may be another's
+    importlib.import_module("taskyard.execution.worker_main")
+    # What is here now is shared by all forks: the collector must not touch, and so copy, its pages.
+    gc.collect()
+    gc.freeze()
+    nursery = Nursery(host, pidfd)
+    try:
+        nursery.run()
+    finally:
+        nursery.end()

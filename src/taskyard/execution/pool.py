@@ -1,0 +1,399 @@
+"""A pool of worker processes: who waits, who runs, who is replaced.
+
+At most `max_workers` calls run at once, and one whose worker is being killed counts until the last of that worker's
+descendants is gone. One more process than that may exist: the spare, ready before it is needed. Nothing here polls:
+every step follows from a frame, a timer or the news that a worker is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from taskyard.execution.calls import PendingCall
+from taskyard.execution.explain import canceled, refused
+from taskyard.execution.hosted import HostedWorker
+from taskyard.execution.keeper import LOST
+from taskyard.execution.nursery import NURSERY, WorkerProcess
+from taskyard.execution.scene import WorkerSettings, refuse_while_loading
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+
+
+def default_workers() -> int:
+    """The cores this process may use, less one for the host."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
+    return max(1, usable - 1)
+
+
+class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a pool behaves. `max_workers`: by default the usable cores less one.
+
+    `queue_limit`: calls that may wait; more are rejected. `wait_s`: how long one may wait for a worker. `load_s`: how
+    long a worker may take to start, and to import what a call names. `cancel_grace_s`: from being asked to end to
+    SIGTERM; `term_grace_s`: from there to SIGKILL. `recycle_after` calls, or above `recycle_rss` bytes in memory, a
+    worker is replaced; `memory_limit` bytes of data are all it can allocate. `pipeline`: calls sent ahead to one
+    worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery."""
+
+    max_workers: int = msgspec.field(default_factory=default_workers)
+    queue_limit: int = 1000
+    wait_s: float | None = None
+    load_s: float = 60.0
+    cancel_grace_s: float = 5.0
+    term_grace_s: float = 1.0
+    recycle_after: int | None = None
+    recycle_rss: int | None = None
+    memory_limit: int | None = None
+    pipeline: int = 1
+    spare: bool = True
+    preload: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_workers < 1 or self.queue_limit < 0 or self.pipeline < 1:
+            raise ValueError("max_workers and pipeline must be at least 1, and queue_limit not negative")
+
+
+class PoolNumbers(msgspec.Struct, frozen=True):
+    """A pool at one moment. `crashed` counts workers that ended unasked, `killed` those ended for a timeout or a
+    cancel, `recycled` those replaced by count or size."""
+
+    workers: int
+    active: int
+    queued: int
+    done: int
+    crashed: int
+    killed: int
+    recycled: int
+
+
+class Starter(Protocol):
+    """Where workers come from: the nursery, or the spawner."""
+
+    def preload(self, modules: tuple[str, ...]) -> None: ...
+
+    def spawn(self, settings: WorkerSettings) -> WorkerProcess: ...
+
+
+class WorkerPool:
+    """Belongs to the event loop it is first used on; after a shutdown it may move to another."""
+
+    def __init__(self, settings: PoolSettings, *, starter: Starter = NURSERY, shares: bool = True) -> None:
+        self.settings = settings
+        self._starter, self._shares = starter, shares
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._workers: set[HostedWorker] = set()
+        self._idle: list[HostedWorker] = []
+        self._occupied: set[HostedWorker] = set()
+        self._starting = 0
+        self._waiting: deque[PendingCall] = deque()
+        self._numbers = itertools.count(1)
+        self._done = self._crashed = self._killed = self._recycled = 0
+        self._is_closed = self._cannot_start = False
+        self._news: asyncio.Event | None = None
+
+    @property
+    def numbers(self) -> PoolNumbers:
+        return PoolNumbers(
+            workers=len(self._workers),
+            active=len(self._occupied),
+            queued=len(self._waiting),
+            done=self._done,
+            crashed=self._crashed,
+            killed=self._killed,
+            recycled=self._recycled,
+        )
+
+    # --- the front door -----------------------------------------------------------------------------------------------
+
+    async def start(self, *, warm: bool = True) -> None:
+        """Open it; `warm`: have a worker ready soon."""
+        self._is_closed = False
+        self._bind(asyncio.get_running_loop())
+        if warm:
+            self._grow()
+
+    def submit(self, call: PendingCall) -> asyncio.Future[ExecutionResult]:
+        """Run the call as soon as there is a worker. The future always gets a result; cancelling it ends nothing."""
+        self._bind(call.future.get_loop())
+        if self._is_closed:
+            call.fail(_rejected("the process pool is shut down"))
+            return call.future
+        call.number = next(self._numbers)
+        if call.run is not None:
+            call.run.is_waiting = True
+        if not self._waiting and (worker := self._free_worker()) is not None:
+            self._give(worker, call)
+        else:
+            self._queue(call)
+        return call.future
+
+    def interrupt(self, call: PendingCall) -> None:
+        """Have the call end: one that waits is given up, one that runs is asked, then terminated, then killed."""
+        worker = call.worker
+        if call.is_over or call.is_asked:
+            return
+        call.is_asked = True
+        if worker is None:
+            self._forget(call)
+            call.give_up()
+        elif call is worker.calls[0]:
+            self._ask(worker, call)
+
+    def end_now(self, call: PendingCall) -> None:
+        """Have the call end without grace: nobody waits for it any more."""
+        worker = call.worker
+        if worker is None:
+            if not call.is_over:
+                self._forget(call)
+                call.give_up()
+        elif call is worker.calls[0]:
+            call.verdict = canceled("killed, because its caller has gone")
+            worker.kill()
+        else:
+            call.verdict = canceled("given up, because its caller has gone")
+
+    async def shutdown(self, *, wait: bool = True) -> None:
+        """Take nothing new; what waits is rejected, what runs goes on. With `wait`, until every worker is gone."""
+        self._is_closed = True
+        while self._waiting:
+            self._waiting.popleft().fail(_rejected("the process pool was shut down before it began"))
+        for worker in [worker for worker in self._workers if worker not in self._occupied]:
+            self._retire(worker)
+        while wait and self._workers:
+            self._news = asyncio.Event()
+            await self._news.wait()
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is loop:
+            return
+        if self._workers:
+            raise RuntimeError("this process pool is in use on another event loop; shut it down there first")
+        self._loop = loop
+
+    # --- who runs next ------------------------------------------------------------------------------------------------
+
+    def _queue(self, call: PendingCall) -> None:
+        room = self.settings.max_workers - len(self._occupied)
+        if len(self._waiting) >= self.settings.queue_limit + room:
+            call.fail(_rejected(f"all {self.settings.max_workers} worker processes are busy and the queue is full"))
+            return
+        self._waiting.append(call)
+        if self.settings.wait_s is not None:
+            call.waiting = call.future.get_loop().call_later(self.settings.wait_s, self._waited_long, call)
+        self._grow()
+
+    def _waited_long(self, call: PendingCall) -> None:
+        self._forget(call)
+        message = f"no worker process was free within {self.settings.wait_s:g} s"
+        call.fail(ExecutionError(kind=ErrorKind.TIMEOUT, message=message, types=("TimeoutError",)))
+
+    def _forget(self, call: PendingCall) -> None:
+        if call in self._waiting:
+            self._waiting.remove(call)
+
+    def _free_worker(self) -> HostedWorker | None:
+        if len(self._occupied) < self.settings.max_workers:
+            return self._idle.pop() if self._idle else None
+        if self.settings.pipeline == 1:
+            return None
+        fitting = [worker for worker in self._occupied if self._may_pipeline(worker)]
+        return min(fitting, key=lambda worker: len(worker.calls), default=None)
+
+    def _may_pipeline(self, worker: HostedWorker) -> bool:
+        return len(worker.calls) < self.settings.pipeline and not worker.is_dying and not self._is_used_up(worker)
+
+    def _give(self, worker: HostedWorker, call: PendingCall) -> None:
+        if call.waiting is not None:
+            call.waiting.cancel()
+        self._occupied.add(worker)
+        try:
+            worker.give(call)
+        except Exception as exc:
+            call.fail(refused(f"it cannot be sent to a worker process: {type(exc).__name__}: {exc}"))
+            if not worker.calls:
+                self._release(worker)
+            return
+        if self.settings.spare and not self._idle:
+            self._grow()
+
+    def _dispatch(self) -> None:
+        while self._waiting and (worker := self._free_worker()) is not None:
+            self._give(worker, self._waiting.popleft())
+        self._grow()
+
+    def _grow(self) -> None:
+        """Start the workers that waiting calls need, and the spare."""
+        if self._is_closed or self._loop is None:
+            return
+        wanted = min(len(self._waiting), self.settings.max_workers - len(self._occupied))
+        if self.settings.spare and not self._idle and not self._cannot_start:
+            wanted += 1
+        alive = sum(not worker.is_dying and not worker.is_retiring for worker in self._workers)
+        wanted = min(wanted - self._starting, self.settings.max_workers + self.settings.spare - alive)
+        for _ in range(wanted):
+            self._start_worker(self._loop)
+
+    def _start_worker(self, loop: asyncio.AbstractEventLoop) -> None:
+        refuse_while_loading()
+        settings = self.settings
+        asked = WorkerSettings(
+            memory_limit=settings.memory_limit, recycle_rss=settings.recycle_rss, shares=self._shares
+        )
+        try:
+            self._starter.preload(settings.preload)
+            process = self._starter.spawn(asked)
+        except OSError as exc:
+            self._cannot_start = True
+            self._blame_start(_fault(f"a worker process could not be started: {exc}"))
+            return
+        self._workers.add(HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s))
+        self._starting += 1
+
+    def _blame_start(self, error: ExecutionError) -> None:
+        """A second start in a row that failed answers one call: so a pool that cannot start never turns in circles,
+        and one worker that was killed while it started harms nobody."""
+        if self._cannot_start and self._waiting:
+            self._waiting.popleft().fail(error)
+        self._cannot_start = True
+
+    # --- what workers tell --------------------------------------------------------------------------------------------
+
+    def ready(self, worker: HostedWorker) -> None:
+        self._starting -= 1
+        self._cannot_start = False
+        if self._is_closed:
+            self._retire(worker)
+            return
+        self._idle.append(worker)
+        self._dispatch()
+
+    def answered(self, worker: HostedWorker, call: PendingCall, result: ExecutionResult) -> None:
+        self._done += 1
+        if call.verdict is not None and not result.success:
+            call.fail(call.verdict, worker_pid=worker.pid)
+        else:
+            call.answer(result)
+        if worker.is_dying:
+            return
+        if not worker.calls:
+            self._release(worker)
+        elif call.verdict is not None:
+            worker.kill()  # the SIGTERM that was meant for this call could reach the next
+        elif worker.calls[0].is_asked:
+            self._ask(worker, worker.calls[0])
+        if self._waiting:
+            self._dispatch()
+
+    def _release(self, worker: HostedWorker) -> None:
+        """Its last call is answered."""
+        self._occupied.discard(worker)
+        if self._is_closed:
+            self._retire(worker)
+        elif self._is_used_up(worker):
+            self._recycled += 1
+            self._retire(worker)
+            self._grow()
+        else:
+            self._idle.append(worker)
+
+    def _is_used_up(self, worker: HostedWorker) -> bool:
+        limit = self.settings.recycle_after
+        return worker.is_spent or (limit is not None and worker.served >= limit)
+
+    def _retire(self, worker: HostedWorker) -> None:
+        if worker in self._idle:
+            self._idle.remove(worker)
+        if not worker.is_dying and not worker.is_retiring:
+            worker.retire(self.settings.term_grace_s)
+
+    def gone(self, worker: HostedWorker, status: int) -> None:
+        """Nothing of it is left: its slot is free, and what it had not begun goes to others."""
+        self._workers.discard(worker)
+        self._occupied.discard(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        if not worker.is_ready:
+            self._starting -= 1
+        self._count_end(worker)
+        if worker.calls or worker.late is not None:
+            self._bury(worker, status)
+        elif not worker.is_ready and not self._is_closed:
+            self._blame_start(worker.complaint or _fault(f"a worker process {_ended(status)} before it was ready"))
+        if self._news is not None:
+            self._news.set()
+        self._dispatch()
+
+    def _count_end(self, worker: HostedWorker) -> None:
+        if worker.late is not None or (worker.calls and worker.calls[0].verdict is not None):
+            self._killed += 1
+        elif not worker.is_retiring:
+            self._crashed += 1
+
+    def _bury(self, worker: HostedWorker, status: int) -> None:
+        """Answer the call it died with. One behind a call that was answered late may have begun: it cannot be sent
+        again. All others were not touched, and are."""
+        crash = worker.complaint or _fault(f"its worker process {_ended(status)}")
+        begun = [] if worker.late is None else [worker.late]
+        if worker.calls and not worker.calls[0].is_undelivered:
+            begun.append(worker.calls.popleft())
+        for call in begun:
+            self._done += 1
+            call.fail(call.verdict or crash, worker_pid=worker.pid)
+        while worker.calls:
+            self._take_back(worker.calls.pop())
+
+    def _take_back(self, call: PendingCall) -> None:
+        call.worker = None
+        if call.is_asked or call.verdict is not None:
+            call.give_up()
+        elif self._is_closed:
+            call.fail(_rejected("the process pool was shut down before it began"))
+        else:
+            self._waiting.appendleft(call)
+
+    # --- ending a call early ------------------------------------------------------------------------------------------
+
+    def _ask(self, worker: HostedWorker, call: PendingCall) -> None:
+        worker.ask(call)
+        run = call.run
+        # A stop comes when the grace for it is over already.
+        is_stop = run is not None and run.stop_asked and not run.cancel_asked
+        grace_s = 0.0 if is_stop else self.settings.cancel_grace_s
+        call.ending = call.future.get_loop().call_later(grace_s, self._terminate, worker, call)
+
+    def _terminate(self, worker: HostedWorker, call: PendingCall) -> None:
+        # From here on the code may end because of our signal, whatever it answers.
+        call.verdict = canceled("it did not end when asked, and was terminated")
+        worker.terminate()
+        call.ending = call.future.get_loop().call_later(self.settings.term_grace_s, self._kill, worker, call)
+
+    def _kill(self, worker: HostedWorker, call: PendingCall) -> None:
+        call.verdict = canceled("it did not end when asked or terminated, and was killed")
+        worker.kill()
+
+
+def _rejected(message: str) -> ExecutionError:
+    return ExecutionError(kind=ErrorKind.REJECTED, message=message)
+
+
+def _fault(message: str) -> ExecutionError:
+    return ExecutionError(kind=ErrorKind.SYSTEM, message=message)
+
+
+def _ended(status: int) -> str:
+    """What a wait status says, in words."""
+    if status == LOST:
+        return "was lost"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "a signal"
+        return f"was ended by {name} ({number})"
+    return f"exited with code {os.WEXITSTATUS(status)}"

@@ -1,0 +1,100 @@
+"""Sync consumers in worker processes, which can be killed and whose crashes touch one run only: the shared pool."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import msgspec
+
+from taskyard.execution.calls import PendingCall
+from taskyard.execution.context import RunContext
+from taskyard.execution.explain import refused
+from taskyard.execution.pool import PoolNumbers, PoolSettings, Starter, WorkerPool
+from taskyard.execution.spawner import Spawner
+from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.ports.executor import Abilities
+
+HAS_NURSERY = sys.platform == "linux"
+
+
+def make_pool(settings: PoolSettings, *, portable: bool = not HAS_NURSERY) -> WorkerPool:
+    """A pool of forked workers under a nursery; `portable`: of spawned ones, without anything only Linux has."""
+    if portable:
+        starter: Starter = Spawner()
+        return WorkerPool(settings, starter=starter, shares=False)
+    return WorkerPool(settings)
+
+
+class ProcessPoolExecutor:
+    """At most `max_workers` at once (default: the usable cores less one); `settings` has everything else. `warm`: a
+    start has a worker ready, instead of the first request."""
+
+    def __init__(
+        self,
+        *,
+        max_workers: int | None = None,
+        settings: PoolSettings | None = None,
+        portable: bool = not HAS_NURSERY,
+        warm: bool = True,
+    ) -> None:
+        settings = settings or PoolSettings()
+        if max_workers is not None:
+            settings = msgspec.structs.replace(settings, max_workers=max_workers)
+        self.abilities = Abilities(kills=True, isolates=True, capacity=settings.max_workers)
+        self._pool = make_pool(settings, portable=portable)
+        self._is_warm = warm
+
+    @property
+    def numbers(self) -> PoolNumbers:
+        return self._pool.numbers
+
+    async def start(self) -> None:
+        await self._pool.start(warm=self._is_warm)
+
+    async def shutdown(self, *, wait: bool = True) -> None:
+        await self._pool.shutdown(wait=wait)
+
+    async def submit(self, request: ExecutionRequest) -> ExecutionResult:
+        return await submit_to(self._pool, request)
+
+
+async def submit_to(pool: WorkerPool, request: ExecutionRequest) -> ExecutionResult:
+    """Run the request in the pool; what an executor's `submit` does."""
+    if request.spec.is_async:
+        return _failed(refused(f"{request.spec.name!r} is async; give it executor='inline'"))
+    run: RunContext | None = request.context
+    is_record = run is not None and request.payload is run.claim.record
+    call = PendingCall(
+        getattr(request.spec, "remote", None) or request.spec.call,
+        () if is_record else (request.payload,),
+        timeout_s=request.timeout_s,
+        run=run,
+        record_first=is_record,
+    )
+    if run is not None:
+        run.interrupt = lambda: pool.interrupt(call)
+    future = pool.submit(call)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        await _end(pool, call, run)
+        raise
+
+
+async def _end(pool: WorkerPool, call: PendingCall, run: RunContext | None) -> None:
+    """Our caller is cancelled: whoever owns the run may take it for ended only when it has."""
+    if call.is_over:
+        return
+    pool.end_now(call)
+    if run is not None:
+        run.abandoned = True  # if this wait is cancelled as well
+    await call.buried()
+    if run is not None:
+        run.abandoned = False
+
+
+def _failed(error: ExecutionError) -> ExecutionResult:
+    now = time.time()
+    return ExecutionResult(success=False, error=error, started_at=now, ended_at=now)

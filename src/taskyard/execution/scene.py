@@ -1,0 +1,111 @@
+"""What a worker must know of its host before user code feels at home in it: paths, folder, environment, the script.
+
+A script's `__main__` is run again in the worker under another name, so that what stands behind
+`if __name__ == "__main__"` does not run, and then answers to `__main__` there. The name is the one `multiprocessing`
+uses: libraries know it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import runpy
+import sys
+import types
+from typing import Any
+
+import msgspec
+
+from taskyard.errors import UnguardedScript
+
+MAIN_ALIAS = "__mp_main__"
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """`main_name` is that of a script started with `python -m`, `main_path` that of one started as a file; neither: an
+    interactive session or `-c`, whose functions cannot be found by a worker."""
+
+    sys_path: list[str]
+    argv: list[str]
+    environ: dict[str, str]
+    folder: str | None
+    main_name: str | None = None
+    main_path: str | None = None
+    log_level: int = logging.WARNING
+
+
+class WorkerSettings(msgspec.Struct, frozen=True):
+    """What one worker is held to. `memory_limit`: bytes of private data (RLIMIT_DATA) beyond which allocations fail.
+    `recycle_rss`: bytes in memory after a call beyond which the worker asks to be replaced. `shares`: it may use
+    memfds. `preload`: modules it imports before it is ready."""
+
+    memory_limit: int | None = None
+    recycle_rss: int | None = None
+    shares: bool = True
+    preload: tuple[str, ...] = ()
+
+
+def present_scene() -> Scene:
+    """The host's, now."""
+    main = sys.modules["__main__"]
+    # What a worker makes of the script's own classes names the alias: it must mean the script here as well.
+    sys.modules.setdefault(MAIN_ALIAS, main)
+    spec = getattr(main, "__spec__", None)
+    path = getattr(main, "__file__", None)
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was removed
+        folder = None
+    return Scene(
+        sys_path=[folder if not entry and folder else entry for entry in sys.path],
+        argv=list(sys.argv),
+        environ=dict(os.environ),
+        folder=folder,
+        main_name=getattr(spec, "name", None),
+        main_path=os.path.abspath(path) if spec is None and path and os.path.exists(path) else None,
+        log_level=logging.getLogger().getEffectiveLevel(),
+    )
+
+
+def enter(scene: Scene) -> None:
+    """In the worker: make it the present one, except for the script."""
+    sys.path[:] = scene.sys_path
+    sys.argv[:] = scene.argv
+    if os.environ != scene.environ:
+        os.environ.clear()
+        os.environ.update(scene.environ)
+    if scene.folder is not None and os.path.isdir(scene.folder):
+        os.chdir(scene.folder)
+
+
+def load_main(scene: Scene) -> None:
+    """Run the host's script under its alias, once; raises whatever its body raises."""
+    global _is_loading
+    if MAIN_ALIAS in sys.modules:
+        return
+    _is_loading = True
+    try:
+        content = _run_script(scene)
+    finally:
+        _is_loading = False
+    if content is not None:
+        module = types.ModuleType(MAIN_ALIAS)
+        module.__dict__.update(content)
+        sys.modules["__main__"] = sys.modules[MAIN_ALIAS] = module
+
+
+def _run_script(scene: Scene) -> dict[str, Any] | None:
+    if scene.main_name is not None:
+        return runpy.run_module(scene.main_name, run_name=MAIN_ALIAS, alter_sys=True)
+    elif scene.main_path is not None:
+        return runpy.run_path(scene.main_path, run_name=MAIN_ALIAS)
+    return None
+
+
+_is_loading = False
+
+
+def refuse_while_loading() -> None:
+    """`UnguardedScript` inside a script that is only being read by a worker: what it starts would start it again."""
+    if _is_loading:
+        raise UnguardedScript

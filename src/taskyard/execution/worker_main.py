@@ -1,0 +1,240 @@
+"""The worker: reads calls from its wire and runs them one after the other, in its main thread.
+
+Standard output and error stay those of the host, standard input is empty, and the wire has a descriptor above all
+three: whatever user code prints, it cannot reach the protocol. What a call raises is answered as text; what cannot be
+answered (a result that does not pickle) is answered as such. The process ends when the host closes the wire.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import importlib
+import logging
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+import msgspec
+
+from taskyard.execution.channel import Channel
+from taskyard.execution.context import CURRENT
+from taskyard.execution.explain import explain
+from taskyard.execution.linux import keep_freed_memory
+from taskyard.execution.scene import Scene, WorkerSettings, enter, load_main
+from taskyard.execution.wire import IS_NEW, IS_SPENT, NAMES_MAIN, Bulk, Frame, Kind, encode
+from taskyard.execution.worker_run import Call, WorkerRun
+from taskyard.model.execution import ErrorKind, ExecutionError
+
+LOWEST_FD = 10
+"""Code that shuffles the standard descriptors, as daemons do, stays clear of this."""
+
+KEEP_FREED = 64 << 20
+"""Bytes of freed memory that a worker keeps for its next call."""
+
+_encode_error = msgspec.msgpack.Encoder().encode
+
+
+class Worker:
+    def __init__(self, channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
+        self._channel, self._settings, self._scene = channel, settings, scene
+        self._is_terminated = False
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def serve(self) -> None:
+        self._channel.send(Kind.READY, value=os.getpid())
+        while (frame := self._channel.receive()) is not None:
+            if frame.head.kind is Kind.EXIT:
+                return
+            self._answer(frame)
+            if self._is_terminated:
+                return
+
+    def _on_term(self, _: int, __: object) -> NoReturn:
+        """Asked to end: as an exception, so that code can clean up."""
+        self._is_terminated = True
+        raise SystemExit("terminated")
+
+    def _answer(self, frame: Frame) -> None:
+        number, is_new = frame.head.call, frame.head.marks & IS_NEW
+        try:
+            call = self._load(frame)
+            del frame  # its memory is the arguments', and goes with them
+        except Exception as exc:
+            self._fail(number, _unloadable(exc), time.time())
+            return
+        if is_new:
+            self._channel.send(Kind.STARTED, number)
+        self._run(number, call)
+
+    def _load(self, frame: Frame) -> Call:
+        if frame.head.marks & NAMES_MAIN:
+            load_main(self._scene)
+        call: Call = frame.load()
+        return call
+
+    def _run(self, number: int, call: Call) -> None:
+        function, args, kwargs, card, record_first = call
+        run = None if card is None else WorkerRun(card, number, self._channel)
+        if run is not None and record_first:
+            args = (run.claim.record, *args)
+        mark = CURRENT.set(run) if run is not None else None
+        started_at = time.time()
+        try:
+            value = function(*args, **kwargs)
+        except BaseException as exc:
+            # SystemExit and KeyboardInterrupt too: what a call raises is its answer.
+            error = self._explain(exc)
+            del exc
+            self._say_last(run)
+            self._fail(number, error, started_at)
+        else:
+            self._say_last(run)
+            self._return(number, value, started_at)
+        finally:
+            if mark is not None:
+                CURRENT.reset(mark)
+
+    def _say_last(self, run: WorkerRun | None) -> None:
+        if run is not None:
+            run.end()
+        with contextlib.suppress(Exception):  # they are the code's to close or replace
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    def _explain(self, exc: BaseException) -> ExecutionError:
+        error = explain(exc)
+        if isinstance(exc, MemoryError) and self._settings.memory_limit is not None:
+            message = f"it wanted more memory than its worker's limit of {self._settings.memory_limit >> 20} MiB"
+            return msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, message=message)
+        return error
+
+    def _return(self, number: int, value: Any, started_at: float) -> None:
+        ended_at = time.time()
+        try:
+            out = encode(
+                Kind.RESULT,
+                number,
+                Bulk.of(value),
+                marks=IS_SPENT if self._is_spent() else 0,
+                shares=self._channel.shares,
+                started_at=started_at,
+                ended_at=ended_at,
+            )
+        except Exception as exc:
+            self._fail(number, _unreturnable(exc), started_at)
+        else:
+            self._channel.write(out)
+
+    def _fail(self, number: int, error: ExecutionError, started_at: float) -> None:
+        # A worker at its memory limit has little left for the next call.
+        is_spent = error.kind is ErrorKind.SYSTEM and "MemoryError" in error.types
+        self._channel.write(
+            encode(
+                Kind.ERROR,
+                number,
+                _encode_error(error),
+                marks=IS_SPENT if is_spent or self._is_spent() else 0,
+                started_at=started_at,
+                ended_at=time.time(),
+            )
+        )
+
+    def _is_spent(self) -> bool:
+        """Whether the worker has grown too large. The peak is cheap to ask for; only above it the present size is."""
+        limit = self._settings.recycle_rss
+        if limit is None or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 <= limit:
+            return False
+        try:
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * resource.getpagesize() > limit
+        except OSError:  # not Linux: the peak must do
+            return True
+
+
+def _unloadable(exc: BaseException) -> ExecutionError:
+    error = explain(exc)
+    return msgspec.structs.replace(error, message=f"it could not be loaded in a worker process: {error.message}")
+
+
+def _unreturnable(exc: BaseException) -> ExecutionError:
+    error = explain(exc)
+    message = f"its result could not be sent back from the worker process: {error.message}"
+    return ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=error.types, traceback=error.traceback)
+
+
+class _Forward(logging.Handler):
+    """Log records go to the host, whose handlers decide what becomes of them."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+            self._channel.send(Kind.LOG, 0, (record.name, record.levelno, text, record.created))
+        except Exception:
+            self.handleError(record)
+
+
+def open_channel(fd: int, *, shares: bool) -> Channel:
+    """The worker's end of its wire, clear of the standard descriptors; nothing can be read from standard input."""
+    if fd < LOWEST_FD:
+        low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
+        os.close(low)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return Channel(fd, shares=shares)
+
+
+def serve(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
+    """Be a worker on this end of the wire, until the host closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, which knows what to do about us
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        if _is_prepared(channel, settings, scene):
+            Worker(channel, settings, scene).serve()
+    except (SystemExit, BrokenPipeError, ConnectionResetError):
+        pass
+    finally:
+        atexit._run_exitfuncs()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
+def _is_prepared(channel: Channel, settings: WorkerSettings, scene: Scene) -> bool:
+    try:
+        _prepare(channel, settings, scene)
+    except Exception as exc:
+        error = explain(exc)
+        message = f"a worker process could not start: {error.message}"
+        channel.send(
+            Kind.ERROR, 0, _encode_error(msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, message=message))
+        )
+        return False
+    return True
+
+
+def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
+    enter(scene)
+    root = logging.getLogger()
+    root.addHandler(_Forward(channel))
+    root.setLevel(scene.log_level)
+    random.seed()
+    if settings.shares:
+        keep_freed_memory(KEEP_FREED)
+    for name in settings.preload:
+        importlib.import_module(name)
+    if settings.memory_limit is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = settings.memory_limit if hard == resource.RLIM_INFINITY else min(settings.memory_limit, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -1,0 +1,96 @@
+"""`current_run()` inside a worker process: what it says goes over the wire, and reaches the run it stands for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from taskyard.execution.channel import Channel
+from taskyard.execution.context import PROGRESS_EVERY_S, RunContext
+from taskyard.execution.wire import Kind
+from taskyard.model.task import Claim, TaskRecord
+
+_decode_record = msgspec.msgpack.Decoder(TaskRecord).decode
+
+
+RunCard = tuple[bytes, int, int]
+"""A run as it crosses to a worker: the record as msgpack (a tenth of the price of its pickle), attempt and token."""
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], RunCard | None, bool]
+"""What a CALL frame holds: function, arguments, the run it is part of, and whether that run's record goes before the
+other arguments."""
+
+
+def card_of(claim: Claim) -> RunCard:
+    return msgspec.msgpack.encode(claim.record), claim.attempt, claim.token
+
+
+class WorkerRun(RunContext):
+    """Progress is thinned out here, so that a tight loop of reports costs neither side anything."""
+
+    def __init__(self, card: RunCard, call: int, channel: Channel) -> None:
+        record, attempt, token = card
+        self.claim = Claim(_decode_record(record), attempt, token)
+        self._call, self._channel = call, channel
+        self._lock = threading.Lock()
+        self._latest: tuple[Any, Any, Any] | None = None
+        self._sent_mono = float("-inf")
+        self._ticker: threading.Timer | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self._channel.is_canceled(self._call)
+
+    def progress(self, fraction: float | None = None, message: str = "", rate: float | None = None) -> None:
+        self._latest = (fraction, message, rate)
+        wait_s = self._sent_mono + PROGRESS_EVERY_S - time.monotonic()
+        if wait_s <= 0:
+            self._send_latest()
+        elif self._ticker is None:
+            # Code that falls silent now must still have its last word heard.
+            self._ticker = threading.Timer(wait_s, self._tick)
+            self._ticker.daemon = True
+            self._ticker.start()
+
+    def note(self, text: str) -> None:
+        self._channel.send(Kind.NOTE, self._call, str(text))
+
+    def _tick(self) -> None:
+        self._ticker = None
+        self._send_latest()
+
+    def _send_latest(self) -> None:
+        with self._lock:
+            latest, self._latest = self._latest, None
+            if latest is None or self.ended:
+                return
+            self._sent_mono = time.monotonic()
+            fraction, message, rate = latest
+            self._channel.send(Kind.PROGRESS, self._call, (_number(fraction), _text(message), _number(rate)))
+
+    def end(self) -> None:
+        """The last word goes out before the result does."""
+        ticker = self._ticker
+        if ticker is not None:
+            ticker.cancel()
+        self._send_latest()
+        self.ended = True
+
+
+def _number(given: Any) -> float | None:
+    """What can cross for certain; the host brings it inside its bounds."""
+    try:
+        return None if given is None else float(given)
+    except Exception:
+        return None
+
+
+def _text(given: Any) -> str:
+    try:
+        return str(given)
+    except Exception:
+        return type(given).__name__

@@ -1,0 +1,67 @@
+"""Consumers in every place, as a user writes them."""
+
+import os
+import time
+
+from taskyard import BaseTaskConsumer, RetryPolicy, Task, Yard, current_run
+
+yard = Yard("memory://")
+NO_RETRY = RetryPolicy(max_retries=0)
+
+
+@yard.consumer(executor="thread", retry=NO_RETRY)
+def in_thread(path: str, quality: int = 80) -> dict[str, object]:
+    return work(path, quality)
+
+
+@yard.consumer(executor="process", retry=NO_RETRY)
+def in_process(path: str, quality: int = 80) -> dict[str, object]:
+    return work(path, quality)
+
+
+@yard.consumer(executor="isolated", concurrent_count=2, retry=NO_RETRY)
+def in_isolation(path: str, quality: int = 80) -> dict[str, object]:
+    return work(path, quality)
+
+
+def work(path: str, quality: int) -> dict[str, object]:
+    if quality < 0:
+        raise ValueError(f"quality {quality}")
+    run = current_run()
+    run.progress(0.5, "half way")
+    return {"path": path, "quality": quality, "attempt": run.attempt, "source": run.source}
+
+
+@yard.consumer(executor="process")
+def where() -> int:
+    return os.getpid()
+
+
+@yard.consumer(executor="process", timeout_s=0.1, retry=NO_RETRY)
+def too_slow() -> None:
+    time.sleep(600)
+
+
+@yard.consumer(executor="process", retry=RetryPolicy(max_retries=20, first_s=0.001))
+def deadly() -> None:
+    os._exit(1)
+
+
+@yard.consumer(executor="process", retry=NO_RETRY)
+def endless() -> None:
+    time.sleep(600)
+
+
+class Square(BaseTaskConsumer):
+    name = "square"
+    executor = "process"
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    def consume(self, task: Task) -> int:  # type: ignore[override]
+        return int(task.args["n"]) ** 2 + self.offset
+
+
+yard.register(Square(offset=1))
+yard.define_pool(max_workers=2, cancel_grace_s=0.05, term_grace_s=0.05)

@@ -1,0 +1,73 @@
+"""Pools to test with; each is shut down at the end, and must then have left nothing behind."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from taskyard.execution.calls import PendingCall
+from taskyard.execution.context import RunContext, RunHost
+from taskyard.execution.nursery import NURSERY
+from taskyard.execution.pool import PoolSettings, WorkerPool
+from taskyard.execution.process import make_pool
+from taskyard.model.execution import ExecutionResult
+from taskyard.model.task import Claim
+from taskyard.ports.store import Report
+from taskyard.testing.samples import a_record
+from tests.execution.census import descendants, ended
+
+PATIENCE_S = 20
+
+
+class Desk:
+    """A pool, and short ways to ask it."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self.pool = pool
+        self.reports: list[Report] = []
+        self.has_reported = asyncio.Event()
+
+    def begin(self, function: Callable[..., Any], *args: Any, **fields: Any) -> PendingCall:
+        call = PendingCall(function, args, **fields)
+        assert self.pool.submit(call) is call.future
+        return call
+
+    async def ask(self, function: Callable[..., Any], *args: Any, **fields: Any) -> ExecutionResult:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.begin(function, *args, **fields).future
+
+    async def value(self, function: Callable[..., Any], *args: Any, **fields: Any) -> Any:
+        result = await self.ask(function, *args, **fields)
+        assert result.success, result.error
+        return result.data
+
+    def run(self) -> RunContext:
+        def report(report: Report) -> None:
+            self.reports.append(report)
+            self.has_reported.set()
+
+        return RunContext(Claim(a_record(), 1, 42), RunHost(asyncio.get_running_loop(), report))
+
+
+@pytest.fixture
+async def open_desk() -> AsyncIterator[Callable[..., Desk]]:
+    pools: list[WorkerPool] = []
+
+    def open_one(*, portable: bool = False, **settings: Any) -> Desk:
+        settings.setdefault("preload", ("tests.execution.misdeeds",))
+        pools.append(make_pool(PoolSettings(**settings), portable=portable))
+        return Desk(pools[-1])
+
+    yield open_one
+    async with asyncio.timeout(PATIENCE_S):
+        for pool in pools:
+            await pool.shutdown()
+    if NURSERY.pid is not None:
+        for pid in descendants(NURSERY.pid):
+            await ended(pid)  # a keeper that has said its last word
+
+
+@pytest.fixture
+async def desk(open_desk: Callable[..., Desk]) -> Desk:
+    return open_desk(max_workers=1)

@@ -1,0 +1,289 @@
+"""Code that a worker may meet: it crashes, hangs, hides, makes noise. Found by workers by its import path."""
+
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from taskyard import current_run
+
+FOREVER_S = 600
+
+
+def add(one: int, other: int) -> int:
+    return one + other
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def keeper() -> int:
+    return os.getppid()
+
+
+# --- ways to die ------------------------------------------------------------------------------------------------------
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def leave(code: int = 3) -> NoReturn:
+    os._exit(code)
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def take_memory(size: int) -> int:
+    return len(bytearray(size))
+
+
+def write_garbage_on_every_socket() -> None:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                os.write(int(name), b"\xff" * 100)
+        except OSError:
+            continue
+
+
+def close_everything() -> None:
+    os.closerange(3, 1000)
+
+
+def kill_keeper() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    hang()
+
+
+def stop_keeper() -> None:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    hang()
+
+
+# --- ways to hang -----------------------------------------------------------------------------------------------------
+
+
+def hang() -> None:
+    time.sleep(FOREVER_S)
+
+
+def say_and_hang(path: str) -> None:
+    with open(path, "w") as began:
+        began.write("!")
+    hang()
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def hold_the_gil() -> None:
+    ctypes.PyDLL(None).sleep(FOREVER_S)
+
+
+def ignore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(FOREVER_S)
+
+
+# --- ways to hide -----------------------------------------------------------------------------------------------------
+
+
+def act_hidden(path: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Leave a grandchild that hides as well as it can, its number in `path`, then do something else."""
+    read_fd, write_fd = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            _hide(path, write_fd)
+        os._exit(0)
+    os.close(write_fd)
+    os.read(read_fd, 1)  # it is in hiding
+    os.close(read_fd)
+    os.wait()
+    return function(*args)
+
+
+def _hide(path: str, write_fd: int) -> NoReturn:
+    os.setsid()
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
+    os.write(write_fd, b"!")
+    os.closerange(0, 1000)
+    os.execve("/bin/sleep", ["sleep", str(FOREVER_S)], {})
+
+
+def fork_many(path: str, count: int) -> None:
+    """A crowd in which every second one has a session of its own."""
+    with open(path, "w") as file:
+        for place in range(count):
+            child = os.fork()
+            if child == 0:
+                if place % 2:
+                    os.setsid()
+                hang()
+            file.write(f"{child}\n")
+    hang()
+
+
+def run_from_killers(path: str) -> None:
+    """A process that is never there for long: it forks, and its parent ends."""
+    if os.fork() == 0:
+        os.setsid()
+        with open(path, "w") as file:
+            file.write("running")
+        while True:
+            if os.fork() != 0:
+                os._exit(0)
+            os.setsid()
+    hang()
+
+
+# --- what cannot cross ------------------------------------------------------------------------------------------------
+
+
+def return_lock() -> object:
+    return threading.Lock()
+
+
+class OneWay(Exception):
+    """Pickles, and cannot be unpickled."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def raise_one_way() -> None:
+    raise OneWay("gone", "bad")
+
+
+def return_one_way() -> object:
+    return OneWay("gone", "bad")
+
+
+def fork_and_return() -> str:
+    """Both come back from the call."""
+    return "child" if os.fork() == 0 else "parent"
+
+
+def make_noise() -> str:
+    print("noise", flush=True)
+    print("noise", file=sys.stderr, flush=True)
+    for fd in (1, 2):
+        os.write(fd, bytes(range(256)) * 10)
+    os.system("echo more noise; echo and more >&2")
+    return "quiet again"
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def report_in_a_tight_loop(count: int) -> float:
+    run = current_run()
+    started = time.perf_counter()
+    for number in range(count):
+        run.progress(number / count, f"step {number}", 1.0)
+    run.progress(1.0, "done")
+    return time.perf_counter() - started
+
+
+def report_then_wait(folder: str) -> None:
+    """Two reports at once, then silence."""
+    run = current_run()
+    run.progress(0.1, "first")
+    run.progress(0.2, "second")
+    with open(f"{folder}/gate") as gate:
+        gate.read(1)
+
+
+def wait_until_cancelled(path: str) -> str:
+    with open(path, "w") as began:
+        began.write("!")
+    while not current_run().cancelled:
+        time.sleep(0.001)
+    return "cleaned up"
+
+
+def clean_up_on_sigterm(began: str, cleaned: str) -> None:
+    try:
+        with open(began, "w") as file:
+            file.write("!")
+        hang()
+    finally:
+        with open(cleaned, "w") as file:
+            file.write("!")
+
+
+def append(path: str, text: str) -> str:
+    with open(path, "a") as file:
+        file.write(text)
+    return text
+
+
+def look_at_run() -> tuple[str, int, int, str]:
+    run = current_run()
+    run.note("hello")
+    return run.uuid, run.attempt, run.token, run.source
+
+
+def write_log(text: str) -> None:
+    logging.getLogger("misdeeds").warning(text)
+    logging.getLogger("misdeeds").debug("too fine to be sent")
+
+
+# --- plain work -------------------------------------------------------------------------------------------------------
+
+
+def keyword(*, value: Any) -> Any:
+    return value
+
+
+_kept: list[bytearray] = []
+
+
+def keep_memory(size: int) -> None:
+    _kept.append(bytearray(b"x") * size)
+
+
+class Tool:
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+    @staticmethod
+    def static(n: int) -> int:
+        return n + 1
+
+    @classmethod
+    def of_class(cls, n: int) -> tuple[str, int]:
+        return cls.__name__, n
+
+    def bound(self, n: int) -> int:
+        return self.base + n
+
+    class Inner:
+        @staticmethod
+        def static(n: int) -> int:
+            return n + 2
+
+
+class Unfindable:
+    """Names a module that is nowhere."""
+
+    def __call__(self) -> None: ...
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, ("no_such_module_anywhere",)

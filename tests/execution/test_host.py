@@ -1,0 +1,221 @@
+"""The host and its processes: nothing outlives the host, and the host stays what it was."""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from taskyard.execution.nursery import NURSERY
+from taskyard.model.execution import ErrorKind
+from tests.execution import misdeeds
+from tests.execution.census import descendants, ended, is_alive
+
+ROOT = Path(__file__).parents[2]
+PR_GET_CHILD_SUBREAPER = 37
+
+
+async def appears(path):
+    async with asyncio.timeout(20):
+        while not path.exists():  # noqa: ASYNC110 -- written by another process
+            await asyncio.sleep(0.002)
+
+
+# --- the end of the host ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["nursery", "forks", "portable"])
+async def test_nothing_outlives_a_host_that_is_killed(tmp_path, way):
+    """After kill -9 of the host the nursery, keepers, workers and what their code has hidden are gone, also when a
+    forked child of the host keeps copies of its sockets. (Without a nursery what has hidden itself is out of reach.)"""
+    command = [sys.executable, "-m", "tests.execution.host", tmp_path, way]
+    host = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert host.stdout is not None
+    with host.stdout:
+        everybody = json.loads(await asyncio.to_thread(host.stdout.readline))
+    spared = {"hidden"} if way == "portable" else {"child"}
+    try:
+        assert all(is_alive(pid) for pid in everybody.values())
+        host.kill()
+        async with asyncio.timeout(5):
+            for name, pid in everybody.items():
+                if name not in spared:
+                    await ended(pid)
+        host.wait()
+    finally:
+        for name in spared & everybody.keys():
+            os.kill(everybody[name], signal.SIGKILL)
+
+
+async def test_nothing_outlives_a_host_that_ends(tmp_path):
+    """A host that just ends, with its pool open and a call running, leaves nothing and waits for nothing."""
+    code = textwrap.dedent(f"""
+        import asyncio, sys
+        from tests.execution import host
+        async def main():
+            running = asyncio.create_task(host.main(host.Path({str(tmp_path)!r}), "nursery"))
+            while not (host.Path({str(tmp_path)!r}) / "began").exists():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+        asyncio.run(main())
+    """)
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+    )
+    for pid in json.loads(done.stdout).values():
+        await ended(pid)
+    assert "Traceback" not in done.stderr
+
+
+# --- the end of the nursery -------------------------------------------------------------------------------------------
+
+
+async def test_a_nursery_that_is_killed(desk, tmp_path):
+    """When the nursery is killed its workers and all they hid are gone, running calls are answered `system`, and the
+    next call gets a new one."""
+    worker = await desk.value(misdeeds.pid)
+    hidden, began = tmp_path / "hidden", tmp_path / "began"
+    call = desk.begin(misdeeds.act_hidden, str(hidden), misdeeds.say_and_hang, (str(began),))
+    await appears(began)
+    old = NURSERY.pid
+    assert old is not None
+    everybody = descendants(old)
+    os.kill(old, signal.SIGKILL)
+    result = await call.future
+    assert result.error is not None
+    assert result.error.kind is ErrorKind.SYSTEM
+    assert {worker, int(hidden.read_text())} <= everybody
+    for pid in everybody:
+        await ended(pid)
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert NURSERY.pid != old
+
+
+async def test_keeper_and_nursery_killed_together(desk):
+    """When both are killed at once the call is answered all the same, and the pool goes on."""
+    worker, keeper = await desk.value(misdeeds.pid), await desk.value(misdeeds.keeper)
+    call = desk.begin(misdeeds.hang)
+    assert NURSERY.pid is not None
+    everybody = descendants(NURSERY.pid)
+    os.kill(NURSERY.pid, signal.SIGSTOP)  # so that it cannot come between
+    os.kill(keeper, signal.SIGKILL)
+    os.kill(NURSERY.pid, signal.SIGKILL)
+    error = (await call.future).error
+    assert error is not None
+    assert error.kind is ErrorKind.SYSTEM
+    assert worker in everybody
+    for pid in everybody:
+        await ended(pid)
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+
+
+async def test_a_fork_of_the_host_leaves_the_nursery_alone(desk):
+    """A forked child of the host has no nursery, and its end does not end the parent's."""
+    nursery = (await desk.value(misdeeds.keeper)) and NURSERY.pid
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if NURSERY.pid is None else 1)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert NURSERY.pid == nursery
+
+
+# --- the host stays what it was ---------------------------------------------------------------------------------------
+
+
+async def test_the_host_is_left_as_it_was(desk):
+    """Signal handlers, the wakeup descriptor, the loop's policy and the host's own children are not touched, it is no
+    subreaper, and only the nursery is added to its children."""
+    seen = []
+    mine = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"], stdin=subprocess.DEVNULL)
+    before = signal.signal(signal.SIGCHLD, lambda *_: seen.append(1))
+    try:
+        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        policy, wakeup = asyncio.get_event_loop_policy(), signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(wakeup)
+        await desk.value(misdeeds.pid)
+        await desk.ask(misdeeds.hang, timeout_s=0.02)
+        await desk.ask(misdeeds.segfault)
+        assert [signal.getsignal(number) for number in signal.valid_signals()] == handlers
+        assert asyncio.get_event_loop_policy() is policy
+        assert signal.set_wakeup_fd(wakeup) == wakeup
+        subreaper = ctypes.c_int(-1)
+        assert ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(subreaper), 0, 0, 0) == 0
+        assert subreaper.value == 0
+        assert mine.wait() == 7
+        await desk.pool.shutdown()
+        assert NURSERY.pid in descendants(os.getpid())
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+# --- scripts ----------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import asyncio, dataclasses, os, sys
+from taskyard.execution.calls import PendingCall
+from taskyard.execution.pool import PoolSettings
+from taskyard.execution.process import make_pool
+
+print("read by", "host" if __name__ == "__main__" else "worker", flush=True)
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+    @classmethod
+    def origin(cls):
+        return cls(0)
+
+def move(point, by):
+    assert isinstance(point, Point), type(point)
+    return Point(point.x + by)
+
+async def main():
+    pool = make_pool(PoolSettings(max_workers=1, spare=False), portable="portable" in sys.argv)
+    moved = await pool.submit(PendingCall(move, (Point(1), 2)))
+    assert moved.success, moved.error
+    assert isinstance(moved.data, Point) and moved.data == Point(3), moved.data
+    origin = await pool.submit(PendingCall(Point.origin))
+    assert origin.data == Point(0), origin
+    await pool.shutdown()
+    print("done")
+
+if __name__ == "__main__" or "unguarded" in sys.argv:
+    asyncio.run(main())
+"""
+
+
+def _run(*command, cwd):
+    return subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, text=True, timeout=50, check=False)
+
+
+@pytest.mark.parametrize("way", [[], ["portable"]], ids=["nursery", "portable"])
+@pytest.mark.parametrize("start", [["script.py"], ["-m", "script"]], ids=["file", "module"])
+def test_functions_of_a_script(tmp_path, start, way):
+    """Functions and classes of a script's `__main__` work, there and back; the script's own work is not done again."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = _run(*start, *way, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "done", "read by host", "read by worker"]
+
+
+def test_an_unguarded_script_is_told_so(tmp_path):
+    """A script that does its work whenever it is read gets an error that says what to do, instead of doing it again."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = _run("script.py", "unguarded", cwd=tmp_path)
+    assert done.returncode == 1
+    assert 'if __name__ == "__main__":' in done.stderr
+
+
+def test_functions_of_an_interactive_session(tmp_path):
+    """A function that no file holds cannot be found by a worker, and the answer says so."""
+    done = _run("-c", SCRIPT, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "could not be loaded in a worker process" in done.stderr

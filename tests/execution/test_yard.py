@@ -1,0 +1,100 @@
+"""In a yard a consumer moves between places by one word."""
+
+import asyncio
+import os
+
+import pytest
+
+from taskyard import ErrorKind, InvalidConsumer, TaskCanceled, TaskFailed, TaskState, Yard
+from tests.execution.app import endless, in_isolation, in_process, in_thread, too_slow, where, yard
+
+PLACES = pytest.mark.parametrize("consumer", [in_thread, in_process, in_isolation], ids=lambda given: given.__name__)
+
+
+async def is_running(handle):
+    async with asyncio.timeout(20):
+        async for _ in yard.events(after=0):
+            if await handle.state() is TaskState.RUNNING:
+                return
+
+
+@pytest.mark.spec("EXE-03")
+@PLACES
+async def test_the_same_code_in_every_place(consumer):
+    """Whatever the place, arguments, results, the run, its progress and its errors are the same."""
+    async with yard:
+        handle = await consumer.submit("a.png", quality=7)
+        result = await handle.result(timeout_s=20)
+        assert result == {"path": "a.png", "quality": 7, "attempt": 1, "source": consumer.__name__}
+        progress = (await handle.record()).progress
+        assert progress is not None
+        assert (progress.fraction, progress.message) == (0.5, "half way")
+        with pytest.raises(TaskFailed, match="quality -1") as raised:
+            await (await consumer.submit("a.png", quality=-1)).result(timeout_s=20)
+        assert (raised.value.kind, raised.value.error_type) == (ErrorKind.RUNTIME, "ValueError")
+        assert "in work" in (raised.value.traceback or "")
+
+
+async def test_processes_are_other_processes():
+    """A process consumer runs elsewhere, and the class form as well."""
+    async with yard:
+        assert await (await where.submit()).result(timeout_s=20) != os.getpid()
+        assert await (await yard.submit("square", {"n": 5})).result(timeout_s=20) == 26
+
+
+@pytest.mark.spec("EXE-05", "EXE-20")
+async def test_a_timeout_is_hard():
+    """A task past its timeout is failed as such, and its process is gone with it."""
+    async with yard:
+        with pytest.raises(TaskFailed) as raised:
+            await (await too_slow.submit()).result(timeout_s=20)
+        assert raised.value.kind == ErrorKind.TIMEOUT
+
+
+@pytest.mark.spec("EXE-20")
+async def test_a_task_that_kills_its_workers_is_quarantined():
+    """After three workers it is failed, whatever its retry policy says, and the next task runs."""
+    async with yard:
+        handle = await yard.submit("deadly")
+        with pytest.raises(TaskFailed) as raised:
+            await handle.result(timeout_s=20)
+        assert raised.value.kind == ErrorKind.SYSTEM
+        record = await handle.record()
+        assert record.crashes == 3
+        assert "quarantined" in (record.note or "")
+        assert isinstance(await (await where.submit()).result(timeout_s=20), int)
+
+
+async def test_a_cancel_ends_it():
+    """A cancel of a task whose code does not look takes effect after the grace."""
+    async with yard:
+        handle = await endless.submit()
+        await is_running(handle)
+        await handle.cancel()
+        with pytest.raises(TaskCanceled):
+            await handle.result(timeout_s=20)
+
+
+async def test_a_stop_gives_back_what_runs(tmp_path):
+    """A stop without grace ends the process, and the task goes back to the queue with no retry used up."""
+    yard.use_store(f"sqlite:///{tmp_path}/work.db")
+    try:
+        async with yard:
+            handle = await endless.submit()
+            await is_running(handle)
+            await yard.stop(grace_s=0)
+        async with yard.client():
+            record = await handle.record()
+            assert (record.state, record.retries, record.crashes) == (TaskState.QUEUED, 0, 0)
+    finally:
+        yard.use_store("memory://")
+
+
+@pytest.mark.parametrize("executor", ["process", "isolated"])
+def test_a_consumer_nobody_can_find_is_refused(executor):
+    """A function inside a function cannot be found by a worker, and is refused when it is made a consumer."""
+
+    def inner() -> None: ...
+
+    with pytest.raises(InvalidConsumer, match="top level of a module"):
+        Yard("memory://").consumer(executor=executor)(inner)
