@@ -111,12 +111,13 @@ class PendingCall:
             await self._buried
 
 
-def _key(function: Callable[..., Any]) -> tuple[str, str]:
+def _key(function: Any) -> tuple[str, str]:
     """What a worker has to import for it."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    try:
+        return function.__module__, function.__qualname__
+    except AttributeError:
+        pass
+    if isinstance(function, functools.partial):
+        return _key(function.func)
     key: tuple[str, str] | None = getattr(function, "wire_key", None)
-    if key is not None:
-        return key
-    kind: Any = function if hasattr(function, "__qualname__") else type(function)
-    return str(getattr(kind, "__module__", "")), str(kind.__qualname__)
+    return key or (type(function).__module__, type(function).__qualname__)

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections import deque
+from os import getpid
 from typing import Any
 
 from taskyard.execution.wire import Frame, Kind, Outgoing, Reader, encode, widen
@@ -24,14 +25,14 @@ class Channel:
         self._reader = Reader(shares=shares)
         self._arrived: deque[Frame] = deque()
         self._canceled: set[int] = set()
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
 
     def send(self, kind: Kind, call: int = 0, value: Any = None) -> None:
         self.write(encode(kind, call, value, shares=self.shares))
 
     def write(self, out: Outgoing) -> None:
-        if os.getpid() != self._pid:
+        if getpid() != self._pid:
             os._exit(0)
         with self._sending:
             while not out.send(self._sock):

@@ -53,7 +53,7 @@ _ANCILLARY = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 """Older mappings keep a descriptor each, until nothing lies in them any more."""
 
-_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 class WireError(Exception):
@@ -135,10 +135,14 @@ class Outgoing:
 
     def send(self, sock: socket.socket) -> bool:
         """Send what the socket takes; whether that was all. Raises what the socket raises."""
-        if len(self.parts) == 1 and self.fd is None:
-            sent = sock.send(self.parts[0])
-        elif self.fd is None:
-            sent = sock.sendmsg(self.parts)
+        if self.fd is None:
+            if len(self.parts) == 1:
+                sent = sock.send(self.parts[0])
+                if sent == len(self.parts[0]):  # as nearly always
+                    self.parts.clear()
+                    return True
+            else:
+                sent = sock.sendmsg(self.parts)
         else:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self.fd]))
             sent = sock.sendmsg(self.parts, [rights])
@@ -178,19 +182,17 @@ def encode(
     body = pickle.dumps(value, 5, buffer_callback=keep_inside)
     if kind is Kind.CALL and b"__main__" in body:
         marks |= NAMES_MAIN
-    parts: list[Bytes] = [body]
     size = len(body)
-    if apart:
-        parts += [buffer.raw() for buffer in apart]
-        size = sum(map(len, parts))
-    is_shared = shares and size >= SHARED_FROM
-    head = _encode_head(Head(kind, call, tuple(map(len, parts)), is_shared, marks, started_at, ended_at))
+    if not apart and (size < SHARED_FROM or not shares):
+        head = _encode_head(Head(kind, call, (size,), False, marks, started_at, ended_at))
+        return Outgoing([_PREFIX.pack(len(head), size) + head + body])
+    parts: list[Bytes] = [body, *(buffer.raw() for buffer in apart)]
+    sizes = tuple(map(len, parts))
+    is_shared = shares and sum(sizes) >= SHARED_FROM
+    head = _encode_head(Head(kind, call, sizes, is_shared, marks, started_at, ended_at))
     if is_shared:
         return Outgoing([_PREFIX.pack(len(head), 0) + head], _share(parts))
-    prefix = _PREFIX.pack(len(head), size) + head
-    if not apart:
-        return Outgoing([prefix + body])
-    return Outgoing([prefix, *parts])
+    return Outgoing([_PREFIX.pack(len(head), sum(sizes)) + head, *parts])
 
 
 def _share(parts: Sequence[Bytes]) -> int:
@@ -276,10 +278,10 @@ class Reader:
 
     def next(self) -> Frame | None:
         """The next frame that is complete, to be used before the reader is used again."""
-        frame = self._parse()
-        if frame is None and self._start == self._end:
+        if self._start == self._end and self._head is None:
             self._start = self._end = 0
-        return frame
+            return None
+        return self._parse()
 
     def close(self) -> None:
         while self._fds:
@@ -333,7 +335,10 @@ class Reader:
             head = _decode_head(data)
         except msgspec.DecodeError as exc:
             raise WireError(f"a head that is none: {exc}") from None
-        if not head.sizes or min(head.sizes) < 0 or (sum(head.sizes) != body_size and not head.is_shared):
+        sizes = head.sizes
+        if len(sizes) == 1 and sizes[0] == body_size:
+            return head
+        if not sizes or min(sizes) < 0 or (sum(sizes) != body_size and not head.is_shared):
             raise WireError("a head whose sizes do not fit its body")
         return head
 

@@ -31,6 +31,8 @@ from taskyard.execution.wire import IS_NEW, IS_SPENT, NAMES_MAIN, Bulk, Frame, K
 from taskyard.execution.worker_run import Call, WorkerRun
 from taskyard.model.execution import ErrorKind, ExecutionError
 
+log = logging.getLogger("taskyard")
+
 LOWEST_FD = 10
 """Code that shuffles the standard descriptors, as daemons do, stays clear of this."""
 
@@ -103,9 +105,10 @@ class Worker:
     def _say_last(self, run: WorkerRun | None) -> None:
         if run is not None:
             run.end()
-        with contextlib.suppress(Exception):  # they are the code's to close or replace
-            sys.stdout.flush()
-            sys.stderr.flush()
+        try:
+            sys.stdout.flush()  # standard error is not buffered
+        except Exception:
+            log.debug("standard output cannot be flushed: it is the code's to close or replace")
 
     def _explain(self, exc: BaseException) -> ExecutionError:
         error = explain(exc)
