@@ -38,6 +38,8 @@ def grows_at_most(value: float) -> Bar:
     return Bar(Sense.AT_MOST, value, Relation.GROWTH)
 
 
+PROCESS_PEERS = ("run_in_executor", "pebble", "loky", "multiprocessing.Pool", "anyio.to_process")
+
 # By scenario and by the name of the side that ours is held against.
 BARS: dict[tuple[str, str], Bar] = {
     ("memory", "taskiq"): at_least(2.2),
@@ -52,4 +54,14 @@ BARS: dict[tuple[str, str], Bar] = {
     ("claim", "1,000 queued"): at_most(2),
     ("backlog", "empty"): grows_at_most(50e6),
     ("import", "saq"): at_most(1.2),
+    ("call", "anyio.to_process"): at_most(0.8),
+    ("call", "raw socketpair + pickle"): at_most(3),
+    ("parallel", "run_in_executor"): at_least(2),
+    ("parallel", "pebble"): at_least(2),
+    ("pipelined", "multiprocessing.Pool"): at_least(1.3),
+    **{("megabyte", peer): at_least(1.5) for peer in PROCESS_PEERS},
+    **{("array", peer): at_least(3) for peer in PROCESS_PEERS},
+    ("hung", "pebble"): at_most(0.25),
+    ("hung", "anyio.to_process"): at_most(0.25),
+    ("lag", "threads"): at_most(0.2),
 }

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.contest import Settings
 from benchmarks.finding import Finding
-from benchmarks.scenarios import backlog, batch, clients, drain, idle, importing, lateness, memory
+from benchmarks.scenarios import backlog, batch, clients, drain, idle, importing, lateness, memory, processes
 
 Scenario = Callable[[Settings], list[Finding]]
 
@@ -17,4 +17,10 @@ SCENARIOS: dict[str, Scenario] = {
     "lateness": lateness.run,
     "backlog": backlog.run,
     "import": importing.run,
+    "calls": processes.calls,
+    "parallel": processes.parallel,
+    "large": processes.large,
+    "hung": processes.hung,
+    "lag": processes.lag,
+    "crashes": processes.crashes,
 }
