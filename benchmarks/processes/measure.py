@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
@@ -190,16 +189,17 @@ def restarting(folder: Path, count: int, every: int) -> Reading:
     async def run() -> Reading:
         async with taskyard(recycle_after=every) as ask:
             await ask(noop)
-            answers: list[Any] = []
-            numbers = iter(range(count))
+            numbers, answers = iter(range(count)), 0
 
             async def client() -> None:
+                nonlocal answers
                 for number in numbers:
-                    answers.append(await ask(echo, number))
+                    answer = await ask(echo, number)
+                    answers += answer == number
 
             began = time.perf_counter()
             await asyncio.gather(*[client() for _ in range(CLIENTS)])
             elapsed = time.perf_counter() - began
-        return Reading(count / elapsed, given=count, held=len(answers))
+        return Reading(count / elapsed, given=count, held=answers)
 
     return uvloop.run(run())
