@@ -1,5 +1,7 @@
 """Taskyard runs tasks: when they are due, in the right order, in the right place, within limits, without losing any."""
 
+from typing import TYPE_CHECKING, Any
+
 from taskyard.blocking import BlockingYard
 from taskyard.errors import (
     BatchTooLarge,
@@ -49,6 +51,7 @@ from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor
 from taskyard.execution.pool import PoolNumbers, PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
+from taskyard.execution.sizing import set_default_workers
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.event import Event, EventKind
@@ -60,10 +63,28 @@ from taskyard.model.task import Dedupe, Run, Task, TaskRecord
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import TaskFilter
+from taskyard.sizing import cpu_workers
 from taskyard.standalone import Scheduler
 from taskyard.yard import Yard
 
+if TYPE_CHECKING:
+    from taskyard.manager import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
+
 __version__ = "0.1.0"
+
+_LATER = frozenset({"CallOptions", "ExecutorManager", "ManagerSettings", "get_executor_manager"})
+"""Imported when they are first asked for: they bring `multiprocessing` along."""
+
+set_default_workers(cpu_workers)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from taskyard import manager
+
+    return getattr(manager, name)
+
 
 __all__ = [
     "Abilities",
@@ -71,6 +92,7 @@ __all__ = [
     "BatchTooLarge",
     "BlockingOnLoop",
     "BlockingYard",
+    "CallOptions",
     "Cancel",
     "ClaimLost",
     "CommandRefused",
@@ -85,6 +107,7 @@ __all__ = [
     "ExecutionError",
     "ExecutionRequest",
     "ExecutionResult",
+    "ExecutorManager",
     "ExecutorProtocol",
     "ForkedStore",
     "IllegalMove",
@@ -93,6 +116,7 @@ __all__ = [
     "InvalidConsumer",
     "InvalidInput",
     "IsolatedProcessPoolExecutor",
+    "ManagerSettings",
     "NaiveDatetime",
     "NoCurrentRun",
     "NotJson",
@@ -139,4 +163,5 @@ __all__ = [
     "WrongLoop",
     "Yard",
     "current_run",
+    "get_executor_manager",
 ]

@@ -27,6 +27,8 @@ class PendingCall:
     ending: asyncio.TimerHandle | None = None
     is_new = is_over = is_asked = is_undelivered = False
     number = 0
+    marks = 0
+    """Added to those of its frame."""
     started_at = 0.0
     _buried: asyncio.Future[None] | None = None
 
@@ -42,7 +44,7 @@ class PendingCall:
     ) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs or {}
         self.timeout_s, self.run, self.record_first = timeout_s, run, record_first
-        self.key = _key(function)
+        self.key = key_of(function)
         self.future: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
 
     def body(self) -> Call:
@@ -111,7 +113,7 @@ class PendingCall:
             await self._buried
 
 
-def _key(function: Callable[..., Any]) -> tuple[str, str]:
+def key_of(function: Callable[..., Any]) -> tuple[str, str]:
     """What a worker has to import for it."""
     while isinstance(function, functools.partial):
         function = function.func

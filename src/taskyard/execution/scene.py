@@ -37,12 +37,14 @@ class Scene(msgspec.Struct, frozen=True):
 class WorkerSettings(msgspec.Struct, frozen=True):
     """What one worker is held to. `memory_limit`: bytes of private data (RLIMIT_DATA) beyond which allocations fail.
     `recycle_rss`: bytes in memory after a call beyond which the worker asks to be replaced. `shares`: it may use
-    memfds. `preload`: modules it imports before it is ready."""
+    memfds. `preload`: modules it imports before it is ready. `setup`: a pickled pair of function and arguments, called
+    before it is ready."""
 
     memory_limit: int | None = None
     recycle_rss: int | None = None
     shares: bool = True
     preload: tuple[str, ...] = ()
+    setup: bytes | None = None
 
 
 def present_scene() -> Scene:
@@ -80,14 +82,15 @@ def enter(scene: Scene) -> None:
 
 def load_main(scene: Scene) -> None:
     """Run the host's script under its alias, once; raises whatever its body raises."""
-    global _is_loading
-    if MAIN_ALIAS in sys.modules:
+    global _is_loading, _is_loaded
+    if _is_loaded:  # the alias alone proves nothing: importing `multiprocessing` sets it to whatever is `__main__` then
         return
     _is_loading = True
     try:
         content = _run_script(scene)
     finally:
         _is_loading = False
+    _is_loaded = True
     if content is not None:
         module = types.ModuleType(MAIN_ALIAS)
         module.__dict__.update(content)
@@ -102,7 +105,7 @@ def _run_script(scene: Scene) -> dict[str, Any] | None:
     return None
 
 
-_is_loading = False
+_is_loading = _is_loaded = False
 
 
 def refuse_while_loading() -> None:

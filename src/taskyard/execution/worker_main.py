@@ -13,6 +13,7 @@ import fcntl
 import importlib
 import logging
 import os
+import pickle
 import random
 import resource
 import signal
@@ -24,10 +25,10 @@ import msgspec
 
 from taskyard.execution.channel import Channel
 from taskyard.execution.context import CURRENT
-from taskyard.execution.explain import explain
+from taskyard.execution.explain import UNLOADED, UNRETURNED, explain, with_exception
 from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.scene import Scene, WorkerSettings, enter, load_main
-from taskyard.execution.wire import IS_NEW, IS_SPENT, NAMES_MAIN, Bulk, Frame, Kind, encode
+from taskyard.execution.wire import IS_NEW, IS_SPENT, KEEPS_EXCEPTION, NAMES_MAIN, Bulk, Frame, Kind, encode
 from taskyard.execution.worker_run import Call, WorkerRun
 from taskyard.model.execution import ErrorKind, ExecutionError
 
@@ -61,16 +62,16 @@ class Worker:
         raise SystemExit("terminated")
 
     def _answer(self, frame: Frame) -> None:
-        number, is_new = frame.head.call, frame.head.marks & IS_NEW
+        number, marks = frame.head.call, frame.head.marks
         try:
             call = self._load(frame)
             del frame  # its memory is the arguments', and goes with them
         except Exception as exc:
             self._fail(number, _unloadable(exc), time.time())
             return
-        if is_new:
+        if marks & IS_NEW:
             self._channel.send(Kind.STARTED, number)
-        self._run(number, call)
+        self._run(number, call, keeps=bool(marks & KEEPS_EXCEPTION))
 
     def _load(self, frame: Frame) -> Call:
         if frame.head.marks & NAMES_MAIN:
@@ -78,7 +79,7 @@ class Worker:
         call: Call = frame.load()
         return call
 
-    def _run(self, number: int, call: Call) -> None:
+    def _run(self, number: int, call: Call, *, keeps: bool) -> None:
         function, args, kwargs, card, record_first = call
         run = None if card is None else WorkerRun(card, number, self._channel)
         if run is not None and record_first:
@@ -89,7 +90,7 @@ class Worker:
             value = function(*args, **kwargs)
         except BaseException as exc:
             # SystemExit and KeyboardInterrupt too: what a call raises is its answer.
-            error = self._explain(exc)
+            error = with_exception(self._explain(exc), exc) if keeps else self._explain(exc)
             del exc
             self._say_last(run)
             self._fail(number, error, started_at)
@@ -140,6 +141,7 @@ class Worker:
                 number,
                 _encode_error(error),
                 marks=IS_SPENT if is_spent or self._is_spent() else 0,
+                shares=self._channel.shares,
                 started_at=started_at,
                 ended_at=time.time(),
             )
@@ -159,13 +161,15 @@ class Worker:
 
 def _unloadable(exc: BaseException) -> ExecutionError:
     error = explain(exc)
-    return msgspec.structs.replace(error, message=f"it could not be loaded in a worker process: {error.message}")
+    message = f"it could not be loaded in a worker process: {error.message}"
+    return msgspec.structs.replace(error, message=message, details={**error.details, UNLOADED: True})
 
 
 def _unreturnable(exc: BaseException) -> ExecutionError:
     error = explain(exc)
     message = f"its result could not be sent back from the worker process: {error.message}"
-    return ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=error.types, traceback=error.traceback)
+    details = {UNRETURNED: True}
+    return msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, message=message, details=details)
 
 
 class _Forward(logging.Handler):
@@ -238,3 +242,8 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = settings.memory_limit if hard == resource.RLIM_INFINITY else min(settings.memory_limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    if settings.setup is not None:
+        if b"__main__" in settings.setup:
+            load_main(scene)
+        function, args = pickle.loads(settings.setup)
+        function(*args)
