@@ -20,6 +20,9 @@ from taskyard.errors import UnguardedScript
 
 MAIN_ALIAS = "__mp_main__"
 
+_script_path = getattr(sys.modules["__main__"], "__file__", None)
+"""Kept, because a script loses its `__file__` when its last line has run, and pools may still have work then."""
+
 
 class Scene(msgspec.Struct, frozen=True):
     """`main_name` is that of a script started with `python -m`, `main_path` that of one started as a file; neither: an
@@ -53,7 +56,7 @@ def present_scene() -> Scene:
     # What a worker makes of the script's own classes names the alias: it must mean the script here as well.
     sys.modules.setdefault(MAIN_ALIAS, main)
     spec = getattr(main, "__spec__", None)
-    path = getattr(main, "__file__", None)
+    path = getattr(main, "__file__", _script_path)
     try:
         folder = os.getcwd()
     except OSError:  # it was removed
