@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from enum import StrEnum
 from typing import Any, ParamSpec, Self, TypeVar
@@ -24,13 +24,14 @@ from taskyard.execution.bridge import bridge_here, outcome
 from taskyard.execution.futures import ProcessPool
 from taskyard.execution.io_pool import ThreadPool
 from taskyard.execution.pool import PoolNumbers
-from taskyard.execution.pool_loop import CallFuture
 from taskyard.execution.process import HAS_NURSERY
 from taskyard.execution.raising import CallKilled, CannotCross, PoolForked, WorkerDied
 from taskyard.sizing import count_workers
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+Args = tuple[Any, ...]
 
 BURIAL_S = 10.0
 """How long a forced shutdown waits for killed workers to be gone. It takes milliseconds, unless the system refuses."""
@@ -129,10 +130,40 @@ class ExecutorManager:
     async def run_cpu_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `func` in a worker process, and await what it returns or raises. A worker that dies raises `WorkerDied`;
         what cannot be sent there `CannotCross`, a ValueError. Cancelling this ends the call, with its worker."""
-        return await CpuCalls(self, self.settings.calls).run_cpu_intensive(func, *args, **kwargs)
+        return await self._run_cpu(self.settings.calls, func, args, kwargs)
 
     async def run_io_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `func` in a thread, in a copy of the present context. Cancelling this leaves a running thread alone."""
+        return await self._run_io(func, args, kwargs)
+
+    def options(self, **changes: Any) -> CpuCalls:
+        """The same calls with other `CallOptions`: `manager.options(retries=2).run_cpu_intensive(…)`."""
+        changed = msgspec.structs.asdict(self.settings.calls) | changes
+        return CpuCalls(functools.partial(self._run_cpu, CallOptions(**changed)))
+
+    async def _run_cpu(self, options: CallOptions, func: Callable[..., T], args: Args, kwargs: dict[str, Any]) -> T:
+        left = options.retries
+        while True:
+            self._refuse_closed()
+            future = self.cpu_executor.submit_within(options.timeout_s, func, *args, **kwargs)
+            try:
+                return await _result(future)
+            except asyncio.CancelledError:
+                future.kill()
+                raise
+            except WorkerDied as died:
+                if not left or isinstance(died, CallKilled):
+                    raise
+                left -= 1
+                log.warning("[ExecutorManager] run again (%d more times at most): %s", left, died)
+            except CannotCross as exc:
+                # What has run must not run twice; and a thread is used only by choice.
+                if exc.has_run or options.unpicklable != Unpicklable.THREAD:
+                    raise
+                log.warning("[ExecutorManager] run in a thread: %s", exc)
+                return await self._run_io(func, args, kwargs)
+
+    async def _run_io(self, func: Callable[..., T], args: Args, kwargs: dict[str, Any]) -> T:
         self._refuse_closed()
         call = functools.partial(func, *args, **kwargs)
         future = self.io_executor.submit(contextvars.copy_context().run, call)
@@ -141,15 +172,6 @@ class ExecutorManager:
         except asyncio.CancelledError:
             future.cancel()
             raise
-
-    def options(self, **changes: Any) -> CpuCalls:
-        """The same calls with other `CallOptions`: `manager.options(retries=2).run_cpu_intensive(…)`."""
-        changed = msgspec.structs.asdict(self.settings.calls) | changes
-        return CpuCalls(self, CallOptions(**changed))
-
-    def submit_cpu(self, timeout_s: float | None, func: Callable[..., T], *args: Any, **kwargs: Any) -> CallFuture[T]:
-        self._refuse_closed()
-        return self.cpu_executor.submit_within(timeout_s, func, *args, **kwargs)
 
     def _refuse_closed(self) -> None:
         if self._pid != os.getpid():
@@ -202,34 +224,13 @@ class ExecutorManager:
 class CpuCalls:
     """`run_cpu_intensive` with options of its own."""
 
-    def __init__(self, manager: ExecutorManager, options: CallOptions) -> None:
-        self._manager, self._options = manager, options
+    def __init__(self, run: Callable[[Callable[..., Any], Args, dict[str, Any]], Awaitable[Any]]) -> None:
+        self._run = run
 
     async def run_cpu_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `ExecutorManager.run_cpu_intensive`."""
-        try:
-            return await self._run_cpu(func, *args, **kwargs)
-        except CannotCross as exc:
-            # What has run must not run twice, and nobody asked for it.
-            if exc.has_run or self._options.unpicklable != Unpicklable.THREAD:
-                raise
-            log.warning("[ExecutorManager] run in a thread: %s", exc)
-        return await self._manager.run_io_intensive(func, *args, **kwargs)
-
-    async def _run_cpu(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        left = self._options.retries
-        while True:
-            future = self._manager.submit_cpu(self._options.timeout_s, func, *args, **kwargs)
-            try:
-                return await _result(future)
-            except asyncio.CancelledError:
-                future.kill()
-                raise
-            except WorkerDied as died:
-                if not left or isinstance(died, CallKilled):
-                    raise
-                left -= 1
-                log.warning("[ExecutorManager] run again (%d more times at most): %s", left, died)
+        result: T = await self._run(func, args, kwargs)
+        return result
 
 
 async def _result(future: Future[T]) -> T:
