@@ -318,3 +318,39 @@ def test_a_pool_in_use_is_refused_after_a_fork(pool):
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert pool.submit(deeds.echo, 2).result(PATIENCE_S) == 2
+
+
+def test_a_shutdown_among_submits():
+    """When a pool is shut down while threads submit, each of them is refused in the end, and no future is forgotten."""
+    pool = ProcessPool(2)
+    futures: list[concurrent.futures.Future[int]] = []
+    is_busy = threading.Event()
+
+    def submit() -> None:
+        while True:
+            try:
+                futures.append(pool.submit(deeds.echo, 1))
+            except RuntimeError:
+                return
+            if len(futures) >= 200:
+                is_busy.set()
+
+    threads = [threading.Thread(target=submit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert is_busy.wait(PATIENCE_S)
+    pool.shutdown(wait=False, cancel_futures=True)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    pool.shutdown()
+    assert all(future.done() for future in futures)
+    assert {future.result() for future in futures if not future.cancelled()} <= {1}
+
+
+def test_callers_are_told_in_order():
+    """Answers that are told together are told in the order in which they came."""
+    with ProcessPool(1) as pool:
+        told: list[int] = []
+        for n in range(300):
+            pool.submit(deeds.echo, n).add_done_callback(lambda future: told.append(future.result()))
+    assert told == list(range(300))
