@@ -26,8 +26,10 @@ T = TypeVar("T")
 
 
 class PoolOptions(TypedDict, total=False):
-    """What a pool may be told besides the standard library's parameters, each as in `PoolSettings`."""
+    """What else a pool may be told, each as in `PoolSettings`; `max_tasks_per_child` is what the standard library calls
+    `recycle_after`."""
 
+    max_tasks_per_child: int | None
     recycle_after: int | None
     recycle_rss: int | None
     memory_limit: int | None
@@ -54,12 +56,9 @@ class ProcessPool(Executor):
         portable: bool = not HAS_NURSERY,
         **options: Unpack[PoolOptions],
     ) -> None:
-        if max_workers is not None and max_workers <= 0:
-            raise ValueError("max_workers must be greater than 0")
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError("timeout_s must be greater than 0")
-        size = {} if max_workers is None else {"max_workers": max_workers}
-        settings = PoolSettings(setup=_setup(initializer, initargs), **size, **options)
+        settings = _settings(max_workers, _setup(initializer, initargs), options)
         self.max_workers, self._timeout_s = settings.max_workers, timeout_s
         self._loop = PoolLoop(settings, portable=_is_portable(mp_context, portable))
         weakref.finalize(self, self._loop.abandon).atexit = False
@@ -126,6 +125,19 @@ def _unchunk(results: Iterator[list[T]]) -> Iterator[T]:
         result.reverse()
         while result:
             yield result.pop()
+
+
+def _settings(max_workers: int | None, setup: bytes | None, options: PoolOptions) -> PoolSettings:
+    given: dict[str, Any] = {**options, "setup": setup}
+    most = given.pop("max_tasks_per_child", None)
+    if most is not None:
+        given["recycle_after"] = most
+    if max_workers is not None:
+        given["max_workers"] = max_workers
+    for name in ("max_workers", "recycle_after"):
+        if given.get(name) is not None and given[name] <= 0:
+            raise ValueError(f"{name} must be greater than 0")
+    return PoolSettings(**given)
 
 
 def _setup(initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> bytes | None:
