@@ -96,12 +96,12 @@ def test_workers_are_recycled():
 
 
 @BOTH
-def test_a_hard_timeout(portable):
+def test_a_hard_timeout(portable, stage):
     """A call that runs too long raises a TimeoutError when its process is gone; the next one runs."""
-    with ProcessPool(1, timeout_s=0.2, portable=portable) as pool:
-        pid = pool.submit(os.getpid).result(PATIENCE_S)
-        with pytest.raises(CallTimedOut, match="hang was ended: it ran longer than its timeout of") as raised:
-            pool.submit(misdeeds.hang).result(PATIENCE_S)
+    with ProcessPool(1, timeout_s=0.3, portable=portable) as pool:
+        held, pid = begin(pool, stage)
+        with pytest.raises(CallTimedOut, match="hold was ended: it ran longer than its timeout of") as raised:
+            held.result(PATIENCE_S)
         assert isinstance(raised.value, concurrent.futures.TimeoutError)
         assert not is_alive(pid)
         assert pool.submit(deeds.echo, 1).result(PATIENCE_S) == 1
