@@ -32,11 +32,6 @@ def pool():
         yield pool
 
 
-@pytest.fixture
-def stage(tmp_path):
-    return deeds.Stage(tmp_path)
-
-
 def begin(pool, stage):
     """A call that runs; and its worker."""
     future = pool.submit(deeds.hold, (stage.began, stage.gate), "held")
