@@ -49,6 +49,7 @@ from taskyard.errors import (
 )
 from taskyard.execution.context import RunContext, current_run
 from taskyard.execution.inline import InProcessExecutor
+from taskyard.execution.sizing import set_default_workers
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.event import Event, EventKind
@@ -60,6 +61,7 @@ from taskyard.model.task import Dedupe, Run, Task, TaskRecord
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import TaskFilter
+from taskyard.sizing import cpu_workers
 from taskyard.standalone import Scheduler
 from taskyard.yard import Yard
 
@@ -67,16 +69,23 @@ if TYPE_CHECKING:
     from taskyard.execution.isolated import IsolatedProcessPoolExecutor
     from taskyard.execution.pool import PoolNumbers, PoolSettings
     from taskyard.execution.process import ProcessPoolExecutor
+    from taskyard.manager import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
 
 __version__ = "0.1.0"
 
 _LATER = {
+    "CallOptions": "taskyard.manager",
+    "ExecutorManager": "taskyard.manager",
     "IsolatedProcessPoolExecutor": "taskyard.execution.isolated",
+    "ManagerSettings": "taskyard.manager",
     "PoolNumbers": "taskyard.execution.pool",
     "PoolSettings": "taskyard.execution.pool",
     "ProcessPoolExecutor": "taskyard.execution.process",
+    "get_executor_manager": "taskyard.manager",
 }
 """What is imported when it is first asked for, and where it is: most programs need none of it."""
+
+set_default_workers(cpu_workers)
 
 
 def __getattr__(name: str) -> Any:
@@ -91,6 +100,7 @@ __all__ = [
     "BatchTooLarge",
     "BlockingOnLoop",
     "BlockingYard",
+    "CallOptions",
     "Cancel",
     "ClaimLost",
     "CommandRefused",
@@ -105,6 +115,7 @@ __all__ = [
     "ExecutionError",
     "ExecutionRequest",
     "ExecutionResult",
+    "ExecutorManager",
     "ExecutorProtocol",
     "ForkedStore",
     "IllegalMove",
@@ -113,6 +124,7 @@ __all__ = [
     "InvalidConsumer",
     "InvalidInput",
     "IsolatedProcessPoolExecutor",
+    "ManagerSettings",
     "NaiveDatetime",
     "NoCurrentRun",
     "NotJson",
@@ -159,4 +171,5 @@ __all__ = [
     "WrongLoop",
     "Yard",
     "current_run",
+    "get_executor_manager",
 ]

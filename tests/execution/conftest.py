@@ -15,7 +15,9 @@ from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
 from taskyard.testing.samples import a_record
+from tests.execution import deeds
 from tests.execution.census import descendants, ended
+from tests.execution.kinds import PROCESSES, THREADS, Maker
 
 PATIENCE_S = 20
 
@@ -71,3 +73,13 @@ async def open_desk() -> AsyncIterator[Callable[..., Desk]]:
 @pytest.fixture
 async def desk(open_desk: Callable[..., Desk]) -> Desk:
     return open_desk(max_workers=1)
+
+
+@pytest.fixture(scope="module")
+def make(kind: str) -> Maker:
+    return (PROCESSES | THREADS)[kind]
+
+
+@pytest.fixture
+def stage(tmp_path) -> deeds.Stage:
+    return deeds.Stage(tmp_path)

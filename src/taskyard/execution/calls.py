@@ -30,6 +30,8 @@ class PendingCall:
     ending: asyncio.TimerHandle | None = None
     is_new = is_over = is_asked = is_undelivered = False
     number = 0
+    marks = 0
+    """Added to those of its frame."""
     started_at = 0.0
     _buried: asyncio.Future[None] | None = None
 
@@ -45,7 +47,7 @@ class PendingCall:
     ) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs or {}
         self.timeout_s, self.run, self.record_first = timeout_s, run, record_first
-        self.key = _key(function)
+        self.key = key_of(function)
         self.future: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
 
     def body(self) -> Call:
@@ -117,13 +119,13 @@ class PendingCall:
             await self._buried
 
 
-def _key(function: Any) -> tuple[str, str]:
+def key_of(function: Any) -> tuple[str, str]:
     """What a worker has to import for it."""
     try:
         return function.__module__, function.__qualname__
     except AttributeError:
         pass
     if isinstance(function, functools.partial):
-        return _key(function.func)
+        return key_of(function.func)
     key: tuple[str, str] | None = getattr(function, "wire_key", None)
     return key or (type(function).__module__, type(function).__qualname__)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
+
+import msgspec
 
 from taskyard.errors import Cancel, RetryLater
 from taskyard.model.execution import ErrorKind, ExecutionError
@@ -10,6 +13,13 @@ from taskyard.model.execution import ErrorKind, ExecutionError
 MESSAGE_CHARS = 4_000
 TRACEBACK_CHARS = 20_000
 """The end of a traceback says where it happened: that is what is kept of a long one."""
+
+EXCEPTION = "exception"
+"""In an error's details: the exception, pickled."""
+
+UNLOADED, UNRETURNED = "unloaded", "unreturned"
+"""In an error's details: true if the call could not be read by its worker, and so never ran; if its result could not be
+sent back, or not be read here."""
 
 _TOO_GENERAL = frozenset({object, BaseException, Exception})
 
@@ -24,6 +34,14 @@ def explain(exc: BaseException) -> ExecutionError:
     return ExecutionError(
         kind=ErrorKind.RUNTIME, message=_message(exc), types=type_names(type(exc)), traceback=_traceback(exc)
     )
+
+
+def with_exception(error: ExecutionError, exc: BaseException) -> ExecutionError:
+    """The same with `exc` itself, pickled, in its details; as it is, where that cannot be."""
+    try:
+        return msgspec.structs.replace(error, details={**error.details, EXCEPTION: pickle.dumps(exc, 5)})
+    except Exception:  # its code is anybody's
+        return error
 
 
 def timed_out(timeout_s: float) -> ExecutionError:

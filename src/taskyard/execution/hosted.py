@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.explain import clean, explain
+from taskyard.execution.explain import UNRETURNED, clean, explain
 from taskyard.execution.nursery import WorkerProcess
 from taskyard.execution.wire import IS_NEW, IS_SPENT, Frame, Head, Kind, Outgoing, Reader, WireError, encode, widen
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
@@ -66,7 +66,8 @@ class HostedWorker:
     def give(self, call: PendingCall) -> None:
         """Send the call; raises what pickling it raises, and has then sent nothing."""
         is_new = call.key not in self._known
-        out = encode(Kind.CALL, call.number, call.body(), IS_NEW if is_new else 0, shares=self._shares)
+        marks = call.marks | IS_NEW if is_new else call.marks
+        out = encode(Kind.CALL, call.number, call.body(), marks, shares=self._shares)
         call.is_new, call.worker = is_new, self
         if is_new:
             self._known.add(call.key)
@@ -227,7 +228,9 @@ class HostedWorker:
         except Exception as exc:
             error = explain(exc)
             message = f"its result could not be read back from the worker process: {error.message}"
-            return self._failed(head, ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=error.types))
+            details = {UNRETURNED: True}
+            error = ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=error.types, details=details)
+            return self._failed(head, error)
         return ExecutionResult(
             success=True, data=value, started_at=head.started_at, ended_at=head.ended_at, worker_pid=self.pid
         )

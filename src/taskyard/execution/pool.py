@@ -22,13 +22,8 @@ from taskyard.execution.hosted import HostedWorker
 from taskyard.execution.keeper import LOST
 from taskyard.execution.nursery import NURSERY, WorkerProcess
 from taskyard.execution.scene import WorkerSettings, refuse_while_loading
+from taskyard.execution.sizing import default_workers
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
-
-
-def default_workers() -> int:
-    """The cores this process may use, less one for the host."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
-    return max(1, usable - 1)
 
 
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +33,8 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     long a worker may take to start, and to import what a call names. `cancel_grace_s`: from being asked to end to
     SIGTERM; `term_grace_s`: from there to SIGKILL. `recycle_after` calls, or above `recycle_rss` bytes in memory, a
     worker is replaced; `memory_limit` bytes of data are all it can allocate. `pipeline`: calls sent ahead to one
-    worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery."""
+    worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery.
+    `setup`: as in `WorkerSettings`."""
 
     max_workers: int = msgspec.field(default_factory=default_workers)
     queue_limit: int = 1000
@@ -52,6 +48,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: int = 1
     spare: bool = True
     preload: tuple[str, ...] = ()
+    setup: bytes | None = None
 
     def __post_init__(self) -> None:
         if self.max_workers < 1 or self.queue_limit < 0 or self.pipeline < 1:
@@ -242,7 +239,10 @@ class WorkerPool:
         refuse_while_loading()
         settings = self.settings
         asked = WorkerSettings(
-            memory_limit=settings.memory_limit, recycle_rss=settings.recycle_rss, shares=self._shares
+            memory_limit=settings.memory_limit,
+            recycle_rss=settings.recycle_rss,
+            shares=self._shares,
+            setup=settings.setup,
         )
         try:
             self._starter.preload(settings.preload)

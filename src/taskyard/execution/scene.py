@@ -20,6 +20,9 @@ from taskyard.errors import UnguardedScript
 
 MAIN_ALIAS = "__mp_main__"
 
+_script_path = getattr(sys.modules["__main__"], "__file__", None)
+"""Kept, because a script loses its `__file__` when its last line has run, and pools may still have work then."""
+
 
 class Scene(msgspec.Struct, frozen=True):
     """`main_name` is that of a script started with `python -m`, `main_path` that of one started as a file; neither: an
@@ -37,12 +40,14 @@ class Scene(msgspec.Struct, frozen=True):
 class WorkerSettings(msgspec.Struct, frozen=True):
     """What one worker is held to. `memory_limit`: bytes of private data (RLIMIT_DATA) beyond which allocations fail.
     `recycle_rss`: bytes in memory after a call beyond which the worker asks to be replaced. `shares`: it may use
-    memfds. `preload`: modules it imports before it is ready."""
+    memfds. `preload`: modules it imports before it is ready. `setup`: a pickled pair of function and arguments, called
+    before it is ready."""
 
     memory_limit: int | None = None
     recycle_rss: int | None = None
     shares: bool = True
     preload: tuple[str, ...] = ()
+    setup: bytes | None = None
 
 
 def present_scene() -> Scene:
@@ -51,7 +56,7 @@ def present_scene() -> Scene:
     # What a worker makes of the script's own classes names the alias: it must mean the script here as well.
     sys.modules.setdefault(MAIN_ALIAS, main)
     spec = getattr(main, "__spec__", None)
-    path = getattr(main, "__file__", None)
+    path = getattr(main, "__file__", _script_path)
     try:
         folder = os.getcwd()
     except OSError:  # it was removed

@@ -102,6 +102,9 @@ NAMES_MAIN = 2
 IS_SPENT = 4
 """Of an answer: the worker should be replaced."""
 
+KEEPS_EXCEPTION = 8
+"""Of a call: what it raises is wanted as it is, pickled, beside its text."""
+
 Bytes = bytes | bytearray | memoryview
 
 

@@ -14,6 +14,7 @@ import importlib
 import io
 import logging
 import os
+import pickle
 import random
 import resource
 import signal
@@ -25,10 +26,10 @@ import msgspec
 
 from taskyard.execution.channel import Channel
 from taskyard.execution.context import CURRENT
-from taskyard.execution.explain import explain
+from taskyard.execution.explain import UNLOADED, UNRETURNED, explain, with_exception
 from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.scene import Scene, WorkerSettings, enter, load_main
-from taskyard.execution.wire import IS_NEW, IS_SPENT, NAMES_MAIN, Bulk, Frame, Kind, encode
+from taskyard.execution.wire import IS_NEW, IS_SPENT, KEEPS_EXCEPTION, NAMES_MAIN, Bulk, Frame, Kind, encode
 from taskyard.execution.worker_run import Call, WorkerRun
 from taskyard.model.execution import ErrorKind, ExecutionError
 
@@ -80,7 +81,10 @@ class Worker:
             value = function(*args, **kwargs) if card is None else self._run(number, call)
         except BaseException as exc:
             # SystemExit and KeyboardInterrupt too: what a call raises is its answer.
-            self._fail(number, self._explain(exc), started_at)
+            error = self._explain(exc)
+            if marks & KEEPS_EXCEPTION:
+                error = with_exception(error, exc)
+            self._fail(number, error, started_at)
         else:
             self._return(number, value, started_at)
 
@@ -117,7 +121,8 @@ class Worker:
         # A worker at its memory limit has little left for the next call.
         is_spent = error.kind is ErrorKind.SYSTEM and "MemoryError" in error.types
         marks = IS_SPENT if is_spent or self._is_spent() else 0
-        self._channel.write(encode(Kind.ERROR, number, _encode_error(error), marks, started_at, time()))
+        shares = self._channel.shares
+        self._channel.write(encode(Kind.ERROR, number, _encode_error(error), marks, started_at, time(), shares=shares))
 
     def _is_spent(self) -> bool:
         """Whether the worker has grown too large. The peak is cheap to ask for; only above it the present size is."""
@@ -133,13 +138,15 @@ class Worker:
 
 def _unloadable(exc: BaseException) -> ExecutionError:
     error = explain(exc)
-    return msgspec.structs.replace(error, message=f"it could not be loaded in a worker process: {error.message}")
+    message = f"it could not be loaded in a worker process: {error.message}"
+    return msgspec.structs.replace(error, message=message, details={**error.details, UNLOADED: True})
 
 
 def _unreturnable(exc: BaseException) -> ExecutionError:
     error = explain(exc)
     message = f"its result could not be sent back from the worker process: {error.message}"
-    return ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=error.types, traceback=error.traceback)
+    details = {UNRETURNED: True}
+    return msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, message=message, details=details)
 
 
 class _Forward(logging.Handler):
@@ -214,3 +221,8 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = settings.memory_limit if hard == resource.RLIM_INFINITY else min(settings.memory_limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    if settings.setup is not None:
+        if b"__main__" in settings.setup:
+            load_main(scene)
+        function, args = pickle.loads(settings.setup)
+        function(*args)

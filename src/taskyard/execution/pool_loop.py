@@ -1,0 +1,284 @@
+"""A process pool on an event loop of its own, in a thread: what stands between `concurrent.futures` and `WorkerPool`.
+
+Submits come from any thread and leave with one wake-up of the loop for as many as have come together. No more calls are
+given to the pool than it can run: what waits, waits here, where it can still be cancelled. The thread starts with the
+first submit and ends when the pool has been shut down and its work is done; at the interpreter's end that is waited
+for. Callbacks of futures run in this thread, as those of the standard library run in theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import msgspec
+
+from taskyard.execution.calls import PendingCall
+from taskyard.execution.pool import PoolNumbers, PoolSettings
+from taskyard.execution.process import make_pool
+from taskyard.execution.raising import PoolForked, to_exception
+from taskyard.execution.scene import refuse_while_loading
+from taskyard.execution.wire import KEEPS_EXCEPTION
+from taskyard.model.execution import ExecutionResult
+
+T = TypeVar("T")
+
+TELL_EVERY_S = 0.001
+
+log = logging.getLogger("taskyard")
+
+
+class CallFuture(Future[T]):
+    """A future of a call in a worker process, which unlike others can be ended while it runs."""
+
+    owner: PoolLoop | None = None
+    call: FutureCall | None = None
+
+    def kill(self) -> bool:
+        """Cancel it, or if it runs, end its worker and everything that one started: the future then raises
+        `CallKilled` as soon as that is done. False if it was done already."""
+        if self.cancel():
+            return True
+        if self.done() or self.owner is None:
+            return False
+        self.owner.end_now(self)
+        return True
+
+
+class Work(msgspec.Struct, gc=False):
+    """A call that waits for its turn."""
+
+    future: CallFuture[Any]
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    timeout_s: float | None
+
+
+class FutureCall(PendingCall):
+    """A call whose answer goes to a future, at once and on the loop's thread."""
+
+    marks = KEEPS_EXCEPTION
+
+    def __init__(self, work: Work, on_over: Callable[[FutureCall], None]) -> None:
+        super().__init__(work.function, work.args, work.kwargs, timeout_s=work.timeout_s)
+        self._target, self._on_over = work.future, on_over
+
+    def answer(self, result: ExecutionResult) -> None:
+        super().answer(result)
+        self._on_over(self)
+
+    def tell(self) -> None:
+        """Give the answer to whoever waits for it."""
+        target, result = self._target, self.future.result()
+        # The future outlives the call: it must not keep the arguments.
+        target.owner = target.call = None
+        if result.error is None:
+            target.set_result(result.data)
+        else:
+            target.set_exception(to_exception(result.error, self.function))
+
+
+class PoolLoop:
+    """`ended` is done when the thread, and with it every worker, is gone."""
+
+    def __init__(self, settings: PoolSettings, *, portable: bool) -> None:
+        self.ended: Future[None] = Future()
+        self._pool = make_pool(settings, portable=portable)
+        self._most = settings.max_workers * settings.pipeline
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid: int | None = None
+        self._inbox: deque[Work] = deque()
+        self._is_woken = False
+        # What follows belongs to the thread.
+        self._waiting: deque[Work] = deque()
+        self._given: set[FutureCall] = set()
+        self._answered: list[FutureCall] = []
+        self._telling: asyncio.TimerHandle | None = None
+        self._is_feeding = self._is_ending = False
+        self._finished = asyncio.Event()
+
+    @property
+    def numbers(self) -> PoolNumbers:
+        numbers = self._pool.numbers
+        return msgspec.structs.replace(numbers, queued=numbers.queued + len(self._waiting) + len(self._inbox))
+
+    # --- from any thread ----------------------------------------------------------------------------------------------
+
+    def submit(self, work: Work) -> None:
+        if self._is_foreign:
+            raise PoolForked
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            loop = self._loop or self._start()
+            work.future.owner = self
+            self._inbox.append(work)
+            if not self._is_woken:
+                self._is_woken = True
+                loop.call_soon_threadsafe(self._drain)
+
+    def shutdown(self, *, wait: bool, cancel: bool = False, kill: bool = False) -> None:
+        """Take nothing new, and end when all is done; `cancel` what waits, `kill` what runs."""
+        if self._is_foreign:
+            return  # it is the parent's
+        with self._lock:
+            self._is_closed = True
+            thread = self._thread
+            if thread is None:
+                self._note_end()
+                return
+            self._tell(self._end, cancel, kill)
+        if wait:
+            thread.join()
+
+    def abandon(self) -> None:
+        """Nobody holds the pool any more: the work that it has is its last. May come from the collector at any moment,
+        so it takes no lock."""
+        if self._thread is not None and not self._is_foreign:
+            self._tell(self._end, False, False)
+
+    def end_now(self, future: CallFuture[Any]) -> None:
+        self._tell(self._end_call, future)
+
+    @property
+    def _is_foreign(self) -> bool:
+        return self._pid is not None and self._pid != os.getpid()
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        refuse_while_loading()
+        if _is_exiting:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        loop = asyncio.SelectorEventLoop()
+        thread = threading.Thread(target=self._run, args=(loop,), name="taskyard-pool", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            loop.close()
+            raise
+        self._loop, self._thread, self._pid = loop, thread, os.getpid()
+        _RUNNING.add(self)
+        return loop
+
+    def _tell(self, what: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(what, *args)
+
+    def _note_end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    # --- in the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_until_complete(self._serve())
+        finally:
+            loop.close()
+            _RUNNING.discard(self)
+            self._note_end()
+
+    async def _serve(self) -> None:
+        await self._finished.wait()
+        await self._pool.shutdown()
+
+    def _drain(self) -> None:
+        self._collect()
+        self._feed()
+
+    def _collect(self) -> None:
+        with self._lock:
+            self._is_woken = False
+            arrived, self._inbox = self._inbox, deque()
+        self._waiting += arrived
+
+    def _feed(self) -> None:
+        """Give the pool as much as it can run. A call that cannot even be sent is answered at once, and so comes back
+        here: the flag keeps a long row of those from being a deep recursion."""
+        if self._is_feeding:
+            return
+        self._is_feeding = True
+        try:
+            while self._waiting and len(self._given) < self._most:
+                self._give(self._waiting.popleft())
+        finally:
+            self._is_feeding = False
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self._is_ending and not self._given and not self._answered:
+            self._finished.set()
+
+    def _give(self, work: Work) -> None:
+        if not work.future.set_running_or_notify_cancel():
+            return
+        call = work.future.call = FutureCall(work, self._over)
+        self._given.add(call)
+        try:
+            _ = self._pool.submit(call)  # its own future is not needed: the answer comes to `FutureCall`
+        except Exception:
+            # No way to get here is known; a future that is never done would be worse than this one.
+            log.exception("a call could not be given to its process pool")
+            self._pool.end_now(call)
+
+    def _over(self, call: FutureCall) -> None:
+        """Worker first, caller second: whoever is woken wants the interpreter for itself, and the worker would wait.
+        While there is a line, callers are told together once a millisecond: those with so many calls lose nothing by
+        that, and interrupt us once instead of twenty times."""
+        self._given.discard(call)
+        self._answered.append(call)
+        self._feed()
+        if not self._waiting:
+            self._tell_callers()
+        elif self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(TELL_EVERY_S, self._tell_callers)
+
+    def _tell_callers(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        answered, self._answered = self._answered, []
+        answered.reverse()
+        while answered:
+            answered.pop().tell()
+        self._note_idle()
+
+    def _end(self, cancel: bool, kill: bool) -> None:
+        self._collect()
+        self._is_ending = True
+        while (cancel or kill) and self._waiting:
+            future = self._waiting.popleft().future
+            future.cancel()
+            future.set_running_or_notify_cancel()  # tells those who wait for several futures
+        for call in list(self._given) if kill else ():
+            self._pool.end_now(call)
+        self._feed()
+
+    def _end_call(self, future: CallFuture[Any]) -> None:
+        if future.call is not None:
+            self._pool.end_now(future.call)
+
+
+_RUNNING: set[PoolLoop] = set()
+_is_exiting = False
+
+
+@atexit.register
+def _finish_all() -> None:
+    """What was submitted is done before the interpreter ends. The nursery registered before us, so it closes later."""
+    global _is_exiting
+    _is_exiting = True
+    for running in list(_RUNNING):
+        running.shutdown(wait=True)

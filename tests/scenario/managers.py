@@ -1,0 +1,14 @@
+"""A small manager, and a call that it holds."""
+
+import asyncio
+
+from taskyard import ManagerSettings
+from tests.execution import deeds
+
+SMALL = ManagerSettings(cpu_workers=2, io_workers=2)
+
+
+async def begin(manager, stage, run=None):
+    """A call that runs, and its process."""
+    task = asyncio.create_task((run or manager.run_cpu_intensive)(deeds.hold, (stage.began, stage.gate), "held"))
+    return task, int(await asyncio.to_thread(stage.wait_until_begun))
