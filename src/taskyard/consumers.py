@@ -272,7 +272,7 @@ def _executor(name: str, asked: str | None, is_async: bool) -> str:
     return asked
 
 
-@dataclass
+@dataclass(frozen=True)
 class RemoteFunction:
     """A function consumer as a worker process gets it: by name. There it is what the import finds: the function, or the
     consumer that a decorator made of it."""

@@ -371,3 +371,12 @@ async def test_a_shutdown_leaves_nothing(open_desk, portable):
     assert not {pid for pid in pids if is_alive(pid)}
     assert open_fds() == fds
     assert desk.pool.numbers.workers == 0
+
+
+async def test_a_copy_is_sent_anew_with_every_call(desk):
+    """A worker knows functions by number once it has them, but not the method of a list, which changes meanwhile."""
+    numbers = [1]
+    assert [await desk.value(numbers.count, 1) for _ in range(2)] == [1, 1]
+    numbers.append(1)
+    assert await desk.value(numbers.count, 1) == 2
+    assert [await desk.value(misdeeds.add, number, 1) for number in range(3)] == [1, 2, 3]

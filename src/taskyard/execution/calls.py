@@ -6,6 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from taskyard.execution.context import RunContext
@@ -50,14 +51,24 @@ class PendingCall:
         self.key = key_of(function)
         self.future: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
 
-    def body(self) -> Call:
+    @property
+    def is_by_name(self) -> bool:
+        """Whether its function crosses as a name. A copy may change between two calls, what a name means does not."""
+        function = self.function
+        kind = type(function)
+        if kind is BuiltinFunctionType:
+            return isinstance(function.__self__, ModuleType)  # type: ignore[attr-defined]
+        return kind is FunctionType or hasattr(function, "wire_key")
+
+    def body(self, function: Callable[..., Any] | int) -> Call:
+        """What its worker gets, with the function as that worker knows it."""
         args, kwargs = self.args, self.kwargs
         if args and not _PLAIN.issuperset(map(type, args)):
             args = tuple([Bulk.of(arg) for arg in args])
         if kwargs:
             kwargs = {name: Bulk.of(arg) for name, arg in kwargs.items()}
         card = None if self.run is None else card_of(self.run.claim)
-        return self.function, args, kwargs, card, self.record_first
+        return function, args, kwargs, card, self.record_first
 
     def begin(self) -> None:
         self.started_at = time.time()

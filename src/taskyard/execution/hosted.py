@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +19,20 @@ import msgspec
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.explain import UNRETURNED, clean, explain
 from taskyard.execution.nursery import WorkerProcess
-from taskyard.execution.wire import IS_NEW, IS_SPENT, Frame, Head, Kind, Outgoing, Reader, WireError, encode, widen
+from taskyard.execution.wire import (
+    CALL,
+    IS_NEW,
+    IS_SPENT,
+    RESULT,
+    Frame,
+    Head,
+    Kind,
+    Outgoing,
+    Reader,
+    WireError,
+    encode,
+    widen,
+)
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 
 log = logging.getLogger("taskyard")
@@ -53,6 +67,8 @@ class HostedWorker:
         self._wire, self._reader = process.wire, Reader(shares=shares)
         self._unsent: deque[Outgoing] = deque()
         self._known: set[tuple[str, str]] = set()
+        self._functions: dict[Callable[..., Any], int] = {}
+        self._started = 0
         self._deadline_mono = time.monotonic() + load_s
         self._timer: asyncio.TimerHandle | None = None
         self._timer_mono = math.inf
@@ -67,7 +83,8 @@ class HostedWorker:
         """Send the call; raises what pickling it raises, and has then sent nothing."""
         is_new = call.key not in self._known
         marks = call.marks | IS_NEW if is_new else call.marks
-        out = encode(Kind.CALL, call.number, call.body(), marks, shares=self._shares)
+        function = self._functions.get(call.function, call.function) if call.is_by_name else call.function
+        out = encode(CALL, call.number, call.body(function), marks, shares=self._shares)
         call.is_new, call.worker = is_new, self
         if is_new:
             self._known.add(call.key)
@@ -196,7 +213,7 @@ class HostedWorker:
     def _take(self, frame: Frame) -> None:
         head = frame.head
         kind = head.kind
-        if kind is Kind.RESULT:
+        if kind is RESULT:
             self._answer(head, self._result(frame))
         elif kind is Kind.ERROR:
             self._take_error(frame)
@@ -206,15 +223,22 @@ class HostedWorker:
                 self._deadline_mono = math.inf
             self._owner.ready(self)
         elif kind is Kind.STARTED:
-            call = self._running(head)
-            call.is_new = False
-            self._begin(call)
+            self._started_new(self._running(head))
         elif kind is Kind.LOG:
             _relay(_load(frame, tuple))
         elif kind in (Kind.PROGRESS, Kind.NOTE):
             self._running(head).hear(kind, _load(frame, object))
         else:
             raise WireError(f"{kind.name} from a worker")
+
+    def _started_new(self, call: PendingCall) -> None:
+        """What the call names is imported: its time begins, and from here on a number stands for its function. To
+        pickle one by its name costs more than the rest of a short call."""
+        call.is_new = False
+        if call.is_by_name:
+            self._functions[call.function] = self._started
+        self._started += 1
+        self._begin(call)
 
     def _running(self, head: Head) -> PendingCall:
         if not self.calls or self.calls[0].number != head.call:

@@ -77,6 +77,10 @@ class Kind(IntEnum):
     SETUP = 11
 
 
+CALL, RESULT = Kind.CALL, Kind.RESULT
+"""Those of every call: to name one by its class costs 70 ns on Python 3.11."""
+
+
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """`sizes` are those of the pickle and of the buffers beside it; `marks` is a sum of the flags below; the times are
     POSIX seconds, of results."""
@@ -182,7 +186,7 @@ def encode(
         return False
 
     body = pickle.dumps(value, 5, buffer_callback=keep_inside)
-    if kind is Kind.CALL and b"__main__" in body:
+    if kind is CALL and b"__main__" in body:
         marks |= NAMES_MAIN
     size = len(body)
     if not apart and (size < SHARED_FROM or not shares):

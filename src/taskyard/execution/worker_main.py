@@ -19,6 +19,7 @@ import random
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from time import time
 from typing import Any, NoReturn
 
@@ -29,7 +30,7 @@ from taskyard.execution.context import CURRENT
 from taskyard.execution.explain import UNLOADED, UNRETURNED, explain, with_exception
 from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.scene import Scene, WorkerSettings, enter, load_main
-from taskyard.execution.wire import IS_NEW, IS_SPENT, KEEPS_EXCEPTION, NAMES_MAIN, Bulk, Frame, Kind, encode
+from taskyard.execution.wire import IS_NEW, IS_SPENT, KEEPS_EXCEPTION, NAMES_MAIN, RESULT, Bulk, Frame, Kind, encode
 from taskyard.execution.worker_run import Call, WorkerRun
 from taskyard.model.execution import ErrorKind, ExecutionError
 
@@ -47,6 +48,7 @@ class Worker:
         self._channel, self._settings, self._scene = channel, settings, scene
         self._recycles = settings.recycle_rss is not None
         self._is_terminated = False
+        self._functions: list[Callable[..., Any]] = []
         signal.signal(signal.SIGTERM, self._on_term)
 
     def serve(self) -> None:
@@ -73,12 +75,17 @@ class Worker:
         except Exception as exc:
             self._fail(number, _unloadable(exc), time())
             return
+        named, args, kwargs, card, record_first = call
+        function = self._functions[named] if isinstance(named, int) else named
         if marks & IS_NEW:
+            self._functions.append(function)
             self._channel.send(Kind.STARTED, number)
-        function, args, kwargs, card, _ = call
         started_at = time()
         try:
-            value = function(*args, **kwargs) if card is None else self._run(number, call)
+            if card is None:
+                value = function(*args, **kwargs)
+            else:
+                value = self._run(WorkerRun(card, number, self._channel), function, args, kwargs, record_first)
         except BaseException as exc:
             # SystemExit and KeyboardInterrupt too: what a call raises is its answer.
             error = self._explain(exc)
@@ -88,12 +95,8 @@ class Worker:
         else:
             self._return(number, value, started_at)
 
-    def _run(self, number: int, call: Call) -> Any:
+    def _run(self, run: WorkerRun, function: Any, args: Any, kwargs: Any, record_first: bool) -> Any:
         """The call, with a run around it."""
-        function, args, kwargs, card, record_first = call
-        if card is None:
-            raise ValueError("a call without a run")
-        run = WorkerRun(card, number, self._channel)
         mark = CURRENT.set(run)
         try:
             return function(run.claim.record, *args, **kwargs) if record_first else function(*args, **kwargs)
@@ -111,7 +114,7 @@ class Worker:
     def _return(self, number: int, value: Any, started_at: float) -> None:
         try:
             marks = IS_SPENT if self._recycles and self._is_spent() else 0
-            out = encode(Kind.RESULT, number, Bulk.of(value), marks, started_at, time(), shares=self._channel.shares)
+            out = encode(RESULT, number, Bulk.of(value), marks, started_at, time(), shares=self._channel.shares)
         except Exception as exc:
             self._fail(number, _unreturnable(exc), started_at)
         else:

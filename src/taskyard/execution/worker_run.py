@@ -20,9 +20,9 @@ _decode_record = msgspec.msgpack.Decoder(TaskRecord).decode
 RunCard = tuple[bytes, int, int]
 """A run as it crosses to a worker: the record as msgpack (a tenth of the price of its pickle), attempt and token."""
 
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], RunCard | None, bool]
+Call = tuple[Callable[..., Any] | int, tuple[Any, ...], dict[str, Any], RunCard | None, bool]
 """What a CALL frame holds: function, arguments, the run it is part of, and whether that run's record goes before the
-other arguments."""
+other arguments. A function that this worker has been given before is named by the place it has among the new ones."""
 
 
 def card_of(claim: Claim) -> RunCard:
