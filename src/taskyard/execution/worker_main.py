@@ -26,6 +26,7 @@ from taskyard.execution.channel import Channel
 from taskyard.execution.context import CURRENT
 from taskyard.execution.explain import explain
 from taskyard.execution.linux import keep_freed_memory
+from taskyard.execution.said import fields_of
 from taskyard.execution.scene import Scene, WorkerSettings, enter, load_main
 from taskyard.execution.wire import IS_NEW, IS_SPENT, NAMES_MAIN, Bulk, Frame, Kind, encode
 from taskyard.execution.worker_run import Call, WorkerRun
@@ -178,7 +179,8 @@ class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-            self._channel.send(Kind.LOG, 0, (record.name, record.levelno, text, record.created))
+            said = (record.name, record.levelno, text, record.created, fields_of(record))
+            self._channel.send(Kind.LOG, 0, said)
         except Exception:
             self.handleError(record)
 
@@ -225,7 +227,7 @@ def _is_prepared(channel: Channel, settings: WorkerSettings, scene: Scene) -> bo
 
 
 def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
-    enter(scene)
+    enter(scene, settings.environ)
     root = logging.getLogger()
     root.addHandler(_Forward(channel))
     root.setLevel(scene.log_level)

@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +26,8 @@ from taskyard.model.task import Claim
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.store import Report
+from taskyard.testing.answer_contract import AnswerContract
+from taskyard.testing.pipe import Pipe
 from taskyard.testing.samples import a_record
 
 SHORT_S = 0.01
@@ -97,28 +99,6 @@ class Flag(Protocol):
     def is_set(self) -> bool: ...
 
 
-class Pipe:
-    """A named pipe that this process holds open at both ends."""
-
-    def __init__(self, path: str) -> None:
-        os.mkfifo(path)
-        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self._is_set = False
-
-    def is_set(self) -> bool:
-        try:
-            self._is_set = self._is_set or bool(os.read(self._fd, 1))
-        except BlockingIOError:
-            return False
-        return self._is_set
-
-    def write(self) -> None:
-        os.write(self._fd, b"!")
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
 @dataclass
 class Hold:
     """Code that goes on until it is let go, or until it notices that it should end."""
@@ -137,7 +117,7 @@ class Host:
     has_reported: asyncio.Event
 
 
-class ExecutorContract:
+class ExecutorContract(AnswerContract):
     """Subclass it, say whether the executor runs async code and whether in other processes, and write `make_executor`;
     `workers` are the threads or processes it is made with, beyond which it queues `queue_limit` and rejects (None: it
     never rejects). An executor that kills is made with a grace for cancels well below a second."""
@@ -147,15 +127,8 @@ class ExecutorContract:
     workers = 2
     queue_limit: int | None = 1
 
-    def make_executor(self) -> ExecutorProtocol:
-        raise NotImplementedError
-
-    @pytest.fixture
-    async def executor(self) -> AsyncIterator[ExecutorProtocol]:
-        executor = self.make_executor()
-        await executor.start()
-        yield executor
-        await executor.shutdown(wait=True)
+    def request(self, payload: Any) -> ExecutionRequest:
+        return ExecutionRequest(spec=self.spec(echo), payload=payload, request_id="r")
 
     # --- what to run --------------------------------------------------------------------------------------------------
 
@@ -477,11 +450,3 @@ class ExecutorContract:
         await executor.shutdown(wait=False)
         hold.let_go()
         assert (await running).data == 7
-
-    async def test_start_and_shutdown_are_idempotent(self, executor: ExecutorProtocol) -> None:
-        """Starting and shutting down twice is the same as once, and a start after a shutdown opens it again."""
-        await executor.start()
-        await executor.shutdown()
-        await executor.shutdown()
-        await executor.start()
-        assert (await self.begin(executor, self.spec(echo), 7)).data == 7
