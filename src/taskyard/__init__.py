@@ -1,6 +1,6 @@
 """Taskyard runs tasks: when they are due, in the right order, in the right place, within limits, without losing any."""
 
-from taskyard.blocking import BlockingYard
+from taskyard.blocking import BlockingExecutor, BlockingYard
 from taskyard.errors import (
     BatchTooLarge,
     BlockingOnLoop,
@@ -12,9 +12,11 @@ from taskyard.errors import (
     EventsMissed,
     ForkedStore,
     IllegalMove,
+    InvalidAlgorithm,
     InvalidArguments,
     InvalidConsumer,
     InvalidInput,
+    InvalidOutput,
     NaiveDatetime,
     NoCurrentRun,
     NotJson,
@@ -40,17 +42,26 @@ from taskyard.errors import (
     TaskSkipped,
     TaskyardError,
     UnguardedScript,
+    UnknownAlgorithm,
     UnknownConsumer,
     UnknownTask,
     WrongLoop,
 )
+from taskyard.execution.algorithm import Algorithm, AlgorithmContext
+from taskyard.execution.circuit import CircuitPolicy, CircuitState
 from taskyard.execution.context import RunContext, current_run
+from taskyard.execution.desk import AlgorithmHealth
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor
+from taskyard.execution.mock import MockExecutor, NoopExecutor
+from taskyard.execution.nursery import WorkerHandle
+from taskyard.execution.policy import ExecutionPolicy
 from taskyard.execution.pool import PoolNumbers, PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
+from taskyard.execution.router import ExecutionDispatcher
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
 from taskyard.model.order import Priority
@@ -67,11 +78,18 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Abilities",
+    "Algorithm",
+    "AlgorithmContext",
+    "AlgorithmHealth",
+    "AlgorithmSpec",
     "BaseTaskConsumer",
     "BatchTooLarge",
+    "BlockingExecutor",
     "BlockingOnLoop",
     "BlockingYard",
     "Cancel",
+    "CircuitPolicy",
+    "CircuitState",
     "ClaimLost",
     "CommandRefused",
     "ConsumerFunction",
@@ -82,19 +100,28 @@ __all__ = [
     "Event",
     "EventKind",
     "EventsMissed",
+    "ExecutionDispatcher",
     "ExecutionError",
+    "ExecutionHints",
+    "ExecutionPolicy",
     "ExecutionRequest",
     "ExecutionResult",
     "ExecutorProtocol",
     "ForkedStore",
     "IllegalMove",
     "InProcessExecutor",
+    "Incident",
+    "IncidentKind",
+    "InvalidAlgorithm",
     "InvalidArguments",
     "InvalidConsumer",
     "InvalidInput",
+    "InvalidOutput",
     "IsolatedProcessPoolExecutor",
+    "MockExecutor",
     "NaiveDatetime",
     "NoCurrentRun",
+    "NoopExecutor",
     "NotJson",
     "NotOpen",
     "OutcomeUnknown",
@@ -134,8 +161,10 @@ __all__ = [
     "TaskyardError",
     "ThreadExecutor",
     "UnguardedScript",
+    "UnknownAlgorithm",
     "UnknownConsumer",
     "UnknownTask",
+    "WorkerHandle",
     "WrongLoop",
     "Yard",
     "current_run",
