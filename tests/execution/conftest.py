@@ -1,4 +1,4 @@
-"""Pools to test with; each is shut down at the end, and must then have left nothing behind."""
+"""Pools and dispatchers to test with; each is shut down at the end, and must then have left nothing behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +11,7 @@ from taskyard.execution.context import RunContext, RunHost
 from taskyard.execution.nursery import NURSERY
 from taskyard.execution.pool import PoolSettings, WorkerPool
 from taskyard.execution.process import make_pool
+from taskyard.execution.router import ExecutionDispatcher
 from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
@@ -63,6 +64,10 @@ async def open_desk() -> AsyncIterator[Callable[..., Desk]]:
     async with asyncio.timeout(PATIENCE_S):
         for pool in pools:
             await pool.shutdown()
+    await all_ended()
+
+
+async def all_ended() -> None:
     if NURSERY.pid is not None:
         for pid in descendants(NURSERY.pid):
             await ended(pid)  # a keeper that has said its last word
@@ -71,3 +76,23 @@ async def open_desk() -> AsyncIterator[Callable[..., Desk]]:
 @pytest.fixture
 async def desk(open_desk: Callable[..., Desk]) -> Desk:
     return open_desk(max_workers=1)
+
+
+@pytest.fixture
+async def dispatch() -> AsyncIterator[Callable[..., ExecutionDispatcher]]:
+    """Makes dispatchers, each with what it is to run; they are shut down at the end."""
+    made: list[ExecutionDispatcher] = []
+
+    def make(*targets: Any, **settings: Any) -> ExecutionDispatcher:
+        dispatcher = ExecutionDispatcher(**settings)
+        for target in targets:
+            target, spec = target if isinstance(target, tuple) else (target, None)
+            dispatcher.install(target, spec=spec)
+        made.append(dispatcher)
+        return dispatcher
+
+    yield make
+    async with asyncio.timeout(PATIENCE_S):
+        for dispatcher in made:
+            await dispatcher.shutdown()
+    await all_ended()
