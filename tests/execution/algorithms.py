@@ -155,6 +155,14 @@ def fail_until(path: str, context: AlgorithmContext) -> int:
     return context.attempt
 
 
+def go_on(given: None, context: AlgorithmContext) -> Any:
+    """Saves and fails once; the next try finds what was saved."""
+    if context.checkpointed is None:
+        context.checkpoint({"at": 3})
+        raise OSError("once")
+    return context.checkpointed
+
+
 def hurry(given: None, context: AlgorithmContext) -> str:
     """Goes on until it is asked to end."""
     context.progress(0.0, "began")

@@ -286,6 +286,16 @@ async def test_a_direct_call_is_tried_once_unless_the_policy_says_otherwise(disp
     assert (await patient.run("f", str(file))).error.message == "try 3"
 
 
+@pytest.mark.parametrize("place", ["thread", "process"])
+async def test_the_next_try_finds_what_was_saved(dispatch, place):
+    """A checkpoint of a direct call is there for its retries."""
+    policy = ExecutionPolicy(retry=RetryPolicy(max_retries=1, first_s=0.001))
+    dispatcher = dispatch((algorithms.go_on, spec("go_on", executor=place)), policy=policy)
+    assert (await dispatcher.run("go_on", None)).data == {"at": 3}
+    other = dispatch((algorithms.go_on, spec("go_on", executor=place)))
+    assert (await other.run("go_on", None)).error.message == "once"
+
+
 @pytest.mark.spec("EXE-19")
 async def test_the_policy_can_be_replaced(dispatch):
     """Timeouts and retries are whatever a policy of one's own makes of them."""

@@ -78,6 +78,16 @@ class AlgorithmContext:
             self._run.progress(fraction, message, rate)
 
     @property
+    def checkpointed(self) -> Any:
+        """What was saved last with `checkpoint`, by this try or an earlier one; None if nothing was."""
+        return None if self._run is None else self._run.checkpointed
+
+    def checkpoint(self, data: Any) -> None:
+        """Save how far the work is, as JSON, for the next try."""
+        if self._run is not None:
+            self._run.checkpoint(data)
+
+    @property
     def fields(self) -> dict[str, Any]:
         """What every log line of the run carries."""
         said = {

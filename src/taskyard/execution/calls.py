@@ -64,6 +64,10 @@ class PendingCall:
             return
         if kind is Kind.NOTE:
             run.note(said)
+        elif kind is Kind.CHECKPOINT:
+            if not isinstance(said, str):
+                raise WireError("a checkpoint that is none")
+            run.saved(said)
         elif kind is Kind.PROGRESS:
             try:
                 fraction, message, rate = said
