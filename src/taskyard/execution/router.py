@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -91,7 +91,7 @@ DEFAULT_EXECUTORS: Mapping[str, Callable[[], ExecutorProtocol]] = {
 
 
 class ExecutionDispatcher(AlgorithmCaller):
-    """Install algorithms, then `submit` requests or `run` them by name.
+    """Install algorithms, then, inside `async with`, `submit` requests or `run` them by name.
 
     `executors` adds or replaces places by name; `place` sends everything to one of them, whatever hints say (`mock` for
     tests with no algorithm installed). `policy` decides on timeouts and retries, `circuit` when to give an algorithm a
@@ -180,6 +180,13 @@ class ExecutionDispatcher(AlgorithmCaller):
         await asyncio.gather(*(executor.shutdown(wait=wait) for executor in self._executors.values()))
         for desk in self._desks.values():
             await desk.installed.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.shutdown()
 
     def cancel(self, request_id: str) -> bool:
         """Ask the runs of this request to end; whether there are any. They answer `canceled`."""
