@@ -1,5 +1,6 @@
 """Algorithms as users write them, found by workers by their import path."""
 
+import asyncio
 import logging
 import os
 import time
@@ -153,6 +154,11 @@ def fail_until(path: str, context: AlgorithmContext) -> int:
     if context.attempt < int(Path(path).read_text()):
         raise OSError(f"try {context.attempt}")
     return context.attempt
+
+
+async def wait_for_ever(given: None, context: AlgorithmContext) -> None:
+    context.progress(0.0, "began")
+    await asyncio.Event().wait()
 
 
 def go_on(given: None, context: AlgorithmContext) -> Any:

@@ -1,7 +1,7 @@
 """Pools and dispatchers to test with; each is shut down at the end, and must then have left nothing behind."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,9 +16,8 @@ from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
 from taskyard.testing.samples import a_record
+from tests.execution.asking import PATIENCE_S, Held
 from tests.execution.census import descendants, ended
-
-PATIENCE_S = 20
 
 
 class Desk:
@@ -96,3 +95,18 @@ async def dispatch() -> AsyncIterator[Callable[..., ExecutionDispatcher]]:
         for dispatcher in made:
             await dispatcher.shutdown()
     await all_ended()
+
+
+@pytest.fixture
+def hold(tmp_path) -> Iterator[Callable[[], Held]]:
+    made: list[Held] = []
+
+    def make() -> Held:
+        made.append(Held(tmp_path / str(len(made))))
+        return made[-1]
+
+    yield make
+    for held in made:
+        held.let_go()
+        for pipe in held.pipes:
+            pipe.close()

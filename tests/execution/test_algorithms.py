@@ -26,12 +26,9 @@ from taskyard import (
 )
 from tests.execution import algorithms
 from tests.execution.algorithms import AsyncLedger, Ledger, NeedsFile, Number, Served, SlowToLoad
+from tests.execution.asking import spec
 
 PLACES = pytest.mark.parametrize("place", ["inline", "thread", "process", "isolated"])
-
-
-def spec(name: str, **hints: Any) -> AlgorithmSpec:
-    return AlgorithmSpec(name, "1.0", execution=ExecutionHints(**hints))
 
 
 def describe(place: str) -> tuple[Callable[..., Any], AlgorithmSpec]:

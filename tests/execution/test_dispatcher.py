@@ -1,74 +1,23 @@
-"""The dispatcher: limits on time, room and rate; crashes and the circuit; retries, cancels, and what is told."""
+"""The dispatcher: limits on time, room and rate; crashes and the circuit, and what is told."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from taskyard import (
-    AlgorithmSpec,
     CircuitPolicy,
     CircuitState,
     ErrorKind,
-    ExecutionDispatcher,
-    ExecutionError,
-    ExecutionHints,
-    ExecutionPolicy,
     ExecutionRequest,
     ExecutionResult,
     Incident,
     IncidentKind,
     MockExecutor,
-    RetryPolicy,
 )
 from taskyard.testing.clock import ManualClock
-from taskyard.testing.pipe import Pipe
 from tests.execution import algorithms
-
-PATIENCE_S = 20
-
-
-def spec(name: str, *, fallback: str | None = None, **hints: Any) -> AlgorithmSpec:
-    return AlgorithmSpec(name, "1.0", execution=ExecutionHints(**hints), fallback=fallback)
-
-
-class Held:
-    """A run of `wait` that is let go when the test says so."""
-
-    def __init__(self, folder: Any) -> None:
-        folder.mkdir()
-        self.folder = str(folder)
-        self.pipes = [Pipe(f"{folder}/began"), Pipe(f"{folder}/gate")]
-
-    async def began(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not self.pipes[0].is_set():  # noqa: ASYNC110 -- another process writes to it
-                await asyncio.sleep(0.001)
-
-    def let_go(self) -> None:
-        self.pipes[1].write()
-
-
-@pytest.fixture
-def hold(tmp_path) -> Iterator[Callable[[], Held]]:
-    made: list[Held] = []
-
-    def make() -> Held:
-        made.append(Held(tmp_path / str(len(made))))
-        return made[-1]
-
-    yield make
-    for held in made:
-        held.let_go()
-        for pipe in held.pipes:
-            pipe.close()
-
-
-def begin(dispatcher: ExecutionDispatcher, *args: Any, **fields: Any) -> asyncio.Task[ExecutionResult]:
-    return asyncio.get_running_loop().create_task(dispatcher.run(*args, **fields))
-
+from tests.execution.asking import PATIENCE_S, SYSTEM, begin, spec
 
 # --- time -------------------------------------------------------------------------------------------------------------
 
@@ -129,9 +78,8 @@ async def test_a_full_queue_rejects(dispatch, hold, place):
     waiting = begin(dispatcher, "wait", second.folder)
     await asyncio.sleep(0)
     assert (await dispatcher.run("wait", "never")).error.kind is ErrorKind.REJECTED
-    if place != "isolated":
-        health = dispatcher.health()["wait"]
-        assert (health.place, health.active, health.queued) == (place, 1, 1)
+    health = dispatcher.health()["wait"]
+    assert (health.place, health.active, health.queued) == (place, 1, 1)
     assert not second.pipes[0].is_set()
     first.let_go()
     await second.began()
@@ -159,6 +107,32 @@ async def test_a_caller_that_goes_gives_its_turn_to_the_next(dispatch, hold):
     assert dispatcher.health()["wait"].active == 0
 
 
+@pytest.mark.spec("EXE-02", "EXE-06")
+async def test_a_thread_keeps_its_place_until_it_ends(dispatch):
+    """When the caller of a run in a thread goes, the run is told and counts until it has ended."""
+    began = asyncio.Event()
+    dispatcher = dispatch(
+        (algorithms.hurry, spec("hurry", executor="thread", max_workers=1)), on_progress=lambda *_: began.set()
+    )
+    waited: list[tuple[int, bool]] = []
+
+    async def call() -> None:
+        try:
+            await dispatcher.run("hurry", None)
+        finally:
+            waited.append((dispatcher.health()["hurry"].active, began.is_set()))
+
+    running = asyncio.get_running_loop().create_task(call())
+    async with asyncio.timeout(PATIENCE_S):
+        await began.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await dispatcher.shutdown()
+    assert waited == [(1, True)]
+    assert dispatcher.health()["hurry"].active == 0
+
+
 @pytest.mark.spec("EXE-16", "EXE-06")
 async def test_a_rate_limit_rejects_and_says_when_to_come_again(dispatch):
     """Two a second, two at once: the third is `rejected` with the time to wait, after which one more passes."""
@@ -169,7 +143,7 @@ async def test_a_rate_limit_rejects_and_says_when_to_come_again(dispatch):
     )
     assert [(await dispatcher.run("double", n)).success for n in range(3)] == [True, True, False]
     error = (await dispatcher.run("double", 4)).error
-    assert (error.kind, error.details) == (ErrorKind.REJECTED, {"retry_after_s": 0.5})
+    assert (error.kind, error.type, error.details) == (ErrorKind.REJECTED, "RateLimited", {"retry_after_s": 0.5})
     clock.advance(0.5)
     assert (await dispatcher.run("double", 5)).success
     assert not (await dispatcher.run("double", 6)).success
@@ -197,6 +171,7 @@ async def test_the_circuit_opens_on_crashes_and_closes_by_itself(dispatch):
     refused = await dispatcher.run("crash", False)
     assert (refused.error.kind, refused.error.details) == (ErrorKind.REJECTED, {"retry_after_s": 20.0})
     assert "crashed 3 times" in refused.error.message
+    assert refused.error.type == "CircuitOpen"
     assert refused.worker_pid is None
     clock.advance(20)
     assert (await dispatcher.run("crash", True)).error.kind is ErrorKind.SYSTEM
@@ -221,9 +196,6 @@ async def test_an_open_circuit_may_have_a_fallback(dispatch):
     result = await dispatcher.run("crash", True)
     assert (result.success, result.data) == (True, "instead")
     assert result.note.startswith("answered by 'spare': algorithm 'crash' has crashed 1 times")
-
-
-SYSTEM = ExecutionError(kind=ErrorKind.SYSTEM, message="its worker died")
 
 
 @pytest.mark.spec("EXE-15")
@@ -266,105 +238,3 @@ async def test_an_executor_that_raises_is_a_system_error(dispatch):
     dispatcher = dispatch((algorithms.crash, spec("crash")), executors={"process": Broken()})
     error = (await dispatcher.run("crash", True)).error
     assert (error.kind, error.type) == (ErrorKind.SYSTEM, "KeyError")
-
-
-# --- policy -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.spec("EXE-19")
-async def test_a_direct_call_is_tried_once_unless_the_policy_says_otherwise(dispatch, tmp_path):
-    """By default the caller hears of the first failure; a policy with retries tries again, and the code sees which."""
-    file = tmp_path / "tries"
-    file.write_text("3")
-    once = dispatch((algorithms.fail_until, spec("f")))
-    assert (await once.run("f", str(file))).error.message == "try 1"
-    patient = dispatch(
-        (algorithms.fail_until, spec("f")), policy=ExecutionPolicy(retry=RetryPolicy(max_retries=2, first_s=0.001))
-    )
-    assert (await patient.run("f", str(file))).data == 3
-    file.write_text("4")
-    assert (await patient.run("f", str(file))).error.message == "try 3"
-
-
-@pytest.mark.parametrize("place", ["thread", "process"])
-async def test_the_next_try_finds_what_was_saved(dispatch, place):
-    """A checkpoint of a direct call is there for its retries."""
-    policy = ExecutionPolicy(retry=RetryPolicy(max_retries=1, first_s=0.001))
-    dispatcher = dispatch((algorithms.go_on, spec("go_on", executor=place)), policy=policy)
-    assert (await dispatcher.run("go_on", None)).data == {"at": 3}
-    other = dispatch((algorithms.go_on, spec("go_on", executor=place)))
-    assert (await other.run("go_on", None)).error.message == "once"
-
-
-@pytest.mark.spec("EXE-19")
-async def test_the_policy_can_be_replaced(dispatch):
-    """Timeouts and retries are whatever a policy of one's own makes of them."""
-
-    class Ours(ExecutionPolicy):
-        def timeout_s(self, spec, request):
-            return 7.5
-
-        def retry_after_s(self, error, *, retries, jitter):
-            return 0.0 if retries < 4 else None
-
-    mock = MockExecutor(otherwise=SYSTEM)
-    dispatcher = dispatch(
-        (algorithms.crash, spec("crash")), executors={"process": mock}, policy=Ours(), circuit=CircuitPolicy(crashes=9)
-    )
-    assert (await dispatcher.run("crash", True)).error == SYSTEM
-    assert [request.timeout_s for request in mock.requests] == [7.5] * 5
-
-
-async def test_a_circuit_that_opens_ends_the_retries(dispatch):
-    """What crashes is not tried again and again by its own retries."""
-    mock = MockExecutor(otherwise=SYSTEM)
-    policy = ExecutionPolicy(retry=RetryPolicy(max_retries=20, first_s=0.0))
-    dispatcher = dispatch((algorithms.crash, spec("crash")), executors={"process": mock}, policy=policy)
-    assert (await dispatcher.run("crash", True)).error == SYSTEM
-    assert len(mock.requests) == 3
-
-
-# --- cancels ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.spec("EXE-07")
-@pytest.mark.parametrize("place", ["thread", "process"])
-async def test_a_cancel_reaches_the_code(dispatch, place):
-    """`cancel` by request id is seen by `context.cancelled`; code that heeds it ends by itself."""
-    began = asyncio.Event()
-    dispatcher = dispatch(
-        (algorithms.hurry, spec("hurry", executor=place)), on_progress=lambda request_id, _: began.set()
-    )
-    assert not dispatcher.cancel("r")
-    running = begin(dispatcher, "hurry", None, request_id="r")
-    async with asyncio.timeout(PATIENCE_S):
-        await began.wait()
-        assert dispatcher.cancel("r")
-        assert (await running).data == "ended by itself"
-    assert not dispatcher.cancel("r")
-
-
-@pytest.mark.spec("EXE-07")
-async def test_a_cancel_ends_a_wait(dispatch, hold):
-    """A request that waits for its turn, or for its next try, is `canceled` at once."""
-    policy = ExecutionPolicy(retry=RetryPolicy(max_retries=1, first_s=600, cap_s=600))
-    mock = MockExecutor(otherwise=SYSTEM)
-    dispatcher = dispatch(
-        (algorithms.wait, spec("wait", executor="thread", max_workers=1)),
-        (algorithms.crash, spec("crash", executor="ours")),
-        executors={"ours": mock},
-        policy=policy,
-    )
-    held = hold()
-    running = begin(dispatcher, "wait", held.folder)
-    await held.began()
-    waiting = begin(dispatcher, "wait", "never", request_id="turn")
-    trying = begin(dispatcher, "crash", True, request_id="try")
-    await asyncio.sleep(0)
-    assert dispatcher.cancel("turn")
-    assert dispatcher.cancel("try")
-    async with asyncio.timeout(PATIENCE_S):
-        errors = [(await one).error for one in (waiting, trying)]
-    assert [error and error.kind for error in errors] == [ErrorKind.CANCELED] * 2
-    held.let_go()
-    await running

@@ -101,8 +101,11 @@ class RunContext:
 
     def log(self, text: str, *args: object, level: int = logging.INFO) -> None:
         """Log a line that says which run it is of; from a worker process it reaches the handlers of the host."""
-        fields = {"task": self.uuid, "source": self.source, "attempt": self.attempt}
-        RunLogger(_run_log, fields).log(level, text, *args, stacklevel=2)
+        RunLogger(_run_log, self.log_fields).log(level, text, *args, stacklevel=2)
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        return {"task": self.uuid, "source": self.source, "attempt": self.attempt}
 
     @property
     def checkpointed(self) -> Any:

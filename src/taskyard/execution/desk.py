@@ -8,6 +8,7 @@ from taskyard.execution.circuit import Circuit, CircuitPolicy, CircuitState
 from taskyard.execution.explain import rejected
 from taskyard.execution.gate import Gate
 from taskyard.execution.installed import Installed
+from taskyard.execution.isolated import IsolatedProcessPoolExecutor
 from taskyard.model.algorithm import AlgorithmSpec
 from taskyard.model.execution import ISOLATED, ExecutionError
 from taskyard.model.rate import TokenBucket
@@ -15,7 +16,8 @@ from taskyard.ports.executor import ExecutorProtocol
 
 
 class AlgorithmHealth(msgspec.Struct, frozen=True):
-    """One algorithm at one moment: `active` requests are with its executor, `queued` ones wait for their turn."""
+    """One algorithm at one moment: `active` requests are with its executor (in a pool of its own: with a worker), and
+    `queued` ones wait for their turn."""
 
     place: str
     active: int
@@ -36,6 +38,11 @@ class Desk:
         self._bucket = None if hints.rate_limit is None else TokenBucket(hints.rate_limit, hints.burst)
 
     @property
+    def outlives_callers(self) -> bool:
+        """Whether code here goes on when nobody waits for it any more: in threads."""
+        return not self.executor.abilities.kills and not self.installed.is_async
+
+    @property
     def spec(self) -> AlgorithmSpec:
         return self.installed.spec
 
@@ -45,7 +52,11 @@ class Desk:
         if not wait_s:
             return None
         limit = f"{self.spec.execution.rate_limit:g} requests a second"
-        return rejected(f"algorithm {self.spec.name!r} takes {limit}", retry_after_s=wait_s)
+        return rejected(f"algorithm {self.spec.name!r} takes {limit}", "RateLimited", retry_after_s=wait_s)
 
     def health(self) -> AlgorithmHealth:
-        return AlgorithmHealth(self.place, self.gate.active, self.gate.queued, self.circuit.state)
+        active, queued = self.gate.active, self.gate.queued
+        if isinstance(self.executor, IsolatedProcessPoolExecutor):
+            numbers = self.executor.numbers.get(self.spec.name)
+            active, queued = (numbers.active, numbers.queued) if numbers is not None else (0, 0)
+        return AlgorithmHealth(self.place, active, queued, self.circuit.state)

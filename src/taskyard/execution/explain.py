@@ -41,10 +41,10 @@ def refused(message: str) -> ExecutionError:
     return ExecutionError(kind=ErrorKind.VALIDATION, message=message)
 
 
-def rejected(message: str, *, retry_after_s: float | None = None) -> ExecutionError:
-    """There is no room for the request now, and nothing of it was run."""
+def rejected(message: str, *types: str, retry_after_s: float | None = None) -> ExecutionError:
+    """There is no room for the request now, and nothing of it was run. `types` says what there is too much of."""
     details = {} if retry_after_s is None else {"retry_after_s": round(retry_after_s, 3)}
-    return ExecutionError(kind=ErrorKind.REJECTED, message=message, details=details)
+    return ExecutionError(kind=ErrorKind.REJECTED, message=message, types=types, details=details)
 
 
 def waited_long(wait_s: float) -> ExecutionError:

@@ -35,7 +35,7 @@ class Gate:
             self.active += 1
             return None
         if len(self._waiting) >= self._queue_limit:
-            return rejected(f"{self._limit} of its runs are going on, and its queue is full")
+            return rejected(f"{self._limit} of its runs are going on, and its queue is full", "QueueFull")
         return await self._wait(run, wait_s)
 
     async def _wait(self, run: RunContext, wait_s: float | None) -> ExecutionError | None:

@@ -221,10 +221,12 @@ class RemoteAlgorithm:
             raise InvalidAlgorithm(
                 spec.name, "it cannot be found by a worker process; define it at the top level of a module"
             )
-        self.spec, self.wire_key = spec, (module, path)
+        self.spec, self._where = spec, (module, path)
+        # A worker that knows the class under another name has yet to load this one.
+        self.wire_key = (module, f"{path} as {spec.name} {spec.version}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return settle_in, (self.spec, *self.wire_key)
+        return settle_in, (self.spec, *self._where)
 
     def __call__(self, payload: Payload) -> Any:
         raise NotImplementedError("it runs in a worker process only")

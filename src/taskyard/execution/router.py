@@ -11,7 +11,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -114,13 +114,15 @@ class ExecutionDispatcher(AlgorithmCaller):
         self._on_incident, self._on_progress, self._monotonic = on_incident, on_progress, monotonic
         self._desks: dict[str, Desk] = {}
         self._live: set[RunContext] = set()
+        self._going_on: set[asyncio.Task[ExecutionResult]] = set()
         self._tokens = itertools.count(1)
         self._is_closed = False
 
     @property
     def abilities(self) -> Abilities:
         """What it can do in every place: nothing that one of them could not."""
-        executors = [self._executor(desk.place).abilities for desk in self._desks.values()]
+        places = {desk.place for desk in self._desks.values()} or {self._place or PROCESS}
+        executors = [self._executor(place).abilities for place in places]
         return Abilities(
             kills=all(ability.kills for ability in executors),
             isolates=all(ability.isolates for ability in executors),
@@ -242,7 +244,7 @@ class ExecutionDispatcher(AlgorithmCaller):
     ) -> ExecutionResult:
         why = f"algorithm {desk.spec.name!r} has crashed {self._circuit.crashes} times in a row and is given a rest"
         if desk.spec.fallback is None or not may_degrade:
-            return _failed(rejected(why, retry_after_s=retry_after_s))
+            return _failed(rejected(why, "CircuitOpen", retry_after_s=retry_after_s))
         given, context = request.payload
         asked = msgspec.structs.replace(request, spec=desk.spec.fallback, payload=given, context=context)
         result = await self._serve(asked, may_degrade=False)
@@ -305,15 +307,33 @@ class ExecutionDispatcher(AlgorithmCaller):
         refusal = await desk.gate.enter(run, request.wait_s)
         if refusal is not None:
             return _failed(refusal)
+        if run.cancel_asked:  # since it was given the turn
+            desk.gate.leave()
+            return _failed(canceled("canceled before it began"))
+        left_s = request.wait_s
+        if left_s is not None:
+            left_s = max(0.001, left_s - (time.monotonic() - began_mono))
+        asked = desk.executor.submit(msgspec.structs.replace(request, context=run, wait_s=left_s))
+        if desk.outlives_callers:
+            return await self._outlive(desk, run, asked)
         try:
-            if run.cancel_asked:
-                return _failed(canceled("canceled before it began"))
-            left_s = request.wait_s
-            if left_s is not None:
-                left_s = max(0.001, left_s - (time.monotonic() - began_mono))
-            return await desk.executor.submit(msgspec.structs.replace(request, context=run, wait_s=left_s))
+            return await asked
         finally:
             desk.gate.leave()
+
+    async def _outlive(
+        self, desk: Desk, run: RunContext, asked: Coroutine[Any, Any, ExecutionResult]
+    ) -> ExecutionResult:
+        """Its place is free when the code has ended, not when its caller has gone; the code is told of that."""
+        going_on = asyncio.get_running_loop().create_task(asked)
+        self._going_on.add(going_on)
+        going_on.add_done_callback(self._going_on.discard)
+        going_on.add_done_callback(lambda _: desk.gate.leave())
+        try:
+            return await asyncio.shield(going_on)
+        except asyncio.CancelledError:
+            run.ask_cancel()
+            raise
 
     # --- what is told -------------------------------------------------------------------------------------------------
 

@@ -179,7 +179,10 @@ class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-            said = (record.name, record.levelno, text, record.created, fields_of(record))
+            fields = fields_of(record)
+            if not fields and (run := CURRENT.get(None)) is not None:
+                fields = run.log_fields
+            said = (record.name, record.levelno, text, record.created, fields)
             self._channel.send(Kind.LOG, 0, said)
         except Exception:
             self.handleError(record)
