@@ -1,5 +1,8 @@
 """Taskyard runs tasks: when they are due, in the right order, in the right place, within limits, without losing any."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from taskyard.blocking import BlockingExecutor, BlockingYard
 from taskyard.errors import (
     BatchTooLarge,
@@ -47,21 +50,14 @@ from taskyard.errors import (
     UnknownTask,
     WrongLoop,
 )
-from taskyard.execution.algorithm import Algorithm, AlgorithmContext
-from taskyard.execution.circuit import CircuitPolicy, CircuitState
 from taskyard.execution.context import RunContext, current_run
-from taskyard.execution.desk import AlgorithmHealth
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor
-from taskyard.execution.mock import MockExecutor, NoopExecutor
 from taskyard.execution.nursery import WorkerHandle
-from taskyard.execution.policy import ExecutionPolicy
 from taskyard.execution.pool import PoolNumbers, PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
-from taskyard.execution.router import ExecutionDispatcher
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
-from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
 from taskyard.model.order import Priority
@@ -73,6 +69,15 @@ from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import TaskFilter
 from taskyard.standalone import Scheduler
 from taskyard.yard import Yard
+
+if TYPE_CHECKING:
+    from taskyard.execution.algorithm import Algorithm, AlgorithmContext
+    from taskyard.execution.circuit import CircuitPolicy, CircuitState
+    from taskyard.execution.desk import AlgorithmHealth
+    from taskyard.execution.mock import MockExecutor, NoopExecutor
+    from taskyard.execution.policy import ExecutionPolicy
+    from taskyard.execution.router import ExecutionDispatcher
+    from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind
 
 __version__ = "0.1.0"
 
@@ -169,3 +174,28 @@ __all__ = [
     "Yard",
     "current_run",
 ]
+
+_LATER = {
+    "Algorithm": "taskyard.execution.algorithm",
+    "AlgorithmContext": "taskyard.execution.algorithm",
+    "CircuitPolicy": "taskyard.execution.circuit",
+    "CircuitState": "taskyard.execution.circuit",
+    "AlgorithmHealth": "taskyard.execution.desk",
+    "MockExecutor": "taskyard.execution.mock",
+    "NoopExecutor": "taskyard.execution.mock",
+    "ExecutionPolicy": "taskyard.execution.policy",
+    "ExecutionDispatcher": "taskyard.execution.router",
+    "AlgorithmSpec": "taskyard.model.algorithm",
+    "ExecutionHints": "taskyard.model.algorithm",
+    "Incident": "taskyard.model.algorithm",
+    "IncidentKind": "taskyard.model.algorithm",
+}
+"""What most programs never use is imported when it is first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value

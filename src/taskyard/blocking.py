@@ -8,7 +8,6 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskyard.errors import BlockingOnLoop, InvalidInput, NotOpen, TaskyardError
-from taskyard.execution.asking import AlgorithmCaller, Asked
 from taskyard.handle import TaskHandle
 from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.model.order import Priority
@@ -16,6 +15,7 @@ from taskyard.model.task import TaskRecord
 from taskyard.ports.executor import ExecutorProtocol
 
 if TYPE_CHECKING:
+    from taskyard.execution.asking import Asked
     from taskyard.yard import Yard
 
 T = TypeVar("T")
@@ -87,6 +87,8 @@ class BlockingExecutor:
 
     def run(self, algorithm: Asked, payload: Any, **options: Any) -> ExecutionResult:
         """As `ExecutionDispatcher.run`."""
+        from taskyard.execution.asking import AlgorithmCaller
+
         if not isinstance(self._executor, AlgorithmCaller):
             raise InvalidInput(
                 f"{type(self._executor).__name__} runs no algorithms; give requests to an ExecutionDispatcher"

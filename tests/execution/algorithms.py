@@ -87,12 +87,13 @@ class SlowToLoad(Algorithm):
 
 
 class NeedsFile(Algorithm):
-    """Can be loaded as soon as the file named by the environment is there."""
+    """Can be loaded as soon as the file named by the environment is there, and takes longer for that than a run may."""
 
-    spec = AlgorithmSpec("needs-file", execution=ExecutionHints(isolated_pool=True))
+    spec = AlgorithmSpec("needs-file", execution=ExecutionHints(isolated_pool=True, timeout_s=0.2))
 
     def initialize(self) -> None:
         self.text = Path(os.environ["TASKYARD_TEST_FILE"]).read_text()
+        time.sleep(0.6)
 
     def run(self, given: Any, context: AlgorithmContext) -> Any:
         return self.text
