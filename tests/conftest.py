@@ -5,6 +5,11 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before any test module imports one of them by its own name: `taskyard.testing.contract` would then come too late.
+pytest.register_assert_rewrite(
+    "taskyard.testing.answer_contract", "taskyard.testing.executor_contract", "taskyard.testing.store_contract"
+)
+
 # The machine may be busy with the rest of the suite, so no single example is timed.
 settings.register_profile("small", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("large", settings.get_profile("small"), max_examples=5_000)

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from taskyard.blocking import BlockingYard
+from taskyard.blocking import BlockingExecutor, BlockingYard
 from taskyard.errors import (
     BatchTooLarge,
     BlockingOnLoop,
@@ -15,9 +15,11 @@ from taskyard.errors import (
     EventsMissed,
     ForkedStore,
     IllegalMove,
+    InvalidAlgorithm,
     InvalidArguments,
     InvalidConsumer,
     InvalidInput,
+    InvalidOutput,
     NaiveDatetime,
     NoCurrentRun,
     NotJson,
@@ -43,6 +45,7 @@ from taskyard.errors import (
     TaskSkipped,
     TaskyardError,
     UnguardedScript,
+    UnknownAlgorithm,
     UnknownConsumer,
     UnknownTask,
     WrongLoop,
@@ -66,21 +69,43 @@ from taskyard.standalone import Scheduler
 from taskyard.yard import Yard
 
 if TYPE_CHECKING:
+    from taskyard.execution.algorithm import Algorithm, AlgorithmContext
+    from taskyard.execution.circuit import CircuitPolicy, CircuitState
+    from taskyard.execution.desk import AlgorithmHealth
     from taskyard.execution.isolated import IsolatedProcessPoolExecutor
+    from taskyard.execution.mock import MockExecutor, NoopExecutor
+    from taskyard.execution.nursery import WorkerHandle
+    from taskyard.execution.policy import ExecutionPolicy
     from taskyard.execution.pool import PoolNumbers, PoolSettings
     from taskyard.execution.process import ProcessPoolExecutor
+    from taskyard.execution.router import ExecutionDispatcher
     from taskyard.manager import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
+    from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind
 
 __version__ = "0.1.0"
 
 _LATER = {
+    "Algorithm": "taskyard.execution.algorithm",
+    "AlgorithmContext": "taskyard.execution.algorithm",
+    "AlgorithmHealth": "taskyard.execution.desk",
+    "AlgorithmSpec": "taskyard.model.algorithm",
     "CallOptions": "taskyard.manager",
+    "CircuitPolicy": "taskyard.execution.circuit",
+    "CircuitState": "taskyard.execution.circuit",
+    "ExecutionDispatcher": "taskyard.execution.router",
+    "ExecutionHints": "taskyard.model.algorithm",
+    "ExecutionPolicy": "taskyard.execution.policy",
     "ExecutorManager": "taskyard.manager",
+    "Incident": "taskyard.model.algorithm",
+    "IncidentKind": "taskyard.model.algorithm",
     "IsolatedProcessPoolExecutor": "taskyard.execution.isolated",
     "ManagerSettings": "taskyard.manager",
+    "MockExecutor": "taskyard.execution.mock",
+    "NoopExecutor": "taskyard.execution.mock",
     "PoolNumbers": "taskyard.execution.pool",
     "PoolSettings": "taskyard.execution.pool",
     "ProcessPoolExecutor": "taskyard.execution.process",
+    "WorkerHandle": "taskyard.execution.nursery",
     "get_executor_manager": "taskyard.manager",
 }
 """What is imported when it is first asked for, and where it is: most programs need none of it."""
@@ -91,17 +116,25 @@ set_default_workers(cpu_workers)
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value
 
 
 __all__ = [
     "Abilities",
+    "Algorithm",
+    "AlgorithmContext",
+    "AlgorithmHealth",
+    "AlgorithmSpec",
     "BaseTaskConsumer",
     "BatchTooLarge",
+    "BlockingExecutor",
     "BlockingOnLoop",
     "BlockingYard",
     "CallOptions",
     "Cancel",
+    "CircuitPolicy",
+    "CircuitState",
     "ClaimLost",
     "CommandRefused",
     "ConsumerFunction",
@@ -112,7 +145,10 @@ __all__ = [
     "Event",
     "EventKind",
     "EventsMissed",
+    "ExecutionDispatcher",
     "ExecutionError",
+    "ExecutionHints",
+    "ExecutionPolicy",
     "ExecutionRequest",
     "ExecutionResult",
     "ExecutorManager",
@@ -120,13 +156,19 @@ __all__ = [
     "ForkedStore",
     "IllegalMove",
     "InProcessExecutor",
+    "Incident",
+    "IncidentKind",
+    "InvalidAlgorithm",
     "InvalidArguments",
     "InvalidConsumer",
     "InvalidInput",
+    "InvalidOutput",
     "IsolatedProcessPoolExecutor",
     "ManagerSettings",
+    "MockExecutor",
     "NaiveDatetime",
     "NoCurrentRun",
+    "NoopExecutor",
     "NotJson",
     "NotOpen",
     "OutcomeUnknown",
@@ -166,8 +208,10 @@ __all__ = [
     "TaskyardError",
     "ThreadExecutor",
     "UnguardedScript",
+    "UnknownAlgorithm",
     "UnknownConsumer",
     "UnknownTask",
+    "WorkerHandle",
     "WrongLoop",
     "Yard",
     "current_run",

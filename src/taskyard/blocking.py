@@ -1,4 +1,4 @@
-"""The one blocking face of a yard, for code without an event loop and for threads beside one."""
+"""The blocking faces, of a yard and of an executor: for code without an event loop and for threads beside one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,93 @@ import threading
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from taskyard.errors import BlockingOnLoop, TaskyardError
+from taskyard.errors import BlockingOnLoop, InvalidInput, NotOpen, TaskyardError
 from taskyard.handle import TaskHandle
+from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.model.order import Priority
 from taskyard.model.task import TaskRecord
+from taskyard.ports.executor import ExecutorProtocol
 
 if TYPE_CHECKING:
+    from taskyard.execution.asking import Asked
     from taskyard.yard import Yard
 
 T = TypeVar("T")
+
+
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="taskyard-loop", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
+
+def _wait_for(what: str, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result, from a thread that is not the loop's; `BlockingOnLoop` in the loop's own."""
+    try:
+        running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    if running is loop:
+        coroutine.close()
+        raise BlockingOnLoop(what)
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+
+class BlockingExecutor:
+    """`with BlockingExecutor(dispatcher) as sync:` — an executor for code without an event loop: it is started on a
+    loop in a thread of its own, and shut down when the block ends. Any number of threads may call it."""
+
+    def __init__(self, executor: ExecutorProtocol) -> None:
+        self._executor = executor
+        self._thread: _LoopThread | None = None
+
+    def __enter__(self) -> BlockingExecutor:
+        self._thread = _LoopThread()
+        try:
+            self._call("BlockingExecutor", self._executor.start())
+        except BaseException:
+            self._end_thread()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self._call("leaving BlockingExecutor", self._executor.shutdown(wait=True))
+        finally:
+            self._end_thread()
+
+    def _end_thread(self) -> None:
+        if self._thread is not None:
+            self._thread.end()
+            self._thread = None
+
+    def _call(self, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            coroutine.close()
+            raise NotOpen("this executor is not open; use it inside `with BlockingExecutor(…):`")
+        return _wait_for(what, self._thread.loop, coroutine)
+
+    def submit(self, request: ExecutionRequest) -> ExecutionResult:
+        return self._call("submit", self._executor.submit(request))
+
+    def run(self, algorithm: Asked, payload: Any, **options: Any) -> ExecutionResult:
+        """As `ExecutionDispatcher.run`."""
+        from taskyard.execution.asking import AlgorithmCaller
+
+        if not isinstance(self._executor, AlgorithmCaller):
+            raise InvalidInput(
+                f"{type(self._executor).__name__} runs no algorithms; give requests to an ExecutionDispatcher"
+            )
+        return self._call("run", self._executor.run(algorithm, payload, **options))
 
 
 class BlockingYard:
@@ -24,15 +102,14 @@ class BlockingYard:
 
     def __init__(self, yard: Yard, *, serve: bool = True) -> None:
         self._yard, self._serve = yard, serve
-        self._thread: threading.Thread | None = None
+        self._thread: _LoopThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __enter__(self) -> BlockingYard:
         self._loop = self._yard.loop
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="taskyard-loop", daemon=True)
-            self._thread.start()
+            self._thread = _LoopThread()
+            self._loop = self._thread.loop
             try:
                 self._call("yard.blocking()", self._yard.start(serve=self._serve))
             except BaseException:
@@ -48,27 +125,18 @@ class BlockingYard:
                 self._end_thread()
 
     def _end_thread(self) -> None:
-        assert self._loop is not None
         assert self._thread is not None
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.end()
         self._thread = None
 
     def _call(self, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None, "use it inside `with yard.blocking():`"
         try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        try:
             self._yard.refuse_fork()
-            if running is self._loop:
-                raise BlockingOnLoop(what)
         except TaskyardError:
             coroutine.close()
             raise
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return _wait_for(what, self._loop, coroutine)
 
     def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
         return self._call("submit", self._yard.submit(name, args, **options))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, Required, Union, ge
 from uuid import UUID
 
 from taskyard.errors import InvalidArguments, InvalidConsumer, InvalidInput, NotJson, quote, shorten
+from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
 from taskyard.model.given import check_name, check_retry, check_timeout
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, to_json
@@ -23,8 +24,6 @@ from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
-
-INLINE, THREAD, PROCESS, ISOLATED = "inline", "thread", "process", "isolated"
 
 
 class Signature:

@@ -66,6 +66,31 @@ class InvalidArguments(InvalidInput):
         super().__init__(f"arguments do not fit {quote(consumer)}: " + "; ".join(self.problems))
 
 
+class InvalidAlgorithm(InvalidInput):
+    """This class or function cannot be an algorithm as it is written."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name = name
+        super().__init__(f"algorithm {quote(name)}: {why}")
+
+
+class UnknownAlgorithm(InvalidInput):
+    """No algorithm of this name and version is installed: install it, or correct the name."""
+
+    def __init__(self, name: str, installed: Iterable[str] = ()) -> None:
+        self.name, self.installed = name, sorted(installed)
+        have = ", ".join(self.installed) or "none"
+        super().__init__(f"no algorithm is called {quote(name)} (installed: {have}); install it before you call it")
+
+
+class InvalidOutput(TaskyardError):
+    """What the algorithm returned is not what it says it returns: correct the algorithm."""
+
+    def __init__(self, name: str, problems: Sequence[str]) -> None:
+        self.name, self.problems = name, list(problems)
+        super().__init__(f"what algorithm {quote(name)} returned does not fit its Output: " + "; ".join(self.problems))
+
+
 class NaiveDatetime(InvalidInput):
     """A datetime without a time zone has no single meaning: add one."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from taskyard.consumers import INLINE, ISOLATED, PROCESS, THREAD
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor, settings_of
 from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
+from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
 from taskyard.ports.executor import ExecutorProtocol
 
 

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from taskyard.consumers import INLINE, THREAD, class_consumer
+from taskyard.consumers import class_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import InvalidConsumer, NotOpen
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.thread import ThreadExecutor
+from taskyard.model.execution import INLINE, THREAD
 from taskyard.model.limits import QueueSettings
 from taskyard.model.retry import NO_RETRY
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, to_json

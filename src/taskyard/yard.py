@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from taskyard.blocking import BlockingYard
-from taskyard.consumers import PROCESS, class_consumer, function_consumer
+from taskyard.consumers import class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
@@ -33,6 +33,7 @@ from taskyard.execution.runner import RunnerSettings
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.event import Event
+from taskyard.model.execution import PROCESS
 from taskyard.model.given import LONGEST_S, check_count, check_name, check_retry, check_text, check_uuid, check_wait
 from taskyard.model.limits import QueueSettings
 from taskyard.model.order import Priority

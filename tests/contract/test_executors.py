@@ -7,13 +7,16 @@ import textwrap
 
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor
+from taskyard.execution.mock import MockExecutor, NoopExecutor
 from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
+from taskyard.execution.router import ExecutionDispatcher
 from taskyard.execution.thread import ThreadExecutor
+from taskyard.model.algorithm import AlgorithmSpec
 from taskyard.model.execution import ErrorKind, ExecutionRequest
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
-from taskyard.testing.contract import ExecutorContract
+from taskyard.testing.contract import AnswerContract, ExecutorContract
 
 
 class TestInProcessExecutor(ExecutorContract):
@@ -97,6 +100,61 @@ class TestIsolatedProcessPoolExecutor(ExecutorContract):
 
     def make_executor(self) -> ExecutorProtocol:
         return IsolatedProcessPoolExecutor(lambda _: SMALL_POOL)
+
+
+class TestMockExecutor(AnswerContract):
+    def make_executor(self) -> ExecutorProtocol:
+        return MockExecutor({"code": 7})
+
+
+class TestNoopExecutor(AnswerContract):
+    def make_executor(self) -> ExecutorProtocol:
+        return NoopExecutor()
+
+
+class RoutedContract(AnswerContract):
+    """The dispatcher in front of an executor, asked for an algorithm."""
+
+    place: str
+
+    def make_executor(self) -> ExecutorProtocol:
+        dispatcher = ExecutionDispatcher(place=self.place)
+        dispatcher.install(pass_on_async if self.place == "inline" else pass_on, spec=AlgorithmSpec("code"))
+        return dispatcher
+
+    async def test_it_can_what_its_place_can(self, executor: ExecutorProtocol) -> None:
+        """A dispatcher with one place has that place's abilities."""
+        kills = self.place in ("process", "isolated")
+        assert (executor.abilities.kills, executor.abilities.isolates) == (kills, kills)
+        assert executor.abilities.runs_code is (self.place not in ("mock", "noop"))
+
+
+def pass_on(payload: int) -> int:
+    return payload
+
+
+async def pass_on_async(payload: int) -> int:
+    return payload
+
+
+class TestRoutedInline(RoutedContract):
+    place = "inline"
+
+
+class TestRoutedThread(RoutedContract):
+    place = "thread"
+
+
+class TestRoutedProcess(RoutedContract):
+    place = "process"
+
+
+class TestRoutedIsolated(RoutedContract):
+    place = "isolated"
+
+
+class TestRoutedNoop(RoutedContract):
+    place = "noop"
 
 
 class TestThreadExecutor(ExecutorContract):

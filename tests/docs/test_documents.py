@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,15 @@ def test_the_public_names_are_there():
     """Everything `taskyard` offers by name exists, and is listed in order."""
     assert taskyard.__all__ == sorted(taskyard.__all__, key=lambda name: (name[0].islower(), name))
     assert [name for name in taskyard.__all__ if not hasattr(taskyard, name)] == []
+
+
+def test_what_is_seldom_used_is_imported_when_it_is_asked_for():
+    """`import taskyard` loads neither algorithms nor Pydantic; the names are there all the same."""
+    code = (
+        "import sys, taskyard; assert not {'pydantic', 'taskyard.execution.router'} & {*sys.modules}; "
+        "taskyard.ExecutionDispatcher; assert 'taskyard.execution.router' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
 
 
 def test_every_module_says_what_it_owns():

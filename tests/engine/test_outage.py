@@ -203,6 +203,62 @@ async def test_what_is_no_settle_loses_no_settle(rig, bad):
     assert len(await rig.submit_many("work", 1)) == 1
 
 
+async def test_a_checkpoint_that_chokes_the_store_once_is_not_lost(rig):
+    """When what is handed in has to be sent in parts, what a run saved still goes ahead of its end."""
+
+    async def save(record) -> object:
+        run = current_run()
+        if run.checkpointed is None:
+            run.checkpoint([1])
+            raise OSError("again")
+        return run.checkpointed
+
+    turn, chokes = rig.store.turn, [True]
+
+    async def choke(node, *, reports=(), **parts):
+        if reports and chokes:
+            chokes.clear()
+            raise OSError(37, "No locks available")
+        return await turn(node, reports=reports, **parts)
+
+    rig.store.turn = choke
+    rig.consumer("save", save)
+    uuid = await rig.submit("save")
+    await passing(rig, 20)
+    assert not chokes
+    found = await rig.found(uuid)
+    assert (found.attempt, found.result) == (2, "[1]")
+
+
+async def test_what_a_run_says_meanwhile_does_not_replace_its_checkpoint(rig):
+    """A turn with a checkpoint fails while the run goes on to report: both are stored by the next."""
+    saving, going_on = asyncio.Event(), asyncio.Event()
+
+    async def save(record) -> None:
+        await saving.wait()
+        current_run().checkpoint([1])
+        await going_on.wait()
+        current_run().note("went on")
+        await asyncio.Event().wait()
+
+    rig.consumer("save", save)
+    uuid = await rig.submit("save")
+    await quiet()
+    rig.store.held = asyncio.Event()
+    saving.set()
+    await quiet()
+    going_on.set()
+    await quiet()
+    rig.store.away = StoreUnavailable("gone")
+    rig.store.held.set()
+    rig.store.held = None
+    await quiet()
+    rig.store.away = None
+    await rig.advance(2)
+    record = await rig.found(uuid)
+    assert (record.checkpoint, record.note) == ("[1]", "went on")
+
+
 async def test_a_node_that_gave_up_a_settle_stays_joined(rig):
     """A settle that was given up leaves its task claimed: stop() does not leave, so that it is rescued later, and it is
     not run again here meanwhile."""

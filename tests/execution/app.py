@@ -1,5 +1,6 @@
 """Consumers in every place, as a user writes them."""
 
+import logging
 import os
 import time
 
@@ -50,6 +51,47 @@ def deadly() -> None:
 @yard.consumer(executor="process", retry=NO_RETRY)
 def endless() -> None:
     time.sleep(600)
+
+
+SOON = RetryPolicy(max_retries=2, first_s=0.001)
+
+
+@yard.consumer(retry=SOON)
+async def resume_inline(how: str) -> object:
+    return resume(how)
+
+
+@yard.consumer(executor="thread", retry=SOON)
+def resume_in_thread(how: str) -> object:
+    return resume(how)
+
+
+@yard.consumer(executor="process", retry=SOON)
+def resume_in_process(how: str) -> object:
+    return resume(how)
+
+
+def resume(how: str) -> object:
+    """Saves how far it is and fails; the next run goes on from there."""
+    run = current_run()
+    logging.getLogger("somebody.else").warning("plainly")
+    run.log("found %s, 100%% sure", run.checkpointed, level=logging.WARNING)
+    if run.checkpointed is not None:
+        return {"attempt": run.attempt, "found": run.checkpointed}
+    run.checkpoint({"at": 0})
+    run.checkpoint({"at": [7, "é"]})
+    assert run.checkpointed == {"at": [7, "é"]}
+    run.progress(0.7, "saved")
+    if how == "exit":
+        os._exit(1)
+    if how == "sleep":
+        time.sleep(600)
+    raise OSError("not yet")
+
+
+@yard.consumer(executor="process", retry=NO_RETRY)
+def save(kind: str) -> None:
+    current_run().checkpoint(object() if kind == "object" else "x" * 2_000_000)
 
 
 class Square(BaseTaskConsumer):

@@ -1,7 +1,7 @@
-"""Pools to test with; each is shut down at the end, and must then have left nothing behind."""
+"""Pools and dispatchers to test with; each is shut down at the end, and must then have left nothing behind."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,15 +11,15 @@ from taskyard.execution.context import RunContext, RunHost
 from taskyard.execution.nursery import NURSERY
 from taskyard.execution.pool import PoolSettings, WorkerPool
 from taskyard.execution.process import make_pool
+from taskyard.execution.router import ExecutionDispatcher
 from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
 from taskyard.testing.samples import a_record
 from tests.execution import deeds
+from tests.execution.asking import PATIENCE_S, Held
 from tests.execution.census import descendants, ended
 from tests.execution.kinds import PROCESSES, THREADS, Maker
-
-PATIENCE_S = 20
 
 
 class Desk:
@@ -65,6 +65,10 @@ async def open_desk() -> AsyncIterator[Callable[..., Desk]]:
     async with asyncio.timeout(PATIENCE_S):
         for pool in pools:
             await pool.shutdown()
+    await all_ended()
+
+
+async def all_ended() -> None:
     if NURSERY.pid is not None:
         for pid in descendants(NURSERY.pid):
             await ended(pid)  # a keeper that has said its last word
@@ -83,3 +87,38 @@ def make(kind: str) -> Maker:
 @pytest.fixture
 def stage(tmp_path) -> deeds.Stage:
     return deeds.Stage(tmp_path)
+
+
+@pytest.fixture
+async def dispatch() -> AsyncIterator[Callable[..., ExecutionDispatcher]]:
+    """Makes dispatchers, each with what it is to run; they are shut down at the end."""
+    made: list[ExecutionDispatcher] = []
+
+    def make(*targets: Any, **settings: Any) -> ExecutionDispatcher:
+        dispatcher = ExecutionDispatcher(**settings)
+        for target in targets:
+            target, spec = target if isinstance(target, tuple) else (target, None)
+            dispatcher.install(target, spec=spec)
+        made.append(dispatcher)
+        return dispatcher
+
+    yield make
+    async with asyncio.timeout(PATIENCE_S):
+        for dispatcher in made:
+            await dispatcher.shutdown()
+    await all_ended()
+
+
+@pytest.fixture
+def hold(tmp_path) -> Iterator[Callable[[], Held]]:
+    made: list[Held] = []
+
+    def make() -> Held:
+        made.append(Held(tmp_path / str(len(made))))
+        return made[-1]
+
+    yield make
+    for held in made:
+        held.let_go()
+        for pipe in held.pipes:
+            pipe.close()

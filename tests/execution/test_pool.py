@@ -13,7 +13,7 @@ from taskyard.execution.nursery import NURSERY
 from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.model.execution import ErrorKind
-from taskyard.testing.pipes import Pipe
+from taskyard.testing.pipe import Pipe
 from tests.execution import misdeeds, slow_import
 from tests.execution.census import is_alive, open_fds
 from tests.execution.conftest import Desk
@@ -114,7 +114,7 @@ async def test_waiting_for_a_worker_has_a_limit_of_its_own(open_desk):
     result = await waiting.future
     assert result.error is not None
     assert result.error.kind is ErrorKind.TIMEOUT
-    assert "no worker process was free" in result.error.message
+    assert "no worker was free" in result.error.message
     assert not running.future.done()
     desk.pool.end_now(running)
 

@@ -211,7 +211,10 @@ class StoreMachine(RuleBasedStateMachine):
                     )
                     for batch, batch_records in zip(adds, records, strict=True)
                 ],
-                reports=[Report(self.claim(pick, which), Progress(pick.n / 15), "told") for pick in told],
+                reports=[
+                    Report(self.claim(pick, which), Progress(pick.n / 15), "told", str(pick.n) if pick.n % 2 else None)
+                    for pick in told
+                ],
                 demand=demand,
             )
 

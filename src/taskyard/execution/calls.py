@@ -43,11 +43,12 @@ class PendingCall:
         kwargs: dict[str, Any] | None = None,
         *,
         timeout_s: float | None = None,
+        wait_s: float | None = None,
         run: RunContext | None = None,
         record_first: bool = False,
     ) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs or {}
-        self.timeout_s, self.run, self.record_first = timeout_s, run, record_first
+        self.timeout_s, self.wait_s, self.run, self.record_first = timeout_s, wait_s, run, record_first
         self.key = key_of(function)
         self.future: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
 
@@ -82,6 +83,10 @@ class PendingCall:
             return
         if kind is Kind.NOTE:
             run.note(said)
+        elif kind is Kind.CHECKPOINT:
+            if not isinstance(said, str):
+                raise WireError("a checkpoint that is none")
+            run.saved(said)
         elif kind is Kind.PROGRESS:
             try:
                 fraction, message, rate = said

@@ -11,16 +11,24 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from taskyard.errors import NoCurrentRun
+import msgspec
+
+from taskyard.errors import NoCurrentRun, PayloadTooLarge
 from taskyard.execution.explain import clean
+from taskyard.execution.said import RunLogger
 from taskyard.model.execution import Progress
-from taskyard.model.task import Claim
+from taskyard.model.task import Claim, to_json
 from taskyard.ports.store import Report
 
 run_log = logging.getLogger("taskyard.run")
 
 PROGRESS_EVERY_S = 0.25
 """Progress is written to the store: a run that reports more often than this is thinned out, its last word kept."""
+
+CHECKPOINT_BYTES = 1 << 20
+"""Of JSON. A checkpoint says how far the work is; the work itself belongs into a file."""
+
+_run_log = logging.getLogger("taskyard.run")
 
 SAID_CHARS = 500
 """How much of a progress message or a note is kept."""
@@ -46,8 +54,8 @@ class RunHost:
 
 
 class RunContext:
-    """What `current_run()` returns. Consumers use `uuid`, `attempt`, `token`, `source`, `cancelled`, `progress`, `note`
-    and `log`; the rest belongs to the engine."""
+    """What `current_run()` returns. Consumers use `uuid`, `attempt`, `token`, `source`, `cancelled`, `progress`, `log`,
+    `checkpoint`, `checkpointed` and `note`; the rest belongs to the engine."""
 
     # Defaults of the class, not of each instance: one run of many needs more than the three values below.
     cancel_asked = stop_asked = expired = abandoned = ended = is_waiting = False
@@ -56,6 +64,7 @@ class RunContext:
     task: asyncio.Task[None] | None = None
     grace: asyncio.TimerHandle | None = None
     _meter: _Meter | None = None
+    _saved_here: str | None = None
 
     def __init__(self, claim: Claim, host: RunHost) -> None:
         self.claim, self._host = claim, host
@@ -92,16 +101,47 @@ class RunContext:
             self._meter = _Meter(self, self._host)
         self._meter.offer(Progress(_fraction(fraction), _said(message), _number(rate)))
 
+    def log(self, text: str, *args: object, level: int = logging.INFO) -> None:
+        """Log a line that says which run it is of; from a worker process it reaches the handlers of the host."""
+        RunLogger(_run_log, self.log_fields).log(level, text, *args, stacklevel=2)
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        return {"task": self.uuid, "source": self.source, "attempt": self.attempt}
+
+    @property
+    def checkpointed(self) -> Any:
+        """What was saved last with `checkpoint`, by this run of the task or an earlier one; None if nothing was."""
+        return None if self._saved is None else msgspec.json.decode(self._saved)
+
+    @property
+    def _saved(self) -> str | None:
+        return self.claim.record.checkpoint if self._saved_here is None else self._saved_here
+
+    def checkpoint(self, data: Any) -> None:
+        """Save how far the work is, as JSON, for this task's next run; only the last one is kept. It is stored within
+        milliseconds, also if the code or its worker process ends meanwhile; not if the whole node does at once."""
+        text = to_json("a checkpoint", data)
+        if len(text) * 4 > CHECKPOINT_BYTES and (size := len(text.encode())) > CHECKPOINT_BYTES:
+            raise PayloadTooLarge("a checkpoint", size, CHECKPOINT_BYTES)
+        self._saved_here = text
+        self._save(text)
+
+    def _save(self, text: str) -> None:
+        report = Report(self.claim, checkpoint=text)
+        self._host.call(lambda: self.say(report))
+
     def note(self, text: str) -> None:
         """Put a remark on the task's record, from the loop or from any thread."""
         report = Report(self.claim, note=_said(text))
         self._host.call(lambda: self.say(report))
 
-    def log(self, text: str, *, level: int = logging.INFO) -> None:
-        """Log a line that names the task. A worker process sends it, like all its lines, to the host's handlers."""
-        run_log.log(level, "task %s from %s: %s", self.uuid, self.source, _said(text))
-
     # --- for the engine -----------------------------------------------------------------------------------------------
+
+    def saved(self, text: str) -> None:
+        """The code, in a worker process, has saved a checkpoint: JSON that was checked there."""
+        self._saved_here = text
+        self._save(text)
 
     def say(self, report: Report) -> None:
         if not self.ended:

@@ -59,6 +59,17 @@ def refused(message: str) -> ExecutionError:
     return ExecutionError(kind=ErrorKind.VALIDATION, message=message)
 
 
+def rejected(message: str, *types: str, retry_after_s: float | None = None) -> ExecutionError:
+    """There is no room for the request now, and nothing of it was run. `types` says what there is too much of."""
+    details = {} if retry_after_s is None else {"retry_after_s": round(retry_after_s, 3)}
+    return ExecutionError(kind=ErrorKind.REJECTED, message=message, types=types, details=details)
+
+
+def waited_long(wait_s: float) -> ExecutionError:
+    message = f"no worker was free for it within {wait_s:g} s"
+    return ExecutionError(kind=ErrorKind.TIMEOUT, message=message, types=("TimeoutError",))
+
+
 def type_names(cls: type[BaseException]) -> tuple[str, ...]:
     """The class and its bases by name, nearest first, without those that every exception has."""
     return tuple(base.__name__ for base in cls.__mro__ if base not in _TOO_GENERAL) or (cls.__name__,)

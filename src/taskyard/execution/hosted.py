@@ -18,7 +18,8 @@ import msgspec
 
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.explain import UNRETURNED, clean, explain
-from taskyard.execution.nursery import WorkerProcess
+from taskyard.execution.nursery import WorkerHandle
+from taskyard.execution.said import known_fields
 from taskyard.execution.wire import (
     CALL,
     IS_NEW,
@@ -52,7 +53,7 @@ class Owner(Protocol):
 
 class HostedWorker:
     def __init__(
-        self, process: WorkerProcess, loop: asyncio.AbstractEventLoop, owner: Owner, *, shares: bool, load_s: float
+        self, process: WorkerHandle, loop: asyncio.AbstractEventLoop, owner: Owner, *, shares: bool, load_s: float
     ) -> None:
         self.pid: int | None = None
         self.calls: deque[PendingCall] = deque()
@@ -277,6 +278,8 @@ class HostedWorker:
     def _answer(self, head: Head, result: ExecutionResult) -> None:
         call = self._running(head)
         self.calls.popleft()
+        if call.is_new:
+            self._known.discard(call.key)  # it could not be loaded: the next try has the time of a start again
         if self.is_dying and call.verdict is not None:
             self.late = call  # it is being killed for this call, which is answered when that is done
             return
@@ -327,7 +330,7 @@ def _load(frame: Frame, expected: type) -> Any:
 def _relay(said: tuple[Any, ...]) -> None:
     """A log record of the worker's, through the host's handlers."""
     try:
-        name, level, text, created = said
+        name, level, text, created, fields = said
         logger = logging.getLogger(str(name))
         if logger.isEnabledFor(int(level)):
             logger.handle(
@@ -338,6 +341,7 @@ def _relay(said: tuple[Any, ...]) -> None:
                         "levelname": logging.getLevelName(int(level)),
                         "msg": clean(str(text)),
                         "created": float(created),
+                        **known_fields(fields),
                     }
                 )
             )

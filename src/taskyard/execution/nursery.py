@@ -37,7 +37,7 @@ _BOOT = (
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class WorkerProcess(Protocol):
+class WorkerHandle(Protocol):
     """A worker's process, as its pool sees it. `on_gone` is called once, on the loop, when the process and everything
     it started are gone, with its wait status. `terminate` and `kill` may be called at any time, and more than once."""
 

@@ -17,13 +17,14 @@ from typing import Protocol
 import msgspec
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.explain import canceled, refused
+from taskyard.execution.explain import canceled, refused, rejected, waited_long
 from taskyard.execution.hosted import HostedWorker
 from taskyard.execution.keeper import LOST
-from taskyard.execution.nursery import NURSERY, WorkerProcess
+from taskyard.execution.nursery import NURSERY, WorkerHandle
 from taskyard.execution.scene import WorkerSettings, refuse_while_loading
 from taskyard.execution.sizing import default_workers
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+from taskyard.model.limits import tighter
 
 
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +34,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     long a worker may take to start, and to import what a call names. `cancel_grace_s`: from being asked to end to
     SIGTERM; `term_grace_s`: from there to SIGKILL. `recycle_after` calls, or above `recycle_rss` bytes in memory, a
     worker is replaced; `memory_limit` bytes of data are all it can allocate. `pipeline`: calls sent ahead to one
-    worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery.
-    `setup`: as in `WorkerSettings`."""
+    worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery. `setup`: as in
+    `WorkerSettings`. `environ`: variables that its workers have on top of the host's; they import what is preloaded
+    themselves, to see them."""
 
     max_workers: int = msgspec.field(default_factory=default_workers)
     queue_limit: int = 1000
@@ -49,6 +51,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     spare: bool = True
     preload: tuple[str, ...] = ()
     setup: bytes | None = None
+    environ: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         if self.max_workers < 1 or self.queue_limit < 0 or self.pipeline < 1:
@@ -73,7 +76,7 @@ class Starter(Protocol):
 
     def preload(self, modules: tuple[str, ...]) -> None: ...
 
-    def spawn(self, settings: WorkerSettings) -> WorkerProcess: ...
+    def spawn(self, settings: WorkerSettings) -> WorkerHandle: ...
 
 
 class WorkerPool:
@@ -118,7 +121,7 @@ class WorkerPool:
         """Run the call as soon as there is a worker. The future always gets a result; cancelling it ends nothing."""
         self._bind(call.future.get_loop())
         if self._is_closed:
-            call.fail(_rejected("the process pool is shut down"))
+            call.fail(rejected("the process pool is shut down"))
             return call.future
         call.number = next(self._numbers)
         if call.run is not None:
@@ -158,7 +161,7 @@ class WorkerPool:
         """Take nothing new; what waits is rejected, what runs goes on. With `wait`, until every worker is gone."""
         self._is_closed = True
         while self._waiting:
-            self._waiting.popleft().fail(_rejected("the process pool was shut down before it began"))
+            self._waiting.popleft().fail(rejected("the process pool was shut down before it began"))
         for worker in [worker for worker in self._workers if worker not in self._occupied]:
             self._retire(worker)
         while wait and self._workers:
@@ -177,17 +180,17 @@ class WorkerPool:
     def _queue(self, call: PendingCall) -> None:
         room = self.settings.max_workers - len(self._occupied)
         if len(self._waiting) >= self.settings.queue_limit + room:
-            call.fail(_rejected(f"all {self.settings.max_workers} worker processes are busy and the queue is full"))
+            call.fail(rejected(f"all {self.settings.max_workers} worker processes are busy and the queue is full"))
             return
         self._waiting.append(call)
-        if self.settings.wait_s is not None:
-            call.waiting = call.future.get_loop().call_later(self.settings.wait_s, self._waited_long, call)
+        wait_s = tighter(call.wait_s, self.settings.wait_s)
+        if wait_s is not None:
+            call.waiting = call.future.get_loop().call_later(wait_s, self._waited_long, call, wait_s)
         self._grow()
 
-    def _waited_long(self, call: PendingCall) -> None:
+    def _waited_long(self, call: PendingCall, wait_s: float) -> None:
         self._forget(call)
-        message = f"no worker process was free within {self.settings.wait_s:g} s"
-        call.fail(ExecutionError(kind=ErrorKind.TIMEOUT, message=message, types=("TimeoutError",)))
+        call.fail(waited_long(wait_s))
 
     def _forget(self, call: PendingCall) -> None:
         if call in self._waiting:
@@ -242,10 +245,12 @@ class WorkerPool:
             memory_limit=settings.memory_limit,
             recycle_rss=settings.recycle_rss,
             shares=self._shares,
+            preload=settings.preload if settings.environ else (),
             setup=settings.setup,
+            environ=settings.environ,
         )
         try:
-            self._starter.preload(settings.preload)
+            self._starter.preload(() if settings.environ else settings.preload)
             process = self._starter.spawn(asked)
         except OSError as exc:
             self._cannot_start = True
@@ -352,7 +357,7 @@ class WorkerPool:
         if call.is_asked or call.verdict is not None:
             call.give_up()
         elif self._is_closed:
-            call.fail(_rejected("the process pool was shut down before it began"))
+            call.fail(rejected("the process pool was shut down before it began"))
         else:
             self._waiting.appendleft(call)
 
@@ -375,10 +380,6 @@ class WorkerPool:
     def _kill(self, worker: HostedWorker, call: PendingCall) -> None:
         call.verdict = canceled("it did not end when asked or terminated, and was killed")
         worker.kill()
-
-
-def _rejected(message: str) -> ExecutionError:
-    return ExecutionError(kind=ErrorKind.REJECTED, message=message)
 
 
 def _fault(message: str) -> ExecutionError:

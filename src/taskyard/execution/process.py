@@ -19,17 +19,19 @@ from taskyard.ports.executor import Abilities
 HAS_NURSERY = sys.platform == "linux"
 
 
-def make_pool(settings: PoolSettings, *, portable: bool = not HAS_NURSERY) -> WorkerPool:
-    """A pool of forked workers under a nursery; `portable`: of spawned ones, without anything only Linux has."""
-    if portable:
-        starter: Starter = Spawner()
-        return WorkerPool(settings, starter=starter, shares=False)
-    return WorkerPool(settings)
+def make_pool(
+    settings: PoolSettings, *, portable: bool = not HAS_NURSERY, starter: Starter | None = None
+) -> WorkerPool:
+    """A pool of forked workers under a nursery; `portable`: of spawned ones, without anything only Linux has.
+    `starter`: where its workers come from instead."""
+    if starter is None and not portable:
+        return WorkerPool(settings)
+    return WorkerPool(settings, starter=starter or Spawner(), shares=not portable)
 
 
 class ProcessPoolExecutor:
     """At most `max_workers` at once (default: the usable cores less one); `settings` has everything else. `warm`: a
-    start has a worker ready, instead of the first request."""
+    start has a worker ready, instead of the first request. `starter` makes the workers, if not the default one."""
 
     def __init__(
         self,
@@ -38,12 +40,13 @@ class ProcessPoolExecutor:
         settings: PoolSettings | None = None,
         portable: bool = not HAS_NURSERY,
         warm: bool = True,
+        starter: Starter | None = None,
     ) -> None:
         settings = settings or PoolSettings()
         if max_workers is not None:
             settings = msgspec.structs.replace(settings, max_workers=max_workers)
         self.abilities = Abilities(kills=True, isolates=True, capacity=settings.max_workers)
-        self._pool = make_pool(settings, portable=portable)
+        self._pool = make_pool(settings, portable=portable, starter=starter)
         self._is_warm = warm
 
     @property
@@ -70,6 +73,7 @@ async def submit_to(pool: WorkerPool, request: ExecutionRequest) -> ExecutionRes
         getattr(request.spec, "remote", None) or request.spec.call,
         () if is_record else (request.payload,),
         timeout_s=request.timeout_s,
+        wait_s=request.wait_s,
         run=run,
         record_first=is_record,
     )

@@ -15,7 +15,7 @@ from taskyard.errors import NotJson, PayloadTooLarge
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.explain import canceled, explain, refused
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
-from taskyard.model.limits import QueueSettings
+from taskyard.model.limits import QueueSettings, tighter
 from taskyard.model.move import Move
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.settle import settle
@@ -119,7 +119,7 @@ class Runner:
         if executor is None:
             wants = f"consumer {consumer.name!r} wants executor {consumer.executor!r}"
             raise _Unfit(refused(f"{wants}, which this node does not have"))
-        timeout_s = _tighter(record.timeout_s, consumer.timeout_s)
+        timeout_s = tighter(record.timeout_s, consumer.timeout_s)
         return executor, ExecutionRequest(
             spec=consumer, payload=record, request_id=record.uuid, context=run, timeout_s=timeout_s
         )
@@ -248,12 +248,6 @@ class _Unfit(Exception):
 
 def _stopped() -> ExecutionError:
     return ExecutionError(kind=ErrorKind.REJECTED, message="its node was stopped before it began")
-
-
-def _tighter(one: float | None, other: float | None) -> float | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
 
 
 def _log_failure(run: RunContext, result: ExecutionResult) -> None:

@@ -41,13 +41,14 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """What one worker is held to. `memory_limit`: bytes of private data (RLIMIT_DATA) beyond which allocations fail.
     `recycle_rss`: bytes in memory after a call beyond which the worker asks to be replaced. `shares`: it may use
     memfds. `preload`: modules it imports before it is ready. `setup`: a pickled pair of function and arguments, called
-    before it is ready."""
+    before it is ready. `environ` is set before any of the user's code runs."""
 
     memory_limit: int | None = None
     recycle_rss: int | None = None
     shares: bool = True
     preload: tuple[str, ...] = ()
     setup: bytes | None = None
+    environ: dict[str, str] = {}
 
 
 def present_scene() -> Scene:
@@ -72,13 +73,14 @@ def present_scene() -> Scene:
     )
 
 
-def enter(scene: Scene) -> None:
-    """In the worker: make it the present one, except for the script."""
+def enter(scene: Scene, environ: dict[str, str]) -> None:
+    """In the worker: make it the present one, except for the script; `environ` goes on top of the host's."""
     sys.path[:] = scene.sys_path
     sys.argv[:] = scene.argv
-    if os.environ != scene.environ:
+    wanted = {**scene.environ, **environ}
+    if os.environ != wanted:
         os.environ.clear()
-        os.environ.update(scene.environ)
+        os.environ.update(wanted)
     if scene.folder is not None and os.path.isdir(scene.folder):
         os.chdir(scene.folder)
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from taskyard.execution.context import RunContext
-from taskyard.execution.explain import canceled, explain, refused, timed_out
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.execution.explain import canceled, explain, refused, rejected, timed_out, waited_long
+from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
 
@@ -53,6 +53,7 @@ class ThreadExecutor:
             run.interrupt, run.is_waiting = job.interrupt, True
         self._waiting.append(job)
         self._hand_out()
+        job.wait_at_most(request.wait_s)
         try:
             await job.finished
         except asyncio.CancelledError:
@@ -69,9 +70,12 @@ class ThreadExecutor:
         if request.spec.is_async:
             return refused(f"{request.spec.name!r} is async; give it executor='inline'")
         if self._is_closed:
-            return ExecutionError(kind=ErrorKind.REJECTED, message="the thread executor is shut down")
+            return rejected("the thread executor is shut down")
         if self._running >= self._max_workers and len(self._waiting) >= self._queue_limit:
-            return ExecutionError(kind=ErrorKind.REJECTED, message=f"all {self._max_workers} threads are busy")
+            # Some of them may have been given up since.
+            self._waiting = deque(job for job in self._waiting if not job.finished.done())
+            if len(self._waiting) >= self._queue_limit:
+                return rejected(f"all {self._max_workers} threads are busy")
         return None
 
     def _hand_out(self) -> None:
@@ -130,13 +134,19 @@ class _Job:
         self._context = contextvars.copy_context()
         self._deadline: asyncio.TimerHandle | None = None
         self._is_expired = False
-        self._rejection = "it was interrupted while it waited for a thread"
+        self._refusal = rejected("it was interrupted while it waited for a thread")
         self._started_at = 0.0
         self._value: Any = None
         self._raised: BaseException | None = None
 
+    def wait_at_most(self, wait_s: float | None) -> None:
+        if wait_s is not None and not self.is_started:
+            self._deadline = self._loop.call_later(wait_s, self._refuse, waited_long(wait_s))
+
     def begin(self, now: float) -> None:
         self.is_started, self._started_at = True, now
+        if self._deadline is not None:
+            self._deadline.cancel()
         if self.request.context is not None:
             self.request.context.is_waiting = False
         if self.request.timeout_s is not None:
@@ -177,7 +187,10 @@ class _Job:
             self.finished.set_result(None)
 
     def reject(self, why: str) -> None:
-        self._rejection = why
+        self._refuse(rejected(why))
+
+    def _refuse(self, error: ExecutionError) -> None:
+        self._refusal = error
         self.interrupt()
 
     def result(self, now: float) -> ExecutionResult:
@@ -192,7 +205,7 @@ class _Job:
         if not self.is_started:
             if run is not None and run.cancel_asked:
                 return canceled("canceled while it waited for a thread")
-            return ExecutionError(kind=ErrorKind.REJECTED, message=self._rejection)
+            return self._refusal
         if self._is_expired:
             return timed_out(self.request.timeout_s or 0.0)
         if self._raised is None:

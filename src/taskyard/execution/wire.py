@@ -75,6 +75,7 @@ class Kind(IntEnum):
     NOTE = 9
     LOG = 10
     SETUP = 11
+    CHECKPOINT = 12
 
 
 CALL, RESULT = Kind.CALL, Kind.RESULT

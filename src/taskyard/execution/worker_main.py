@@ -29,6 +29,7 @@ from taskyard.execution.channel import Channel
 from taskyard.execution.context import CURRENT
 from taskyard.execution.explain import UNLOADED, UNRETURNED, explain, with_exception
 from taskyard.execution.linux import keep_freed_memory
+from taskyard.execution.said import fields_of
 from taskyard.execution.scene import Scene, WorkerSettings, enter, load_main
 from taskyard.execution.wire import IS_NEW, IS_SPENT, KEEPS_EXCEPTION, NAMES_MAIN, RESULT, Bulk, Frame, Kind, encode
 from taskyard.execution.worker_run import Call, WorkerRun
@@ -162,7 +163,11 @@ class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-            self._channel.send(Kind.LOG, 0, (record.name, record.levelno, text, record.created))
+            fields = fields_of(record)
+            if not fields and (run := CURRENT.get(None)) is not None:
+                fields = run.log_fields
+            said = (record.name, record.levelno, text, record.created, fields)
+            self._channel.send(Kind.LOG, 0, said)
         except Exception:
             self.handleError(record)
 
@@ -209,7 +214,7 @@ def _is_prepared(channel: Channel, settings: WorkerSettings, scene: Scene) -> bo
 
 
 def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
-    enter(scene)
+    enter(scene, settings.environ)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what was printed is out before a crash
     root = logging.getLogger()

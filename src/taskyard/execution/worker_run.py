@@ -56,6 +56,9 @@ class WorkerRun(RunContext):
             self._ticker.daemon = True
             self._ticker.start()
 
+    def _save(self, text: str) -> None:
+        self._channel.send(Kind.CHECKPOINT, self._call, text)
+
     def note(self, text: str) -> None:
         self._channel.send(Kind.NOTE, self._call, str(text))
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import msgspec
 
+INLINE, THREAD, PROCESS, ISOLATED, MOCK, NOOP = "inline", "thread", "process", "isolated", "mock", "noop"
+"""Places to run, by the names that consumers and algorithms ask for them."""
+
 
 class ErrorKind(StrEnum):
     VALIDATION = "validation"
@@ -37,7 +40,8 @@ class ExecutionError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One run, as handed to an executor. `spec` says what to call; executors only use what its port promises."""
+    """One run, as handed to an executor. `spec` says what to call; executors only use what its port promises.
+    `timeout_s` is for the run, `wait_s` for waiting until a worker is free."""
 
     spec: Any
     payload: Any
@@ -45,6 +49,7 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     trace_id: str | None = None
     context: Any = None
     timeout_s: float | None = None
+    wait_s: float | None = None
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -62,11 +62,11 @@ def check_delay(value: Any) -> float:
     return float(value)
 
 
-def check_timeout(value: Any) -> float:
+def check_timeout(value: Any, *, field: str = "timeout_s") -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidInput(f"timeout_s must be a number of seconds, not {quote(value)}")
+        raise InvalidInput(f"{field} must be a number of seconds, not {quote(value)}")
     if not 0 < value < LONGEST_S:
-        raise InvalidInput(f"timeout_s must be more than 0 and less than 1e9, not {value}; leave it out for no limit")
+        raise InvalidInput(f"{field} must be more than 0 and less than 1e9, not {value}; leave it out for no limit")
     return float(value)
 
 

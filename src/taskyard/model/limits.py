@@ -9,6 +9,13 @@ import msgspec
 from taskyard.model.retry import RetryPolicy
 
 
+def tighter(one: float | None, other: float | None) -> float | None:
+    """The smaller of two limits, of which None is no limit."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one queue, held across every process on the store. `concurrency=None` sets no limit of its own;
     `per_key` is how many tasks with one key may run at once; `auto_recover` how often a task is taken back from a dead

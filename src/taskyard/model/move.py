@@ -104,6 +104,6 @@ def _complete(record: TaskRecord, move: Move) -> None:
     """The end of most tasks, apart from the rest for speed alone."""
     record.finished_at = move.at
     record.result = move.result
-    record.token = record.node = record.cancel_asked_at = record.dedupe_slot = record.error = None
+    record.token = record.node = record.cancel_asked_at = record.dedupe_slot = record.error = record.checkpoint = None
     if move.note is not None:
         record.note = move.note

@@ -150,7 +150,8 @@ class Dedupe(StrEnum):
 
 
 class TaskRecord(msgspec.Struct, gc=False):
-    """Everything the store keeps of one task. `args` and `result` are JSON text. `id` orders tasks as they were added.
+    """Everything the store keeps of one task. `args`, `result` and `checkpoint` are JSON text; the last is what a run
+    has saved for the next one, until the task is completed. `id` orders tasks as they were added.
 
     `attempt` counts the runs started; `retries` those that failed and were tried again; `crashes` the workers this task
     took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run."""
@@ -184,6 +185,7 @@ class TaskRecord(msgspec.Struct, gc=False):
     result: str | None = None
     error: ExecutionError | None = None
     note: str | None = None
+    checkpoint: str | None = None
 
     def clone(self) -> TaskRecord:
         """A copy, at half the price of `copy.copy`: records are copied on the hot path."""

@@ -54,11 +54,22 @@ class Added(msgspec.Struct, frozen=True, gc=False):
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):
-    """What a run says of itself while it runs. Fenced like a settle, but never worth an error."""
+    """What a run says of itself while it runs; what is None stays as it was. Fenced like a settle, but never worth an
+    error. `checkpoint` is JSON text for the task's next run."""
 
     claim: Claim
     progress: Progress | None = None
     note: str | None = None
+    checkpoint: str | None = None
+
+    def after(self, earlier: Report) -> Report:
+        """Both in one: the later says more."""
+        return Report(
+            self.claim,
+            earlier.progress if self.progress is None else self.progress,
+            earlier.note if self.note is None else self.note,
+            earlier.checkpoint if self.checkpoint is None else self.checkpoint,
+        )
 
 
 class Turned(msgspec.Struct, frozen=True):

@@ -161,9 +161,7 @@ class Dispatcher:
     def report(self, report: Report) -> None:
         """Reports of one run that wait for the same turn become one: the later says more."""
         earlier = self._reports.get(report.claim.token)
-        if earlier is not None:
-            report = Report(report.claim, report.progress or earlier.progress, report.note or earlier.note)
-        self._reports[report.claim.token] = report
+        self._reports[report.claim.token] = report if earlier is None else report.after(earlier)
         if self._waiter is not None:
             self._rouse()
 
@@ -240,14 +238,9 @@ class Dispatcher:
         """Everything for the next turn. What is handed in from here on belongs to the one after it."""
         if self._is_apart:
             return self._take_part()
-        settles, self._settles = self._settles, []
+        settles = self._take_settles(len(self._settles))
         adds, waiting = self._take_adds(ADDS_AT_MOST)
         reports = self._take_reports()
-        if reports and settles:
-            # A turn settles first, and what a run says after its end is ignored: its last word goes one turn ahead.
-            said = {report.claim.token for report in reports}
-            self._settles = [settle for settle in settles if settle[0].token in said]
-            settles = [settle for settle in settles if settle[0].token not in said]
         self._look = self._must_turn = False
         return _Batch(settles, adds, waiting, reports, self._slots.demand())
 
@@ -255,9 +248,7 @@ class Dispatcher:
         """Settles, what is new, and claims in turn, each without the others: whatever fails, fails alone."""
         while True:
             self._part = (self._part + 1) % 3
-            if self._part == 0 and self._settles:
-                count = 1 if self._suspects else len(self._settles)
-                settles, self._settles = self._settles[:count], self._settles[count:]
+            if self._part == 0 and (settles := self._take_settles(1 if self._suspects else len(self._settles))):
                 return _Batch(settles, [], [], [], None)
             if self._part == 1 and (self._waiting or self._reports):
                 adds, waiting = self._take_adds(ADDS_AT_MOST)
@@ -265,6 +256,16 @@ class Dispatcher:
             if self._part == 2:
                 self._look = self._must_turn = False
                 return _Batch([], [], [], [], self._slots.demand())
+
+    def _take_settles(self, count: int) -> list[tuple[Claim, Move]]:
+        """A turn settles first, and what a run says after its end is ignored: its last word goes one turn ahead."""
+        if not self._reports:
+            taken, self._settles = self._settles[:count], self._settles[count:]
+            return taken
+        taken = [settle for settle in self._settles if settle[0].token not in self._reports][:count]
+        tokens = {claim.token for claim, _ in taken}
+        self._settles = [settle for settle in self._settles if settle[0].token not in tokens]
+        return taken
 
     def _take_reports(self) -> list[Report]:
         if not self._reports:
@@ -338,7 +339,9 @@ class Dispatcher:
             self._doubtful.update(claim.token for claim, _ in batch.settles)
             self._claims_in_doubt = batch.demand is not None
         self._settles = batch.settles + self._settles
-        self._reports = {report.claim.token: report for report in batch.reports} | self._reports
+        for report in batch.reports:
+            later = self._reports.get(report.claim.token)
+            self._reports[report.claim.token] = report if later is None else later.after(report)
         self._look = True
         told = _as_ours(error)
         for waiter in batch.waiting:

@@ -87,19 +87,19 @@ def from_row(row: Any) -> TaskRecord:
     (
         uuid, source, due_at, created_at, updated_at, id_, queue, args, state, priority, position, parked, key, slot,
         timeout_s, retry, started_at, finished_at, attempt, retries, crashes, recoveries, token, node, cancel_asked_at,
-        progress, result, error, note,
+        progress, result, error, note, checkpoint,
     ) = row  # fmt: skip
     return TaskRecord(
         uuid, source, from_us(due_at), from_us(created_at), from_us(updated_at), id_, queue, args, _STATES[state],
         priority, position, bool(parked), key, slot, timeout_s, None if retry is None else _retry(retry),
         from_us_or_none(started_at), from_us_or_none(finished_at), attempt, retries, crashes, recoveries, token, node,
-        from_us_or_none(cancel_asked_at), to_progress(progress), result, to_error(error), note,
+        from_us_or_none(cancel_asked_at), to_progress(progress), result, to_error(error), note, checkpoint,
     )  # fmt: skip
 
 
 WAITING = (
     "priority", "position", "queue", "source", "id", "uuid", "due_at", "created_at", "args", "key", "dedupe_slot",
-    "timeout_s", "retry", "attempt", "retries", "crashes", "recoveries", "progress", "error",
+    "timeout_s", "retry", "attempt", "retries", "crashes", "recoveries", "progress", "error", "checkpoint",
 )  # fmt: skip
 """What is read of a task to start it: in order of its first two columns, and without what starting it sets anew."""
 
@@ -108,12 +108,12 @@ def to_running(row: Any, now: datetime) -> TaskRecord:
     """The record of a row that holds `WAITING`, as it is once started, but for its node and token."""
     (
         priority, position, queue, source, id_, uuid, due_at, created_at, args, key, slot, timeout_s, retry, attempt,
-        retries, crashes, recoveries, progress, error,
+        retries, crashes, recoveries, progress, error, checkpoint,
     ) = row  # fmt: skip
     return TaskRecord(
         uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, RUNNING, priority,
         position, False, key, slot, timeout_s, None if retry is None else _retry(retry), now, None, attempt + 1,
-        retries, crashes, recoveries, None, None, None, to_progress(progress), None, to_error(error),
+        retries, crashes, recoveries, None, None, None, to_progress(progress), None, to_error(error), None, checkpoint,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,7 +26,8 @@ from taskyard.model.task import Claim
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.store import Report
-from taskyard.testing.pipes import Pipe
+from taskyard.testing.answer_contract import AnswerContract
+from taskyard.testing.pipe import Pipe
 from taskyard.testing.samples import a_record
 
 SHORT_S = 0.01
@@ -116,7 +117,7 @@ class Host:
     has_reported: asyncio.Event
 
 
-class ExecutorContract:
+class ExecutorContract(AnswerContract):
     """Subclass it, say whether the executor runs async code and whether in other processes, and write `make_executor`;
     `workers` are the threads or processes it is made with, beyond which it queues `queue_limit` and rejects (None: it
     never rejects). An executor that kills is made with a grace for cancels well below a second."""
@@ -126,15 +127,8 @@ class ExecutorContract:
     workers = 2
     queue_limit: int | None = 1
 
-    def make_executor(self) -> ExecutorProtocol:
-        raise NotImplementedError
-
-    @pytest.fixture
-    async def executor(self) -> AsyncIterator[ExecutorProtocol]:
-        executor = self.make_executor()
-        await executor.start()
-        yield executor
-        await executor.shutdown(wait=True)
+    def request(self, payload: Any) -> ExecutionRequest:
+        return ExecutionRequest(spec=self.spec(echo), payload=payload, request_id="r")
 
     # --- what to run --------------------------------------------------------------------------------------------------
 
@@ -456,11 +450,3 @@ class ExecutorContract:
         await executor.shutdown(wait=False)
         hold.let_go()
         assert (await running).data == 7
-
-    async def test_start_and_shutdown_are_idempotent(self, executor: ExecutorProtocol) -> None:
-        """Starting and shutting down twice is the same as once, and a start after a shutdown opens it again."""
-        await executor.start()
-        await executor.shutdown()
-        await executor.shutdown()
-        await executor.start()
-        assert (await self.begin(executor, self.spec(echo), 7)).data == 7

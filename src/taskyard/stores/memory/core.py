@@ -80,6 +80,8 @@ class MemoryCore(Tasks):
             self._tell(EventKind.PROGRESS, record, now)
         if report.note is not None:
             record.note = report.note
+        if report.checkpoint is not None:
+            record.checkpoint = report.checkpoint
         record.updated_at = now
 
     def _add(self, add: Add, now: datetime) -> list[Added] | TaskyardError:

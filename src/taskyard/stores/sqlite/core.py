@@ -125,13 +125,14 @@ class SqliteCore(Commands):
     def _report(self, reports: Sequence[Report], now: datetime) -> None:
         held = self._held(said.claim for said in reports)
         at = to_us(now)
-        rows: dict[int, tuple[int, int, str | None, str | None]] = {}
+        rows: dict[int, tuple[int, int, str | None, str | None, str | None]] = {}
         for said in reports:
             if said.claim.token not in held:
                 continue
             text = None if said.progress is None else msgspec.json.encode(said.progress).decode()
-            _, _, earlier, noted = rows.get(said.claim.token, (0, 0, None, None))
-            rows[said.claim.token] = (said.claim.record.id, at, text or earlier, said.note or noted)
+            _, _, earlier, noted, saved = rows.get(said.claim.token, (0, 0, None, None, None))
+            noted = noted if said.note is None else said.note
+            rows[said.claim.token] = (said.claim.record.id, at, text or earlier, noted, said.checkpoint or saved)
             if text is not None:
                 self._tell(EventKind.PROGRESS, said.claim.record, at)
         for block in blocks(list(rows.values())):

@@ -15,7 +15,7 @@ from typing import Any
 from taskyard.stores.rows import COLUMNS
 
 BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
-"""Rows a statement, largest first. apsw caches statements of up to 16 KB of text: 128 rows of 29 columns stay below."""
+"""Rows a statement, largest first. apsw caches statements of up to 16 KB of text: 128 rows of 30 columns stay below."""
 
 ALL = ", ".join(COLUMNS)
 
@@ -55,7 +55,8 @@ def start(rows: int) -> str:
 @cache
 def complete(rows: int) -> str:
     """What `apply_move` does for a completed run, with (id, time, result, note) for each."""
-    sets = "state = 'completed', token = NULL, node = NULL, cancel_asked_at = NULL, dedupe_slot = NULL, error = NULL"
+    gone = ("token", "node", "cancel_asked_at", "dedupe_slot", "error", "checkpoint")
+    sets = "state = 'completed', " + ", ".join(f"{column} = NULL" for column in gone)
     if rows == 1:
         own = "updated_at = ?2, finished_at = ?2, result = ?3, note = COALESCE(?4, note)"
         return f"UPDATE task SET {sets}, {own} WHERE id = ?1"
@@ -70,10 +71,11 @@ def tally(rows: int) -> str:
 
 @cache
 def report(rows: int) -> str:
-    """(id, time, progress, note) of runs that go on; what is not given stays."""
+    """(id, time, progress, note, checkpoint) of runs that go on; what is not given stays."""
     return (
         "UPDATE task SET updated_at = v.column2, progress = COALESCE(v.column3, progress), "
-        f"note = COALESCE(v.column4, note) FROM (VALUES {values(rows, 4)}) AS v WHERE task.id = v.column1"
+        "note = COALESCE(v.column4, note), checkpoint = COALESCE(v.column5, checkpoint) "
+        f"FROM (VALUES {values(rows, 5)}) AS v WHERE task.id = v.column1"
     )
 
 

@@ -75,7 +75,7 @@ class DurableContract(Desk):
         await add(store, *tasks, dedupe=Dedupe.MERGE)
         one, two, three = await claim(store, 3)
         clock.advance(1)
-        await store.turn(A, reports=[Report(one, Progress(0.5, "half"), note="n")])
+        await store.turn(A, reports=[Report(one, Progress(0.5, "half"), note="n", checkpoint="[1]")])
         await settle(store, two, Move.failed(at=clock.now(), error=an_error(), crashed=True))
         await settle(store, three, Move.retrying(at=clock.now(), due_at=clock.now() + seconds(2), error=an_error()))
         await store.apply([one.uuid], Cancel("stop"))

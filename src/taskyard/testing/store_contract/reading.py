@@ -26,6 +26,7 @@ def spoil(record: TaskRecord) -> None:
     record.token = 99
     record.parked = not record.parked
     record.dedupe_slot = record.result = record.progress = record.error = None
+    record.checkpoint = "spoiled"
 
 
 class ReadingContract(Desk):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskyard.errors import ClaimLost, IllegalMove
-from taskyard.model.command import Cancel
+from taskyard.model.command import Cancel, Retry
 from taskyard.model.execution import ErrorKind, Progress
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
@@ -248,6 +248,37 @@ class SettleContract(Desk):
         kept = await get(store, held)
         assert (kept.note, kept.progress) == ("second run", Progress(0.7))
 
+    async def test_a_checkpoint_is_for_the_next_run(self, store: Store, clock: ManualClock) -> None:
+        """What a run saved comes with the next claim of its task, whatever else is reported; the last one counts."""
+        (held,) = await start(store, a_record())
+        assert held.record.checkpoint is None
+        await store.turn(A, reports=[Report(held, checkpoint="1"), Report(held, checkpoint="[2]"), Report(held)])
+        await store.turn(A, reports=[Report(held, Progress(0.5), note="on")])
+        assert (await get(store, held)).checkpoint == "[2]"
+        retry = Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error())
+        (again,) = (await store.turn(A, settles=[(held, retry)], demand=room(1))).claims
+        assert again.record.checkpoint == "[2]"
+        await store.turn(A, reports=[Report(again, checkpoint='{"n":3}')])
+        await settle(store, again, Move.failed(at=clock.now(), error=an_error()))
+        await store.apply([again.uuid], Retry())
+        (sent_again,) = await claim(store)
+        assert sent_again.record.checkpoint == '{"n":3}'
+
+    async def test_a_checkpoint_survives_its_node(self, store: Store) -> None:
+        """A task that is rescued from a dead node has what its run saved there."""
+        (held,) = await start(store, a_record())
+        await store.turn(A, reports=[Report(held, checkpoint="7")])
+        await store.rescue(A)
+        (again,) = await claim(store, node=B)
+        assert (again.attempt, again.record.checkpoint) == (2, "7")
+
+    async def test_a_completed_task_needs_no_checkpoint(self, store: Store, clock: ManualClock) -> None:
+        """It never runs again: what was saved for that is forgotten."""
+        (held,) = await start(store, a_record())
+        await store.turn(A, reports=[Report(held, checkpoint="1")])
+        await settle(store, held, Move.completed(at=clock.now()))
+        assert (await get(store, held)).checkpoint is None
+
     async def test_the_last_report_of_a_turn_stands(self, store: Store) -> None:
         """Of several reports of one run in one turn the last one is seen."""
         (held,) = await start(store, a_record())
@@ -259,7 +290,7 @@ class SettleContract(Desk):
         """A report of a run that lost its claim is dropped without an error."""
         stale = await lose(store, clock, how)
         before, events = await everything(store), (await store.events(after=-1)).last
-        turned = await store.turn(A, reports=[Report(stale, Progress(0.5), note="stale")])
+        turned = await store.turn(A, reports=[Report(stale, Progress(0.5), note="stale", checkpoint="0")])
         assert turned.settled == []
         assert await everything(store) == before
         assert (await store.events(after=-1)).last == events

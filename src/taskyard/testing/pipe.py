@@ -1,4 +1,4 @@
-"""A signal that crosses processes: for code in a worker that says it has begun, or waits to be let go."""
+"""A flag that crosses processes."""
 
 from __future__ import annotations
 

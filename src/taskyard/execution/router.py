@@ -1,0 +1,392 @@
+"""From a request for an algorithm to the executor that suits it: checked, limited, routed, tried again, told.
+
+A direct call runs as a task that no store has: `current_run()` works inside it, with the request's id as its uuid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+from typing import Any, Self
+
+import msgspec
+
+from taskyard.errors import InvalidAlgorithm, InvalidArguments, InvalidInput, UnknownAlgorithm
+from taskyard.execution.algorithm import Algorithm, AlgorithmContext
+from taskyard.execution.asking import AlgorithmCaller, name_of
+from taskyard.execution.circuit import CircuitPolicy, CircuitState, Pass
+from taskyard.execution.context import CURRENT, RunContext, RunHost
+from taskyard.execution.desk import AlgorithmHealth, Desk
+from taskyard.execution.explain import canceled, explain, rejected, type_names
+from taskyard.execution.inline import InProcessExecutor
+from taskyard.execution.installed import Installed
+from taskyard.execution.isolated import IsolatedProcessPoolExecutor
+from taskyard.execution.mock import MockExecutor, NoopExecutor
+from taskyard.execution.policy import ExecutionPolicy
+from taskyard.execution.pool import PoolSettings
+from taskyard.execution.process import ProcessPoolExecutor
+from taskyard.execution.thread import ThreadExecutor
+from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind, choose_place
+from taskyard.model.execution import (
+    INLINE,
+    ISOLATED,
+    MOCK,
+    NOOP,
+    PROCESS,
+    THREAD,
+    ErrorKind,
+    ExecutionError,
+    ExecutionRequest,
+    ExecutionResult,
+    Progress,
+)
+from taskyard.model.given import check_name, check_timeout
+from taskyard.model.task import Claim, TaskRecord
+from taskyard.ports.executor import Abilities, ExecutorProtocol
+from taskyard.ports.store import Report
+
+log = logging.getLogger("taskyard")
+
+INCIDENTS = {ErrorKind.TIMEOUT: IncidentKind.TIMEOUT, ErrorKind.SYSTEM: IncidentKind.CRASH}
+
+
+def pool_settings(hints: ExecutionHints) -> PoolSettings:
+    """The pool of an algorithm that has one of its own."""
+    asked = {
+        "queue_limit": hints.queue_limit,
+        "load_s": hints.load_s,
+        "memory_limit": hints.memory_limit,
+        "recycle_after": hints.recycle_after,
+        "environ": None if hints.gpu is None else {"CUDA_VISIBLE_DEVICES": str(hints.gpu)},
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    return PoolSettings(max_workers=hints.max_workers or 1, **given)  # type: ignore[arg-type]
+
+
+def log_incident(incident: Incident) -> None:
+    """Where incidents go unless somebody listens."""
+    level = logging.INFO if incident.kind is IncidentKind.CIRCUIT_CLOSED else logging.WARNING
+    fields = {name: getattr(incident, name) for name in ("algorithm", "version", "request_id", "trace_id")}
+    log.log(level, "[%s] algorithm %s: %s", incident.kind, incident.algorithm, incident.message, extra=fields)
+
+
+def ignore_progress(request_id: str, progress: Progress) -> None:
+    """Where progress goes unless somebody listens."""
+
+
+DEFAULT_EXECUTORS: Mapping[str, Callable[[], ExecutorProtocol]] = {
+    INLINE: InProcessExecutor,
+    THREAD: ThreadExecutor,
+    PROCESS: ProcessPoolExecutor,
+    ISOLATED: lambda: IsolatedProcessPoolExecutor(lambda installed: pool_settings(installed.spec.execution)),
+    MOCK: MockExecutor,
+    NOOP: NoopExecutor,
+}
+
+
+class ExecutionDispatcher(AlgorithmCaller):
+    """Install algorithms, then, inside `async with`, `submit` requests or `run` them by name.
+
+    `executors` adds or replaces places by name; `place` sends everything to one of them, whatever hints say (`mock` for
+    tests with no algorithm installed). `policy` decides on timeouts and retries, `circuit` when to give an algorithm a
+    rest. `on_incident` hears of timeouts, crashes and circuits, `on_progress` of how far requests are, on the loop."""
+
+    def __init__(
+        self,
+        *,
+        executors: Mapping[str, ExecutorProtocol] | None = None,
+        place: str | None = None,
+        policy: ExecutionPolicy | None = None,
+        circuit: CircuitPolicy | None = None,
+        on_incident: Callable[[Incident], None] = log_incident,
+        on_progress: Callable[[str, Progress], None] = ignore_progress,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executors: dict[str, ExecutorProtocol] = dict(executors or {})
+        self._place = place
+        self._policy, self._circuit = policy or ExecutionPolicy(), circuit or CircuitPolicy()
+        self._on_incident, self._on_progress, self._monotonic = on_incident, on_progress, monotonic
+        self._desks: dict[str, Desk] = {}
+        self._live: set[RunContext] = set()
+        self._going_on: set[asyncio.Task[ExecutionResult]] = set()
+        self._tokens = itertools.count(1)
+        self._is_closed = False
+
+    @property
+    def abilities(self) -> Abilities:
+        """What it can do in every place: nothing that one of them could not."""
+        places = {desk.place for desk in self._desks.values()} or {self._place or PROCESS}
+        executors = [self._executor(place).abilities for place in places]
+        return Abilities(
+            kills=all(ability.kills for ability in executors),
+            isolates=all(ability.isolates for ability in executors),
+            runs_code=any(ability.runs_code for ability in executors),
+        )
+
+    # --- algorithms ---------------------------------------------------------------------------------------------------
+
+    def install(self, algorithm: type[Algorithm] | Callable[..., Any], *, spec: AlgorithmSpec | None = None) -> None:
+        """Make an algorithm known: a subclass of `Algorithm`, or a function of the input (and the context) with a
+        `spec`. What cannot be run as it is written is refused here."""
+        installed = Installed(algorithm, spec)
+        if installed.name in self._desks:
+            raise InvalidAlgorithm(installed.name, "one of that name is installed already; rename one of the two")
+        place = self._place or choose_place(installed.spec.execution, is_async=installed.is_async)
+        executor = self._executor(place)
+        installed.check_place(place)
+        self._desks[installed.name] = Desk(installed, place, executor, self._circuit)
+
+    def _executor(self, place: str) -> ExecutorProtocol:
+        executor = self._executors.get(place)
+        if executor is None:
+            make = DEFAULT_EXECUTORS.get(place)
+            if make is None:
+                known = ", ".join(sorted({*self._executors, *DEFAULT_EXECUTORS}))
+                raise InvalidInput(f"there is no executor called {place!r} (known: {known})")
+            executor = self._executors[place] = make()
+        return executor
+
+    def _find(self, asked: Any) -> Desk | None:
+        """The algorithm that is meant; None where no code is needed to answer; raises `UnknownAlgorithm`."""
+        desk = self._desks.get(name_of(asked))
+        is_other = desk is not None and isinstance(asked, AlgorithmSpec) and asked.version != desk.spec.version
+        if desk is None or is_other:
+            if self._place is not None and not self._executor(self._place).abilities.runs_code:
+                return None
+            name = f"{name_of(asked)} {asked.version}" if is_other else name_of(asked)
+            raise UnknownAlgorithm(name, [f"{desk.spec.name} {desk.spec.version}" for desk in self._desks.values()])
+        return desk
+
+    def health(self) -> dict[str, AlgorithmHealth]:
+        """Each algorithm at this moment."""
+        return {name: desk.health() for name, desk in self._desks.items()}
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._is_closed = False
+        for desk in self._desks.values():
+            if desk.executor.abilities.runs_code:
+                desk.installed.warm_up()
+        for executor in self._executors.values():
+            await executor.start()
+
+    async def shutdown(self, *, wait: bool = True) -> None:
+        self._is_closed = True
+        await asyncio.gather(*(executor.shutdown(wait=wait) for executor in self._executors.values()))
+        for desk in self._desks.values():
+            await desk.installed.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.shutdown()
+
+    def cancel(self, request_id: str) -> bool:
+        """Ask the runs of this request to end; whether there are any. They answer `canceled`."""
+        found = [run for run in self._live if run.uuid == request_id]
+        for run in found:
+            run.ask_cancel()
+        return bool(found)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def submit(self, request: ExecutionRequest) -> ExecutionResult:
+        return await self._serve(request, may_degrade=True)
+
+    async def _serve(self, request: ExecutionRequest, *, may_degrade: bool) -> ExecutionResult:
+        if self._is_closed:
+            return _failed(rejected("the dispatcher is shut down"))
+        try:
+            desk, request = self._prepare(request)
+        except InvalidInput as exc:
+            return _failed(_unfit(exc))
+        if desk is None:
+            return await self._executor(self._place or MOCK).submit(request)
+        if refusal := desk.too_often(self._monotonic()):
+            return _failed(refusal)
+        granted = desk.circuit.admit(self._monotonic())
+        if not isinstance(granted, Pass):
+            return await self._refuse(desk, request, granted, may_degrade=may_degrade)
+        return await self._try(desk, request, granted)
+
+    def _prepare(self, request: ExecutionRequest) -> tuple[Desk | None, ExecutionRequest]:
+        """Who serves it, and the request as that executor gets it; nothing was queued so far. Raises `InvalidInput`."""
+        desk = self._find(request.spec)
+        if desk is None:
+            return None, request
+        check_name("request_id", request.request_id)
+        for field, seconds in (("timeout_s", request.timeout_s), ("wait_s", request.wait_s)):
+            if seconds is not None:
+                check_timeout(seconds, field=field)
+        context = request.context if request.context is not None else AlgorithmContext()
+        if not isinstance(context, AlgorithmContext):
+            raise InvalidInput(f"context must be an AlgorithmContext, not {type(context).__name__}")
+        return desk, msgspec.structs.replace(
+            request,
+            spec=desk.installed,
+            payload=(desk.installed.check(request.payload), context.of_request(request.request_id, request.trace_id)),
+            context=None,
+            timeout_s=self._policy.timeout_s(desk.spec, request),
+            wait_s=self._policy.wait_s(desk.spec, request),
+        )
+
+    async def _refuse(
+        self, desk: Desk, request: ExecutionRequest, retry_after_s: float, *, may_degrade: bool
+    ) -> ExecutionResult:
+        why = f"algorithm {desk.spec.name!r} has crashed {self._circuit.crashes} times in a row and is given a rest"
+        if desk.spec.fallback is None or not may_degrade:
+            return _failed(rejected(why, "CircuitOpen", retry_after_s=retry_after_s))
+        given, context = request.payload
+        asked = msgspec.structs.replace(request, spec=desk.spec.fallback, payload=given, context=context)
+        result = await self._serve(asked, may_degrade=False)
+        return msgspec.structs.replace(result, note=f"answered by {desk.spec.fallback!r}: {why}")
+
+    async def _try(self, desk: Desk, request: ExecutionRequest, granted: Pass) -> ExecutionResult:
+        """Run it, and again as the policy says."""
+        run = self._make_run(request)
+        self._live.add(run)
+        mark = CURRENT.set(run)
+        try:
+            result = await self._attempt(desk, request, run, granted)
+            while result.error is not None and (again := await self._again(desk, run, result.error)) is not None:
+                run.claim = Claim(run.claim.record, run.attempt + 1, next(self._tokens))
+                run.expired = False
+                result = await self._attempt(desk, request, run, again)
+            return _heed_cancel(result) if run.cancel_asked else result
+        finally:
+            CURRENT.reset(mark)
+            run.end()
+            self._live.discard(run)
+
+    def _make_run(self, request: ExecutionRequest) -> RunContext:
+        now = datetime.now(UTC)
+        record = TaskRecord(request.request_id, request.spec.name, now, now, now, attempt=1)
+        host = RunHost(asyncio.get_running_loop(), self._hear)
+        run = RunContext(Claim(record, 1, next(self._tokens)), host)
+        run.task = asyncio.current_task()
+        return run
+
+    async def _again(self, desk: Desk, run: RunContext, error: ExecutionError) -> Pass | None:
+        """Wait for the next try, if there is one; None when it stays at what the last one answered."""
+        delay_s = self._policy.retry_after_s(error, retries=run.attempt - 1, jitter=random.random())
+        if delay_s is None or run.cancel_asked:
+            return None
+        wake = asyncio.Event()
+        run.interrupt = wake.set
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await wake.wait()
+        if wake.is_set() or self._is_closed:
+            return None
+        granted = desk.circuit.admit(self._monotonic())
+        return granted if isinstance(granted, Pass) else None
+
+    async def _attempt(self, desk: Desk, request: ExecutionRequest, run: RunContext, granted: Pass) -> ExecutionResult:
+        result: ExecutionResult | None = None
+        try:
+            result = await self._run(desk, request, run)
+        except Exception as exc:
+            # An executor must not raise; one that does has a fault, and its caller still gets an answer.
+            result = _failed(msgspec.structs.replace(explain(exc), kind=ErrorKind.SYSTEM))
+        finally:
+            run.interrupt = None
+            self._judge(desk, request, granted, result)
+        return result
+
+    async def _run(self, desk: Desk, request: ExecutionRequest, run: RunContext) -> ExecutionResult:
+        began_mono = time.monotonic()
+        refusal = await desk.gate.enter(run, request.wait_s)
+        if refusal is not None:
+            return _failed(refusal)
+        if run.cancel_asked:  # since it was given the turn
+            desk.gate.leave()
+            return _failed(canceled("canceled before it began"))
+        left_s = request.wait_s
+        if left_s is not None:
+            left_s = max(0.001, left_s - (time.monotonic() - began_mono))
+        asked = desk.executor.submit(msgspec.structs.replace(request, context=run, wait_s=left_s))
+        if desk.outlives_callers:
+            return await self._outlive(desk, run, asked)
+        try:
+            return await asked
+        finally:
+            desk.gate.leave()
+
+    async def _outlive(
+        self, desk: Desk, run: RunContext, asked: Coroutine[Any, Any, ExecutionResult]
+    ) -> ExecutionResult:
+        """Its place is free when the code has ended, not when its caller has gone; the code is told of that."""
+        going_on = asyncio.get_running_loop().create_task(asked)
+        self._going_on.add(going_on)
+        going_on.add_done_callback(self._going_on.discard)
+        going_on.add_done_callback(lambda _: desk.gate.leave())
+        try:
+            return await asyncio.shield(going_on)
+        except asyncio.CancelledError:
+            run.ask_cancel()
+            raise
+
+    # --- what is told -------------------------------------------------------------------------------------------------
+
+    def _hear(self, report: Report) -> None:
+        if report.progress is not None:
+            self._on_progress(report.claim.uuid, report.progress)
+        if report.checkpoint is not None:
+            report.claim.record.checkpoint = report.checkpoint  # for the next try
+
+    def _judge(self, desk: Desk, request: ExecutionRequest, granted: Pass, result: ExecutionResult | None) -> None:
+        changed = desk.circuit.record(granted, result, self._monotonic())
+        error = None if result is None else result.error
+        kind = None if error is None else INCIDENTS.get(error.kind)
+        if kind is not None and error is not None:
+            self._tell(desk, request, kind, error.message, None if result is None else result.worker_pid)
+        if changed is CircuitState.OPEN:
+            rest = f"no more requests for {self._circuit.cool_down_s:g} s"
+            why = f"{self._circuit.crashes} crashes in a row; {rest}"
+            self._tell(desk, request, IncidentKind.CIRCUIT_OPENED, why)
+        elif changed is CircuitState.CLOSED:
+            self._tell(desk, request, IncidentKind.CIRCUIT_CLOSED, "a trial went well; requests are served again")
+
+    def _tell(
+        self, desk: Desk, request: ExecutionRequest, kind: IncidentKind, message: str, pid: int | None = None
+    ) -> None:
+        incident = Incident(
+            kind=kind,
+            algorithm=desk.spec.name,
+            version=desk.spec.version,
+            message=message,
+            at=time.time(),
+            request_id=request.request_id,
+            trace_id=request.trace_id,
+            worker_pid=pid,
+        )
+        try:
+            self._on_incident(incident)
+        except Exception:
+            log.exception("a listener for incidents failed")
+
+
+def _unfit(exc: InvalidInput) -> ExecutionError:
+    details = {"problems": exc.problems} if isinstance(exc, InvalidArguments) else {}
+    return ExecutionError(kind=ErrorKind.VALIDATION, message=str(exc), types=type_names(type(exc)), details=details)
+
+
+def _heed_cancel(result: ExecutionResult) -> ExecutionResult:
+    """It was asked to cancel: what failed, or would have been tried again, is canceled."""
+    if result.error is None or result.error.kind is ErrorKind.CANCELED:
+        return result
+    return msgspec.structs.replace(result, error=msgspec.structs.replace(result.error, kind=ErrorKind.CANCELED))
+
+
+def _failed(error: ExecutionError) -> ExecutionResult:
+    now = time.time()
+    return ExecutionResult(success=False, error=error, started_at=now, ended_at=now)

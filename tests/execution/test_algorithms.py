@@ -1,0 +1,336 @@
+"""Algorithms as a user runs them: their life in workers, what they take and give, what they see of their request."""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from taskyard import (
+    Algorithm,
+    AlgorithmContext,
+    AlgorithmSpec,
+    ErrorKind,
+    ExecutionDispatcher,
+    ExecutionHints,
+    ExecutionRequest,
+    InvalidAlgorithm,
+    InvalidInput,
+    MockExecutor,
+    PoolSettings,
+    ProcessPoolExecutor,
+    Progress,
+)
+from tests.execution import algorithms
+from tests.execution.algorithms import AsyncLedger, Ledger, NeedsFile, Number, Served, SlowToLoad
+from tests.execution.asking import spec
+
+PLACES = pytest.mark.parametrize("place", ["inline", "thread", "process", "isolated"])
+
+
+def describe(place: str) -> tuple[Callable[..., Any], AlgorithmSpec]:
+    code = algorithms.describe_async if place == "inline" else algorithms.describe
+    return code, spec("describe", executor=place)
+
+
+# --- life in a worker -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("EXE-09")
+async def test_a_worker_initializes_once_and_keeps_the_instance(dispatch):
+    """One worker, many runs: initialized once, and the instance is the same."""
+    dispatcher = dispatch(Ledger)
+    results = [await dispatcher.run(Ledger, {"n": n}, request_id=f"r{n}") for n in range(4)]
+    served = [result.data for result in results]
+    assert [one.n for one in served] == [0, 1, 4, 9]
+    assert {(one.pid, one.opened) for one in served} == {(results[0].worker_pid, 1)}
+    assert served[3].before == ["r0:NoneType", "r1:NoneType", "r2:NoneType"]
+
+
+@pytest.mark.spec("EXE-09", "EXE-16")
+async def test_every_worker_initializes_and_shuts_down(dispatch, tmp_path):
+    """A worker that is replaced after two runs shuts its instance down, and the next has one of its own."""
+    recycled = AlgorithmSpec("recycled", execution=ExecutionHints(recycle_after=2))
+    dispatcher = dispatch((Ledger, recycled))
+    served = [(await dispatcher.run("recycled", Number(n=n, folder=str(tmp_path)))).data for n in range(4)]
+    pids = [one.pid for one in served]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+    assert [one.opened for one in served] == [1, 1, 1, 1]
+    assert [len(one.before) for one in served] == [0, 1, 0, 1]
+    await dispatcher.shutdown()
+    assert {path.name for path in tmp_path.iterdir()} == {f"shutdown-{pid}" for pid in pids}
+
+
+@pytest.mark.spec("EXE-09")
+@pytest.mark.parametrize(
+    ("algorithm", "hints"),
+    [(Ledger, {"isolated_pool": True}), (Ledger, {"executor": "thread"}), (AsyncLedger, {})],
+    ids=["process", "thread", "inline"],
+)
+async def test_after_run_follows_a_failure_too(dispatch, algorithm, hints):
+    """`after_run` hears of every run, with what it raised, and the instance goes on."""
+    dispatcher = dispatch((algorithm, spec("any", **hints)))
+    failed = await dispatcher.run("any", {"n": -1}, request_id="bad")
+    assert (failed.error.kind, failed.error.type) == (ErrorKind.RUNTIME, "ValueError")
+    assert "in run" in failed.error.traceback
+    assert (await dispatcher.run("any", {"n": 2})).data.before == ["bad:ValueError"]
+
+
+async def test_instances_of_this_process_are_shut_down_too(dispatch, tmp_path):
+    """In threads and on the loop `shutdown` comes with the dispatcher's."""
+    dispatcher = dispatch((Ledger, spec("thread", executor="thread")), AsyncLedger)
+    before = AsyncLedger.shut
+    await dispatcher.run("thread", {"n": 1, "folder": str(tmp_path)})
+    await dispatcher.run(AsyncLedger, {"n": 1})
+    await dispatcher.shutdown()
+    assert [path.name for path in tmp_path.iterdir()] == [f"shutdown-{os.getpid()}"]
+    assert AsyncLedger.shut == before + 1
+
+
+async def test_an_instance_never_serves_two_runs_at_once(dispatch):
+    """Two runs that meet in threads have two instances; runs one after the other share one."""
+    meeting = threading.Barrier(2)
+
+    class Meet(Algorithm):
+        spec = AlgorithmSpec("meet", execution=ExecutionHints(executor="thread"))
+
+        def run(self, given: bool, context: AlgorithmContext) -> int:
+            if given:
+                meeting.wait(10)
+            return id(self)
+
+    dispatcher = dispatch(Meet)
+    one, other = await asyncio.gather(dispatcher.run(Meet, True), dispatcher.run(Meet, True))
+    assert one.data != other.data
+    assert (await dispatcher.run(Meet, False)).data in (one.data, other.data)
+
+
+@pytest.mark.spec("EXE-09", "EXE-05")
+async def test_loading_is_not_held_against_the_first_request(dispatch):
+    """An `initialize` that takes longer than a run may is part of the start of its worker."""
+    result = await dispatch(SlowToLoad).run(SlowToLoad, 7)
+    assert result.data == 7, result.error
+
+
+async def test_what_cannot_be_loaded_says_so_and_is_tried_again(dispatch, tmp_path, monkeypatch):
+    """A failing `initialize` answers the request; the next one initializes anew, with all the time for it."""
+    file = tmp_path / "model"
+    monkeypatch.setenv("TASKYARD_TEST_FILE", str(file))
+    dispatcher = dispatch(NeedsFile)
+    error = (await dispatcher.run(NeedsFile, None)).error
+    assert (error.kind, error.type) == (ErrorKind.RUNTIME, "FileNotFoundError")
+    assert "could not be loaded" in error.message
+    file.write_text("loaded")
+    result = await dispatcher.run(NeedsFile, None)
+    assert result.data == "loaded", result.error
+
+
+@pytest.mark.spec("EXE-16")
+async def test_a_worker_sees_the_device_it_is_given(dispatch, monkeypatch):
+    """`gpu` is in the worker's environment before the algorithm's module is imported; the host's stays as it is."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    dispatcher = dispatch(
+        (algorithms.see_device, spec("one", gpu=1)),
+        (algorithms.see_device, spec("none", gpu="")),
+        (algorithms.see_device, spec("host", isolated_pool=True)),
+    )
+    assert [(await dispatcher.run(name, None)).data for name in ("one", "none", "host")] == ["1", "", "5"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+@pytest.mark.spec("EXE-16")
+async def test_a_worker_has_the_memory_it_is_given(dispatch):
+    """An allocation beyond `memory_limit` is a `system` error, and the next run is served."""
+    dispatcher = dispatch((algorithms.allocate, spec("allocate", memory_limit=256 << 20)))
+    error = (await dispatcher.run("allocate", 512 << 20)).error
+    assert (error.kind, error.type) == (ErrorKind.SYSTEM, "MemoryError")
+    assert (await dispatcher.run("allocate", 1 << 20)).data == 1 << 20
+
+
+# --- what goes in and comes out ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("EXE-04")
+async def test_bad_input_never_reaches_an_executor(dispatch):
+    """Input that does not fit is `validation`, names what is wrong, and nothing was asked of the executor."""
+    mock = MockExecutor(otherwise=None)
+    dispatcher = dispatch(Ledger, executors={"isolated": mock})
+    error = (await dispatcher.run(Ledger, {"n": "many"})).error
+    assert error.kind is ErrorKind.VALIDATION
+    assert error.details == {"problems": ["n: Input should be a valid integer, unable to parse string as an integer"]}
+    assert mock.requests == []
+    assert (await dispatcher.run(Ledger, {"n": 1})).success
+    assert len(mock.requests) == 1
+
+
+@pytest.mark.spec("EXE-04")
+async def test_input_that_was_checked_passes(dispatch):
+    """A model is handed on as it is, without being checked or copied again."""
+    mock = MockExecutor(otherwise=None)
+    dispatcher = dispatch(Ledger, executors={"isolated": mock})
+    number = Number.model_construct(n=1, folder=7)  # type: ignore[arg-type]
+    await dispatcher.run(Ledger, number)
+    assert mock.requests[0].payload[0] is number
+
+
+@pytest.mark.spec("EXE-04")
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("leger", "no algorithm is called 'leger' (installed: ledger 1.2)"),
+        (AlgorithmSpec("ledger", "2.0"), "'ledger 2.0'"),
+        (AlgorithmSpec("other"), "'other'"),
+    ],
+)
+async def test_what_is_not_installed_is_refused(dispatch, asked, says):
+    """A name or version that is not there is `validation`, with what is."""
+    request = ExecutionRequest(spec=asked, payload={"n": 1}, request_id="r")
+    error = (await dispatch(Ledger).submit(request)).error
+    assert error.kind is ErrorKind.VALIDATION
+    assert says in error.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"request_id": "r" * 300}, {"timeout_s": -1.0}, {"timeout_s": float("nan")}, {"wait_s": 0}, {"context": {}}],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_a_request_that_makes_no_sense_is_refused(dispatch, fields):
+    """Ids, limits and contexts are checked like the payload."""
+    request = ExecutionRequest(**{"spec": Ledger.spec, "payload": {"n": 1}, "request_id": "r", **fields})
+    assert (await dispatch(Ledger).submit(request)).error.kind is ErrorKind.VALIDATION
+
+
+@pytest.mark.spec("EXE-07")
+async def test_output_that_does_not_fit_is_the_algorithm_s_fault(dispatch):
+    """It is `runtime`, and names what is wrong; output that only looks different becomes an `Output`."""
+    dispatcher = dispatch(Ledger, AsyncLedger)
+    error = (await dispatcher.run(Ledger, {"n": 13})).error
+    assert (error.kind, error.type) == (ErrorKind.RUNTIME, "InvalidOutput")
+    assert "n: Input should be a valid integer" in error.message
+    assert isinstance((await dispatcher.run(AsyncLedger, {"n": 3})).data, Served)
+
+
+@pytest.mark.spec("EXE-03")
+@pytest.mark.parametrize("place", ["inline", "thread", "process", "isolated"])
+async def test_functions_are_algorithms_as_well(dispatch, place):
+    """A function needs a spec and no more; its annotations are its Input and Output."""
+    code = algorithms.double_async if place == "inline" else algorithms.double
+    dispatcher = dispatch((code, spec("double", executor=place)))
+    assert (await dispatcher.run("double", "21")).data == 42
+    assert (await dispatcher.run("double", "x")).error.kind is ErrorKind.VALIDATION
+
+
+def three_parameters(one: int, two: int, three: int) -> None: ...
+
+
+class NoAlgorithm:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "says"),
+    [
+        (algorithms.double_async, spec("a", executor="process"), "it is async"),
+        (algorithms.double_async, spec("a", executor="thread"), "it is async"),
+        (algorithms.double, spec("a", executor="inline"), "would block the event loop"),
+        (algorithms.double, None, "has no spec"),
+        (lambda given: given, spec("a"), "top level of a module"),
+        (three_parameters, spec("a"), "must take the input"),
+        (NoAlgorithm, spec("a"), "subclass of Algorithm"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_when_it_is_installed(target, given, says):
+    """The mistake is named at once, not by the first request."""
+    with pytest.raises(InvalidAlgorithm, match=says):
+        ExecutionDispatcher().install(target, spec=given)
+
+
+def test_two_algorithms_of_one_name_are_refused():
+    """The second is told."""
+    dispatcher = ExecutionDispatcher()
+    dispatcher.install(Ledger)
+    with pytest.raises(InvalidAlgorithm, match="installed already"):
+        dispatcher.install(Ledger)
+
+
+def test_a_place_that_does_not_exist_is_refused():
+    """A slip in an executor's name is told with the names that there are."""
+    with pytest.raises(InvalidInput, match=r"no executor called 'proces' .*process"):
+        ExecutionDispatcher().install(algorithms.double, spec=spec("a", executor="proces"))
+
+
+# --- what it sees of its request --------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("EXE-11", "EXE-03")
+@PLACES
+async def test_the_context_is_there_in_every_place(dispatch, place):
+    """Request id, trace id, tenant, user and values reach the code wherever it runs, and `current_run()` works."""
+    heard: list[tuple[str, Progress]] = []
+    dispatcher = dispatch(describe(place), on_progress=lambda *said: heard.append(said))
+    context = AlgorithmContext(tenant="acme", user="ann", values={"lane": 3})
+    result = await dispatcher.run("describe", "x", context=context, request_id="r-1", trace_id="t-1")
+    seen = result.data
+    assert (seen["request_id"], seen["trace_id"], seen["tenant"], seen["user"]) == ("r-1", "t-1", "acme", "ann")
+    assert (seen["values"], seen["algorithm"]) == ({"lane": 3}, ("describe", "1.0"))
+    assert seen["run"] == ("r-1", "describe", 1)
+    assert seen["cancelled"] is False
+    assert (seen["pid"] == os.getpid()) is (place in ("inline", "thread"))
+    assert seen["pid"] == (result.worker_pid or os.getpid())
+    assert heard == [("r-1", Progress(0.5, "half way"))]
+    assert (context.request_id, context.algorithm) == ("", None)
+
+
+@pytest.mark.spec("EXE-11")
+@PLACES
+async def test_log_lines_carry_the_ids(dispatch, place, caplog):
+    """A line of the context's logger has the ids as fields and in its text, and reaches the handlers of the host."""
+    caplog.set_level(logging.WARNING)
+    context = AlgorithmContext(tenant="acme", user="ann\nevil")
+    result = await dispatch(describe(place)).run("describe", "x", context=context, request_id="50%d", trace_id="t-1")
+    [line] = [record for record in caplog.records if record.name == "taskyard.algorithm.describe"]
+    assert line.getMessage() == "100% of x [request_id=50%d trace_id=t-1 tenant=acme user=ann\\nevil]"
+    fields = ("request_id", "trace_id", "tenant", "user", "algorithm", "version", "worker_pid")
+    values = ["50%d", "t-1", "acme", "ann\nevil", "describe", "1.0", result.data["pid"]]
+    assert [getattr(line, field) for field in fields] == values
+    [foreign] = [record for record in caplog.records if record.name == "somebody.else"]
+    assert foreign.getMessage() == "without arguments: 5 % more"
+    if place in ("process", "isolated"):
+        assert (foreign.request_id, foreign.tenant) == ("50%d", "acme")
+
+
+# --- parts that can be replaced ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("EXE-19")
+async def test_the_maker_of_workers_can_be_replaced(dispatch):
+    """A pool takes its workers from whoever it is given: here one that counts the handles it gives out."""
+    from taskyard import WorkerHandle
+    from taskyard.execution.spawner import Spawner
+
+    handles: list[WorkerHandle] = []
+
+    class Counting(Spawner):
+        def spawn(self, settings):
+            handles.append(super().spawn(settings))
+            return handles[-1]
+
+    pool = ProcessPoolExecutor(
+        settings=PoolSettings(max_workers=1, spare=False), portable=True, warm=False, starter=Counting()
+    )
+    dispatcher = dispatch((algorithms.double, spec("double")), executors={"process": pool})
+    assert [(await dispatcher.run("double", n)).data for n in range(3)] == [0, 2, 4]
+    assert len(handles) == 1
+
+
+@pytest.mark.spec("EXE-03")
+async def test_a_place_of_one_s_own(dispatch):
+    """An executor under a new name is reached by that name."""
+    ours = MockExecutor({"double": 99})
+    dispatcher = dispatch((algorithms.double, spec("double", executor="ours")), executors={"ours": ours})
+    assert (await dispatcher.run("double", 1)).data == 99
+    assert ours.requests[0].payload[0] == 1
