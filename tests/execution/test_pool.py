@@ -325,7 +325,7 @@ async def test_a_run_knows_itself_in_the_worker(desk, caplog):
     seen = await desk.value(misdeeds.look_at_run, run=run)
     assert seen == (run.uuid, 1, 42, "fetch")
     assert [report.note for report in desk.reports] == ["hello"]
-    assert f"task {run.uuid} from fetch: from inside" in caplog.messages
+    assert f"from inside [task={run.uuid} source=fetch attempt=1]" in caplog.messages
 
 
 async def test_log_lines_reach_the_host(desk, caplog):

@@ -227,7 +227,7 @@ class HostedWorker:
             self._started_new(self._running(head))
         elif kind is Kind.LOG:
             _relay(_load(frame, tuple))
-        elif kind in (Kind.PROGRESS, Kind.NOTE):
+        elif kind in (Kind.PROGRESS, Kind.NOTE, Kind.CHECKPOINT):
             self._running(head).hear(kind, _load(frame, object))
         else:
             raise WireError(f"{kind.name} from a worker")
