@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.torture import cancels, dedupe, fencing, full, images, kills, rescue, stops, syscalls
+from tests.torture import cancels, dedupe, fencing, full, images, kills, rescue, stops, syscalls, timeouts
 from tests.torture.figures import Figures
 from tests.torture.zygote import Zygote
 
@@ -40,6 +40,7 @@ SCENARIOS: dict[str, Scenario] = {
     "cancels": Scenario(cancels.run_in_one, 1_000, 5_000),
     "cancels-between": Scenario(cancels.run_in_two, 1_000, 5_000),
     "dedupe": Scenario(dedupe.run, 200, 1_000),
+    "timeouts": Scenario(timeouts.run, 1_000, 10_000),
 }
 
 

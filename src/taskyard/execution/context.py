@@ -28,7 +28,6 @@ PROGRESS_EVERY_S = 0.25
 CHECKPOINT_BYTES = 1 << 20
 """Of JSON. A checkpoint says how far the work is; the work itself belongs into a file."""
 
-_run_log = logging.getLogger("taskyard.run")
 
 SAID_CHARS = 500
 """How much of a progress message or a note is kept."""
@@ -103,7 +102,7 @@ class RunContext:
 
     def log(self, text: str, *args: object, level: int = logging.INFO) -> None:
         """Log a line that says which run it is of; from a worker process it reaches the handlers of the host."""
-        RunLogger(_run_log, self.log_fields).log(level, text, *args, stacklevel=2)
+        RunLogger(run_log, self.log_fields).log(level, text, *args, stacklevel=2)
 
     @property
     def log_fields(self) -> dict[str, Any]:
