@@ -24,7 +24,6 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import ANY, Add, Applied, Node, Report, TaskFilter, Turned
-from taskyard.stores.sqlite.checkpoints import Checkpoints
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.place import BUSY_MS, Guarded, connect, migrate, prepare_folder, typed_errors
 from taskyard.stores.sqlite.reader import SqliteReader
@@ -107,8 +106,6 @@ class SqliteStore:
                 undo.callback(self._lister.close)
                 self._poller = self._read_only(busy_ms=0)
                 undo.callback(self._poller.close)
-                copier = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False)
-                undo.callback(copier.close)
                 self._version = self._poller.data_version()
             self._sidecar = Sidecar(folder)
             undo.pop_all()
@@ -116,10 +113,7 @@ class SqliteStore:
         self._guard = Guarded(self.path)
         self._watch = Watch(folder)
         self._core = SqliteCore(conn, self._clock)
-        self._checkpoints = Checkpoints(conn, copier)
-        self._writer = Writer(
-            self._core, conn, turn, self._checkpoints, committed=self._on_commit, heard_others=self._on_heard
-        )
+        self._writer = Writer(self._core, conn, turn, committed=self._on_commit, heard_others=self._on_heard)
 
     def _read_only(self, busy_ms: int = BUSY_MS) -> SqliteReader:
         conn = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False)
@@ -145,7 +139,6 @@ class SqliteStore:
         self._reader.close()
         self._poller.close()
         if is_stopped:
-            self._checkpoints.close()
             self._conn.close()
             self._turn.close()
         else:
