@@ -113,6 +113,8 @@ class Engine:
         self._applying: set[asyncio.Task[list[Applied]]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._is_started = self._is_stopped = False
+        self.is_recorded = True
+        """After `stop`: whether the store has taken all that ended here. What it has not will be run again."""
 
     # --- what Yard and Scheduler ask ----------------------------------------------------------------------------------
 
@@ -285,13 +287,14 @@ class Engine:
         self._loops.clear()
 
     async def _leave(self, stuck: Sequence[str], is_flushed: bool) -> None:
+        self.is_recorded = is_flushed and not self._dispatcher.has_dropped
         if not self._settings.serve:
             return
         for executor in self._executors.values():
             await executor.shutdown(wait=not stuck)
         if not is_flushed:
             log.error("the store took too long; what ended last is not recorded, and will be run again elsewhere")
-        if stuck or not is_flushed or self._dispatcher.has_dropped:
+        if stuck or not self.is_recorded:
             return  # a claim may be left: the node stays joined, so that it is rescued when this process ends
         try:
             await self._store.leave(self.incarnation)

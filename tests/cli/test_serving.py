@@ -75,6 +75,7 @@ def test_what_cannot_be_stopped_is_left_behind(shell: Shell) -> None:
     worker.signal(signal.SIGTERM)
     worker.hear("stopping: ")
     worker.signal(signal.SIGTERM)
+    worker.hear("stopping: at once; 1 task interrupted")
     assert worker.end() == 1
     assert "cannot be stopped" in worker.said
     following = shell.start_worker("-v")
