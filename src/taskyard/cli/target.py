@@ -67,9 +67,18 @@ class Target:
         else:
             raise NoStoreGiven
         path = store_path(yard)
-        if path is not None and not path.exists():
-            raise StoreMissing(str(path))
+        if path is not None:
+            _refuse_missing(path)
         return yard
+
+
+def _refuse_missing(path: Path) -> None:
+    from taskyard.stores.sqlite.place import typed_errors
+
+    with typed_errors(path):  # it may be in a folder that this user may not enter
+        is_there = path.exists()
+    if not is_there:
+        raise StoreMissing(str(path))
 
 
 def load_yard(name: str) -> Yard:
@@ -111,7 +120,7 @@ def store_path(yard: Yard) -> Path | None:
     url = yard.where if yard.where is not None else find_store_url(None)
     if not isinstance(url, str) or not url.startswith("sqlite:///"):
         return None
-    return Path(url.removeprefix("sqlite:///")).expanduser().absolute()
+    return Path(os.path.realpath(Path(url.removeprefix("sqlite:///")).expanduser()))
 
 
 def describe_store(yard: Yard) -> str:

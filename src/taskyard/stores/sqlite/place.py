@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import sys
 import warnings
 import weakref
@@ -71,10 +72,7 @@ def refuse_network(path: Path, mounts: Path = MOUNTS) -> None:
 
 def prepare_folder(path: Path) -> Path:
     """Check that the database can be made and written at `path`; the folder beside it, made if need be."""
-    if path.is_dir():
-        raise StoreForeign(str(path), "a folder", f"name a file in it, such as {path / 'work.db'}")
-    if not path.parent.is_dir():
-        raise StoreFolderMissing(str(path), str(path.parent))
+    check_place(path)
     refuse_network(path)
     if path.exists() and not os.access(path, os.W_OK | os.R_OK):
         raise StoreReadOnly(str(path))
@@ -82,13 +80,44 @@ def prepare_folder(path: Path) -> Path:
     if path.exists() and not folder.exists():
         with typed_errors(path):
             refuse_stranger(path)
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as exc:
-        raise from_os_error(path, exc) from None
+    _make_folder(path, folder)
     if not os.access(folder, os.W_OK):
         raise StoreReadOnly(str(path), f"no permission on {folder}")
     return folder
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path at which no store can be, whatever else is done: a folder, a pipe, below a file."""
+    with typed_errors(path):
+        kind, above = _kind(path), next(folder for folder in path.parents if _kind(folder) is not None)
+        if kind == stat.S_IFDIR:
+            raise StoreForeign(str(path), "a folder", f"name a file in it, such as {path / 'work.db'}")
+        if kind not in (None, stat.S_IFREG):
+            raise StoreForeign(str(path), "not a regular file")
+        if _kind(above) != stat.S_IFDIR:
+            raise StoreForeign(str(above), "a file and no folder")
+        if above != path.parent:
+            raise StoreFolderMissing(str(path), str(path.parent))
+
+
+def _kind(path: Path) -> int | None:
+    """What is there, as `stat` tells it; None if nothing is."""
+    try:
+        return stat.S_IFMT(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _make_folder(path: Path, folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        hint = "move it away, or choose another path for the store"
+        raise StoreForeign(str(folder), "a file where the store keeps a folder", hint) from None
+    except FileNotFoundError:
+        raise StoreReadOnly(str(path), f"{path.parent} takes no new files") from None
+    except OSError as exc:
+        raise from_os_error(path, exc) from None
 
 
 def from_os_error(path: Path, exc: OSError) -> StoreError:

@@ -56,7 +56,8 @@ def boot_id() -> str:
 class SqliteStore:
     def __init__(self, path: str | Path, *, clock: Clock, synchronous: str = "FULL", vfs: str | None = None) -> None:
         """`synchronous="NORMAL"` is faster and may lose the last commits in a power cut; `vfs` is for tests."""
-        self.path = Path(path).absolute()
+        # As the kernel knows it: by two names, a file would have two folders beside it, and two writers at once.
+        self.path = Path(os.path.realpath(path))
         self._clock = clock
         self._synchronous = synchronous
         self._vfs = vfs
