@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from taskyard.cluster.rescuer import Rescuer
-from taskyard.errors import NotOpen, StoreError
+from taskyard.errors import NotOpen, StoreError, StoreReplaced
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
@@ -300,6 +300,8 @@ class Engine:
             await self._store.leave(self.incarnation)
         except StoreError as error:
             log.warning("could not leave the store: %s", error)
+            if isinstance(error, StoreReplaced):
+                self.is_recorded = False  # what it took, it took into a file that nobody will read
 
     def _node(self) -> Node:
         return Node(

@@ -305,6 +305,18 @@ class StoreForeign(StoreError):
         super().__init__(f"{path} is {what}, and nothing was changed in it; {hint}")
 
 
+class StoreReplaced(StoreError):
+    """The file was removed or replaced while it was open: restart everything that uses the store."""
+
+    def __init__(self, path: str, lost: str) -> None:
+        self.path, self.lost = path, lost
+        super().__init__(
+            f"{lost} was removed or replaced while the store {path} is in use; what is written from here, nobody else "
+            f"would ever see, so nothing more is stored. Put the file back if you can, and restart everything that "
+            f"uses the store"
+        )
+
+
 class StoreTooNew(StoreError):
     """A newer Taskyard wrote this store: upgrade this one."""
 

@@ -82,6 +82,16 @@ def test_what_cannot_be_stopped_is_left_behind(shell: Shell) -> None:
     following.hear(f"started   stubborn {uuid}  attempt 2")
 
 
+def test_a_worker_whose_store_is_gone_does_not_say_that_all_is_well(shell: Shell) -> None:
+    """When the store no longer takes what ends, the worker says so, and its exit code is 1."""
+    worker = shell.start_worker()
+    shell.path.unlink()
+    assert "restart everything that uses the store" in worker.hear("was removed or replaced")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 1
+    assert "stopped: not everything that ended is recorded" in worker.said
+
+
 def test_code_that_ignores_its_cancellation_does_not_keep_the_process(shell: Shell) -> None:
     """One signal and the grace are enough: a coroutine that swallows its cancellation cannot hold up the end."""
     worker = shell.start_worker("-v", "--grace", "0.1")

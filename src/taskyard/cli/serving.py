@@ -137,7 +137,7 @@ async def _stop(yard: Yard, service: Service, stop: Stop, tell: Callable[[str, s
         tell("stopped", f"{_unstoppable(engine.running)}; the end of this process frees what is held")
         _exit_over_it()
     if not engine.is_recorded:
-        tell("stopped", "the store did not take what ended last, and it will be run again; see `taskyard doctor`")
+        tell("stopped", "not everything that ended is recorded; see the lines above, and `taskyard doctor`")
         return REFUSED
     tell("stopped", "everything that ended is recorded")
     return DONE

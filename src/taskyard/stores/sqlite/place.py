@@ -10,7 +10,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,11 @@ def to_store_error(path: Path, exc: apsw.Error) -> StoreError:
             return StoreCorrupt(str(path), str(exc))
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
             return StoreBusy(str(path))
+        case apsw.IOError():
+            return StoreUnavailable(
+                f"the store {path} failed: {exc}; nothing of the call was written. If {path} or {path}-wal was removed "
+                f"or replaced while it was in use, restart everything that uses the store; if not, look after the disk"
+            )
         case _:
             return StoreUnavailable(
                 f"the store {path} failed: {type(exc).__name__}: {exc}; nothing of the call was written"
@@ -242,6 +247,31 @@ def migrate(conn: apsw.Connection, path: Path) -> None:
         if conn.in_transaction:
             conn.execute("ROLLBACK")
         raise
+
+
+class OpenFiles:
+    """The database and its log as they were opened, known by device and inode. Once another file, or none, has the name
+    of one of them, we write what nobody else will read. Asked by `stat` alone: closing a descriptor of the database
+    would drop SQLite's locks on it."""
+
+    def __init__(self, path: Path) -> None:
+        self._known = {}
+        for name in (str(path), f"{path}-wal"):
+            with suppress(FileNotFoundError):
+                self._known[name] = os.stat(name)
+
+    def find_lost(self) -> str | None:
+        """The name that no longer stands for the file that is open."""
+        return next((name for name, opened in self._known.items() if not _is_at(name, opened)), None)
+
+
+def _is_at(name: str, opened: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(name), opened)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # cannot be told; if it matters, the next read or write fails
 
 
 # --- the standard library's sqlite3 -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import apsw
 
-from taskyard.errors import ForkedStore, InvalidInput, NotOpen
+from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
@@ -26,7 +26,7 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.store import ANY, Add, Applied, Node, Report, TaskFilter, Turned
 from taskyard.stores.sqlite.checkpoints import Checkpoints
 from taskyard.stores.sqlite.core import SqliteCore
-from taskyard.stores.sqlite.place import BUSY_MS, Guarded, connect, migrate, prepare_folder, typed_errors
+from taskyard.stores.sqlite.place import BUSY_MS, Guarded, OpenFiles, connect, migrate, prepare_folder, typed_errors
 from taskyard.stores.sqlite.reader import SqliteReader
 from taskyard.stores.sqlite.sidecar import Sidecar, Watch, WriteTurn
 from taskyard.stores.sqlite.writer import Writer
@@ -67,6 +67,7 @@ class SqliteStore:
         self._nodes_changed: Callable[[], None] | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._joined: set[str] = set()
+        self._lost: str | None = None
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -111,6 +112,7 @@ class SqliteStore:
                 copier = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False)
                 undo.callback(copier.close)
                 self._version = self._poller.data_version()
+                self._files, self._lost = OpenFiles(self.path), None
             self._sidecar = Sidecar(folder)
             undo.pop_all()
         self._conn, self._turn = conn, turn
@@ -135,6 +137,7 @@ class SqliteStore:
             self._poll.cancel()
             if self._watch.fd >= 0:
                 self._loop.remove_reader(self._watch.fd)
+        self._look_for_files()
         await self._loop.run_in_executor(self._threads, self._close, writer)
         self._shut_threads(wait=True)
 
@@ -159,6 +162,8 @@ class SqliteStore:
             raise ForkedStore
         if self._writer is None:
             raise NotOpen("the store is not open; use it inside `async with yard`")
+        if self._lost is not None:
+            raise StoreReplaced(str(self.path), self._lost)
         return self._writer.submit(run, peek)
 
     async def turn(
@@ -297,7 +302,14 @@ class SqliteStore:
         self._poll = self._loop.call_later(POLL_S, self._on_poll)
         self._find_foreign_writes()
 
+    def _look_for_files(self) -> None:
+        """Notice, and say once, that the file was removed or replaced; from then on nothing is acknowledged."""
+        if self._lost is None and (lost := self._files.find_lost()) is not None:
+            self._lost = lost
+            log.error("%s", StoreReplaced(str(self.path), lost))
+
     def _find_foreign_writes(self) -> None:
+        self._look_for_files()
         if self._writer is not None:
             self._writer.give_up(BUSY_MS / 1000)
         try:
