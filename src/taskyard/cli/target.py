@@ -85,8 +85,9 @@ def load_yard(name: str) -> Yard:
     """The yard called `module:attribute`; a module alone means its `yard`. The current folder is looked at first."""
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py"):
-        module = module_name.removesuffix(".py").replace(os.sep, ".")
-        raise AppNotFound(f"{quote(module_name)} is a file; name its module and the yard in it, as in {module}:yard")
+        raise AppNotFound(
+            f"{quote(module_name)} is a file; name its module and the yard in it, as in {_module_of(module_name)}"
+        )
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise AppNotFound(f"{quote(name)} names no module; write module:yard, with the module's name as in an import")
     if os.getcwd() not in sys.path:
@@ -105,6 +106,13 @@ def load_yard(name: str) -> Yard:
     if not isinstance(value, Yard):
         raise AppNotFound(f"{quote(name)} is a {type(value).__name__}, not a Yard")
     return value
+
+
+def _module_of(file: str) -> str:
+    parts = Path(os.path.normpath(file.removesuffix(".py"))).parts
+    if all(part.isidentifier() for part in parts):
+        return f"{'.'.join(parts)}:yard"
+    return f"{parts[-1]}:yard, from the folder it is in"
 
 
 def _why_not(module_name: str, exc: BaseException) -> str:
