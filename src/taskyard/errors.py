@@ -108,12 +108,16 @@ class BatchTooLarge(InvalidInput):
 
 
 class DuplicateTask(InvalidInput):
-    """The same work is pending already, under `existing`: wait for that one."""
+    """The same work is pending already, under `existing`: wait for that one. Or it was twice in one batch, which
+    `existing` being empty says: leave one of the two out."""
 
     def __init__(self, existing: str, slot: str) -> None:
         self.existing, self.slot = existing, slot
         super().__init__(
             f"the same work is pending already as task {existing}; wait for it, or submit with dedupe='allow'"
+            if existing
+            else "the same work is in this batch twice, so nothing of it was stored; leave one out, or submit with "
+            "dedupe='merge'"
         )
 
 

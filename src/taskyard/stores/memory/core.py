@@ -90,14 +90,20 @@ class MemoryCore(Tasks):
             (record,) = add.records
             if record.uuid not in self._tasks:
                 return [self._add_one(record, ALLOW, now)]
-        if add.dedupe is Dedupe.REFUSE:
-            for record in add.records:
-                holder = self._slots.get(record.dedupe_slot or "")
-                if holder is not None:
-                    return DuplicateTask(holder, record.dedupe_slot or "")
+        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add)) is not None:
+            return duplicate
         if (taken := self._taken_uuid(add)) is not None:
             return InvalidInput(f"a task {taken} is in the store already; a task's uuid must be new")
         return [self._add_one(record, add.dedupe, now) for record in add.records]
+
+    def _find_duplicate(self, add: Add) -> DuplicateTask | None:
+        """The first work that is pending already, or is in the batch a second time."""
+        batch: set[str] = set()
+        for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
+            if slot in batch or slot in self._slots:
+                return DuplicateTask(self._slots.get(slot, ""), slot)
+            batch.add(slot)
+        return None
 
     def _taken_uuid(self, add: Add) -> str | None:
         """The first uuid that stands for another task already, among those that would not be merged away."""

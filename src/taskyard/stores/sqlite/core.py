@@ -173,14 +173,11 @@ class SqliteCore(Commands):
         """Decide about one add: extends `fresh` by the records to insert, and `slots` by the dedupe slots they take."""
         if add.parent is not None and not self._held([add.parent]):
             return ClaimLost(add.parent.uuid, add.parent.token)
-        if add.dedupe is Dedupe.REFUSE:
-            for record in add.records:
-                holder = self._slot_holder(record.dedupe_slot, slots)
-                if holder is not None:
-                    return DuplicateTask(holder, record.dedupe_slot or "")
+        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, slots)) is not None:
+            return duplicate
         added = []
         for asked in add.records:
-            holder = None if add.dedupe is Dedupe.ALLOW else self._slot_holder(asked.dedupe_slot, slots)
+            holder = self._slot_holder(asked.dedupe_slot, slots) if add.dedupe is Dedupe.MERGE else None
             if holder is not None:
                 added.append(Added(holder, is_new=False))
                 continue
@@ -197,6 +194,16 @@ class SqliteCore(Commands):
             fresh.append(record)
             added.append(Added(record.uuid))
         return added
+
+    def _find_duplicate(self, add: Add, slots: dict[str, str]) -> DuplicateTask | None:
+        """The first work that is pending already, or is in the batch a second time."""
+        batch: set[str] = set()
+        for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
+            holder = self._slot_holder(slot, slots)
+            if slot in batch or holder is not None:
+                return DuplicateTask(holder or "", slot)
+            batch.add(slot)
+        return None
 
     def _slot_holder(self, slot: str | None, slots: dict[str, str]) -> str | None:
         if slot is None:
