@@ -184,6 +184,7 @@ class TaskRecord(msgspec.Struct, gc=False):
     result: str | None = None
     error: ExecutionError | None = None
     note: str | None = None
+    cancel_reason: str | None = None
 
     def clone(self) -> TaskRecord:
         """A copy, at half the price of `copy.copy`: records are copied on the hot path."""

@@ -118,8 +118,8 @@ class OutcomeWatcher:
         recent = self._recent
         for (claim, move), lost in zip(settles, answers, strict=True):
             uuid = claim.record.uuid
-            if lost is not None or move.state not in ENDED:
-                # Race: a cancel may have come after the run had ended. Then the store has canceled what would have run
+            if lost is not None or move.state not in ENDED or move.state is TaskState.CANCELED:
+                # Why it was canceled, the store knows. Race: a cancel may have come after the run had ended. Then the store has canceled what would have run
                 # again, and since this process wrote it, no event will wake us. Nor will one when the first answer to
                 # this settle was lost, and the second says that the claim is spent.
                 if uuid in self._waiting:

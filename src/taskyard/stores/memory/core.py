@@ -68,7 +68,7 @@ class MemoryCore(Tasks):
         if record is None:
             return ClaimLost(claim.uuid, claim.token)
         # Race: a cancel may be asked after the run has ended and before its node could know.
-        self._move(record, move if record.cancel_asked_at is None else heed_cancel(move))
+        self._move(record, move if record.cancel_asked_at is None else heed_cancel(move, record.cancel_reason or ""))
         return None
 
     def _report(self, report: Report, now: datetime) -> None:
