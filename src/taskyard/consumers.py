@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, Required, Union, ge
 from uuid import UUID
 
 from taskyard.errors import InvalidArguments, InvalidConsumer, InvalidInput, NotJson, quote, shorten
-from taskyard.model.given import check_name, check_retry, check_timeout
+from taskyard.model.given import check_count, check_name, check_retry, check_timeout
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
@@ -169,8 +169,6 @@ def function_consumer(
     if not name or name == "<lambda>":
         raise InvalidConsumer("this callable has no name of its own; give it one with name='…'")
     is_async = inspect.iscoroutinefunction(function)
-    if concurrent_count < 1:
-        raise InvalidConsumer(f"consumer {quote(name)}: concurrent_count must be at least 1, not {concurrent_count}")
     _refuse_generator(name, function)
     signature = Signature(name, function)
     decode = signature.decode
@@ -184,11 +182,19 @@ def function_consumer(
         call=call if is_async else _plainly(name, call),
         is_async=is_async,
         executor=_executor(name, executor, is_async),
-        concurrent_count=concurrent_count,
+        concurrent_count=_checked_count(name, concurrent_count),
         **_checked(name, queue, timeout_s, retry),
         warm_up=signature.warm_up,
     )
     return consumer, signature
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse what `function_consumer` does not take."""
+    known = function_consumer.__kwdefaults__ or {}
+    unknown = sorted(settings.keys() - known.keys())
+    if unknown:
+        raise InvalidConsumer(f"a consumer has no {', '.join(map(quote, unknown))}; known are {', '.join(known)}")
 
 
 def class_consumer(instance: BaseTaskConsumer) -> Consumer:
@@ -241,6 +247,13 @@ def _plainly(name: str, call: Callable[[TaskRecord], Any]) -> Callable[[TaskReco
         return result
 
     return checked
+
+
+def _checked_count(name: str, count: object) -> int:
+    try:
+        return check_count("concurrent_count", count, least=1)
+    except InvalidInput as exc:
+        raise InvalidConsumer(f"consumer {quote(name)}: {exc}") from None
 
 
 def _checked(name: str, queue: object, timeout_s: object, retry: object) -> dict[str, Any]:

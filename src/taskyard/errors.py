@@ -66,6 +66,10 @@ class InvalidArguments(InvalidInput):
         super().__init__(f"arguments do not fit {quote(consumer)}: " + "; ".join(self.problems))
 
 
+class InvalidRetry(InvalidInput, ValueError):
+    """A retry policy that makes no sense: correct the value."""
+
+
 class NaiveDatetime(InvalidInput):
     """A datetime without a time zone has no single meaning: add one."""
 

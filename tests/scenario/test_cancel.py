@@ -22,7 +22,7 @@ async def test_a_running_task_is_stopped_and_the_next_starts(url, gates):
         asked = await handle.cancel(reason="enough")
         assert (asked.state, asked.cancel_asked_at is None) == (TaskState.RUNNING, False)
         await run.gone()
-        with pytest.raises(TaskCanceled, match="was canceled: enough$"):
+        with pytest.raises(TaskCanceled, match=r"was canceled: enough$"):
             await handle.result(timeout_s=10)
         (await gates.begun("next")).finish()
         await after.result(timeout_s=10)
@@ -38,7 +38,7 @@ async def test_a_cancel_without_a_reason_gives_none(url, gates, is_running):
         if is_running:
             await gates.begun("long")
         await handle.cancel()
-        with pytest.raises(TaskCanceled, match="was canceled$") as told:
+        with pytest.raises(TaskCanceled, match=r"was canceled$") as told:
             await handle.result(timeout_s=10)
         assert told.value.reason == ""
 

@@ -223,7 +223,7 @@ async def test_the_reason_of_a_cancel_reaches_other_processes(file_url, gates, n
         handle = await yard.submit("gate", {"name": "far"})
         await gates.begun("far")
         await other.cancel(handle.uuid, reason="no longer needed")
-        with pytest.raises(TaskCanceled, match="was canceled: no longer needed$"):
+        with pytest.raises(TaskCanceled, match=r"was canceled: no longer needed$"):
             await handle.result(timeout_s=10)
 
 

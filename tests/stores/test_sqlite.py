@@ -171,6 +171,11 @@ def remove_log(path: Path) -> None:
     path.with_name(f"{path.name}-wal").unlink()
 
 
+async def add_for_ever(store: SqliteStore) -> None:
+    while True:
+        await store.turn("", adds=[Add([a_record()])])
+
+
 @pytest.mark.parametrize("spoil", [remove, replace, remove_log])
 async def test_a_file_that_is_gone_takes_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
@@ -183,9 +188,7 @@ async def test_a_file_that_is_gone_takes_no_more(
         await store.turn("", adds=[Add([kept])])
         spoil(tmp_path / "work.db")
         with pytest.raises(StoreReplaced, match="restart everything that uses the store"):
-            async with asyncio.timeout(10):
-                while True:
-                    await store.turn("", adds=[Add([a_record()])])
+            await asyncio.wait_for(add_for_ever(store), 10)
         assert await store.find(kept.uuid) is not None
     assert [record.levelname for record in caplog.records if "was removed or replaced" in record.message] == ["ERROR"]
 

@@ -31,7 +31,6 @@ class Revealed:
         """A message or traceback without the secrets among the arguments."""
         return text if self._reveal else hide(text, self._secrets)
 
-
     def error(self, ended: TaskEnded) -> TaskEnded:
         """The same error, its text and its fields without those secrets."""
         ended.args = (self.text(str(ended)),)

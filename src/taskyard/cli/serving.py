@@ -148,8 +148,8 @@ def _unstoppable(running: int) -> str:
 
 
 def _exit_over_it() -> NoReturn:
-    """The end of the process frees its claims. A thread in it, or code that swallows its cancellation, would hold up any
-    other end."""
+    """The end of the process frees its claims. Any other end would be held up by a thread in it, or by code that
+    swallows its cancellation."""
     sys.stdout.flush()
     os._exit(REFUSED)
 

@@ -104,7 +104,8 @@ def rescue(record: TaskRecord, *, auto_recover: int, now: datetime, why: str) ->
     """What becomes of a task whose node died: it is interrupted, then recovered to the front, or failed."""
     first = Move.interrupted(at=now, note=why)
     if record.cancel_asked_at is not None:
-        error = ExecutionError(kind=ErrorKind.CANCELED, message=f"{record.cancel_reason or 'a cancel was asked'}, then {why}")
+        reason = record.cancel_reason or "a cancel was asked"
+        error = ExecutionError(kind=ErrorKind.CANCELED, message=f"{reason}, then {why}")
         return first, Move.canceled(at=now, error=error)
     if record.recoveries < auto_recover:
         return first, Move.recover(at=now)

@@ -109,6 +109,12 @@ class Task(msgspec.Struct, frozen=True):
     uuid: str = msgspec.field(default_factory=new_uuid)
 
     def __post_init__(self) -> None:
+        texts: tuple[tuple[str, object], ...] = (("source", self.source), ("uuid", self.uuid))
+        for name, text in texts:
+            if not isinstance(text, str) or not text:
+                raise InvalidInput(f"{name} of a task must be a text that is not empty, not {quote(text)}")
+        if not isinstance(self.schedule_at, datetime):
+            raise InvalidInput(f"schedule_at must be a datetime with a time zone, not {quote(self.schedule_at)}")
         if self.schedule_at.tzinfo is not UTC:
             # In the zone's own time the two hours of a fall-back are one: kept as a moment, they stay two.
             msgspec.structs.force_setattr(self, "schedule_at", aware("schedule_at", self.schedule_at))

@@ -90,6 +90,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 ANY = TaskFilter()
 
 
+@runtime_checkable
 class Store(Protocol):
     """Any number of nodes may use one store at a time, unless a store says that it lives in one process."""
 
