@@ -13,10 +13,18 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from taskyard.errors import InvalidArguments, InvalidConsumer, InvalidInput, NotJson, quote, shorten
+from taskyard.errors import (
+    InvalidArguments,
+    InvalidConsumer,
+    InvalidInput,
+    NotJson,
+    StoredArgumentsInvalid,
+    quote,
+    shorten,
+)
 from taskyard.model.given import check_count, check_name, check_retry, check_timeout
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, to_json
+from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, is_large, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 
 if TYPE_CHECKING:
@@ -101,7 +109,10 @@ class Signature:
             raise self._refusal(exc) from None
         if not self.is_plain:
             self._refuse_changed(checked, self.decode(text))
-        elif "null" in text and not is_finite(adapter.serializer.to_python(checked)):
+            return text
+        if is_large(text):
+            self.decode(text)  # what could be written may be nested too deep, or have too many digits, to be read
+        if "null" in text and not is_finite(adapter.serializer.to_python(checked)):
             # What is typed as a float was refused above; inside of `Any` a NaN has become null.
             raise NotJson(f"an argument of {self.name!r}", NOT_FINITE)
         return text
@@ -174,7 +185,7 @@ def function_consumer(
     decode = signature.decode
 
     def call(record: TaskRecord) -> Any:
-        return function(**decode(record.args))
+        return function(**_fitting(name, decode, record.args))
 
     consumer = Consumer(
         name=name,
@@ -187,6 +198,16 @@ def function_consumer(
         warm_up=signature.warm_up,
     )
     return consumer, signature
+
+
+def _fitting(name: str, decode: Callable[[str], dict[str, Any]], args: str) -> dict[str, Any]:
+    """The stored arguments; what is wrong with them is told from what the function itself may raise."""
+    try:
+        return decode(args)
+    except InvalidArguments as exc:
+        raise StoredArgumentsInvalid(name, exc.problems, names=exc.names) from None
+    except NotJson as exc:
+        raise StoredArgumentsInvalid(name, [str(exc)]) from None
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:

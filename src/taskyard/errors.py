@@ -66,6 +66,10 @@ class InvalidArguments(InvalidInput):
         super().__init__(f"arguments do not fit {quote(consumer)}: " + "; ".join(self.problems))
 
 
+class StoredArgumentsInvalid(InvalidArguments):
+    """What was stored for a task does not fit its consumer as it is now: submit it again as it should be."""
+
+
 class InvalidRetry(InvalidInput, ValueError):
     """A retry policy that makes no sense: correct the value."""
 

@@ -31,6 +31,10 @@ NAIVE = datetime(2030, 1, 1, 12)  # noqa: DTZ001 - a time without a zone is the 
 AWARE = NAIVE.replace(tzinfo=UTC)
 LONG = "x" * 5000
 
+DEEP: Any = None
+for _ in range(250):
+    DEEP = [DEEP]
+
 # --- what is submitted ------------------------------------------------------------------------------------------------
 
 ADD = ("add", {"a": 1})
@@ -47,6 +51,9 @@ SUBMITS = [
     ("argument-surrogate", NotJson, "cannot be written as JSON", ("echo", {"value": "\ud800"}), {}),
     ("argument-nan", InvalidArguments, "x: Input should be a finite number", ("half", {"x": float("nan")}), {}),
     ("argument-nan-inside", NotJson, "give None or a text", ("echo", {"value": [{"x": float("nan")}]}), {}),
+    ("argument-too-deep", InvalidArguments, "recursion limit exceeded", ("echo", {"value": DEEP}), {}),
+    ("argument-too-long", InvalidArguments, "number out of range", ("add", {"a": 10**4400}), {}),
+    ("argument-too-long-inside", InvalidArguments, "number out of range", ("echo", {"value": [10**4400]}), {}),
     ("arguments-too-large", PayloadTooLarge, "write it to a file and pass the path", ("echo", {"value": LONG}), {}),
     ("naive-time", NaiveDatetime, r"write datetime\.now\(timezone\.utc\)", ADD, {"schedule_at": NAIVE}),
     ("time-as-text", InvalidInput, "must be a datetime with a time zone", ADD, {"schedule_at": "2030-01-01"}),
@@ -349,6 +356,7 @@ async def test_arguments_that_no_longer_fit_fail_the_task(file_url):
     async with old.client():
         uuid = (await first_form.submit(1)).uuid
     async with new:
-        with pytest.raises(TaskFailed, match=r"a: Extra inputs are not permitted|b: Field required"):
+        with pytest.raises(TaskFailed, match=r"a: Extra inputs are not permitted|b: Field required") as failed:
             await new.handle(uuid).result(timeout_s=10)
+        assert failed.value.kind == "validation"
         assert (await new.handle(uuid).record()).attempt == 1

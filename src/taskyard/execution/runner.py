@@ -261,7 +261,7 @@ def _log_failure(run: RunContext, result: ExecutionResult) -> None:
     if error is None or run.cancel_asked or error.type == "RetryLater":
         return
     text = "[fail] task %s from %s: %s"
-    if error.kind is ErrorKind.RUNTIME:
+    if error.kind is ErrorKind.RUNTIME or (error.kind is ErrorKind.VALIDATION and run.raised is not None):
         log.error(text, run.uuid, run.source, error.message, exc_info=run.raised, extra=_about(run))
     elif error.kind is ErrorKind.TIMEOUT:
         log.warning(text, run.uuid, run.source, error.message, extra=_about(run))

@@ -69,12 +69,20 @@ def to_json(what: str, value: Any) -> str:
     """`value` as JSON text, or `NotJson` that says why not."""
     try:
         text = msgspec.json.encode(value).decode()
+        if is_large(text):
+            msgspec.json.decode(text)
     except (TypeError, ValueError, RecursionError, OverflowError) as exc:
         raise NotJson(what, str(exc) or type(exc).__name__) from None
     # NaN and the infinities have become null: only a text with a null in it needs a second look.
     if "null" in text and not is_finite(msgspec.to_builtins(value)):
         raise NotJson(what, NOT_FINITE)
     return text
+
+
+def is_large(text: str) -> bool:
+    """Whether this JSON may hold what its readers do not take: they stop at 200 values inside of each other, and Python
+    at 4300 digits."""
+    return len(text) > 4000 or text.count("[") + text.count("{") > 100
 
 
 NOT_FINITE = "it holds NaN or an infinite number, which JSON does not have; give None or a text in its place"
