@@ -295,7 +295,8 @@ class MemoryCore(Tasks):
 
     def rescue(self, incarnation: str) -> list[str]:
         now = self._clock.now()
-        why = f"its node {incarnation} died"
+        node = self._nodes.get(incarnation)
+        why = f"its node {incarnation[:8] if node is None else node.label} died"
         rescued = [self._by_id[task_id] for task_id in self._running.get(incarnation, ())]
         rescued.sort(key=lambda record: record.position, reverse=True)  # the last to be put at the head stands first
         for record in rescued:

@@ -203,7 +203,7 @@ class SqliteStore:
         if has_left:
             self._sidecar.vanish(_file_of(incarnation))
         else:
-            log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation)
+            log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation[:8])
             self._sidecar.release(_file_of(incarnation))
 
     async def rescue(self, incarnation: str) -> list[str]:
