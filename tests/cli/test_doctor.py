@@ -181,6 +181,7 @@ def test_a_store_that_cannot_be_used_is_explained(
     assert done.code == 1
     assert said in done.out
     assert "→ " in done.out
+    assert "\\n" not in done.out
     assert "Traceback" not in done.out + done.err
     if ls_code is not None:
         assert shell.here("ls", "--store", shell.url).code == ls_code
