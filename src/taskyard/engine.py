@@ -113,8 +113,8 @@ class Engine:
         self._applying: set[asyncio.Task[list[Applied]]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._is_started = self._is_stopped = False
+        # After `stop`: whether the store has taken all that ended here. What it has not will be run again.
         self.is_recorded = True
-        """After `stop`: whether the store has taken all that ended here. What it has not will be run again."""
 
     # --- what Yard and Scheduler ask ----------------------------------------------------------------------------------
 
@@ -298,10 +298,10 @@ class Engine:
             return  # a claim may be left: the node stays joined, so that it is rescued when this process ends
         try:
             await self._store.leave(self.incarnation)
+        except StoreReplaced:
+            self.is_recorded = False  # what it took, it took into a file that nobody will read; it has said so
         except StoreError as error:
             log.warning("could not leave the store: %s", error)
-            if isinstance(error, StoreReplaced):
-                self.is_recorded = False  # what it took, it took into a file that nobody will read
 
     def _node(self) -> Node:
         return Node(

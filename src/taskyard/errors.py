@@ -323,9 +323,9 @@ class StoreReplaced(StoreError):
     def __init__(self, path: str, lost: str) -> None:
         self.path, self.lost = path, lost
         super().__init__(
-            f"{lost} was removed or replaced while the store {path} is in use; what is written from here, nobody else "
-            f"would ever see, so nothing more is stored. Put the file back if you can, and restart everything that "
-            f"uses the store"
+            f"{lost} was removed or replaced while the store is in use; what is written from here, nobody else would "
+            f"ever see, so nothing more is stored. Put the file back if you can, and restart everything that uses the "
+            f"store"
         )
 
 

@@ -45,6 +45,10 @@ POLL_S = 1.0
 """How often a quiet process looks whether others have written, should a hint have been lost."""
 
 
+_told: set[Path] = set()
+"""Files whose loss was told: a process may have several stores on one."""
+
+
 def boot_id() -> str:
     """What changes with every start of the machine; empty where that cannot be told."""
     try:
@@ -116,6 +120,7 @@ class SqliteStore:
             self._sidecar = Sidecar(folder)
             undo.pop_all()
         self._conn, self._turn = conn, turn
+        _told.discard(self.path)
         self._guard = Guarded(self.path)
         self._watch = Watch(folder)
         self._core = SqliteCore(conn, self._clock)
@@ -304,8 +309,11 @@ class SqliteStore:
 
     def _look_for_files(self) -> None:
         """Notice, and say once, that the file was removed or replaced; from then on nothing is acknowledged."""
-        if self._lost is None and (lost := self._files.find_lost()) is not None:
-            self._lost = lost
+        if self._lost is not None or (lost := self._files.find_lost()) is None:
+            return
+        self._lost = lost
+        if self.path not in _told:
+            _told.add(self.path)
             log.error("%s", StoreReplaced(str(self.path), lost))
 
     def _find_foreign_writes(self) -> None:
