@@ -7,7 +7,8 @@ import threading
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from taskyard.errors import BlockingOnLoop, TaskyardError
+from taskyard.errors import BlockingOnLoop, NotOpen, TaskyardError
+from taskyard.execution.context import find_current_run
 from taskyard.handle import TaskHandle
 from taskyard.model.order import Priority
 from taskyard.model.task import TaskRecord
@@ -18,57 +19,93 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class OwnLoop:
+    """The loop, in a thread of its own, on which a closed yard is opened for those who have none. All threads share it:
+    the first to enter opens the yard, the last to leave closes it, and whoever comes in between waits for that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._thread: threading.Thread | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def enter(self, yard: Yard, *, serve: bool) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            loop = self.loop or self._open(yard, serve)
+            self._inside += 1
+            return loop
+
+    def leave(self, yard: Yard) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self.loop is not None:
+                try:
+                    _run_on(self.loop, yard, "leaving yard.blocking()", yard.stop())
+                finally:
+                    self._end(self.loop)
+
+    def _open(self, yard: Yard, serve: bool) -> asyncio.AbstractEventLoop:
+        loop = self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="taskyard-loop", daemon=True)
+        self._thread.start()
+        try:
+            _run_on(loop, yard, "yard.blocking()", yard.start(serve=serve))
+        except BaseException:
+            self._end(loop)
+            raise
+        return loop
+
+    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert self._thread is not None
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
+        self.loop = self._thread = None
+
+
+def _run_on(loop: asyncio.AbstractEventLoop, yard: Yard, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
+    try:
+        running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    try:
+        yard.refuse_fork()
+        if running is loop:
+            raise BlockingOnLoop(what)
+    except TaskyardError:
+        coroutine.close()
+        raise
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+
 class BlockingYard:
     """`with yard.blocking() as sync:` — if the yard is open on a loop in another thread, calls go there; if it is not
-    open, it is opened on a loop in a thread of its own until the block ends, with its workers unless `serve=False`."""
+    open, it is opened on a loop in a thread of its own until the block ends, with its workers unless `serve=False`.
+    Threads that are in such blocks at once share that loop, and the last one to leave closes the yard."""
 
     def __init__(self, yard: Yard, *, serve: bool = True) -> None:
         self._yard, self._serve = yard, serve
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._entered: list[tuple[asyncio.AbstractEventLoop, bool]] = []
 
     def __enter__(self) -> BlockingYard:
-        self._loop = self._yard.loop
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="taskyard-loop", daemon=True)
-            self._thread.start()
-            try:
-                self._call("yard.blocking()", self._yard.start(serve=self._serve))
-            except BaseException:
-                self._end_thread()
-                raise
+        own, loop = self._yard.own_loop, self._yard.loop
+        # A task of the yard only borrows its loop: the last to leave waits for the task, so it must not wait for him.
+        if loop is not None and (loop is not own.loop or find_current_run() is not None):
+            self._entered.append((loop, False))
+        else:
+            self._entered.append((own.enter(self._yard, serve=self._serve), True))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._thread is not None:
-            try:
-                self._call("leaving yard.blocking()", self._yard.stop())
-            finally:
-                self._end_thread()
-
-    def _end_thread(self) -> None:
-        assert self._loop is not None
-        assert self._thread is not None
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._thread = None
+        _, shares = self._entered.pop()
+        if shares:
+            self._yard.own_loop.leave(self._yard)
 
     def _call(self, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
-        assert self._loop is not None, "use it inside `with yard.blocking():`"
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        try:
-            self._yard.refuse_fork()
-            if running is self._loop:
-                raise BlockingOnLoop(what)
-        except TaskyardError:
+        if not self._entered:
             coroutine.close()
-            raise
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+            raise NotOpen(f"{what} was called outside of the block; use it inside `with yard.blocking() as sync:`")
+        return _run_on(self._entered[-1][0], self._yard, what, coroutine)
 
     def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
         return self._call("submit", self._yard.submit(name, args, **options))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from taskyard.errors import Cancel, RetryLater
+from taskyard.errors import Cancel, RetryLater, StoredArgumentsInvalid
 from taskyard.model.execution import ErrorKind, ExecutionError
 
 MESSAGE_CHARS = 4_000
@@ -21,9 +21,8 @@ def explain(exc: BaseException) -> ExecutionError:
     if isinstance(exc, RetryLater):
         details = {"delay_s": exc.delay_s}
         return ExecutionError(kind=ErrorKind.RUNTIME, message=_message(exc), types=("RetryLater",), details=details)
-    return ExecutionError(
-        kind=ErrorKind.RUNTIME, message=_message(exc), types=type_names(type(exc)), traceback=_traceback(exc)
-    )
+    kind = ErrorKind.VALIDATION if isinstance(exc, StoredArgumentsInvalid) else ErrorKind.RUNTIME
+    return ExecutionError(kind=kind, message=_message(exc), types=type_names(type(exc)), traceback=_traceback(exc))
 
 
 def timed_out(timeout_s: float) -> ExecutionError:

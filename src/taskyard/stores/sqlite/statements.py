@@ -55,7 +55,10 @@ def start(rows: int) -> str:
 @cache
 def complete(rows: int) -> str:
     """What `apply_move` does for a completed run, with (id, time, result, note) for each."""
-    sets = "state = 'completed', token = NULL, node = NULL, cancel_asked_at = NULL, dedupe_slot = NULL, error = NULL"
+    sets = (
+        "state = 'completed', token = NULL, node = NULL, cancel_asked_at = NULL, cancel_reason = NULL, "
+        "dedupe_slot = NULL, error = NULL"
+    )
     if rows == 1:
         own = "updated_at = ?2, finished_at = ?2, result = ?3, note = COALESCE(?4, note)"
         return f"UPDATE task SET {sets}, {own} WHERE id = ?1"
