@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, HTTPException
 
-from taskyard import ResultGone, Yard
+from taskyard import InvalidInput, ResultGone, Yard
 
 yard = Yard("sqlite:///web.db")
 app = FastAPI(lifespan=yard.lifespan)  # opened with the application, closed with it
@@ -35,6 +35,8 @@ async def show(uuid: str, wait_s: float = 1.0) -> dict[str, Any]:
         return {"state": await handle.state()}
     except ResultGone as gone:
         raise HTTPException(404, str(gone)) from None
+    except InvalidInput as refused:
+        raise HTTPException(400, str(refused)) from None
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskyard.errors import BlockingOnLoop, InvalidInput, NotOpen, TaskyardError
+from taskyard.execution.context import find_current_run
 from taskyard.handle import TaskHandle
 from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.model.order import Priority
@@ -46,6 +47,59 @@ def _wait_for(what: str, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[A
         coroutine.close()
         raise BlockingOnLoop(what)
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+
+class OwnLoop:
+    """The loop, in a thread of its own, on which a closed yard is opened for those who have none. All threads share it:
+    the first to enter opens the yard, the last to leave closes it, and whoever comes in between waits for that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._thread: _LoopThread | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        thread = self._thread
+        return None if thread is None else thread.loop
+
+    def enter(self, yard: Yard, *, serve: bool) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            loop = self.loop or self._open(yard, serve)
+            self._inside += 1
+            return loop
+
+    def leave(self, yard: Yard) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._thread is not None:
+                try:
+                    _run_on(self._thread.loop, yard, "leaving yard.blocking()", yard.stop())
+                finally:
+                    self._end(self._thread)
+
+    def _open(self, yard: Yard, serve: bool) -> asyncio.AbstractEventLoop:
+        thread = self._thread = _LoopThread()
+        try:
+            _run_on(thread.loop, yard, "yard.blocking()", yard.start(serve=serve))
+        except BaseException:
+            self._end(thread)
+            raise
+        return thread.loop
+
+    def _end(self, thread: _LoopThread) -> None:
+        thread.end()
+        self._thread = None
+
+
+def _run_on(loop: asyncio.AbstractEventLoop, yard: Yard, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
+    """The same on behalf of a yard, which must not have been left behind by a fork."""
+    try:
+        yard.refuse_fork()
+    except TaskyardError:
+        coroutine.close()
+        raise
+    return _wait_for(what, loop, coroutine)
 
 
 class BlockingExecutor:
@@ -98,45 +152,32 @@ class BlockingExecutor:
 
 class BlockingYard:
     """`with yard.blocking() as sync:` — if the yard is open on a loop in another thread, calls go there; if it is not
-    open, it is opened on a loop in a thread of its own until the block ends, with its workers unless `serve=False`."""
+    open, it is opened on a loop in a thread of its own until the block ends, with its workers unless `serve=False`.
+    Threads that are in such blocks at once share that loop, and the last one to leave closes the yard."""
 
     def __init__(self, yard: Yard, *, serve: bool = True) -> None:
         self._yard, self._serve = yard, serve
-        self._thread: _LoopThread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._entered: list[tuple[asyncio.AbstractEventLoop, bool]] = []
 
     def __enter__(self) -> BlockingYard:
-        self._loop = self._yard.loop
-        if self._loop is None:
-            self._thread = _LoopThread()
-            self._loop = self._thread.loop
-            try:
-                self._call("yard.blocking()", self._yard.start(serve=self._serve))
-            except BaseException:
-                self._end_thread()
-                raise
+        own, loop = self._yard.own_loop, self._yard.loop
+        # A task of the yard only borrows its loop: the last to leave waits for the task, so it must not wait for him.
+        if loop is not None and (loop is not own.loop or find_current_run() is not None):
+            self._entered.append((loop, False))
+        else:
+            self._entered.append((own.enter(self._yard, serve=self._serve), True))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._thread is not None:
-            try:
-                self._call("leaving yard.blocking()", self._yard.stop())
-            finally:
-                self._end_thread()
-
-    def _end_thread(self) -> None:
-        assert self._thread is not None
-        self._thread.end()
-        self._thread = None
+        _, shares = self._entered.pop()
+        if shares:
+            self._yard.own_loop.leave(self._yard)
 
     def _call(self, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
-        assert self._loop is not None, "use it inside `with yard.blocking():`"
-        try:
-            self._yard.refuse_fork()
-        except TaskyardError:
+        if not self._entered:
             coroutine.close()
-            raise
-        return _wait_for(what, self._loop, coroutine)
+            raise NotOpen(f"{what} was called outside of the block; use it inside `with yard.blocking() as sync:`")
+        return _run_on(self._entered[-1][0], self._yard, what, coroutine)
 
     def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
         return self._call("submit", self._yard.submit(name, args, **options))

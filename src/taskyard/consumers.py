@@ -15,11 +15,19 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from taskyard.errors import InvalidArguments, InvalidConsumer, InvalidInput, NotJson, quote, shorten
+from taskyard.errors import (
+    InvalidArguments,
+    InvalidConsumer,
+    InvalidInput,
+    NotJson,
+    StoredArgumentsInvalid,
+    quote,
+    shorten,
+)
 from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
-from taskyard.model.given import check_name, check_retry, check_timeout
+from taskyard.model.given import check_count, check_name, check_retry, check_timeout
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, to_json
+from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, is_large, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 
 if TYPE_CHECKING:
@@ -102,7 +110,10 @@ class Signature:
             raise self._refusal(exc) from None
         if not self.is_plain:
             self._refuse_changed(checked, self.decode(text))
-        elif "null" in text and not is_finite(adapter.serializer.to_python(checked)):
+            return text
+        if is_large(text):
+            self.decode(text)  # what could be written may be nested too deep, or have too many digits, to be read
+        if "null" in text and not is_finite(adapter.serializer.to_python(checked)):
             # What is typed as a float was refused above; inside of `Any` a NaN has become null.
             raise NotJson(f"an argument of {self.name!r}", NOT_FINITE)
         return text
@@ -170,14 +181,12 @@ def function_consumer(
     if not name or name == "<lambda>":
         raise InvalidConsumer("this callable has no name of its own; give it one with name='…'")
     is_async = inspect.iscoroutinefunction(function)
-    if concurrent_count < 1:
-        raise InvalidConsumer(f"consumer {quote(name)}: concurrent_count must be at least 1, not {concurrent_count}")
     _refuse_generator(name, function)
     signature = Signature(name, function)
     decode = signature.decode
 
     def call(record: TaskRecord) -> Any:
-        return function(**decode(record.args))
+        return function(**_fitting(name, decode, record.args))
 
     place = _executor(name, executor, is_async)
     consumer = Consumer(
@@ -186,12 +195,30 @@ def function_consumer(
         call=call if is_async else _plainly(name, call),
         is_async=is_async,
         executor=place,
-        concurrent_count=concurrent_count,
+        concurrent_count=_checked_count(name, concurrent_count),
         **_checked(name, queue, timeout_s, retry),
         warm_up=signature.warm_up,
         remote=RemoteFunction.of(name, function) if place in (PROCESS, ISOLATED) else None,
     )
     return consumer, signature
+
+
+def _fitting(name: str, decode: Callable[[str], dict[str, Any]], args: str) -> dict[str, Any]:
+    """The stored arguments; what is wrong with them is told from what the function itself may raise."""
+    try:
+        return decode(args)
+    except InvalidArguments as exc:
+        raise StoredArgumentsInvalid(name, exc.problems, names=exc.names) from None
+    except NotJson as exc:
+        raise StoredArgumentsInvalid(name, [str(exc)]) from None
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse what `function_consumer` does not take."""
+    known = function_consumer.__kwdefaults__ or {}
+    unknown = sorted(settings.keys() - known.keys())
+    if unknown:
+        raise InvalidConsumer(f"a consumer has no {', '.join(map(quote, unknown))}; known are {', '.join(known)}")
 
 
 def class_consumer(instance: BaseTaskConsumer) -> Consumer:
@@ -246,6 +273,13 @@ def _plainly(name: str, call: Callable[[TaskRecord], Any]) -> Callable[[TaskReco
         return result
 
     return checked
+
+
+def _checked_count(name: str, count: object) -> int:
+    try:
+        return check_count("concurrent_count", count, least=1)
+    except InvalidInput as exc:
+        raise InvalidConsumer(f"consumer {quote(name)}: {exc}") from None
 
 
 def _checked(name: str, queue: object, timeout_s: object, retry: object) -> dict[str, Any]:

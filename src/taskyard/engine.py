@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from taskyard.cluster.rescuer import Rescuer
-from taskyard.errors import NotOpen, StoreError
+from taskyard.errors import NotOpen, StoreError, StoreReplaced
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
@@ -113,6 +113,8 @@ class Engine:
         self._applying: set[asyncio.Task[list[Applied]]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._is_started = self._is_stopped = False
+        # After `stop`: whether the store has taken all that ended here. What it has not will be run again.
+        self.is_recorded = True
 
     # --- what Yard and Scheduler ask ----------------------------------------------------------------------------------
 
@@ -285,16 +287,19 @@ class Engine:
         self._loops.clear()
 
     async def _leave(self, stuck: Sequence[str], is_flushed: bool) -> None:
+        self.is_recorded = is_flushed and not self._dispatcher.has_dropped
         if not self._settings.serve:
             return
         for executor in self._executors.values():
             await executor.shutdown(wait=not stuck)
         if not is_flushed:
             log.error("the store took too long; what ended last is not recorded, and will be run again elsewhere")
-        if stuck or not is_flushed or self._dispatcher.has_dropped:
+        if stuck or not self.is_recorded:
             return  # a claim may be left: the node stays joined, so that it is rescued when this process ends
         try:
             await self._store.leave(self.incarnation)
+        except StoreReplaced:
+            self.is_recorded = False  # what it took, it took into a file that nobody will read; it has said so
         except StoreError as error:
             log.warning("could not leave the store: %s", error)
 

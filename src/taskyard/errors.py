@@ -91,6 +91,14 @@ class InvalidOutput(TaskyardError):
         super().__init__(f"what algorithm {quote(name)} returned does not fit its Output: " + "; ".join(self.problems))
 
 
+class StoredArgumentsInvalid(InvalidArguments):
+    """What was stored for a task does not fit its consumer as it is now: submit it again as it should be."""
+
+
+class InvalidRetry(InvalidInput, ValueError):
+    """A retry policy that makes no sense: correct the value."""
+
+
 class NaiveDatetime(InvalidInput):
     """A datetime without a time zone has no single meaning: add one."""
 
@@ -133,12 +141,16 @@ class BatchTooLarge(InvalidInput):
 
 
 class DuplicateTask(InvalidInput):
-    """The same work is pending already, under `existing`: wait for that one."""
+    """The same work is pending already, under `existing`: wait for that one. Or it was twice in one batch, which
+    `existing` being empty says: leave one of the two out."""
 
     def __init__(self, existing: str, slot: str) -> None:
         self.existing, self.slot = existing, slot
         super().__init__(
             f"the same work is pending already as task {existing}; wait for it, or submit with dedupe='allow'"
+            if existing
+            else "the same work is in this batch twice, so nothing of it was stored; leave one out, or submit with "
+            "dedupe='merge'"
         )
 
 
@@ -338,6 +350,18 @@ class StoreForeign(StoreError):
     def __init__(self, path: str, what: str, hint: str = "choose another path for the store") -> None:
         self.path, self.what = path, what
         super().__init__(f"{path} is {what}, and nothing was changed in it; {hint}")
+
+
+class StoreReplaced(StoreError):
+    """The file was removed or replaced while it was open: restart everything that uses the store."""
+
+    def __init__(self, path: str, lost: str) -> None:
+        self.path, self.lost = path, lost
+        super().__init__(
+            f"{lost} was removed or replaced while the store is in use; what is written from here, nobody else would "
+            f"ever see, so nothing more is stored. Put the file back if you can, and restart everything that uses the "
+            f"store"
+        )
 
 
 class StoreTooNew(StoreError):

@@ -6,16 +6,33 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from taskyard.errors import StoreUrlInvalid
+from taskyard.errors import InvalidInput, StoreUrlInvalid, quote
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Store
 
 STORE_VARIABLE = "TASKYARD_STORE"
 
+LONGEST_NAME_BYTES = 240
+"""A file system takes 255, and the names of the files beside a store are a little longer than its own."""
+
 
 def find_store_url(url: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
     """The address given, or `TASKYARD_STORE`; None if there is neither."""
     return url or environ.get(STORE_VARIABLE) or None
+
+
+def check_store(store: object) -> str | Store | None:
+    """The store as a user gives it: an address, the path of a SQLite file, a store, or None."""
+    if isinstance(store, Path):
+        store = f"sqlite:///{store}"
+    if isinstance(store, str):
+        check_store_url(store)
+        return store
+    if store is not None and not isinstance(store, Store):
+        raise InvalidInput(
+            f"a store is given as an address such as sqlite:///work.db, or as a pathlib.Path, not as {quote(store)}"
+        )
+    return store
 
 
 def check_store_url(url: str) -> None:
@@ -29,6 +46,10 @@ def check_store_url(url: str) -> None:
         raise StoreUrlInvalid(url, "a store in memory is memory://, one in a file is sqlite:///path/to/work.db")
     if "?" in path:
         raise StoreUrlInvalid(url, "an address takes no options; leave out what follows the ?")
+    if "\0" in path:
+        raise StoreUrlInvalid(url, "a path has no NUL characters")
+    if any(len(part.encode(errors="replace")) > LONGEST_NAME_BYTES for part in Path(path).parts):
+        raise StoreUrlInvalid(url, f"no name in its path may be longer than {LONGEST_NAME_BYTES} bytes")
 
 
 def make_store(url: str | None, clock: Clock) -> Store:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from threading import get_ident
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from uuid import UUID
 
-from taskyard.blocking import BlockingYard
-from taskyard.consumers import class_consumer, function_consumer
+from taskyard.blocking import BlockingYard, OwnLoop
+from taskyard.consumers import check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
@@ -34,7 +36,16 @@ from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.event import Event
 from taskyard.model.execution import PROCESS
-from taskyard.model.given import LONGEST_S, check_count, check_name, check_retry, check_text, check_uuid, check_wait
+from taskyard.model.given import (
+    LARGEST_PAYLOAD,
+    check_count,
+    check_keep,
+    check_name,
+    check_retry,
+    check_text,
+    check_uuid,
+    check_wait,
+)
 from taskyard.model.limits import QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
@@ -45,7 +56,7 @@ from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.store import Add, Store
 from taskyard.retention import KEEP_S, Retention
 from taskyard.scheduling.clock import SystemClock
-from taskyard.settings import check_store_url, make_store
+from taskyard.settings import check_store, make_store
 
 if TYPE_CHECKING:
     from taskyard.execution.pool import PoolSettings
@@ -75,7 +86,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class Yard:
-    """Runs tasks on a store: `memory://`, `sqlite:///work.db`, or what `TASKYARD_STORE` says.
+    """Runs tasks on a store: `memory://`, `sqlite:///work.db` or a `Path`, or what `TASKYARD_STORE` says.
 
     `async with yard:` opens the store and runs what is due; `async with yard.client():` only submits and waits. At most
     `max_running` tasks run here at once (`threads` of them in threads); leaving the block waits `grace_s` seconds for
@@ -84,7 +95,7 @@ class Yard:
 
     def __init__(
         self,
-        store: str | Store | None = None,
+        store: str | Path | Store | None = None,
         *,
         max_running: int = 100,
         threads: int = 32,
@@ -94,17 +105,14 @@ class Yard:
         name: str = "",
         clock: Clock | None = None,
     ) -> None:
-        if max_running < 1 or threads < 1:
-            raise InvalidInput("max_running and threads must be at least 1")
-        if keep_s is not None and not 0 <= keep_s < LONGEST_S:
-            raise InvalidInput(f"keep_s must be between 0 and 1e9 seconds, or None to keep everything, not {keep_s}")
-        if isinstance(store, str):
-            check_store_url(store)
+        check_count("max_running", max_running, least=1)
+        check_count("threads", threads, least=1)
+        check_count("max_payload_bytes", max_payload_bytes, least=1, most=LARGEST_PAYLOAD)
         self._clock = clock or SystemClock()
-        self._where = store
+        self._where = check_store(store)
         self._store: Store | None = None
         self._engine: Engine | None = None
-        self._grace_s, self._keep_s = check_wait("grace_s", grace_s), keep_s
+        self._grace_s, self._keep_s = check_wait("grace_s", grace_s), check_keep(keep_s)
         self._retention: asyncio.Task[None] | None = None
         self._threads = threads
         self._pools: dict[str | None, PoolSettings] = {}
@@ -119,6 +127,7 @@ class Yard:
         self._is_opening = False
         self._stopping: asyncio.Future[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.own_loop = OwnLoop()
 
     # --- consumers and queues -----------------------------------------------------------------------------------------
 
@@ -141,6 +150,7 @@ class Yard:
 
     def consumer(self, function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
         """Make a function a consumer: `@yard.consumer`, or `@yard.consumer(concurrent_count=8, timeout_s=30)`."""
+        check_settings(settings)
         if function is None:
             return lambda given: self._decorate(given, settings)
         return self._decorate(function, settings)
@@ -215,13 +225,11 @@ class Yard:
         """The store as it was given: an address, a store, or None for what `TASKYARD_STORE` says."""
         return self._where
 
-    def use_store(self, store: str | Store) -> None:
+    def use_store(self, store: str | Path | Store) -> None:
         """Another store than the one given first; before the yard is opened."""
         if self._engine is not None:
             raise InvalidInput("choose the store before the yard is opened")
-        if isinstance(store, str):
-            check_store_url(store)
-        self._where = store
+        self._where = check_store(store)
 
     async def __aenter__(self) -> Yard:
         await self.start()
@@ -384,6 +392,8 @@ class Yard:
     async def submit_many_to(
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
     ) -> list[TaskHandle]:
+        if not isinstance(arguments, Iterable):
+            raise InvalidInput(f"submit_many takes a list of dicts of arguments, not {quote(arguments)}")
         now, limit = self._clock.now(), self._max_payload_bytes
         records: list[TaskRecord] = []
         for args in arguments:
@@ -437,6 +447,8 @@ class Yard:
         """What happens from now on, or after event number `after`, in this process and in others, until the yard is
         closed. A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more) gets
         `EventsMissed`: look at the records, then start anew."""
+        if after is not None:
+            check_count("after", after, least=0, most=sys.maxsize, hint=", or None for what comes from now on")
         store, engine = self.store, self.engine
         seen = (await store.events(after=-1)).last if after is None else after
         with engine.changes() as changes:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import pty
 import queue
 import shutil
 import signal
@@ -138,6 +139,25 @@ class Shell:
             os.environ.clear()
             os.environ.update(before)
         return Done(code, out.getvalue(), err.getvalue())
+
+    def on_a_terminal(self, *arguments: str, **variables: str) -> Done:
+        """The same on a terminal: what it shows, with all that moves the cursor."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "taskyard.cli", *arguments],
+            cwd=self.folder,
+            env=self._environment({"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"} | variables),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        screen = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while block := os.read(ours, 65536):
+                screen += block
+        os.close(ours)
+        return Done(process.wait(timeout=LONG_S), screen.decode(), "")
 
     def start(self, *arguments: str, **variables: str) -> Background:
         process = subprocess.Popen(

@@ -6,6 +6,7 @@ import time
 
 from taskyard.cli.demo.tour import GRACE_S
 from tests.cli.shell import Shell
+from tests.cli.test_watch import ERASED
 
 
 def test_the_demo_shows_every_way_a_task_can_go(shell: Shell) -> None:
@@ -31,6 +32,16 @@ def test_the_demo_shows_every_way_a_task_can_go(shell: Shell) -> None:
     assert show is not None
     assert "ValueError" in shell.here(*show[1].split(), TASKYARD_STORE=store[1]).out
     assert [entry.name for entry in shell.folder.glob("taskyard-demo-*/*") if entry.is_dir()] == ["demo.db-yard"]
+
+
+def test_the_view_of_the_demo_goes_before_its_summary(shell: Shell) -> None:
+    """On a terminal the live view is wiped at the end: what ran in its last frame has ended in the summary. Where
+    `taskyard` is no command, the summary says how to make it one."""
+    done = shell.on_a_terminal("demo", "--once", TMPDIR=str(shell.folder), PATH="/nowhere")
+    assert done.code == 0
+    view, _, summary = done.out.partition("That was the tour")
+    assert ERASED in view.rpartition("JUST ENDED")[2]
+    assert "/bin/activate" in summary
 
 
 def test_ctrl_c_ends_the_demo_at_once(shell: Shell) -> None:

@@ -129,6 +129,11 @@ def folder(path: Path) -> None:
     path.mkdir()
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def rubbish(path: Path) -> None:
     path.write_bytes(b"this is a diary, not a database " * 1000)
 
@@ -157,6 +162,7 @@ def _execute(path: Path, sql: str) -> None:
 SICK = [
     pytest.param(no_file, "there is no file", 3, id="missing"),
     pytest.param(folder, "is a folder", 3, id="folder"),
+    pytest.param(pipe, "is not a regular file", 3, id="pipe"),
     pytest.param(rubbish, "the file is damaged, or no database at all", 3, id="rubbish"),
     pytest.param(torn, "the file is damaged", None, id="torn"),
     pytest.param(newer, "upgrade Taskyard", 3, id="newer"),
@@ -175,6 +181,7 @@ def test_a_store_that_cannot_be_used_is_explained(
     assert done.code == 1
     assert said in done.out
     assert "→ " in done.out
+    assert "\\n" not in done.out
     assert "Traceback" not in done.out + done.err
     if ls_code is not None:
         assert shell.here("ls", "--store", shell.url).code == ls_code
@@ -186,14 +193,20 @@ from taskyard.cli.app import run
 
 # What is imported when first needed is read now: the next user may not read this interpreter's files.
 keep, sys.stdout = sys.stdout, open(os.devnull, "w")
-run(["doctor", "--store", sys.argv[1]])
+run([sys.argv[2], "--store", sys.argv[1]])
 sys.stdout = keep
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-sys.exit(run(["doctor", "--store", sys.argv[1]]))
+sys.exit(run([sys.argv[2], "--store", sys.argv[1]]))
 """
+
+
+def run_as_nobody(command: str, path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, f"sqlite:///{path}", command], capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture
@@ -211,14 +224,24 @@ def test_a_store_that_cannot_be_written_is_explained(open_folder: Path) -> None:
     shell.path.chmod(0o444)
     open_folder.chmod(0o555)
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, f"sqlite:///{shell.path}"], capture_output=True, text=True, check=False
-        )
+        done = run_as_nobody("doctor", shell.path)
     finally:
         open_folder.chmod(0o755)
     assert done.returncode == 1, done
     assert "cannot write to" in done.stdout
     assert "1 queued" in done.stdout
+
+
+def test_a_store_that_cannot_be_reached_is_explained(open_folder: Path) -> None:
+    """In a folder that this user may not enter, the doctor finds that, and other commands exit with 3."""
+    open_folder.chmod(0)
+    try:
+        found, refused = (run_as_nobody(command, open_folder / "work.db") for command in ("doctor", "ls"))
+    finally:
+        open_folder.chmod(0o755)
+    assert (found.returncode, refused.returncode) == (1, 3), (found, refused)
+    assert "Permission denied" in found.stdout
+    assert "Permission denied" in refused.stderr
 
 
 def test_a_network_file_system_is_told(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

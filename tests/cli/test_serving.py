@@ -75,10 +75,22 @@ def test_what_cannot_be_stopped_is_left_behind(shell: Shell) -> None:
     worker.signal(signal.SIGTERM)
     worker.hear("stopping: ")
     worker.signal(signal.SIGTERM)
+    worker.hear("stopping: at once; 1 task interrupted")
     assert worker.end() == 1
     assert "cannot be stopped" in worker.said
     following = shell.start_worker("-v")
     following.hear(f"started   stubborn {uuid}  attempt 2")
+
+
+def test_a_worker_whose_store_is_gone_does_not_say_that_all_is_well(shell: Shell) -> None:
+    """When the store no longer takes what ends, the worker says so, and its exit code is 1."""
+    worker = shell.start_worker("-v")
+    shell.path.unlink()
+    assert "restart everything that uses the store" in worker.hear("was removed or replaced")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 1
+    assert "stopped: not everything that ended is recorded" in worker.said
+    assert worker.said.count("was removed or replaced") == 1
 
 
 def test_code_that_ignores_its_cancellation_does_not_keep_the_process(shell: Shell) -> None:

@@ -133,6 +133,17 @@ def test_the_same_work_is_refused_when_it_is_pending(shell: Shell) -> None:
     assert shell.ok("submit", "add", "a=1", "--app", "app", "--dedupe", "merge").out.strip() == pending
 
 
+@pytest.mark.parametrize("how", [(), ("--json",)])
+def test_waiting_and_the_log_tell_no_secret(how: tuple[str, ...], shell: Shell) -> None:
+    """Where an error quotes a secret, neither who waits for the task nor the log of the worker prints it."""
+    worker = shell.start_worker()
+    done = shell.run("submit", "boom", "why=refused", "password=hunter22", "--wait", "--app", "app", *how)
+    assert done.code == 1
+    assert "refused ***" in done.err
+    assert "refused ***" in worker.hear("[fail]")
+    assert "hunter" not in done.out + done.err + worker.said
+
+
 def test_a_slip_in_a_command_is_told(shell: Shell) -> None:
     """A command that is nearly one is answered with the one that was meant."""
     done = shell.here("sumbit", "add")
@@ -146,6 +157,9 @@ APPS = [
     pytest.param("tests.cli.sample_app:add", "not a Yard", id="no-yard"),
     pytest.param(":yard", "names no module", id="no-name"),
     pytest.param("app.py:yard", "is a file; name its module and the yard in it, as in app:yard", id="a-file"),
+    pytest.param("./app.py", "as in app:yard", id="a-file-here"),
+    pytest.param("pkg/app.py", "as in pkg.app:yard", id="a-file-below"),
+    pytest.param("../app.py:yard", "as in app:yard, from the folder it is in", id="a-file-elsewhere"),
     pytest.param("../app:yard", "names no module", id="a-path"),
     pytest.param("broken:yard", "failed with ZeroDivisionError: division by zero", id="raises"),
 ]

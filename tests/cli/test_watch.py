@@ -1,14 +1,13 @@
 """`taskyard watch`, from another process than the worker's."""
 
 import json
-import os
-import pty
-import subprocess
-import sys
 
 import pytest
 
-from tests.cli.shell import LONG_S, Shell
+from tests.cli.shell import Shell
+
+ERASED = "\x1b[1A\x1b[2K"
+"""How a frame is wiped from a terminal, line by line."""
 
 
 @pytest.mark.spec("QUE-25")
@@ -58,24 +57,8 @@ def test_watching_a_task_ends_with_it(shell: Shell) -> None:
 def test_the_live_view_draws_on_a_terminal(shell: Shell) -> None:
     """On a terminal the view is drawn live, and its last frame stays on the screen when nothing is left to do."""
     shell.seed(("add", {"a": 41}), ("boom", {"why": "bad luck"}), work=True)
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "taskyard.cli", "watch", "--until-idle", "--store", shell.url],
-        cwd=shell.folder,
-        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    screen = b""
-    try:
-        while block := os.read(ours, 65536):
-            screen += block
-    except OSError:
-        pass  # the other end is closed
-    os.close(ours)
-    assert process.wait(timeout=LONG_S) == 0
-    text = screen.decode()
+    done = shell.on_a_terminal("watch", "--until-idle", "--store", shell.url)
+    assert done.code == 0
     for expected in ("JUST ENDED", "→ 42", "ValueError: bad luck", "\x1b["):
-        assert expected in text
+        assert expected in done.out
+    assert ERASED not in done.out.rpartition("JUST ENDED")[2]

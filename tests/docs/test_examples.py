@@ -57,6 +57,9 @@ async def test_the_web_example_answers(tmp_path, monkeypatch):
             answer = (await client.get(f"/digests/{uuid}", params={"wait_s": 20})).json()
             assert len(answer["result"]) == 32
             assert (await client.get("/digests/none")).status_code == 404
+            for senseless in (-3, "nan"):
+                refused = await client.get(f"/digests/{uuid}", params={"wait_s": senseless})
+                assert refused.status_code == 400
 
 
 def test_every_example_is_tested_and_described():

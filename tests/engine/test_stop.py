@@ -207,6 +207,7 @@ async def test_what_ended_is_written_before_stop_returns(rig):
     await rig.advance(2)
     await stopping
     assert await rig.state(uuid) == "completed"
+    assert rig.engine.is_recorded
 
 
 async def test_what_was_handed_in_before_a_stop_is_stored(rig):
@@ -242,6 +243,7 @@ async def test_a_store_that_stays_away_does_not_hold_stop_for_ever(rig, caplog):
         await rig.advance(1)
     await stopping
     assert "not recorded" in caplog.text
+    assert not rig.engine.is_recorded
     assert await rig.state(uuid) == "running"
     assert len(await rig.store.nodes()) == 1
 

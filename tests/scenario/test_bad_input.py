@@ -31,6 +31,10 @@ NAIVE = datetime(2030, 1, 1, 12)  # noqa: DTZ001 - a time without a zone is the 
 AWARE = NAIVE.replace(tzinfo=UTC)
 LONG = "x" * 5000
 
+DEEP: Any = None
+for _ in range(250):
+    DEEP = [DEEP]
+
 # --- what is submitted ------------------------------------------------------------------------------------------------
 
 ADD = ("add", {"a": 1})
@@ -47,6 +51,9 @@ SUBMITS = [
     ("argument-surrogate", NotJson, "cannot be written as JSON", ("echo", {"value": "\ud800"}), {}),
     ("argument-nan", InvalidArguments, "x: Input should be a finite number", ("half", {"x": float("nan")}), {}),
     ("argument-nan-inside", NotJson, "give None or a text", ("echo", {"value": [{"x": float("nan")}]}), {}),
+    ("argument-too-deep", InvalidArguments, "recursion limit exceeded", ("echo", {"value": DEEP}), {}),
+    ("argument-too-long", InvalidArguments, "number out of range", ("add", {"a": 10**4400}), {}),
+    ("argument-too-long-inside", InvalidArguments, "number out of range", ("echo", {"value": [10**4400]}), {}),
     ("arguments-too-large", PayloadTooLarge, "write it to a file and pass the path", ("echo", {"value": LONG}), {}),
     ("naive-time", NaiveDatetime, r"write datetime\.now\(timezone\.utc\)", ADD, {"schedule_at": NAIVE}),
     ("time-as-text", InvalidInput, "must be a datetime with a time zone", ADD, {"schedule_at": "2030-01-01"}),
@@ -62,6 +69,7 @@ SUBMITS = [
     ("timeout-nan", InvalidInput, "leave it out for no limit", ADD, {"timeout_s": float("nan")}),
     ("unknown-option", InvalidInput, "unknown option urgent; known are priority, delay_s", ADD, {"urgent": True}),
     ("priority-unknown", InvalidInput, "'urgent' is not one of high, normal, low", ADD, {"priority": "urgent"}),
+    ("priority-bool", InvalidInput, "True is not one of high, normal, low", ADD, {"priority": True}),
     ("priority-number", InvalidInput, "7 is not one of high, normal, low", ADD, {"priority": 7}),
     ("retry-as-number", InvalidInput, r"such as RetryPolicy\(max_retries=3\)", ADD, {"retry": 3}),
     ("dedupe-unknown", InvalidInput, "'maybe' is not one of .*merge", ADD, {"dedupe": "maybe"}),
@@ -72,7 +80,6 @@ SUBMITS = [
     ("queue-nul", InvalidInput, "queue must be text without NUL", ADD, {"queue": "a\0b"}),
     ("dedupe-key-surrogate", InvalidInput, "dedupe_key must be", ADD, {"dedupe": "merge", "dedupe_key": "\ud800"}),
     ("retry-surrogate", InvalidInput, "cannot be stored", ADD, {"retry": RetryPolicy(give_up_on=("\ud800",))}),
-    ("retry-of-a-half", InvalidInput, "cannot be stored", ADD, {"retry": RetryPolicy(max_retries=1.5)}),  # type: ignore[arg-type]
     ("key-as-number", InvalidInput, "key must be a string", ADD, {"key": 5}),
 ]
 
@@ -226,6 +233,79 @@ def test_a_consumer_that_no_store_takes_is_refused(settings, advice):
     assert not yard.consumers
 
 
+def nothing() -> None: ...
+
+
+@pytest.mark.parametrize("count", ["x", 0, 1.5, True])
+def test_a_count_that_is_none_is_refused(count):
+    """A consumer's count of runs at once is a whole number; another is refused when the consumer is made."""
+    with pytest.raises(InvalidConsumer, match="concurrent_count must be a whole number from 1"):
+        Yard("memory://").consumer(concurrent_count=count)(nothing)
+
+
+def test_a_setting_that_no_consumer_has_is_refused():
+    """A misspelled setting is refused by name, with those that there are."""
+    with pytest.raises(InvalidConsumer, match="has no 'bogus'; known are name, queue, concurrent_count"):
+        Yard("memory://").consumer(bogus=1)  # type: ignore[call-overload]
+
+
+YARDS = [
+    pytest.param({"max_running": "x"}, "max_running must be a whole number from 1", id="max-running"),
+    pytest.param({"threads": 1.5}, "threads must be a whole number from 1", id="threads"),
+    pytest.param({"max_payload_bytes": -1}, "max_payload_bytes must be a whole number from 1", id="payload"),
+    pytest.param({"keep_s": "x"}, "keep_s must be between 0 and 1e9 seconds, or None", id="keep"),
+    pytest.param({"store": 5}, "given as an address such as sqlite:///work.db, or as a pathlib.Path", id="store"),
+    pytest.param({"store": f"sqlite:///{'x' * 300}.db"}, "longer than 240 bytes", id="long-name"),
+    pytest.param({"store": "sqlite:///a\0b.db"}, "a path has no NUL characters", id="nul"),
+]
+
+
+@pytest.mark.parametrize(("settings", "advice"), YARDS)
+def test_a_yard_that_makes_no_sense_is_refused(settings, advice):
+    """A setting of a yard that is none is refused when the yard is made."""
+    with pytest.raises(InvalidInput, match=advice):
+        Yard(**{"store": "memory://", **settings})
+
+
+POLICIES = [{"max_retries": "x"}, {"max_retries": 1.5}, {"first_s": "1"}, {"factor": None}, {"cap_s": -1}]
+
+
+@pytest.mark.parametrize("settings", POLICIES)
+def test_a_policy_that_makes_no_sense_is_refused(settings):
+    """A retry policy whose values are none is refused when it is made."""
+    with pytest.raises(InvalidInput, match="must"):
+        RetryPolicy(**settings)
+
+
+TASKS = [{"source": ""}, {"source": 5}, {"uuid": 3}, {"schedule_at": "x"}]
+
+
+@pytest.mark.parametrize("fields", TASKS)
+def test_a_task_that_makes_no_sense_is_refused(fields):
+    """A task without a source, an id or a time is refused when it is made."""
+    with pytest.raises(InvalidInput, match="must be a"):
+        Task(**{"source": "named", **fields})
+
+
+async def test_what_is_no_batch_and_no_number_is_refused(url):
+    """A batch that is none, and an event number that is none, are refused with what to give instead."""
+    async with build(url) as yard:
+        with pytest.raises(InvalidInput, match="submit_many takes a list of dicts"):
+            await yard.submit_many("add", None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="after must be a whole number"):
+            await anext(yard.events(after="x"))  # type: ignore[arg-type]
+
+
+async def test_a_path_is_a_sqlite_file(tmp_path):
+    """A `Path` is taken as that of a SQLite file, when the yard is made and later."""
+    yard = Yard(tmp_path / "work.db")
+    assert yard.where == f"sqlite:///{tmp_path}/work.db"
+    async with yard:
+        assert (tmp_path / "work.db").exists()
+    yard.use_store(tmp_path / "other.db")
+    assert yard.where == f"sqlite:///{tmp_path}/other.db"
+
+
 # --- what comes back --------------------------------------------------------------------------------------------------
 
 RESULTS = [
@@ -276,6 +356,7 @@ async def test_arguments_that_no_longer_fit_fail_the_task(file_url):
     async with old.client():
         uuid = (await first_form.submit(1)).uuid
     async with new:
-        with pytest.raises(TaskFailed, match=r"a: Extra inputs are not permitted|b: Field required"):
+        with pytest.raises(TaskFailed, match=r"a: Extra inputs are not permitted|b: Field required") as failed:
             await new.handle(uuid).result(timeout_s=10)
+        assert failed.value.kind == "validation"
         assert (await new.handle(uuid).record()).attempt == 1

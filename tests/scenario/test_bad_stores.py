@@ -14,7 +14,16 @@ from pathlib import Path
 import apsw
 import pytest
 
-from taskyard import StoreCorrupt, StoreFolderMissing, StoreForeign, StoreOnNetwork, StoreTooNew, StoreUrlInvalid, Yard
+from taskyard import (
+    StoreCorrupt,
+    StoreFolderMissing,
+    StoreForeign,
+    StoreOnNetwork,
+    StoreReadOnly,
+    StoreTooNew,
+    StoreUrlInvalid,
+    Yard,
+)
 from taskyard.stores.sqlite import place
 from tests.scenario.jobs import build
 from tests.scenario.processes import TOP, environment, run_python
@@ -122,6 +131,27 @@ def missing(path: Path) -> None:
     path.parent.rmdir()
 
 
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def below_a_file(path: Path) -> None:
+    path.parent.rmdir()
+    path.parent.touch()
+
+
+def beside_a_file(path: Path) -> None:
+    sidecar(path).touch()
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to(path.parent / "nowhere" / "work.db")
+
+
+def in_proc(path: Path) -> None:
+    path.symlink_to("/proc/work.db")
+
+
 FILES = [
     pytest.param(garbage, StoreCorrupt, r"is damaged or is not a Taskyard store .* choose another path", id="garbage"),
     pytest.param(short, StoreCorrupt, "restore a backup", id="a-header-only"),
@@ -132,6 +162,11 @@ FILES = [
     pytest.param(newer, StoreTooNew, r"schema version 9999, .* upgrade Taskyard", id="newer"),
     pytest.param(folder, StoreForeign, r"is a folder.* name a file in it, such as .*work\.db/work\.db", id="a-folder"),
     pytest.param(missing, StoreFolderMissing, r"does not exist; make it with `mkdir -p .*/folder\"`", id="no-folder"),
+    pytest.param(pipe, StoreForeign, "work.db is not a regular file", id="a-pipe"),
+    pytest.param(below_a_file, StoreForeign, "/folder is a file and no folder", id="below-a-file"),
+    pytest.param(beside_a_file, StoreForeign, "work.db-yard is a file where .* move it away", id="beside-a-file"),
+    pytest.param(dangling, StoreFolderMissing, "folder .*/nowhere does not exist", id="a-link-to-nowhere"),
+    pytest.param(in_proc, StoreReadOnly, "/proc takes no new files", id="in-proc"),
 ]
 
 
@@ -148,7 +183,18 @@ def test_a_file_that_is_no_store_of_ours_is_refused_unchanged(tmp_path, arrange,
     assert digest(path) == before
     if error is StoreForeign:
         assert digest(path.with_name("work.db-wal")) == log
-        assert not sidecar(path).exists()
+        assert not sidecar(path).is_dir()
+
+
+async def test_two_names_of_one_file_are_one_store(tmp_path):
+    """Through a link the same store is opened, with the same folder beside it: who runs there, runs here."""
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "link.db"
+    link.symlink_to(tmp_path / "work.db")
+    async with build(f"sqlite:///{tmp_path}/work.db") as yard, build(f"sqlite:///{link}").client() as client:
+        assert await (await client.submit("add", {"a": 1})).result(timeout_s=10) == 2
+        assert not sidecar(link).exists()
+        assert await yard.store.nodes() == await client.store.nodes()
 
 
 def test_an_empty_file_is_a_new_store(tmp_path):
@@ -194,6 +240,10 @@ def file_alone(path: Path) -> None:
     path.chmod(0o444)
 
 
+def closed_folder(path: Path) -> None:
+    path.parent.chmod(0)
+
+
 def lock_file(path: Path) -> None:
     path.parent.chmod(0o777)
     sidecar(path).chmod(0o777)
@@ -222,7 +272,7 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("close_off", [whole_folder, file_alone, lock_file, all_but_the_folder])
+@pytest.mark.parametrize("close_off", [whole_folder, closed_folder, file_alone, lock_file, all_but_the_folder])
 def test_a_store_that_may_not_be_written_is_refused(open_folder, close_off):
     """A file, a folder or a lock that this user may not write is told as such, and the store stays as it was."""
     path = open_folder / "work.db"
@@ -230,6 +280,7 @@ def test_a_store_that_may_not_be_written_is_refused(open_folder, close_off):
     before = digest(path)
     close_off(path)
     said = run_python(AS_NOBODY, f"sqlite:///{path}")
+    path.parent.chmod(0o755)
     path.chmod(0o644)
     assert "give this user write permission on the file and on its folder, or choose another path" in said
     assert digest(path) == before

@@ -12,6 +12,7 @@ import pytest
 
 from taskyard import (
     BlockingOnLoop,
+    NotOpen,
     StoreUrlInvalid,
     TaskCanceled,
     TaskFailed,
@@ -86,6 +87,55 @@ def test_plain_code_may_only_submit(file_url):
         assert sync.record(handle).attempt == 0
     with build(file_url).blocking() as sync:
         assert sync.result(handle.uuid, timeout_s=10) == 2
+
+
+@pytest.mark.spec("SCH-20")
+def test_threads_open_a_yard_together(url):
+    """Threads that enter a closed yard at once share it: the first opens it, and the last to leave closes it."""
+    yard = build(url)
+    ready = threading.Barrier(8)
+
+    def client(n: int) -> list[int]:
+        answers = []
+        for m in range(5):
+            ready.wait(20)
+            with yard.blocking() as sync:
+                answers.append(sync.result(sync.submit("add", {"a": n, "b": m}), timeout_s=20))
+        return answers
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(client, range(8))) == [[n + m for m in range(5)] for n in range(8)]
+    assert yard.loop is None
+
+
+def test_a_task_may_block_on_its_own_yard(url):
+    """A task in a thread submits through the yard it runs in, also while the one who opened that is leaving."""
+    yard = Yard(url)
+    submitted: list[str] = []
+    began = threading.Event()
+
+    @yard.consumer
+    def parent() -> None:
+        began.set()
+        while yard._stopping is None:
+            threading.Event().wait(0.01)
+        with yard.blocking() as sync:
+            submitted.append(sync.submit("parent", delay_s=60).uuid)
+
+    with yard.blocking() as sync:
+        sync.submit("parent")
+        assert began.wait(10)
+    assert len(submitted) == 1
+
+
+def test_outside_of_its_block_it_is_not_open(url):
+    """Before its block and after it, a call is refused with what to write."""
+    sync = build(url).blocking()
+    for _ in range(2):
+        with pytest.raises(NotOpen, match=r"use it inside `with yard\.blocking\(\) as sync:`"):
+            sync.submit("add", {"a": 1})
+        with sync:
+            assert sync.result(sync.submit("add", {"a": 1}), timeout_s=10) == 2
 
 
 @pytest.mark.spec("SCH-20")

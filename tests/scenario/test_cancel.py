@@ -22,11 +22,25 @@ async def test_a_running_task_is_stopped_and_the_next_starts(url, gates):
         asked = await handle.cancel(reason="enough")
         assert (asked.state, asked.cancel_asked_at is None) == (TaskState.RUNNING, False)
         await run.gone()
-        with pytest.raises(TaskCanceled):
+        with pytest.raises(TaskCanceled, match=r"was canceled: enough$"):
             await handle.result(timeout_s=10)
         (await gates.begun("next")).finish()
         await after.result(timeout_s=10)
         assert await told(yard, handle.uuid) == ["submitted", "running", "cancel_asked", "canceled"]
+
+
+@pytest.mark.spec("QUE-12")
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_a_cancel_without_a_reason_gives_none(url, gates, is_running):
+    """Whoever waits for a task that was canceled without a reason is told that, and no more."""
+    async with build(url, gates.port) as yard:
+        handle = await yard.submit("gate", {"name": "long"}, delay_s=0 if is_running else 60)
+        if is_running:
+            await gates.begun("long")
+        await handle.cancel()
+        with pytest.raises(TaskCanceled, match=r"was canceled$") as told:
+            await handle.result(timeout_s=10)
+        assert told.value.reason == ""
 
 
 @pytest.mark.spec("QUE-12")

@@ -237,7 +237,7 @@ BAD = [
     pytest.param(lambda yard: yard.consumer(lambda: None), "give it one with name=", id="no-name"),
     pytest.param(lambda yard: yard.consumer(positional_only), "arguments are stored by name", id="positional-only"),
     pytest.param(lambda yard: yard.consumer(variadic), "arguments are stored by name", id="variadic"),
-    pytest.param(lambda yard: yard.consumer(concurrent_count=0)(plain), "at least 1", id="no-slots"),
+    pytest.param(lambda yard: yard.consumer(concurrent_count=0)(plain), "from 1 to 1,000,000", id="no-slots"),
     pytest.param(lambda yard: yard.consumer(timeout_s=0)(plain), "more than 0", id="no-time"),
     pytest.param(lambda yard: yard.consumer(executor="inline")(plain), "would block the event loop", id="blocking"),
     pytest.param(lambda yard: yard.consumer(executor="thread")(swift), "executor='inline'", id="async-in-thread"),
@@ -330,7 +330,7 @@ async def test_a_yard_bounds_what_runs_at_once(url):
 
 def test_impossible_limits_are_refused():
     """A yard or a queue with no room at all is refused where it is made."""
-    with pytest.raises(InvalidInput, match="at least 1"):
+    with pytest.raises(InvalidInput, match="from 1 to 1,000,000"):
         Yard("memory://", max_running=0)
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 import uvloop
 
-from taskyard import EventKind, TaskFailed, TaskState
+from taskyard import EventKind, TaskCanceled, TaskFailed, TaskState
 from tests.scenario.gates import heard, told
 from tests.scenario.jobs import build
 from tests.scenario.processes import run_python
@@ -213,6 +213,18 @@ async def test_a_living_process_takes_over_from_a_killed_one(file_url, gates, no
         untouched.finish()
         await kept.result(timeout_s=10)
         assert len(await yard.store.nodes()) == 1
+
+
+@pytest.mark.spec("QUE-12")
+async def test_the_reason_of_a_cancel_reaches_other_processes(file_url, gates, nodes):
+    """Who waits for a task that another process runs, and somebody cancels, is told why; whatever the run notes."""
+    await nodes.start(file_url)
+    async with build(file_url).client() as yard, build(file_url).client() as other:
+        handle = await yard.submit("gate", {"name": "far"})
+        await gates.begun("far")
+        await other.cancel(handle.uuid, reason="no longer needed")
+        with pytest.raises(TaskCanceled, match=r"was canceled: no longer needed$"):
+            await handle.result(timeout_s=10)
 
 
 @pytest.mark.spec("QUE-23", "QUE-12")

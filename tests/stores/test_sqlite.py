@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import pytest
 
-from taskyard.errors import StoreBusy
+from taskyard.errors import StoreBusy, StoreReplaced
 from taskyard.model.command import Cancel, Retry, SetPriority
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
 from taskyard.model.limits import Demand, QueueSettings
@@ -27,6 +27,7 @@ from taskyard.ports.store import Add, Node, Report
 from taskyard.scheduling.clock import SystemClock
 from taskyard.stores.sqlite import SqliteStore, place
 from taskyard.stores.sqlite import store as store_module
+from tests.scenario.processes import run_python
 
 ROOM = Demand(10, {"work": 10})
 
@@ -155,6 +156,66 @@ async def test_a_write_turn_that_is_not_given_up_is_told(tmp_path: Path, monkeyp
             await store.close()
             with pytest.raises(StoreBusy):
                 await waiting
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def replace(path: Path) -> None:
+    path.rename(path.with_name("kept.db"))
+    path.touch()
+
+
+def remove_log(path: Path) -> None:
+    path.with_name(f"{path.name}-wal").unlink()
+
+
+async def add_for_ever(store: SqliteStore) -> None:
+    while True:
+        await store.turn("", adds=[Add([a_record()])])
+
+
+@pytest.mark.parametrize("spoil", [remove, replace, remove_log])
+async def test_a_file_that_is_gone_takes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+) -> None:
+    """A database that is removed or replaced under an open store is noticed, told once, and takes nothing more."""
+    monkeypatch.setattr(store_module, "POLL_S", 0.02)
+    kept = a_record()
+    async with opened(tmp_path) as store:
+        store.watch(lambda: None, lambda: None)
+        await store.turn("", adds=[Add([kept])])
+        spoil(tmp_path / "work.db")
+        with pytest.raises(StoreReplaced, match="restart everything that uses the store"):
+            await asyncio.wait_for(add_for_ever(store), 10)
+        assert await store.find(kept.uuid) is not None
+    assert [record.levelname for record in caplog.records if "was removed or replaced" in record.message] == ["ERROR"]
+
+
+async def test_a_log_that_was_removed_is_explained(tmp_path: Path) -> None:
+    """Whoever opens a store whose log was removed under another process is told what to do about it."""
+    async with opened(tmp_path) as store:
+        await store.turn("", adds=[Add([a_record()])])
+        remove_log(tmp_path / "work.db")
+        said = run_python(OPEN, str(tmp_path / "work.db"))
+    assert "restart everything that uses the store" in said
+
+
+OPEN = """
+import asyncio, sys
+from taskyard import StoreError
+from taskyard.scheduling.clock import SystemClock
+from taskyard.stores.sqlite import SqliteStore
+
+async def main():
+    try:
+        await SqliteStore(sys.argv[1], clock=SystemClock()).open()
+    except StoreError as error:
+        print(error)
+
+asyncio.run(main())
+"""
 
 
 async def test_what_a_dead_joiner_left_is_removed(tmp_path: Path) -> None:

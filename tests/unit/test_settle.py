@@ -223,10 +223,11 @@ def test_a_failure_without_a_reason_is_still_a_failure():
 @given(moves)
 def test_a_heeded_cancel_lets_nothing_run_again(move: Move):
     """When a cancel was asked, what would run again is canceled, what ended says so, and the rest is left alone."""
-    heeded = heed_cancel(move)
-    if move.state in {TaskState.QUEUED, TaskState.RETRYING}:
+    heeded = heed_cancel(move, "enough")
+    if move.state in {TaskState.QUEUED, TaskState.RETRYING, TaskState.CANCELED}:
         assert (heeded.state, heeded.at) == (TaskState.CANCELED, move.at)
         assert heeded.error is not None
+        assert heeded.error.message.startswith("enough")
     elif move.state is TaskState.COMPLETED:
         assert (heeded.state, heeded.at, heeded.result) == (move.state, move.at, move.result or "null")
         assert "cancel was asked" in (heeded.note or "")

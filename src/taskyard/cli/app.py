@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Coroutine, Sequence
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from taskyard.cli.console import complain, json_text
-from taskyard.cli.errors import REFUSED, USAGE, UsageError, error_document, exit_code_of
+from taskyard.cli.errors import DONE, REFUSED, USAGE, UsageError, error_document, exit_code_of
 from taskyard.cli.target import Target
 from taskyard.errors import TaskyardError
 
@@ -239,6 +240,7 @@ def options(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code."""
+    closed = _fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -246,11 +248,13 @@ def run(arguments: Sequence[str]) -> int:
     try:
         answer = app(args=list(arguments), prog_name="taskyard", standalone_mode=False)
         code = answer if isinstance(answer, int) else 0
+        sys.stdout.flush()
     except (TaskyardError, TimeoutError) as exc:
         code = _report(exc, exit_code_of(exc), wants_json)
     except typer.Abort:
         code = INTERRUPTED
     except BrokenPipeError:
+        _drop_output()
         code = REFUSED
     except Exception as exc:
         code = _report_unexpected(exc, wants_json)
@@ -258,7 +262,23 @@ def run(arguments: Sequence[str]) -> int:
         # A thread that waits for a lock on the store cannot be interrupted, and would hold up any other end.
         sys.stdout.flush()
         os._exit(code)
-    return code
+    return REFUSED if code == DONE and "stdout" in closed else code
+
+
+def _fill_closed_streams() -> list[str]:
+    """Let what is closed lead nowhere, or the next file would be opened in its place; the names of what was."""
+    closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for name in closed:
+        setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - until the process ends
+    return closed
+
+
+def _drop_output() -> None:
+    """What could not be written is given up, or the end of the process would fail on it once more."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _report(error: TaskyardError | TimeoutError, code: int, wants_json: bool) -> int:
@@ -270,7 +290,11 @@ def _report(error: TaskyardError | TimeoutError, code: int, wants_json: bool) ->
 
 
 def _report_unexpected(error: Exception, wants_json: bool) -> int:
-    """What typer says of a command line it does not understand; anything else is a bug of ours."""
+    """What typer says of a command line it does not understand, and a disk that has no room for what we print; anything
+    else is a bug of ours."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+        _drop_output()
+        return _report(TaskyardError(f"the output could not be written: {error.strerror}"), REFUSED, wants_json)
     message = getattr(error, "format_message", None)
     if message is not None:
         if not message():

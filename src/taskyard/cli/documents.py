@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from taskyard.cli.text import hide, redact, seconds_between, secrets_of
+from taskyard.errors import TaskEnded
 from taskyard.model.event import Event
 from taskyard.model.execution import ExecutionError
 from taskyard.model.order import Priority
@@ -29,6 +30,14 @@ class Revealed:
     def text(self, text: str) -> str:
         """A message or traceback without the secrets among the arguments."""
         return text if self._reveal else hide(text, self._secrets)
+
+    def error(self, ended: TaskEnded) -> TaskEnded:
+        """The same error, its text and its fields without those secrets."""
+        ended.args = (self.text(str(ended)),)
+        for name, value in vars(ended).items():
+            if isinstance(value, str):
+                setattr(ended, name, self.text(value))
+        return ended
 
 
 def _decode(text: str) -> Any:

@@ -28,11 +28,21 @@ def no_header(width: int) -> tuple[Iterable[RenderableType], int]:
 
 
 class LiveView:
-    """A board on a console. `header` may change what it says from frame to frame."""
+    """A board on a console. `header` may change what it says from frame to frame. The last frame stays on the screen
+    unless `stays` is false."""
 
-    def __init__(self, yard: Yard, board: Board, console: Console, *, title: str, header: Header = no_header) -> None:
+    def __init__(
+        self,
+        yard: Yard,
+        board: Board,
+        console: Console,
+        *,
+        title: str,
+        header: Header = no_header,
+        stays: bool = True,
+    ) -> None:
         self._yard, self._board, self._console = yard, board, console
-        self._title, self._header = title, header
+        self._title, self._header, self._stays = title, header, stays
 
     def draw(self, *, height: int | None = None) -> RenderableType:
         width = self._console.width
@@ -43,11 +53,13 @@ class LiveView:
         return frame.draw(above=above, lines_above=lines)
 
     async def run(self, is_over: Callable[[], bool]) -> None:
-        """Draw until `is_over` says so after a look; the last frame stays on the screen."""
+        """Draw until `is_over` says so after a look."""
         loop = asyncio.get_running_loop()
         with (
             self._yard.engine.changes() as changes,
-            Live(console=self._console, auto_refresh=False, vertical_overflow="crop") as live,
+            Live(
+                console=self._console, auto_refresh=False, vertical_overflow="crop", transient=not self._stays
+            ) as live,
         ):
             looked_at = -LOOK_S
             while True:

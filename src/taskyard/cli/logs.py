@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.text import Text
 
+from taskyard.cli.documents import Revealed
 from taskyard.cli.text import clean, clock_time, redact_text
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
@@ -32,8 +34,8 @@ def set_up_logging(console: Console, *, verbose: bool) -> None:
 
 
 class LineHandler(logging.Handler):
-    """One line a record: time, level if it is worth mentioning, message. A failed task's traceback is left out: the
-    store keeps it, and `taskyard show` prints it."""
+    """One line a record: time, level if it is worth mentioning, message, without the secrets of the task it is about. A
+    failed task's traceback is left out: the store keeps it, and `taskyard show` prints it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -44,11 +46,17 @@ class LineHandler(logging.Handler):
             at = clock_time(datetime.fromtimestamp(record.created, UTC))
             style = STYLES.get(record.levelno, "")
             level = "" if record.levelno == logging.INFO or record.name == STORY else f"{record.levelname.lower()}  "
-            message = Text(clean(redact_text(record.getMessage())), style if record.name == STORY else "")
+            hide = _hider(record)
+            message = Text(clean(hide(record.getMessage())), style if record.name == STORY else "")
             line = Text.assemble((f"{at}  ", "dim"), (level, style), message)
             if record.exc_info and not str(record.msg).startswith("[fail]"):
                 trace = logging.Formatter().formatException(record.exc_info)
-                line.append("\n" + clean(trace, lines=True), "dim")
+                line.append("\n" + clean(hide(trace), lines=True), "dim")
             self._console.print(line, soft_wrap=True)
         except Exception:
             self.handleError(record)
+
+
+def _hider(record: logging.LogRecord) -> Callable[[str], str]:
+    task = getattr(record, "task_record", None)
+    return redact_text if task is None else Revealed(task).text

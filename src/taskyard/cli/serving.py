@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -124,23 +124,34 @@ async def _stop(yard: Yard, service: Service, stop: Stop, tell: Callable[[str, s
     await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
     hurry.cancel()
     if not stopping.done():
+        if engine.running:
+            running, last = counted(engine.running, "task"), duration(LAST_WAIT_S)
+            tell("stopping", f"at once; {running} interrupted, and left behind if that takes longer than {last}")
         engine.interrupt()
         await asyncio.wait({stopping}, timeout=LAST_WAIT_S)
     if not stopping.done():
-        tell("stopping", f"{counted(engine.running, 'task')} cannot be stopped; another worker will take over")
-        sys.stdout.flush()
-        os._exit(REFUSED)  # the end of the process frees its claims; a thread in it would hold up any other end
+        tell("stopping", f"{_unstoppable(engine.running)}; another worker will take over")
+        _exit_over_it()
     await stopping
     if engine.running:
-        # Code that swallows its cancellation would also hold up the end of the event loop, and with it of the process.
-        tell(
-            "stopped",
-            f"{counted(engine.running, 'task')} cannot be stopped; the end of this process frees what is held",
-        )
-        sys.stdout.flush()
-        os._exit(REFUSED)
+        tell("stopped", f"{_unstoppable(engine.running)}; the end of this process frees what is held")
+        _exit_over_it()
+    if not engine.is_recorded:
+        tell("stopped", "not everything that ended is recorded; see the lines above, and `taskyard doctor`")
+        return REFUSED
     tell("stopped", "everything that ended is recorded")
     return DONE
+
+
+def _unstoppable(running: int) -> str:
+    return f"{counted(running, 'task')} cannot be stopped" if running else "the store does not take what ended last"
+
+
+def _exit_over_it() -> NoReturn:
+    """The end of the process frees its claims. Any other end would be held up by a thread in it, or by code that
+    swallows its cancellation."""
+    sys.stdout.flush()
+    os._exit(REFUSED)
 
 
 # --- on the screen ----------------------------------------------------------------------------------------------------

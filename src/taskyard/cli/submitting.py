@@ -14,13 +14,13 @@ from typing import Any
 from rich.text import Text
 
 from taskyard.cli.console import complain, json_text, make_console, say, say_json
-from taskyard.cli.documents import priority_label, task_document
+from taskyard.cli.documents import Revealed, priority_label, task_document
 from taskyard.cli.errors import UsageError
 from taskyard.cli.looks import state_text
 from taskyard.cli.target import Target, opened
 from taskyard.cli.text import clean, duration
 from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment
-from taskyard.errors import InvalidArguments, UnknownConsumer, quote, shorten
+from taskyard.errors import InvalidArguments, TaskEnded, UnknownConsumer, quote, shorten
 from taskyard.handle import TaskHandle
 from taskyard.model.order import Priority
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
@@ -82,7 +82,7 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
             _tell(record, handle, order)
             await _tell_if_unserved(yard, order, target.app_name)
         if order.wait:
-            await _wait(handle, order, as_json=as_json)
+            await _wait(handle, record, order, as_json=as_json)
         elif as_json:
             say_json({**task_document(record), "is_new": handle.is_new})
     return 0
@@ -164,9 +164,12 @@ async def _tell_if_unserved(yard: Yard, order: Order, app: str | None) -> None:
         complain("note", f"no worker for it runs yet; start one with: taskyard worker {app or 'module:yard'}")
 
 
-async def _wait(handle: TaskHandle, order: Order, *, as_json: bool) -> None:
+async def _wait(handle: TaskHandle, record: TaskRecord, order: Order, *, as_json: bool) -> None:
     """Print the result; how it ended otherwise is an error."""
-    result = await handle.result(timeout_s=order.wait_s)
+    try:
+        result = await handle.result(timeout_s=order.wait_s)
+    except TaskEnded as ended:
+        raise Revealed(record).error(ended) from None
     if as_json:
         say_json({**task_document(await handle.record()), "result": result, "is_new": handle.is_new})
     else:

@@ -67,17 +67,27 @@ class Target:
         else:
             raise NoStoreGiven
         path = store_path(yard)
-        if path is not None and not path.exists():
-            raise StoreMissing(str(path))
+        if path is not None:
+            _refuse_missing(path)
         return yard
+
+
+def _refuse_missing(path: Path) -> None:
+    from taskyard.stores.sqlite.place import typed_errors
+
+    with typed_errors(path):  # it may be in a folder that this user may not enter
+        is_there = path.exists()
+    if not is_there:
+        raise StoreMissing(str(path))
 
 
 def load_yard(name: str) -> Yard:
     """The yard called `module:attribute`; a module alone means its `yard`. The current folder is looked at first."""
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py"):
-        module = module_name.removesuffix(".py").replace(os.sep, ".")
-        raise AppNotFound(f"{quote(module_name)} is a file; name its module and the yard in it, as in {module}:yard")
+        raise AppNotFound(
+            f"{quote(module_name)} is a file; name its module and the yard in it, as in {_module_of(module_name)}"
+        )
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise AppNotFound(f"{quote(name)} names no module; write module:yard, with the module's name as in an import")
     if os.getcwd() not in sys.path:
@@ -98,6 +108,13 @@ def load_yard(name: str) -> Yard:
     return value
 
 
+def _module_of(file: str) -> str:
+    parts = Path(os.path.normpath(file.removesuffix(".py"))).parts
+    if all(part.isidentifier() for part in parts):
+        return f"{'.'.join(parts)}:yard"
+    return f"{parts[-1]}:yard, from the folder it is in"
+
+
 def _why_not(module_name: str, exc: BaseException) -> str:
     if isinstance(exc, ModuleNotFoundError) and exc.name and (module_name + ".").startswith(exc.name + "."):
         return f"there is no module {quote(module_name)} in {os.getcwd()} or on the path"
@@ -111,7 +128,7 @@ def store_path(yard: Yard) -> Path | None:
     url = yard.where if yard.where is not None else find_store_url(None)
     if not isinstance(url, str) or not url.startswith("sqlite:///"):
         return None
-    return Path(url.removeprefix("sqlite:///")).expanduser().absolute()
+    return Path(os.path.realpath(Path(url.removeprefix("sqlite:///")).expanduser()))
 
 
 def describe_store(yard: Yard) -> str:

@@ -7,7 +7,7 @@ import traceback
 
 import msgspec
 
-from taskyard.errors import Cancel, RetryLater
+from taskyard.errors import Cancel, RetryLater, StoredArgumentsInvalid
 from taskyard.model.execution import ErrorKind, ExecutionError
 
 MESSAGE_CHARS = 4_000
@@ -31,9 +31,8 @@ def explain(exc: BaseException) -> ExecutionError:
     if isinstance(exc, RetryLater):
         details = {"delay_s": exc.delay_s}
         return ExecutionError(kind=ErrorKind.RUNTIME, message=_message(exc), types=("RetryLater",), details=details)
-    return ExecutionError(
-        kind=ErrorKind.RUNTIME, message=_message(exc), types=type_names(type(exc)), traceback=_traceback(exc)
-    )
+    kind = ErrorKind.VALIDATION if isinstance(exc, StoredArgumentsInvalid) else ErrorKind.RUNTIME
+    return ExecutionError(kind=kind, message=_message(exc), types=type_names(type(exc)), traceback=_traceback(exc))
 
 
 def with_exception(error: ExecutionError, exc: BaseException) -> ExecutionError:

@@ -101,7 +101,7 @@ class Runner:
         except _Unfit as unfit:
             move = self._settle(run, ExecutionResult(success=False, error=unfit.error))
         except Exception as exc:
-            log.exception("task %s from %s could not be run", run.uuid, run.source)
+            log.exception("task %s from %s could not be run", run.uuid, run.source, extra=_about(run))
             move = self._settle(run, ExecutionResult(success=False, error=explain(exc)))
         self._commit(run, move)
 
@@ -110,7 +110,7 @@ class Runner:
         record = run.claim.record
         consumer = self._consumers.get(record.source)
         if consumer is None:
-            log.error("[drop] Unknown task source: %s %s", record.source, record.task.to_dict())
+            log.error("[drop] Unknown task source: %s %s", record.source, record.task.to_dict(), extra=_about(run))
             raise _Unfit(refused(f"no consumer is called {record.source!r} on the node that took this task"))
         if run.cancel_asked or run.stop_asked:
             # Race: the cancel, or the stop, came between the claim and this first step. The code never starts.
@@ -254,7 +254,13 @@ def _log_failure(run: RunContext, result: ExecutionResult) -> None:
     error = result.error
     if error is None or run.cancel_asked or error.type == "RetryLater":
         return
-    if error.kind is ErrorKind.RUNTIME:
-        log.error("[fail] task %s from %s: %s", run.uuid, run.source, error.message, exc_info=run.raised)
+    text = "[fail] task %s from %s: %s"
+    if error.kind is ErrorKind.RUNTIME or (error.kind is ErrorKind.VALIDATION and run.raised is not None):
+        log.error(text, run.uuid, run.source, error.message, exc_info=run.raised, extra=_about(run))
     elif error.kind is ErrorKind.TIMEOUT:
-        log.warning("[fail] task %s from %s: %s", run.uuid, run.source, error.message)
+        log.warning(text, run.uuid, run.source, error.message, extra=_about(run))
+
+
+def _about(run: RunContext) -> dict[str, object]:
+    """What a log line is about: a handler that hides secrets needs to know those of the task."""
+    return {"task_record": run.claim.record}

@@ -76,7 +76,7 @@ def _cancel(record: TaskRecord, reason: str, now: datetime) -> Decision:
     if record.state is TaskState.RUNNING:
         return AskCancel(at=now, reason=reason)
     if TaskState.CANCELED in LEGAL[record.state]:
-        return Move.canceled(at=now, error=ExecutionError(kind=ErrorKind.CANCELED, message=reason or "canceled"))
+        return Move.canceled(at=now, error=ExecutionError(kind=ErrorKind.CANCELED, message=reason))
     raise CommandRefused(record.uuid, "cancel", record.state)
 
 
@@ -88,4 +88,5 @@ def apply_decision(record: TaskRecord, decision: AskCancel | Reprioritize) -> No
     elif record.cancel_asked_at is None:
         record.cancel_asked_at = decision.at
         if decision.reason:
+            record.cancel_reason = decision.reason
             record.note = f"asked to cancel: {decision.reason}"

@@ -17,6 +17,9 @@ LONGEST_NAME = 200
 LARGEST_COUNT = 1_000_000
 """More than any machine runs at once: a larger limit is a mistake, and None is what means no limit."""
 
+LARGEST_PAYLOAD = 1_000_000_000
+"""Bytes: what SQLite lets one value have."""
+
 LONGEST_S = 1e9
 """30 years. Timers and databases take no endless number; None is what means no limit."""
 
@@ -45,13 +48,20 @@ def check_uuid(value: Any) -> str:
     return check_name("uuid", str(value) if isinstance(value, UUID) else value)
 
 
-def check_count(field: str, value: Any, *, least: int, hint: str = "") -> int:
+def check_count(field: str, value: Any, *, least: int, most: int = LARGEST_COUNT, hint: str = "") -> int:
     """`value` if it is a number that a limit can be."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_COUNT:
-        raise InvalidInput(
-            f"{field} must be a whole number from {least} to {LARGEST_COUNT:,}{hint}, not {quote(value)}"
-        )
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidInput(f"{field} must be a whole number from {least} to {most:,}{hint}, not {quote(value)}")
     return value
+
+
+def check_keep(value: Any) -> float | None:
+    """How long what ended is kept; None is for ever."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LONGEST_S:
+        raise InvalidInput(f"keep_s must be between 0 and 1e9 seconds, or None to keep everything, not {quote(value)}")
+    return float(value)
 
 
 def check_delay(value: Any) -> float:

@@ -89,7 +89,7 @@ def apply_move(record: TaskRecord, move: Move) -> None:
     if move.note is not None:
         record.note = move.note
     if old is RUNNING:
-        record.token = record.node = record.cancel_asked_at = None
+        record.token = record.node = record.cancel_asked_at = record.cancel_reason = None
     if new in ENDED:
         record.finished_at = move.at
         record.dedupe_slot = None
@@ -104,6 +104,7 @@ def _complete(record: TaskRecord, move: Move) -> None:
     """The end of most tasks, apart from the rest for speed alone."""
     record.finished_at = move.at
     record.result = move.result
-    record.token = record.node = record.cancel_asked_at = record.dedupe_slot = record.error = record.checkpoint = None
+    record.token = record.node = record.cancel_asked_at = record.cancel_reason = None
+    record.dedupe_slot = record.error = record.checkpoint = None
     if move.note is not None:
         record.note = move.note

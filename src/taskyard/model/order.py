@@ -24,6 +24,8 @@ class Priority(IntEnum):
     def of(cls, value: Priority | str | int) -> Priority:
         """`Priority.of("high")`, `Priority.of(0)` and `Priority.of(Priority.HIGH)` are the same."""
         try:
+            if isinstance(value, bool):
+                raise KeyError(value)  # which would be 0 or 1
             return cls[value.upper()] if isinstance(value, str) else cls(value)
         except (KeyError, ValueError):
             raise ValueError(f"priority {quote(value)} is not one of high, normal, low") from None

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from taskyard.errors import InvalidRetry, quote
 from taskyard.model.execution import ErrorKind, ExecutionError
 
 GIVE_UP_ON = (
@@ -43,10 +44,16 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_on: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.max_retries, bool) or not isinstance(self.max_retries, int):
+            raise InvalidRetry(f"max_retries must be a whole number, not {quote(self.max_retries)}")
+        for name in ("first_s", "factor", "cap_s", "jitter"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InvalidRetry(f"{name} of a RetryPolicy must be a number, not {quote(value)}")
         # Written so that NaN, which is neither smaller nor larger than anything, is refused as well.
         waits = 0 <= self.first_s < math.inf and 0 <= self.cap_s < math.inf
         if self.max_retries < 0 or not waits or not 1 <= self.factor < math.inf or not 0 <= self.jitter <= 1:
-            raise ValueError(
+            raise InvalidRetry(
                 f"{self!r}: counts and waits must not be negative or endless, factor at least 1, jitter between 0 and 1"
             )
 

@@ -77,24 +77,35 @@ def _later(now: datetime, delay_s: float) -> datetime:
     return now + timedelta(seconds=min(delay_s, LONGEST_WAIT_S))
 
 
-def heed_cancel(move: Move) -> Move:
-    """What `move` becomes when a cancel was asked of the run it ends: what would run again is canceled instead, and
-    what completed or failed says that it was asked."""
+def heed_cancel(move: Move, reason: str = "") -> Move:
+    """What `move` becomes when a cancel was asked of the run it ends: what would run again is canceled instead, what
+    completed or failed says that it was asked, and what was canceled says why."""
     if move.state is TaskState.COMPLETED:
         return Move.completed(at=move.at, result=move.result or "null", note=TOO_LATE)
     if move.state is TaskState.FAILED:
         return msgspec.structs.replace(move, note=FAILED_FIRST if move.note is None else f"{move.note}; {FAILED_FIRST}")
+    error = _because(reason, move.error)
+    if move.state is TaskState.CANCELED:
+        how = None if move.error is None or move.error.types else move.error.message
+        return Move.canceled(at=move.at, error=error, note=move.note or how)
     if move.state not in {TaskState.QUEUED, TaskState.RETRYING}:
         return move
-    error = move.error or ExecutionError(kind=ErrorKind.CANCELED, message="canceled")
     return Move.canceled(at=move.at, error=error, note="it was asked to cancel, and would have run again")
+
+
+def _because(reason: str, error: ExecutionError | None) -> ExecutionError:
+    """Why a task was canceled. What its code raised meanwhile is told as well; words of our own only say how."""
+    if error is None or not error.types:
+        return ExecutionError(kind=ErrorKind.CANCELED, message=reason)
+    return msgspec.structs.replace(error, message=f"{reason}; {error.message}") if reason else error
 
 
 def rescue(record: TaskRecord, *, auto_recover: int, now: datetime, why: str) -> tuple[Move, Move]:
     """What becomes of a task whose node died: it is interrupted, then recovered to the front, or failed."""
     first = Move.interrupted(at=now, note=why)
     if record.cancel_asked_at is not None:
-        error = ExecutionError(kind=ErrorKind.CANCELED, message=f"a cancel was asked, then {why}")
+        reason = record.cancel_reason or "a cancel was asked"
+        error = ExecutionError(kind=ErrorKind.CANCELED, message=f"{reason}, then {why}")
         return first, Move.canceled(at=now, error=error)
     if record.recoveries < auto_recover:
         return first, Move.recover(at=now)

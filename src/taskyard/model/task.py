@@ -69,12 +69,20 @@ def to_json(what: str, value: Any) -> str:
     """`value` as JSON text, or `NotJson` that says why not."""
     try:
         text = msgspec.json.encode(value).decode()
+        if is_large(text):
+            msgspec.json.decode(text)
     except (TypeError, ValueError, RecursionError, OverflowError) as exc:
         raise NotJson(what, str(exc) or type(exc).__name__) from None
     # NaN and the infinities have become null: only a text with a null in it needs a second look.
     if "null" in text and not is_finite(msgspec.to_builtins(value)):
         raise NotJson(what, NOT_FINITE)
     return text
+
+
+def is_large(text: str) -> bool:
+    """Whether this JSON may hold what its readers do not take: they stop at 200 values inside of each other, and Python
+    at 4300 digits."""
+    return len(text) > 4000 or text.count("[") + text.count("{") > 100
 
 
 NOT_FINITE = "it holds NaN or an infinite number, which JSON does not have; give None or a text in its place"
@@ -109,6 +117,12 @@ class Task(msgspec.Struct, frozen=True):
     uuid: str = msgspec.field(default_factory=new_uuid)
 
     def __post_init__(self) -> None:
+        texts: tuple[tuple[str, object], ...] = (("source", self.source), ("uuid", self.uuid))
+        for name, text in texts:
+            if not isinstance(text, str) or not text:
+                raise InvalidInput(f"{name} of a task must be a text that is not empty, not {quote(text)}")
+        if not isinstance(self.schedule_at, datetime):
+            raise InvalidInput(f"schedule_at must be a datetime with a time zone, not {quote(self.schedule_at)}")
         if self.schedule_at.tzinfo is not UTC:
             # In the zone's own time the two hours of a fall-back are one: kept as a moment, they stay two.
             msgspec.structs.force_setattr(self, "schedule_at", aware("schedule_at", self.schedule_at))
@@ -185,6 +199,7 @@ class TaskRecord(msgspec.Struct, gc=False):
     result: str | None = None
     error: ExecutionError | None = None
     note: str | None = None
+    cancel_reason: str | None = None
     checkpoint: str | None = None
 
     def clone(self) -> TaskRecord:

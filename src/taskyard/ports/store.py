@@ -36,6 +36,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()
     started_at: datetime | None = None
 
+    @property
+    def label(self) -> str:
+        """`host-4242 (5a0bd64d)`: enough to know it by, in a text."""
+        return f"{self.name} ({self.incarnation[:8]})"
+
 
 class Add(msgspec.Struct, frozen=True, gc=False):
     """One caller's tasks: queued in the order given, all or nothing. `parent` is the run that submits them, if any:
@@ -101,6 +106,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 ANY = TaskFilter()
 
 
+@runtime_checkable
 class Store(Protocol):
     """Any number of nodes may use one store at a time, unless a store says that it lives in one process."""
 

@@ -20,7 +20,15 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import ClaimLost, NotOpen, OutcomeUnknown, StoreError, StoreUnavailable, TaskyardError
+from taskyard.errors import (
+    ClaimLost,
+    NotOpen,
+    OutcomeUnknown,
+    StoreError,
+    StoreReplaced,
+    StoreUnavailable,
+    TaskyardError,
+)
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -414,7 +422,7 @@ class Dispatcher:
 
     async def _back_off(self, error: Exception) -> None:
         self._failures += 1
-        if self._failures == 1:
+        if self._failures == 1 and not isinstance(error, StoreReplaced):  # which the store itself has told
             log.warning("the store does not answer, trying again until it does: %s", error, exc_info=_trace(error))
         self._probes.outage(error)
         wait = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)

@@ -118,10 +118,11 @@ class OutcomeWatcher:
         recent = self._recent
         for (claim, move), lost in zip(settles, answers, strict=True):
             uuid = claim.record.uuid
-            if lost is not None or move.state not in ENDED:
+            if lost is not None or move.state not in ENDED or move.state is TaskState.CANCELED:
                 # Race: a cancel may have come after the run had ended. Then the store has canceled what would have run
                 # again, and since this process wrote it, no event will wake us. Nor will one when the first answer to
-                # this settle was lost, and the second says that the claim is spent.
+                # this settle was lost, and the second says that the claim is spent. Why a task was canceled, the store
+                # alone knows.
                 if uuid in self._waiting:
                     self._new.append(uuid)
                     self._wake.set()

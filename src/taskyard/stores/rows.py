@@ -33,7 +33,7 @@ NEW = COLUMNS[:16]
 
 MOVED = (
     "id", "state", "position", "parked", "priority", "dedupe_slot", "due_at", "updated_at", "finished_at", "attempt",
-    "retries", "crashes", "recoveries", "token", "node", "cancel_asked_at", "result", "error", "note",
+    "retries", "crashes", "recoveries", "token", "node", "cancel_asked_at", "cancel_reason", "result", "error", "note",
 )  # fmt: skip
 """What a move or a command can change, after the id that finds the row."""
 
@@ -78,7 +78,7 @@ def to_moved_row(r: TaskRecord) -> tuple[Any, ...]:
     return (
         r.id, r.state, r.position, r.parked, r.priority, r.dedupe_slot, to_us(r.due_at), to_us(r.updated_at),
         to_us_or_none(r.finished_at), r.attempt, r.retries, r.crashes, r.recoveries, r.token, r.node,
-        to_us_or_none(r.cancel_asked_at), r.result, _json(r.error), r.note,
+        to_us_or_none(r.cancel_asked_at), r.cancel_reason, r.result, _json(r.error), r.note,
     )  # fmt: skip
 
 
@@ -87,13 +87,14 @@ def from_row(row: Any) -> TaskRecord:
     (
         uuid, source, due_at, created_at, updated_at, id_, queue, args, state, priority, position, parked, key, slot,
         timeout_s, retry, started_at, finished_at, attempt, retries, crashes, recoveries, token, node, cancel_asked_at,
-        progress, result, error, note, checkpoint,
+        progress, result, error, note, cancel_reason, checkpoint,
     ) = row  # fmt: skip
     return TaskRecord(
         uuid, source, from_us(due_at), from_us(created_at), from_us(updated_at), id_, queue, args, _STATES[state],
         priority, position, bool(parked), key, slot, timeout_s, None if retry is None else _retry(retry),
         from_us_or_none(started_at), from_us_or_none(finished_at), attempt, retries, crashes, recoveries, token, node,
-        from_us_or_none(cancel_asked_at), to_progress(progress), result, to_error(error), note, checkpoint,
+        from_us_or_none(cancel_asked_at), to_progress(progress), result, to_error(error), note, cancel_reason,
+        checkpoint,
     )  # fmt: skip
 
 
@@ -113,7 +114,8 @@ def to_running(row: Any, now: datetime) -> TaskRecord:
     return TaskRecord(
         uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, RUNNING, priority,
         position, False, key, slot, timeout_s, None if retry is None else _retry(retry), now, None, attempt + 1,
-        retries, crashes, recoveries, None, None, None, to_progress(progress), None, to_error(error), None, checkpoint,
+        retries, crashes, recoveries, None, None, None, to_progress(progress), None, to_error(error), None, None,
+        checkpoint,
     )  # fmt: skip
 
 

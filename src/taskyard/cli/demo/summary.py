@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -96,4 +99,11 @@ def _commands(records: Sequence[TaskRecord], url: str) -> RenderableType:
     table.add_column(no_wrap=True)
     for command, what in lines:
         table.add_row(Text(f"  taskyard {command}"), Text(f"# {what}", "dim"))
-    return Group(Text(f"  {where}"), table)
+    return Group(*_how_to_call(), Text(f"  {where}"), table)
+
+
+def _how_to_call() -> list[Text]:
+    """What makes `taskyard` a command, if it is none yet: an environment that nobody has activated."""
+    if shutil.which("taskyard") is not None or sys.prefix == sys.base_prefix:
+        return []
+    return [Text(f"  . {clean(os.path.relpath(sys.prefix))}/bin/activate")]

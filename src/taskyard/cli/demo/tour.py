@@ -8,6 +8,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -116,8 +117,9 @@ async def _show(script: Script, board: Board, console: Console, playing: asyncio
         return playing.done()
 
     if console.is_terminal:
-        view = LiveView(script.yard, board, console, title=url, header=lambda width: _header(script, width))
-        await view.run(is_over)
+        # What still runs at the end ends after the last frame, which would contradict the summary below it.
+        header = partial(_header, script)
+        await LiveView(script.yard, board, console, title=url, header=header, stays=False).run(is_over)
         return
     script.told = lambda text: console.print(Text(f"— {text}"), soft_wrap=True)
     script.told(script.caption)

@@ -114,7 +114,8 @@ def integrity(path: Path, conn: apsw.Connection) -> Iterator[Finding]:
     if said == ["ok"]:
         yield Finding("integrity", f"quick check passed in {duration(time.monotonic() - began)}")
     else:
-        yield damaged(path, "; ".join(str(one) for one in said).removeprefix("*** in database main ***").strip())
+        lines = [line for one in said for line in str(one).splitlines() if not line.startswith("***")]
+        yield damaged(path, "; ".join(lines))
 
 
 def damaged(path: Path, why: str) -> Finding:

@@ -21,8 +21,9 @@ from taskyard.cli.doctor.turn import turn
 from taskyard.cli.errors import DONE, REFUSED, NoStoreGiven
 from taskyard.cli.target import Target, describe_store, store_path
 from taskyard.cli.text import clean, counted
+from taskyard.errors import StoreError
 from taskyard.settings import find_store_url
-from taskyard.stores.sqlite.place import to_store_error
+from taskyard.stores.sqlite.place import check_place, to_store_error
 from taskyard.yard import Yard
 
 LOOKS = {Level.OK: ("✔", "green"), Level.WARNING: ("!", "yellow"), Level.PROBLEM: ("✘", "bold red")}
@@ -64,12 +65,10 @@ def _out_of_reach(store: str) -> Finding:
 
 
 def _place(path: Path) -> Iterator[Finding]:
-    if path.is_dir():
-        yield problem("file", f"{path} is a folder", "name a file in it")
-        return
-    if not path.parent.is_dir():
-        advice = f'make it with `mkdir -p "{path.parent}"`, or correct the address'
-        yield problem("file", f"the folder {path.parent} does not exist", advice)
+    try:
+        check_place(path)
+    except StoreError as error:
+        yield problem("file", str(error), "correct the address, or what is there")
         return
     yield from file_system(path)
     yield from room(path.parent)

@@ -68,7 +68,7 @@ class MemoryCore(Tasks):
         if record is None:
             return ClaimLost(claim.uuid, claim.token)
         # Race: a cancel may be asked after the run has ended and before its node could know.
-        self._move(record, move if record.cancel_asked_at is None else heed_cancel(move))
+        self._move(record, move if record.cancel_asked_at is None else heed_cancel(move, record.cancel_reason or ""))
         return None
 
     def _report(self, report: Report, now: datetime) -> None:
@@ -92,14 +92,20 @@ class MemoryCore(Tasks):
             (record,) = add.records
             if record.uuid not in self._tasks:
                 return [self._add_one(record, ALLOW, now)]
-        if add.dedupe is Dedupe.REFUSE:
-            for record in add.records:
-                holder = self._slots.get(record.dedupe_slot or "")
-                if holder is not None:
-                    return DuplicateTask(holder, record.dedupe_slot or "")
+        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add)) is not None:
+            return duplicate
         if (taken := self._taken_uuid(add)) is not None:
             return InvalidInput(f"a task {taken} is in the store already; a task's uuid must be new")
         return [self._add_one(record, add.dedupe, now) for record in add.records]
+
+    def _find_duplicate(self, add: Add) -> DuplicateTask | None:
+        """The first work that is pending already, or is in the batch a second time."""
+        batch: set[str] = set()
+        for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
+            if slot in batch or slot in self._slots:
+                return DuplicateTask(self._slots.get(slot, ""), slot)
+            batch.add(slot)
+        return None
 
     def _taken_uuid(self, add: Add) -> str | None:
         """The first uuid that stands for another task already, among those that would not be merged away."""
@@ -291,7 +297,8 @@ class MemoryCore(Tasks):
 
     def rescue(self, incarnation: str) -> list[str]:
         now = self._clock.now()
-        why = f"its node {incarnation} died"
+        node = self._nodes.get(incarnation)
+        why = f"its node {incarnation[:8] if node is None else node.label} died"
         rescued = [self._by_id[task_id] for task_id in self._running.get(incarnation, ())]
         rescued.sort(key=lambda record: record.position, reverse=True)  # the last to be put at the head stands first
         for record in rescued:

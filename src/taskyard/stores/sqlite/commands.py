@@ -86,7 +86,9 @@ class Commands(Transaction):
 
     def rescue(self, incarnation: str) -> list[str]:
         now = self._clock.now()
-        why = f"its node {incarnation} died"
+        info = self._one("SELECT info FROM node WHERE incarnation = ?", (incarnation,))
+        node = incarnation[:8] if info is None else msgspec.json.decode(info, type=Node).label
+        why = f"its node {node} died"
         rescued = self._read("state = 'running' AND node = ?", (incarnation,))
         rescued.sort(key=lambda record: record.position, reverse=True)  # the last to be put at the head stands first
         for record in rescued:

@@ -79,12 +79,12 @@ class SqliteCore(Commands):
         completed: dict[Lane, int] = {}
         for claim, move in settles:
             # A claim is spent by its first settle, also within one turn.
-            asked = held.pop(claim.token, None)
-            if asked is None:
+            if claim.token not in held:
                 settled.append(ClaimLost(claim.uuid, claim.token))
                 continue
             # Race: a cancel may be asked after the run has ended and before its node could know.
-            self._end(claim.record, heed_cancel(move) if asked else move)
+            reason = held.pop(claim.token)
+            self._end(claim.record, move if reason is None else heed_cancel(move, reason))
             settled.append(None)
             if move.state is COMPLETED:
                 lane = claim.record.queue, claim.record.source
@@ -109,12 +109,13 @@ class SqliteCore(Commands):
             self._keys.add((running.queue, running.key))
         self._tell(EventKind.COMPLETED, running, at)
 
-    def _held(self, claims: Iterable[Claim]) -> dict[int, int]:
-        """The tokens of those claims that still hold their task, and whether a cancel was asked of it."""
-        held: dict[int, int] = {}
+    def _held(self, claims: Iterable[Claim]) -> dict[int, str | None]:
+        """The tokens of those claims that still hold their task, with the reason if a cancel was asked of it."""
+        held: dict[int, str | None] = {}
         for rows in blocks([(claim.record.id, claim.token, claim.attempt) for claim in claims]):
             found = self._one(
-                "SELECT json_group_array(json_array(task.token, task.cancel_asked_at IS NOT NULL)) FROM "
+                "SELECT json_group_array(json_array(task.token, "
+                "CASE WHEN task.cancel_asked_at IS NOT NULL THEN COALESCE(task.cancel_reason, '') END)) FROM "
                 f"(VALUES {values(len(rows), 3)}) AS v CROSS JOIN task ON task.id = v.column1 "
                 "WHERE task.token = v.column2 AND task.attempt = v.column3 AND task.state = 'running'",
                 chain.from_iterable(rows),
@@ -174,14 +175,11 @@ class SqliteCore(Commands):
         """Decide about one add: extends `fresh` by the records to insert, and `slots` by the dedupe slots they take."""
         if add.parent is not None and not self._held([add.parent]):
             return ClaimLost(add.parent.uuid, add.parent.token)
-        if add.dedupe is Dedupe.REFUSE:
-            for record in add.records:
-                holder = self._slot_holder(record.dedupe_slot, slots)
-                if holder is not None:
-                    return DuplicateTask(holder, record.dedupe_slot or "")
+        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, slots)) is not None:
+            return duplicate
         added = []
         for asked in add.records:
-            holder = None if add.dedupe is Dedupe.ALLOW else self._slot_holder(asked.dedupe_slot, slots)
+            holder = self._slot_holder(asked.dedupe_slot, slots) if add.dedupe is Dedupe.MERGE else None
             if holder is not None:
                 added.append(Added(holder, is_new=False))
                 continue
@@ -198,6 +196,16 @@ class SqliteCore(Commands):
             fresh.append(record)
             added.append(Added(record.uuid))
         return added
+
+    def _find_duplicate(self, add: Add, slots: dict[str, str]) -> DuplicateTask | None:
+        """The first work that is pending already, or is in the batch a second time."""
+        batch: set[str] = set()
+        for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
+            holder = self._slot_holder(slot, slots)
+            if slot in batch or holder is not None:
+                return DuplicateTask(holder or "", slot)
+            batch.add(slot)
+        return None
 
     def _slot_holder(self, slot: str | None, slots: dict[str, str]) -> str | None:
         if slot is None:

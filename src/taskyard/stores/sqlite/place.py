@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import sys
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,7 @@ def refuse_network(path: Path, mounts: Path = MOUNTS) -> None:
 
 def prepare_folder(path: Path) -> Path:
     """Check that the database can be made and written at `path`; the folder beside it, made if need be."""
-    if path.is_dir():
-        raise StoreForeign(str(path), "a folder", f"name a file in it, such as {path / 'work.db'}")
-    if not path.parent.is_dir():
-        raise StoreFolderMissing(str(path), str(path.parent))
+    check_place(path)
     refuse_network(path)
     if path.exists() and not os.access(path, os.W_OK | os.R_OK):
         raise StoreReadOnly(str(path))
@@ -82,13 +80,44 @@ def prepare_folder(path: Path) -> Path:
     if path.exists() and not folder.exists():
         with typed_errors(path):
             refuse_stranger(path)
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as exc:
-        raise from_os_error(path, exc) from None
+    _make_folder(path, folder)
     if not os.access(folder, os.W_OK):
         raise StoreReadOnly(str(path), f"no permission on {folder}")
     return folder
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path at which no store can be, whatever else is done: a folder, a pipe, below a file."""
+    with typed_errors(path):
+        kind, above = _kind(path), next(folder for folder in path.parents if _kind(folder) is not None)
+        if kind == stat.S_IFDIR:
+            raise StoreForeign(str(path), "a folder", f"name a file in it, such as {path / 'work.db'}")
+        if kind not in (None, stat.S_IFREG):
+            raise StoreForeign(str(path), "not a regular file")
+        if _kind(above) != stat.S_IFDIR:
+            raise StoreForeign(str(above), "a file and no folder")
+        if above != path.parent:
+            raise StoreFolderMissing(str(path), str(path.parent))
+
+
+def _kind(path: Path) -> int | None:
+    """What is there, as `stat` tells it; None if nothing is."""
+    try:
+        return stat.S_IFMT(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _make_folder(path: Path, folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        hint = "move it away, or choose another path for the store"
+        raise StoreForeign(str(folder), "a file where the store keeps a folder", hint) from None
+    except FileNotFoundError:
+        raise StoreReadOnly(str(path), f"{path.parent} takes no new files") from None
+    except OSError as exc:
+        raise from_os_error(path, exc) from None
 
 
 def from_os_error(path: Path, exc: OSError) -> StoreError:
@@ -114,6 +143,11 @@ def to_store_error(path: Path, exc: apsw.Error) -> StoreError:
             return StoreCorrupt(str(path), str(exc))
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
             return StoreBusy(str(path))
+        case apsw.IOError():
+            return StoreUnavailable(
+                f"the store {path} failed: {exc}; nothing of the call was written. If {path} or {path}-wal was removed "
+                f"or replaced while it was in use, restart everything that uses the store; if not, look after the disk"
+            )
         case _:
             return StoreUnavailable(
                 f"the store {path} failed: {type(exc).__name__}: {exc}; nothing of the call was written"
@@ -213,6 +247,31 @@ def migrate(conn: apsw.Connection, path: Path) -> None:
         if conn.in_transaction:
             conn.execute("ROLLBACK")
         raise
+
+
+class OpenFiles:
+    """The database and its log as they were opened, known by device and inode. Once another file, or none, has the name
+    of one of them, we write what nobody else will read. Asked by `stat` alone: closing a descriptor of the database
+    would drop SQLite's locks on it."""
+
+    def __init__(self, path: Path) -> None:
+        self._known = {}
+        for name in (str(path), f"{path}-wal"):
+            with suppress(FileNotFoundError):
+                self._known[name] = os.stat(name)
+
+    def find_lost(self) -> str | None:
+        """The name that no longer stands for the file that is open."""
+        return next((name for name, opened in self._known.items() if not _is_at(name, opened)), None)
+
+
+def _is_at(name: str, opened: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(name), opened)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # cannot be told; if it matters, the next read or write fails
 
 
 # --- the standard library's sqlite3 -----------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def start(rows: int) -> str:
 @cache
 def complete(rows: int) -> str:
     """What `apply_move` does for a completed run, with (id, time, result, note) for each."""
-    gone = ("token", "node", "cancel_asked_at", "dedupe_slot", "error", "checkpoint")
+    gone = ("token", "node", "cancel_asked_at", "cancel_reason", "dedupe_slot", "error", "checkpoint")
     sets = "state = 'completed', " + ", ".join(f"{column} = NULL" for column in gone)
     if rows == 1:
         own = "updated_at = ?2, finished_at = ?2, result = ?3, note = COALESCE(?4, note)"

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import apsw
 
-from taskyard.errors import ForkedStore, InvalidInput, NotOpen
+from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
@@ -24,9 +24,8 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import ANY, Add, Applied, Node, Report, TaskFilter, Turned
-from taskyard.stores.sqlite.checkpoints import Checkpoints
 from taskyard.stores.sqlite.core import SqliteCore
-from taskyard.stores.sqlite.place import BUSY_MS, Guarded, connect, migrate, prepare_folder, typed_errors
+from taskyard.stores.sqlite.place import BUSY_MS, Guarded, OpenFiles, connect, migrate, prepare_folder, typed_errors
 from taskyard.stores.sqlite.reader import SqliteReader
 from taskyard.stores.sqlite.sidecar import Sidecar, Watch, WriteTurn
 from taskyard.stores.sqlite.writer import Writer
@@ -45,6 +44,10 @@ POLL_S = 1.0
 """How often a quiet process looks whether others have written, should a hint have been lost."""
 
 
+_told: set[Path] = set()
+"""Files whose loss was told: a process may have several stores on one."""
+
+
 def boot_id() -> str:
     """What changes with every start of the machine; empty where that cannot be told."""
     try:
@@ -56,7 +59,8 @@ def boot_id() -> str:
 class SqliteStore:
     def __init__(self, path: str | Path, *, clock: Clock, synchronous: str = "FULL", vfs: str | None = None) -> None:
         """`synchronous="NORMAL"` is faster and may lose the last commits in a power cut; `vfs` is for tests."""
-        self.path = Path(path).absolute()
+        # As the kernel knows it: by two names, a file would have two folders beside it, and two writers at once.
+        self.path = Path(os.path.realpath(path))
         self._clock = clock
         self._synchronous = synchronous
         self._vfs = vfs
@@ -66,6 +70,7 @@ class SqliteStore:
         self._nodes_changed: Callable[[], None] | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._joined: set[str] = set()
+        self._lost: str | None = None
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -107,19 +112,16 @@ class SqliteStore:
                 undo.callback(self._lister.close)
                 self._poller = self._read_only(busy_ms=0)
                 undo.callback(self._poller.close)
-                copier = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False)
-                undo.callback(copier.close)
                 self._version = self._poller.data_version()
+                self._files, self._lost = OpenFiles(self.path), None
             self._sidecar = Sidecar(folder)
             undo.pop_all()
         self._conn, self._turn = conn, turn
+        _told.discard(self.path)
         self._guard = Guarded(self.path)
         self._watch = Watch(folder)
         self._core = SqliteCore(conn, self._clock)
-        self._checkpoints = Checkpoints(conn, copier)
-        self._writer = Writer(
-            self._core, conn, turn, self._checkpoints, committed=self._on_commit, heard_others=self._on_heard
-        )
+        self._writer = Writer(self._core, conn, turn, committed=self._on_commit, heard_others=self._on_heard)
 
     def _read_only(self, busy_ms: int = BUSY_MS) -> SqliteReader:
         conn = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False)
@@ -134,6 +136,7 @@ class SqliteStore:
             self._poll.cancel()
             if self._watch.fd >= 0:
                 self._loop.remove_reader(self._watch.fd)
+        self._look_for_files()
         await self._loop.run_in_executor(self._threads, self._close, writer)
         self._shut_threads(wait=True)
 
@@ -145,7 +148,6 @@ class SqliteStore:
         self._reader.close()
         self._poller.close()
         if is_stopped:
-            self._checkpoints.close()
             self._conn.close()
             self._turn.close()
         else:
@@ -158,6 +160,8 @@ class SqliteStore:
             raise ForkedStore
         if self._writer is None:
             raise NotOpen("the store is not open; use it inside `async with yard`")
+        if self._lost is not None:
+            raise StoreReplaced(str(self.path), self._lost)
         return self._writer.submit(run, peek)
 
     async def turn(
@@ -197,7 +201,7 @@ class SqliteStore:
         if has_left:
             self._sidecar.vanish(_file_of(incarnation))
         else:
-            log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation)
+            log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation[:8])
             self._sidecar.release(_file_of(incarnation))
 
     async def rescue(self, incarnation: str) -> list[str]:
@@ -296,7 +300,17 @@ class SqliteStore:
         self._poll = self._loop.call_later(POLL_S, self._on_poll)
         self._find_foreign_writes()
 
+    def _look_for_files(self) -> None:
+        """Notice, and say once, that the file was removed or replaced; from then on nothing is acknowledged."""
+        if self._lost is not None or (lost := self._files.find_lost()) is None:
+            return
+        self._lost = lost
+        if self.path not in _told:
+            _told.add(self.path)
+            log.error("%s", StoreReplaced(str(self.path), lost))
+
     def _find_foreign_writes(self) -> None:
+        self._look_for_files()
         if self._writer is not None:
             self._writer.give_up(BUSY_MS / 1000)
         try:

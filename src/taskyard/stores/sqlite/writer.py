@@ -47,7 +47,6 @@ class Writer:
         core: SqliteCore,
         conn: apsw.Connection,
         turn: WriteTurn,
-        checkpoints: Checkpoints,
         *,
         committed: Callable[[], None],
         heard_others: Callable[[], None],
@@ -57,7 +56,7 @@ class Writer:
         self._core = core
         self._conn = conn
         self._turn = turn
-        self._checkpoints = checkpoints
+        self._checkpoints = Checkpoints(conn)
         self._committed, self._heard_others = committed, heard_others
         self._lock = threading.Lock()
         self._queueing: list[Job] = []
@@ -95,7 +94,7 @@ class Writer:
         self._deliver(batch, [(job.future, None, StoreBusy(str(self._path))) for job in batch])
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             batch = [job]
             stopping = False
             while len(batch) < BATCH and not stopping:
@@ -114,6 +113,16 @@ class Writer:
             if stopping:
                 return
 
+    def _next(self) -> Job | None:
+        """The next job; a quiet moment is used for the log."""
+        try:
+            return self._jobs.get(timeout=self._checkpoints.quiet_s)
+        except Empty:
+            # The folder beside the database may be gone: then the next job hears of it, this thread must not end.
+            with suppress(OSError), self._turn.taken():
+                self._checkpoints.copy()
+            return self._jobs.get()
+
     def _answer(self, batch: list[Job]) -> None:
         try:
             if len(batch) == 1 and batch[0].peek is not None:
@@ -128,9 +137,8 @@ class Writer:
                 if self._checkpoints.is_long:
                     self._deliver(batch, outcomes)
                     batch, outcomes = [], []
-                    self._checkpoints.copy_whole()
+                    self._checkpoints.copy()
             self._deliver(batch, outcomes)
-            self._checkpoints.look()
         except Exception as exc:
             # Also a bug of ours: it must reach its callers, not end the thread.
             error = self._typed(exc)

@@ -142,11 +142,18 @@ class AddContract(Desk):
         assert added == [Added(pending.uuid, is_new=False), Added(new.uuid)]
         assert set(await everything(store)) == {pending.uuid, new.uuid}
 
-    @pytest.mark.parametrize("dedupe", [Dedupe.MERGE, Dedupe.REFUSE])
-    async def test_duplicates_inside_a_batch_are_folded(self, store: Store, dedupe: Dedupe) -> None:
-        """The same work twice in one batch is one task, which both places of the answer name."""
+    async def test_duplicates_inside_a_batch_are_refused(self, store: Store) -> None:
+        """With refuse, the same work twice in one batch refuses the batch, and nothing of it is stored."""
+        refused = await try_add(store, work(), work("other"), work(), dedupe=Dedupe.REFUSE)
+        assert isinstance(refused, DuplicateTask)
+        assert (refused.existing, refused.slot) == ("", "same")
+        assert await everything(store) == {}
+        assert await add(store, again := work(), dedupe=Dedupe.REFUSE) == [Added(again.uuid)]
+
+    async def test_duplicates_inside_a_batch_are_folded(self, store: Store) -> None:
+        """With merge, the same work twice in one batch is one task, which both places of the answer name."""
         one, two, other = work(), work(), work("other")
-        added = await add(store, one, other, two, dedupe=dedupe)
+        added = await add(store, one, other, two, dedupe=Dedupe.MERGE)
         assert added == [Added(one.uuid), Added(other.uuid), Added(one.uuid, is_new=False)]
         assert set(await everything(store)) == {one.uuid, other.uuid}
 

@@ -118,7 +118,7 @@ class NodeContract(Desk):
         kept = await get(store, task)
         assert (kept.recoveries, kept.attempt) == (auto_recover, auto_recover + 1)
         assert kept.error is not None
-        assert "mortal" in kept.error.message
+        assert kept.error.message == f"its node {a_node(f'mortal-{auto_recover}').label} died"
         assert await claim(store) == []
 
     @pytest.mark.spec("QUE-23")

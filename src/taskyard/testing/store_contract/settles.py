@@ -6,7 +6,7 @@ import pytest
 
 from taskyard.errors import ClaimLost, IllegalMove
 from taskyard.model.command import Cancel, Retry
-from taskyard.model.execution import ErrorKind, Progress
+from taskyard.model.execution import ErrorKind, ExecutionError, Progress
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -210,6 +210,22 @@ class SettleContract(Desk):
         assert (kept.state, kept.finished_at, kept.cancel_asked_at) == (TaskState.CANCELED, clock.now(), None)
         assert kept.error is not None
         assert [run.state for run in await store.list_runs(held.uuid)] == [TaskState.CANCELED]
+
+    @pytest.mark.spec("QUE-12")
+    @pytest.mark.parametrize("reason", ["enough", ""])
+    async def test_the_reason_of_a_cancel_is_kept(self, store: Store, clock: ManualClock, reason: str) -> None:
+        """A run that was asked to cancel ends with the reason it was asked for, whatever was noted meanwhile."""
+        (held,) = await start(store, a_record())
+        await store.apply([held.uuid], Cancel(reason))
+        assert (await get(store, held)).cancel_reason == (reason or None)
+        await store.turn(A, reports=[Report(held, note="cleaning up")])
+        how = ExecutionError(kind=ErrorKind.CANCELED, message="canceled while it was running")
+        await settle(store, held, Move.canceled(at=clock.now(), error=how))
+        kept = await get(store, held)
+        assert (kept.state, kept.cancel_reason, kept.note) == (TaskState.CANCELED, None, how.message)
+        (outcome,) = await store.outcomes([held.uuid])
+        assert outcome is not None
+        assert outcome.error == ExecutionError(kind=ErrorKind.CANCELED, message=reason)
 
     @pytest.mark.spec("QUE-12")
     async def test_what_ended_before_the_cancel_keeps_its_end(self, store: Store, clock: ManualClock) -> None:
