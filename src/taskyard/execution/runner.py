@@ -18,7 +18,7 @@ from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest
 from taskyard.model.limits import QueueSettings, tighter
 from taskyard.model.move import Move
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.settle import settle
+from taskyard.model.settle import settle, settle_success
 from taskyard.model.task import Claim, TaskRecord, to_json
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
@@ -133,25 +133,23 @@ class Runner:
 
     def _settle(self, run: RunContext, result: ExecutionResult) -> Move:
         now = self._clock.now()
-        kept = "null"
         if result.success:
-            if result.data is not None:
-                try:
-                    kept = self._keep(result.data)
-                except (NotJson, PayloadTooLarge) as exc:
-                    result = ExecutionResult(success=False, error=explain(exc))
+            try:
+                kept = self._keep(result.data)
+            except (NotJson, PayloadTooLarge) as exc:
+                result = ExecutionResult(success=False, error=explain(exc))
+            else:
+                return settle_success(result, now=now, result_json=kept, cancel_asked=run.cancel_asked)
         elif run.stop_asked and not run.cancel_asked:
             # Whatever it raised when it was cut short: a graceful stop uses up no attempt.
             return Move.given_back(at=now, note="its node was stopped")
-        if not result.success:
-            _log_failure(run, result)
+        _log_failure(run, result)
         return settle(
             run.claim.record,
             result,
-            retry=self._settings.retry if result.success else self._policy(run.claim.record),
+            retry=self._policy(run.claim.record),
             now=now,
             jitter=self._jitter(),
-            result_json=kept,
             cancel_asked=run.cancel_asked,
         )
 

@@ -38,7 +38,7 @@ def settle(
 ) -> Move:
     """The move that `result` asks for. `result_json` is the value to keep; `jitter` is drawn from [0, 1)."""
     if result.success:
-        return Move.completed(at=now, result=result_json, note=TOO_LATE if cancel_asked else result.note)
+        return settle_success(result, now=now, result_json=result_json, cancel_asked=cancel_asked)
     error = result.error or ExecutionError(kind=ErrorKind.RUNTIME, message="it failed without saying why")
     if error.kind is ErrorKind.CANCELED:
         return Move.canceled(at=now, error=error, note=result.note)
@@ -50,6 +50,11 @@ def settle(
         due = _later(now, _asked_s(error, or_else_s=retry.delay(record.retries, jitter)))
         return Move.retrying(at=now, due_at=due, error=error, retried=False)
     return _settle_failure(record, error, retry=retry, now=now, jitter=jitter, note=result.note)
+
+
+def settle_success(result: ExecutionResult, *, now: datetime, result_json: str, cancel_asked: bool = False) -> Move:
+    """The move of a run that went well: most do, and it depends on neither record nor policy."""
+    return Move.completed(at=now, result=result_json, note=TOO_LATE if cancel_asked else result.note)
 
 
 def _settle_failure(
