@@ -12,7 +12,18 @@ from enum import Enum
 from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from uuid import UUID
 
 from taskyard.errors import (
@@ -309,6 +320,8 @@ def _executor(name: str, asked: str | None, is_async: bool) -> str:
 class RemoteFunction:
     """A function consumer as a worker process gets it: by name. There it is what the import finds: the function, or the
     consumer that a decorator made of it."""
+
+    crosses_by_name: ClassVar = True
 
     name: str
     module: str

@@ -102,8 +102,9 @@ class ExecutorManager:
         global _current
         with _making:
             if _current is None:
-                _current = super().__new__(cls)
-                _current._open(settings or ManagerSettings())
+                made = super().__new__(cls)
+                made._open(settings or ManagerSettings())
+                _current = made
             elif settings is not None and settings != _current.settings:
                 raise RuntimeError("an ExecutorManager with other settings is open; shut that one down first")
             return _current
@@ -112,12 +113,12 @@ class ExecutorManager:
         counts = count_workers()
         self.settings, self._pid, self._is_closed = settings, os.getpid(), False
         self.cpu_executor = ProcessPool(
-            settings.cpu_workers or counts.cpu,
+            counts.cpu if settings.cpu_workers is None else settings.cpu_workers,
             portable=settings.portable,
             recycle_after=settings.recycle_after,
             memory_limit=settings.memory_limit,
         )
-        self.io_executor = ThreadPool(settings.io_workers or counts.io)
+        self.io_executor = ThreadPool(counts.io if settings.io_workers is None else settings.io_workers)
         sizes = self.cpu_executor.max_workers, self.io_executor.max_workers
         log.info("[ExecutorManager] opened with %d CPU workers and %d I/O threads", *sizes)
 

@@ -59,7 +59,7 @@ class PendingCall:
         kind = type(function)
         if kind is BuiltinFunctionType:
             return isinstance(function.__self__, ModuleType)  # type: ignore[attr-defined]
-        return kind is FunctionType or hasattr(function, "wire_key")
+        return kind is FunctionType or getattr(kind, "crosses_by_name", False)
 
     def body(self, function: Callable[..., Any] | int) -> Call:
         """What its worker gets, with the function as that worker knows it."""

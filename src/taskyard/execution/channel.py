@@ -28,11 +28,18 @@ class Channel:
         self._pid = getpid()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process is the worker, and not one that its code has forked."""
+        return getpid() == self._pid
+
     def send(self, kind: Kind, call: int = 0, value: Any = None) -> None:
-        self.write(encode(kind, call, value, shares=self.shares))
+        """Say something beside an answer; from a forked process it goes unheard."""
+        if self.is_own:
+            self.write(encode(kind, call, value, shares=self.shares))
 
     def write(self, out: Outgoing) -> None:
-        if getpid() != self._pid:
+        if not self.is_own:
             os._exit(0)
         with self._sending:
             while not out.send(self._sock):
@@ -52,7 +59,7 @@ class Channel:
     def is_canceled(self, call: int) -> bool:
         """Whether the host has asked this call to end. Looks at what has arrived, without waiting: one system call,
         where a thread that reads for us would cost every call two switches."""
-        if call not in self._canceled and self._receiving.acquire(blocking=False):
+        if call not in self._canceled and self.is_own and self._receiving.acquire(blocking=False):
             try:
                 self._sort()  # the cancel may have come in one piece with its call
                 with contextlib.suppress(OSError):  # nothing has arrived, or the host has closed

@@ -22,6 +22,7 @@ from taskyard.execution.nursery import WorkerHandle
 from taskyard.execution.said import known_fields
 from taskyard.execution.wire import (
     CALL,
+    IS_NAMED,
     IS_NEW,
     IS_SPENT,
     RESULT,
@@ -59,8 +60,8 @@ class HostedWorker:
         self.calls: deque[PendingCall] = deque()
         self.served = 0
         self.is_ready = self.is_spent = self.is_dying = self.is_retiring = False
-        self.late: PendingCall | None = None
-        """Answered after it had been decided that its worker must die for it."""
+        self.late: list[PendingCall] = []
+        """Answered after it had been decided that their worker must die for them."""
         self.complaint: ExecutionError | None = None
         """Why it ended, where it is known better than by its status."""
         self._process, self._loop, self._owner = process, loop, owner
@@ -69,7 +70,6 @@ class HostedWorker:
         self._unsent: deque[Outgoing] = deque()
         self._known: set[tuple[str, str]] = set()
         self._functions: dict[Callable[..., Any], int] = {}
-        self._started = 0
         self._deadline_mono = time.monotonic() + load_s
         self._timer: asyncio.TimerHandle | None = None
         self._timer_mono = math.inf
@@ -84,7 +84,10 @@ class HostedWorker:
         """Send the call; raises what pickling it raises, and has then sent nothing."""
         is_new = call.key not in self._known
         marks = call.marks | IS_NEW if is_new else call.marks
-        function = self._functions.get(call.function, call.function) if call.is_by_name else call.function
+        function: Callable[..., Any] | int = call.function
+        if call.is_by_name:
+            function = self._functions.get(call.function, call.function)
+            marks |= IS_NAMED
         out = encode(CALL, call.number, call.body(function), marks, shares=self._shares)
         call.is_new, call.worker = is_new, self
         if is_new:
@@ -201,7 +204,7 @@ class HostedWorker:
         try:
             is_open = self._reader.receive(self._wire)
             while (frame := self._reader.next()) is not None:
-                self._take(frame)
+                self._heed(frame)
         except BlockingIOError:
             return True
         except ConnectionResetError:
@@ -210,6 +213,15 @@ class HostedWorker:
             self.complaint = _fault(f"its worker process wrote what is no answer: {exc}")
             return False
         return is_open
+
+    def _heed(self, frame: Frame) -> None:
+        """Who listens may fail: the frames behind this one, an answer among them, must be read all the same."""
+        try:
+            self._take(frame)
+        except WireError:
+            raise
+        except Exception:
+            log.exception("what a worker process said could not be passed on")
 
     def _take(self, frame: Frame) -> None:
         head = frame.head
@@ -228,7 +240,9 @@ class HostedWorker:
         elif kind is Kind.LOG:
             _relay(_load(frame, tuple))
         elif kind in (Kind.PROGRESS, Kind.NOTE, Kind.CHECKPOINT):
-            self._running(head).hear(kind, _load(frame, object))
+            said = _load(frame, object)
+            if self.calls and self.calls[0].number == head.call:  # else a thread has outlived the call it speaks of
+                self.calls[0].hear(kind, said)
         else:
             raise WireError(f"{kind.name} from a worker")
 
@@ -237,8 +251,7 @@ class HostedWorker:
         pickle one by its name costs more than the rest of a short call."""
         call.is_new = False
         if call.is_by_name:
-            self._functions[call.function] = self._started
-        self._started += 1
+            self._functions[call.function] = len(self._functions)
         self._begin(call)
 
     def _running(self, head: Head) -> PendingCall:
@@ -281,7 +294,7 @@ class HostedWorker:
         if call.is_new:
             self._known.discard(call.key)  # it could not be loaded: the next try has the time of a start again
         if self.is_dying and call.verdict is not None:
-            self.late = call  # it is being killed for this call, which is answered when that is done
+            self.late.append(call)  # it is being killed for this call, which is answered when that is done
             return
         if head.marks & IS_SPENT:
             self.is_spent = True
@@ -311,7 +324,7 @@ class HostedWorker:
             if not self._reader.receive(self._wire):
                 return False
             while (frame := self._reader.next()) is not None:
-                self._take(frame)
+                self._heed(frame)
         except (OSError, WireError):
             return False
         return True
@@ -331,22 +344,21 @@ def _relay(said: tuple[Any, ...]) -> None:
     """A log record of the worker's, through the host's handlers."""
     try:
         name, level, text, created, fields = said
-        logger = logging.getLogger(str(name))
-        if logger.isEnabledFor(int(level)):
-            logger.handle(
-                logging.makeLogRecord(
-                    {
-                        "name": str(name),
-                        "levelno": int(level),
-                        "levelname": logging.getLevelName(int(level)),
-                        "msg": clean(str(text)),
-                        "created": float(created),
-                        **known_fields(fields),
-                    }
-                )
-            )
+        record = logging.makeLogRecord(
+            {
+                "name": str(name),
+                "levelno": int(level),
+                "levelname": logging.getLevelName(int(level)),
+                "msg": clean(str(text)),
+                "created": float(created),
+                **known_fields(fields),
+            }
+        )
     except (TypeError, ValueError) as exc:
         raise WireError(f"a log record that is none: {exc}") from None
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
 
 
 def _fault(message: str) -> ExecutionError:

@@ -215,6 +215,8 @@ class Installed:
 class RemoteAlgorithm:
     """An algorithm on its way to a worker process, by name; there it becomes the `Resident` of that worker."""
 
+    crosses_by_name = True
+
     def __init__(self, spec: AlgorithmSpec, target: Callable[..., Any]) -> None:
         module, path = getattr(target, "__module__", None), getattr(target, "__qualname__", "<")
         if module is None or "<" in path:

@@ -26,6 +26,10 @@ TERM, KILL, GONE = b"T", b"K", b"G"
 GONE_FORMAT = struct.Struct("<ci")
 """GONE and the worker's wait status."""
 
+END = signal.SIGRTMIN + 5
+"""Between nursery and keepers: everything must end. Not SIGTERM: a service manager sends that to every process of a
+service it stops, and what runs is then the host's to end, when its grace is over."""
+
 LOST = -1
 """The status of a worker whose keeper was killed: nobody saw it end."""
 
@@ -33,7 +37,7 @@ LOST = -1
 class Wakeups:
     """Signals as something that can be polled. The process that makes one has handlers of its own from then on."""
 
-    def __init__(self, *signals: signal.Signals) -> None:
+    def __init__(self, *signals: int) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.seen: set[int] = set()
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
@@ -58,10 +62,11 @@ def keep(control_fd: int, nursery: int, work: Callable[[], None]) -> NoReturn:
     single-threaded; it never returns."""
     os.setsid()
     set_name("taskyard-keeper")
-    die_with_parent(nursery, signal.SIGTERM)
-    adopt_orphans()
-    wakeups = Wakeups(signal.SIGCHLD, signal.SIGTERM)
+    wakeups = Wakeups(signal.SIGCHLD, END)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(nursery, END)
+    adopt_orphans()
     keeper = os.getpid()
     worker = os.fork()
     if worker == 0:
@@ -96,7 +101,7 @@ def _watch(control_fd: int, worker: int, wakeups: Wakeups) -> int:
     while True:
         ready = {fd for fd, _ in poll.poll()}
         wakeups.drain()
-        must_end = signal.SIGTERM in wakeups.seen  # our nursery is gone, or ends everything
+        must_end = END in wakeups.seen  # our nursery is gone, or ends everything
         if control_fd in ready:
             asked = _read(control_fd)
             must_end = must_end or not asked or KILL in asked

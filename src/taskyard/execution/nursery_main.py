@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import msgspec
 
-from taskyard.execution.keeper import GONE, GONE_FORMAT, LOST, Wakeups, keep
+from taskyard.execution.keeper import END, GONE, GONE_FORMAT, LOST, Wakeups, keep
 from taskyard.execution.linux import adopt_orphans, children, close_all, kill_hard, set_name
 from taskyard.execution.scene import Scene, WorkerSettings
 
@@ -59,7 +59,7 @@ _decode = msgspec.msgpack.Decoder(Request).decode
 class Nursery:
     def __init__(self, host: socket.socket, host_pidfd: int | None) -> None:
         self._host, self._host_pidfd = host, host_pidfd
-        self._wakeups = Wakeups(signal.SIGCHLD, signal.SIGTERM)
+        self._wakeups = Wakeups(signal.SIGCHLD)
         self._keepers: dict[int, tuple[int, int]] = {}
         """By process id: the worker's number and our copy of its control, on which we speak for a dead keeper."""
         self._scene: Scene | None = None
@@ -74,7 +74,7 @@ class Nursery:
         while True:
             ready = {fd for fd, _ in poll.poll()}
             self._wakeups.drain()
-            if self._host_pidfd in ready or signal.SIGTERM in self._wakeups.seen:
+            if self._host_pidfd in ready:
                 return
             if self._host.fileno() in ready and not self._read():
                 return
@@ -124,8 +124,14 @@ class Nursery:
             close_all((wire, control))
             return
         if pid == 0:
-            self._let_go(control)
-            keep(control, nursery, _worker(wire, settings, scene))
+            # Whatever goes wrong here must end here: further out it would be taken for the end of the nursery.
+            try:
+                self._let_go(control)
+                keep(control, nursery, _worker(wire, settings, scene))
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
         os.close(wire)
         self._keepers[pid] = (spawn.worker, control)
 
@@ -167,7 +173,7 @@ class Nursery:
     def end(self) -> None:
         """Every keeper ends what it keeps; then whatever is left goes."""
         for pid in self._keepers:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, END)
         patience = time.monotonic() + 5
         while self._keepers and time.monotonic() < patience:
             self._reap()
@@ -209,7 +215,10 @@ def main(host_fd: int, host_pid: int) -> NoReturn:
 def _live(host: socket.socket, host_pid: int) -> None:
     set_name("taskyard-nurse")
     adopt_orphans()
+    # The mask of the thread that started us came along: with a death unheard of, its call would wait for ever.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # see `END`
     pidfd = None
     with contextlib.suppress(OSError, AttributeError):  # on an old kernel the socket alone will tell
         pidfd = os.pidfd_open(host_pid)

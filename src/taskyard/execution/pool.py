@@ -26,6 +26,9 @@ from taskyard.execution.sizing import default_workers
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
 
+START_AGAIN_S = 0.1
+"""When no worker could be started and calls wait: how long until the next try."""
+
 
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a pool behaves. `max_workers`: by default the usable cores less one.
@@ -141,7 +144,7 @@ class WorkerPool:
         if worker is None:
             self._forget(call)
             call.give_up()
-        elif call is worker.calls[0]:
+        elif worker.calls and call is worker.calls[0]:
             self._ask(worker, call)
 
     def end_now(self, call: PendingCall) -> None:
@@ -151,6 +154,8 @@ class WorkerPool:
             if not call.is_over:
                 self._forget(call)
                 call.give_up()
+        elif not worker.calls:
+            return  # it was answered, and its worker is being killed for it
         elif call is worker.calls[0]:
             call.verdict = canceled("killed, because its caller has gone")
             worker.kill()
@@ -252,9 +257,11 @@ class WorkerPool:
         try:
             self._starter.preload(() if settings.environ else settings.preload)
             process = self._starter.spawn(asked)
-        except OSError as exc:
+        except Exception as exc:
             self._cannot_start = True
             self._blame_start(_fault(f"a worker process could not be started: {exc}"))
+            if self._waiting:
+                loop.call_later(START_AGAIN_S, self._grow)  # nothing else would: no worker is on its way
             return
         self._workers.add(HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s))
         self._starting += 1
@@ -271,7 +278,7 @@ class WorkerPool:
     def ready(self, worker: HostedWorker) -> None:
         self._starting -= 1
         self._cannot_start = False
-        if self._is_closed:
+        if self._is_closed or worker.is_retiring:
             self._retire(worker)
             return
         self._idle.insert(0, worker)  # who has worked before goes first: it has imported what calls need
@@ -287,8 +294,8 @@ class WorkerPool:
             return
         if not worker.calls:
             self._release(worker)
-        elif call.verdict is not None:
-            worker.kill()  # the SIGTERM that was meant for this call could reach the next
+        elif call.verdict is not None or worker.calls[0].verdict is not None:
+            worker.kill()  # the SIGTERM meant for this call could reach the next; or nobody wants the next any more
         elif worker.calls[0].is_asked:
             self._ask(worker, worker.calls[0])
         if self._waiting:
@@ -325,7 +332,7 @@ class WorkerPool:
         if not worker.is_ready:
             self._starting -= 1
         self._count_end(worker)
-        if worker.calls or worker.late is not None:
+        if worker.calls or worker.late:
             self._bury(worker, status)
         elif not worker.is_ready and not self._is_closed:
             self._blame_start(worker.complaint or _fault(f"a worker process {_ended(status)} before it was ready"))
@@ -334,7 +341,7 @@ class WorkerPool:
         self._dispatch()
 
     def _count_end(self, worker: HostedWorker) -> None:
-        if worker.late is not None or (worker.calls and worker.calls[0].verdict is not None):
+        if worker.late or (worker.calls and worker.calls[0].verdict is not None):
             self._killed += 1
         elif not worker.is_retiring:
             self._crashed += 1
@@ -343,7 +350,7 @@ class WorkerPool:
         """Answer the call it died with. One behind a call that was answered late may have begun: it cannot be sent
         again. All others were not touched, and are."""
         crash = worker.complaint or _fault(f"its worker process {_ended(status)}")
-        begun = [] if worker.late is None else [worker.late]
+        begun = list(worker.late)
         if worker.calls and not worker.calls[0].is_undelivered:
             begun.append(worker.calls.popleft())
         for call in begun:

@@ -47,9 +47,10 @@ class CallFuture(Future[T]):
         `CallKilled` as soon as that is done. False if it was done already."""
         if self.cancel():
             return True
-        if self.done() or self.owner is None:
+        owner = self.owner  # the loop's thread may forget it at any moment
+        if self.done() or owner is None:
             return False
-        self.owner.end_now(self)
+        owner.end_now(self)
         return True
 
 
@@ -252,7 +253,10 @@ class PoolLoop:
         answered, self._answered = self._answered, []
         answered.reverse()
         while answered:
-            answered.pop().tell()
+            try:
+                answered.pop().tell()
+            except Exception:
+                log.exception("the answer to a call could not be told")
         self._note_idle()
 
     def _end(self, cancel: bool, kill: bool) -> None:

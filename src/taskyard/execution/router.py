@@ -338,10 +338,10 @@ class ExecutionDispatcher(AlgorithmCaller):
     # --- what is told -------------------------------------------------------------------------------------------------
 
     def _hear(self, report: Report) -> None:
-        if report.progress is not None:
-            self._on_progress(report.claim.uuid, report.progress)
         if report.checkpoint is not None:
             report.claim.record.checkpoint = report.checkpoint  # for the next try
+        if report.progress is not None:
+            self._on_progress(report.claim.uuid, report.progress)
 
     def _judge(self, desk: Desk, request: ExecutionRequest, granted: Pass, result: ExecutionResult | None) -> None:
         changed = desk.circuit.record(granted, result, self._monotonic())

@@ -110,6 +110,12 @@ IS_SPENT = 4
 KEEPS_EXCEPTION = 8
 """Of a call: what it raises is wanted as it is, pickled, beside its text."""
 
+IS_NAMED = 32
+"""Of a call: its function crosses as a name, and keeps a number from the first such call on."""
+
+_MAIN = b"\x8c\x08__main__"
+"""The name of the host's script as pickle writes a short text: the same letters inside a longer one do not count."""
+
 Bytes = bytes | bytearray | memoryview
 
 
@@ -187,7 +193,7 @@ def encode(
         return False
 
     body = pickle.dumps(value, 5, buffer_callback=keep_inside)
-    if kind is CALL and b"__main__" in body:
+    if kind is CALL and _MAIN in body:
         marks |= NAMES_MAIN
     size = len(body)
     if not apart and (size < SHARED_FROM or not shares):

@@ -21,7 +21,7 @@ import signal
 import sys
 from collections.abc import Callable
 from time import time
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -31,7 +31,18 @@ from taskyard.execution.explain import UNLOADED, UNRETURNED, explain, with_excep
 from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.said import fields_of
 from taskyard.execution.scene import Scene, WorkerSettings, enter, load_main
-from taskyard.execution.wire import IS_NEW, IS_SPENT, KEEPS_EXCEPTION, NAMES_MAIN, RESULT, Bulk, Frame, Kind, encode
+from taskyard.execution.wire import (
+    IS_NAMED,
+    IS_NEW,
+    IS_SPENT,
+    KEEPS_EXCEPTION,
+    NAMES_MAIN,
+    RESULT,
+    Bulk,
+    Frame,
+    Kind,
+    encode,
+)
 from taskyard.execution.worker_run import Call, WorkerRun
 from taskyard.model.execution import ErrorKind, ExecutionError
 
@@ -49,6 +60,7 @@ class Worker:
         self._channel, self._settings, self._scene = channel, settings, scene
         self._recycles = settings.recycle_rss is not None
         self._is_terminated = False
+        self._running = 0
         self._functions: list[Callable[..., Any]] = []
         signal.signal(signal.SIGTERM, self._on_term)
 
@@ -62,10 +74,12 @@ class Worker:
                 return
             del frame  # the arguments may lie in it: an idle worker keeps none
 
-    def _on_term(self, _: int, __: object) -> NoReturn:
-        """Asked to end: as an exception, so that code can clean up."""
-        self._is_terminated = True
-        raise SystemExit("terminated")
+    def _on_term(self, _: int, __: object) -> None:
+        """Asked to end: as an exception, so that code can clean up. But only if the host has asked the running call to
+        end before: a service manager that stops the host sends SIGTERM to everybody, and may leave us our grace."""
+        if self._running and self._channel.is_canceled(self._running):
+            self._is_terminated = True
+            raise SystemExit("terminated")
 
     def _answer(self, frame: Frame) -> None:
         number, marks = frame.head.call, frame.head.marks
@@ -79,9 +93,11 @@ class Worker:
         named, args, kwargs, card, record_first = call
         function = self._functions[named] if isinstance(named, int) else named
         if marks & IS_NEW:
-            self._functions.append(function)
+            if marks & IS_NAMED:
+                self._functions.append(function)
             self._channel.send(Kind.STARTED, number)
         started_at = time()
+        self._running = number
         try:
             if card is None:
                 value = function(*args, **kwargs)
@@ -163,6 +179,9 @@ class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
+            if not self._channel.is_own:
+                sys.stderr.write(f"{text}\n")  # a process that the code has forked has no wire
+                return
             fields = fields_of(record)
             if not fields and (run := CURRENT.get(None)) is not None:
                 fields = run.log_fields

@@ -57,10 +57,16 @@ class WorkerRun(RunContext):
             self._ticker.start()
 
     def _save(self, text: str) -> None:
-        self._channel.send(Kind.CHECKPOINT, self._call, text)
+        self._say(Kind.CHECKPOINT, text)
 
     def note(self, text: str) -> None:
-        self._channel.send(Kind.NOTE, self._call, str(text))
+        self._say(Kind.NOTE, _text(text))
+
+    def _say(self, kind: Kind, said: str) -> None:
+        """Not after the end: a thread that the code left behind may still speak, and the next call has begun."""
+        with self._lock:
+            if not self.ended:
+                self._channel.send(kind, self._call, said)
 
     def _tick(self) -> None:
         self._ticker = None
@@ -81,7 +87,8 @@ class WorkerRun(RunContext):
         if ticker is not None:
             ticker.cancel()
         self._send_latest()
-        self.ended = True
+        with self._lock:
+            self.ended = True
 
 
 def _number(given: Any) -> float | None:

@@ -1,0 +1,172 @@
+"""What goes wrong beside a call: threads and forks that outlive it, listeners that raise, signals for everybody."""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+
+import pytest
+
+from taskyard.execution.context import current_run
+from taskyard.execution.nursery import NURSERY
+from taskyard.futures import ProcessPool
+from taskyard.manager import ExecutorManager, ManagerSettings, get_executor_manager
+from taskyard.model.execution import ErrorKind
+from tests.execution import misdeeds
+from tests.execution.census import descendants
+
+
+def speak_later(let_go: str) -> None:
+    """Leave a thread behind that speaks for this run when the next call is running."""
+    run = current_run()
+
+    def speak() -> None:
+        read(let_go)
+        run.note("too late")
+        run.checkpoint(1)
+
+    threading.Thread(target=speak, daemon=True).start()
+
+
+def let_speak(let_go: str) -> str:
+    write(let_go)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join()
+    return "unharmed"
+
+
+def fork_and_work(path: str) -> int:
+    """A forked child logs, asks whether it is canceled, and then does its work: its exit code says whether it did."""
+    run = current_run()
+    pid = os.fork()
+    if pid == 0:
+        logging.getLogger("app").error("said in the child")
+        run.note("noted in the child")
+        with open(path, "w") as file:
+            file.write(f"cancelled: {run.cancelled}")
+        os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def report(value: float) -> float:
+    current_run().progress(value)
+    return value
+
+
+def wait_for(begun: str, let_go: str) -> str:
+    write(begun)
+    read(let_go)
+    return "finished"
+
+
+def read(path: str) -> None:
+    """Wait until another process, or thread, writes there."""
+    with open(path) as pipe:
+        pipe.read(1)
+
+
+def write(path: str) -> None:
+    with open(path, "w") as pipe:
+        pipe.write("!")
+
+
+@pytest.fixture
+def let_go(tmp_path):
+    os.mkfifo(tmp_path / "let_go")
+    return str(tmp_path / "let_go")
+
+
+async def test_a_late_word_of_one_call_leaves_the_next_alone(desk, let_go):
+    """A thread that a call left behind may still speak; nobody listens, and the call that runs now is not harmed."""
+    await desk.value(speak_later, let_go, run=desk.run())
+    assert await desk.value(let_speak, let_go, run=desk.run()) == "unharmed"
+    assert desk.reports == []
+
+
+async def test_a_forked_child_does_its_work(desk, tmp_path):
+    """What it logs and notes goes unheard, and it reads nothing that is meant for its parent; but it is not ended."""
+    assert await desk.value(fork_and_work, str(tmp_path / "done"), run=desk.run()) == 7
+    assert (tmp_path / "done").read_text() == "cancelled: False"
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+
+
+async def test_a_listener_that_raises_loses_no_answer(desk, monkeypatch):
+    """The last progress and the result may arrive together: what becomes of the one must not stop the other."""
+    run = desk.run()
+    monkeypatch.setattr(type(run), "progress", _raise)
+    assert await desk.value(report, 0.5, run=run) == 0.5
+
+
+def _raise(*_: object) -> None:
+    raise RuntimeError("a listener failed")
+
+
+async def test_a_signal_for_everybody_leaves_running_calls_their_grace(desk, let_go, tmp_path):
+    """A service manager that stops the host sends SIGTERM to every process of it: what runs may still finish."""
+    begun = str(tmp_path / "begun")
+    os.mkfifo(begun)
+    call = desk.begin(wait_for, begun, let_go)
+    await asyncio.to_thread(read, begun)
+    assert NURSERY.pid is not None
+    for pid in [NURSERY.pid, *descendants(NURSERY.pid)]:
+        os.kill(pid, signal.SIGTERM)
+    await asyncio.to_thread(write, let_go)
+    assert (await call.future).data == "finished"
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+
+
+def test_killing_a_pipelining_pool_answers_every_call():
+    """Also those that were answered while their worker was being killed, one after the other."""
+    for _ in range(5):
+        pool = ProcessPool(1, pipeline=8)
+        futures = [pool.submit(misdeeds.add, n, 1) for n in range(200)]
+        futures[0].result(timeout=20)
+        pool.kill_workers()
+        assert all(future.done() for future in futures)
+        pool.shutdown()
+
+
+async def test_calls_that_wait_are_answered_when_no_worker_can_be_started(open_desk, monkeypatch):
+    """All of them, though nobody submits another."""
+    desk = open_desk(max_workers=1)
+    monkeypatch.setattr("taskyard.execution.pool.START_AGAIN_S", 0.001)
+    monkeypatch.setattr(desk.pool, "_starter", NoStarter())
+    calls = [desk.begin(misdeeds.add, n, 1) for n in range(5)]
+    async with asyncio.timeout(10):
+        results = [await call.future for call in calls]
+    assert {result.error.kind for result in results if result.error} == {ErrorKind.SYSTEM}
+    assert len([result for result in results if result.error]) == 5
+
+
+class NoStarter:
+    def preload(self, modules: object) -> None: ...
+
+    def spawn(self, settings: object) -> None:
+        raise OSError("no process is to be had")
+
+
+async def test_a_manager_that_could_not_be_made_is_not_kept():
+    """The next one is made anew, with what it is given."""
+    with pytest.raises(ValueError, match="max_workers"):
+        ExecutorManager(ManagerSettings(cpu_workers=-1))
+    manager = get_executor_manager(ManagerSettings(cpu_workers=1))
+    assert manager.cpu_executor.max_workers == 1
+    await manager.shutdown()
+
+
+async def test_a_worker_that_retires_before_it_is_ready_gets_no_call(open_desk):
+    """A pool that is closed and opened again while a worker starts lets that one go."""
+    desk = open_desk(max_workers=1)
+    await desk.pool.start()
+    await desk.pool.shutdown(wait=False)
+    await desk.pool.start()
+    assert [await desk.value(misdeeds.add, n, 1) for n in range(3)] == [1, 2, 3]
+
+
+async def test_text_that_mentions_main_is_not_the_script(desk, monkeypatch):
+    """Only a name in `__main__` makes a worker load the host's script."""
+    monkeypatch.setattr("taskyard.execution.scene.load_main", None)
+    text = 'if __name__ == "__main__":\n    main()'
+    assert await desk.value(misdeeds.keyword, kwargs={"value": text}) == text
