@@ -56,12 +56,18 @@ Request = Spawn | PutDown | Preload
 _decode = msgspec.msgpack.Decoder(Request).decode
 
 
+SWEEP_AGAIN_MS = 100
+"""How soon what could not be ended at once is killed again."""
+
+
 class Nursery:
     def __init__(self, host: socket.socket, host_pidfd: int | None) -> None:
         self._host, self._host_pidfd = host, host_pidfd
         self._wakeups = Wakeups(signal.SIGCHLD)
         self._keepers: dict[int, tuple[int, int]] = {}
         """By process id: the worker's number and our copy of its control, on which we speak for a dead keeper."""
+        self._lost: list[tuple[int, int]] = []
+        """The same of keepers that were killed, until nothing is left of what they kept."""
         self._scene: Scene | None = None
         self._buffer = bytearray()
         self._fds: list[int] = []
@@ -72,7 +78,7 @@ class Nursery:
             if fd is not None:
                 poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll(SWEEP_AGAIN_MS if self._lost else None)}
             self._wakeups.drain()
             if self._host_pidfd in ready:
                 return
@@ -143,7 +149,6 @@ class Nursery:
         close_all(fds if self._host_pidfd is None else [*fds, self._host_pidfd])
 
     def _reap(self) -> None:
-        lost: list[tuple[int, int]] = []
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -153,37 +158,39 @@ class Nursery:
                     if status == 0:
                         os.close(kept[1])
                     else:
-                        lost.append(kept)
-        if lost:
-            self._sweep_strays()
-            for _, control in lost:
+                        self._lost.append(kept)
+        if self._lost and self._is_swept():
+            for _, control in self._lost:
                 with contextlib.suppress(OSError):
                     os.write(control, GONE_FORMAT.pack(GONE, LOST))
                 os.close(control)
+            self._lost.clear()
 
-    def _sweep_strays(self) -> None:
-        """Kill every child that is no keeper: a keeper died, and they were its."""
-        while strays := [pid for pid in children() if pid not in self._keepers]:
-            for pid in strays:
-                kill_hard(pid)
-            for pid in strays:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
+    def _is_swept(self) -> bool:
+        """Kill every child that is no keeper: a keeper died, and they were its. Whether there was none. Nothing waits
+        for them: one that cannot be killed may hold up the slots of the lost, but nobody else's."""
+        strays = [pid for pid in children() if pid not in self._keepers]
+        for pid in strays:
+            kill_hard(pid)
+        return not strays
 
     def end(self) -> None:
         """Every keeper ends what it keeps; then whatever is left goes."""
         for pid in self._keepers:
             os.kill(pid, END)
-        patience = time.monotonic() + 5
-        while self._keepers and time.monotonic() < patience:
-            self._reap()
-            if self._keepers:
-                select.select([self._wakeups.fd], [], [], 0.05)
-                self._wakeups.drain()
+        self._wait_until(lambda: not self._keepers, within_s=5.0)
         for pid in self._keepers:
             kill_hard(pid)
         self._keepers.clear()
-        self._sweep_strays()
+        self._wait_until(self._is_swept, within_s=1.0)
+
+    def _wait_until(self, is_done: Callable[[], bool], *, within_s: float) -> None:
+        patience = time.monotonic() + within_s
+        self._reap()
+        while not is_done() and time.monotonic() < patience:
+            select.select([self._wakeups.fd], [], [], 0.05)
+            self._wakeups.drain()
+            self._reap()
 
 
 def _worker(wire: int, settings: WorkerSettings, scene: Scene) -> Callable[[], None]:

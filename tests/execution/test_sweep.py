@@ -1,0 +1,47 @@
+"""What the nursery does about the children of a keeper that was killed."""
+
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from taskyard.execution import nursery_main
+from taskyard.execution.keeper import GONE, GONE_FORMAT, LOST
+from taskyard.execution.nursery_main import Nursery
+
+STRAY = 4_000_000
+"""No process has this number."""
+
+
+@pytest.fixture
+def nursery(monkeypatch) -> Nursery:
+    """Without its loop and its signal handlers, which would become this process's."""
+    made = Nursery.__new__(Nursery)
+    made._keepers, made._lost = {}, []
+    monkeypatch.setattr(os, "waitpid", _no_children)
+    return made
+
+
+def _no_children(*_: Any) -> tuple[int, int]:
+    raise ChildProcessError
+
+
+def test_what_cannot_be_killed_holds_up_its_own_slot_only(nursery, monkeypatch):
+    """The nursery goes on, kills it again at the next opportunity, and tells of the end when it has come."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    nursery._lost.append((1, theirs.detach()))
+    killed: list[int] = []
+    monkeypatch.setattr(nursery_main, "children", lambda: [STRAY])
+    monkeypatch.setattr(nursery_main, "kill_hard", killed.append)
+    nursery._reap()
+    nursery._reap()
+    assert killed == [STRAY, STRAY]
+    with pytest.raises(BlockingIOError):
+        ours.recv(64)
+    monkeypatch.setattr(nursery_main, "children", list)
+    nursery._reap()
+    assert ours.recv(64) == GONE_FORMAT.pack(GONE, LOST)
+    assert nursery._lost == []
+    ours.close()
