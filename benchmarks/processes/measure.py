@@ -67,20 +67,21 @@ def raw_echo(folder: Path, count: int) -> Reading:
 
 
 def in_parallel(folder: Path, side: str, count: int, clients: int = CLIENTS) -> Reading:
-    async def measure(ask: Ask) -> Reading:
-        numbers, answers = iter(range(count)), 0
+    return _measured(side, lambda ask: _echoes(ask, count, clients))
 
-        async def client() -> None:
-            nonlocal answers
-            for number in numbers:
-                answer = await ask(echo, number)
-                answers += answer == number
 
-        began = time.perf_counter()
-        await asyncio.gather(*[client() for _ in range(clients)])
-        return Reading(count / (time.perf_counter() - began), given=count, held=answers)
+async def _echoes(ask: Ask, count: int, clients: int) -> Reading:
+    numbers, answers = iter(range(count)), 0
 
-    return _measured(side, measure)
+    async def client() -> None:
+        nonlocal answers
+        for number in numbers:
+            answer = await ask(echo, number)
+            answers += answer == number
+
+    began = time.perf_counter()
+    await asyncio.gather(*[client() for _ in range(clients)])
+    return Reading(count / (time.perf_counter() - began), given=count, held=answers)
 
 
 def bytes_there_and_back(folder: Path, side: str, count: int, size: int) -> Reading:
@@ -189,17 +190,6 @@ def restarting(folder: Path, count: int, every: int) -> Reading:
     async def run() -> Reading:
         async with taskyard(recycle_after=every) as ask:
             await ask(noop)
-            numbers, answers = iter(range(count)), 0
-
-            async def client() -> None:
-                nonlocal answers
-                for number in numbers:
-                    answer = await ask(echo, number)
-                    answers += answer == number
-
-            began = time.perf_counter()
-            await asyncio.gather(*[client() for _ in range(CLIENTS)])
-            elapsed = time.perf_counter() - began
-        return Reading(count / elapsed, given=count, held=answers)
+            return await _echoes(ask, count, CLIENTS)
 
     return uvloop.run(run())

@@ -1,11 +1,15 @@
 """What the scenarios share: a store in memory or in a file, gates, and other processes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from taskyard import ExecutorManager, get_executor_manager
+from tests.execution import deeds
 from tests.scenario.gates import Gates, open_gates
+from tests.scenario.managers import PATIENCE_S, SMALL
 from tests.scenario.processes import Nodes
 
 
@@ -33,3 +37,15 @@ async def nodes(gates: Gates) -> AsyncIterator[Nodes]:
         yield nodes
     finally:
         await nodes.end()
+
+
+@pytest.fixture
+async def manager() -> AsyncIterator[ExecutorManager]:
+    async with asyncio.timeout(PATIENCE_S):
+        async with get_executor_manager(SMALL) as manager:
+            yield manager
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> deeds.Stage:
+    return deeds.Stage(tmp_path)

@@ -2,10 +2,16 @@
 
 import asyncio
 
+import pytest
+
 from taskyard import ManagerSettings
 from tests.execution import deeds
 
+PATIENCE_S = 30
+
 SMALL = ManagerSettings(cpu_workers=2, io_workers=2)
+
+WAYS = pytest.mark.parametrize("portable", [False, True], ids=["nursery", "portable"])
 
 
 async def begin(manager, stage, run=None):

@@ -15,25 +15,8 @@ from taskyard import CallOptions, ExecutorManager, ManagerSettings, get_executor
 from taskyard.futures import CallTimedOut, CannotCross, WorkerDied
 from tests.execution import deeds, misdeeds
 from tests.execution.census import is_alive
-from tests.scenario.managers import SMALL, begin
+from tests.scenario.managers import PATIENCE_S, SMALL, WAYS, begin
 from tests.scenario.processes import run_python
-
-PATIENCE_S = 30
-
-WAYS = pytest.mark.parametrize("portable", [False, True], ids=["nursery", "portable"])
-
-
-@pytest.fixture
-async def manager():
-    async with asyncio.timeout(PATIENCE_S):
-        async with get_executor_manager(SMALL) as manager:
-            yield manager
-
-
-@pytest.fixture
-def stage(tmp_path):
-    return deeds.Stage(tmp_path)
-
 
 # --- one for a process ------------------------------------------------------------------------------------------------
 

@@ -15,25 +15,8 @@ from taskyard import ManagerSettings, get_executor_manager
 from taskyard.manager import ManagerClosed
 from tests.execution import deeds
 from tests.execution.census import is_alive
-from tests.scenario.managers import SMALL, begin
+from tests.scenario.managers import SMALL, WAYS, begin
 from tests.scenario.processes import run_python
-
-PATIENCE_S = 30
-
-WAYS = pytest.mark.parametrize("portable", [False, True], ids=["nursery", "portable"])
-
-
-@pytest.fixture
-async def manager():
-    async with asyncio.timeout(PATIENCE_S):
-        async with get_executor_manager(SMALL) as manager:
-            yield manager
-
-
-@pytest.fixture
-def stage(tmp_path):
-    return deeds.Stage(tmp_path)
-
 
 # --- the end ----------------------------------------------------------------------------------------------------------
 
@@ -115,18 +98,25 @@ def test_a_stuck_thread_does_not_hold_up_the_process():
 
 
 async def test_shutting_down_twice(manager):
-    """Two at once, and one afterwards, all return."""
+    """Two at once, and one afterwards, all return, and the manager is closed."""
     await manager.run_cpu_intensive(deeds.echo)
     await asyncio.gather(manager.shutdown(), manager.shutdown())
     await manager.shutdown()
+    assert manager.numbers.cpu_executor.workers == 0
+    with pytest.raises(ManagerClosed):
+        await manager.run_cpu_intensive(deeds.echo)
 
 
 async def test_a_forked_child_has_a_manager_of_its_own(manager):
-    """In a forked child the parent's manager refuses, and a new one can be made."""
+    """In a forked child asking for the manager makes a new one; the parent's goes on."""
     assert await manager.run_cpu_intensive(deeds.echo, 1) == 1
     child = os.fork()
     if child == 0:
-        os._exit(0 if get_executor_manager(SMALL) is not manager else 1)
+        code = 1
+        try:
+            code = 0 if get_executor_manager(SMALL) is not manager else 1
+        finally:
+            os._exit(code)
     assert os.waitpid(child, 0) == (child, 0)
     assert await manager.run_cpu_intensive(deeds.echo, 2) == 2
 
