@@ -170,3 +170,18 @@ async def test_text_that_mentions_main_is_not_the_script(desk, monkeypatch):
     monkeypatch.setattr("taskyard.execution.scene.load_main", None)
     text = 'if __name__ == "__main__":\n    main()'
     assert await desk.value(misdeeds.keyword, kwargs={"value": text}) == text
+
+
+async def test_who_waits_behind_a_call_that_is_ended_runs_elsewhere(open_desk):
+    """Calls that were sent ahead and had not begun are sent again when the one before them has to be ended."""
+    desk = open_desk(max_workers=1, pipeline=4, cancel_grace_s=0.05)
+    await desk.value(misdeeds.add, 1, 2)
+    run = desk.run()
+    hung = desk.begin(misdeeds.hang, run=run)
+    behind = [desk.begin(misdeeds.add, n, 1) for n in range(3)]
+    run.cancel_asked = True
+    desk.pool.interrupt(hung)
+    assert [(await call.future).data for call in behind] == [1, 2, 3]
+    error = (await hung.future).error
+    assert error is not None
+    assert error.kind is ErrorKind.CANCELED

@@ -379,6 +379,10 @@ class WorkerPool:
         call.ending = call.future.get_loop().call_later(grace_s, self._terminate, worker, call)
 
     def _terminate(self, worker: HostedWorker, call: PendingCall) -> None:
+        if len(worker.calls) > 1:
+            # Where a worker ends by itself, those behind this call may have begun; killed, it has them sent again.
+            self._kill(worker, call)
+            return
         # From here on the code may end because of our signal, whatever it answers.
         call.verdict = canceled("it did not end when asked, and was terminated")
         worker.terminate()
