@@ -227,6 +227,15 @@ async def test_a_cancelled_caller_ends_its_call(manager, stage):
     assert not is_alive(pid)
 
 
+@pytest.mark.parametrize("cls", [concurrent.futures.CancelledError, asyncio.CancelledError])
+@pytest.mark.parametrize("way", ["run_cpu_intensive", "run_io_intensive"])
+async def test_a_function_that_raises_cancelled_itself(manager, way, cls):
+    """A CancelledError that the function raised is its own: nobody is told that the manager is shut down."""
+    with pytest.raises(cls, match="of its own"):
+        await getattr(manager, way)(deeds.fail, cls, "of its own")
+    assert await getattr(manager, way)(deeds.echo, 1) == 1
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
