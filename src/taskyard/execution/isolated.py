@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from taskyard.execution.explain import failed, rejected
 from taskyard.execution.pool import PoolNumbers, PoolSettings, WorkerPool
 from taskyard.execution.process import HAS_NURSERY, make_pool, submit_to
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
 
@@ -43,8 +44,7 @@ class IsolatedProcessPoolExecutor:
         pool = self._pools.get(request.spec.name)
         if pool is None:
             if self._is_closed:
-                error = ExecutionError(kind=ErrorKind.REJECTED, message="the isolated process pools are shut down")
-                return ExecutionResult(success=False, error=error)
+                return failed(rejected("the isolated process pools are shut down"))
             pool = make_pool(self._settings(request.spec), portable=self._is_portable)
             self._pools[request.spec.name] = pool
         return await submit_to(pool, request)

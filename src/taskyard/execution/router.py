@@ -11,7 +11,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from taskyard.execution.asking import AlgorithmCaller, name_of
 from taskyard.execution.circuit import CircuitPolicy, CircuitState, Pass
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.desk import AlgorithmHealth, Desk
-from taskyard.execution.explain import canceled, explain, rejected, type_names
+from taskyard.execution.explain import canceled, explain, failed, rejected, type_names
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.installed import Installed
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor
@@ -117,16 +117,20 @@ class ExecutionDispatcher(AlgorithmCaller):
         self._going_on: set[asyncio.Task[ExecutionResult]] = set()
         self._tokens = itertools.count(1)
         self._is_closed = False
+        if place is not None:
+            self._executor(place)
 
     @property
     def abilities(self) -> Abilities:
         """What it can do in every place: nothing that one of them could not."""
-        places = {desk.place for desk in self._desks.values()} or {self._place or PROCESS}
-        executors = [self._executor(place).abilities for place in places]
+        used = [desk.executor for desk in self._desks.values()]
+        if not used and self._place is not None:
+            used = [self._executor(self._place)]
+        found = [executor.abilities for executor in used]
         return Abilities(
-            kills=all(ability.kills for ability in executors),
-            isolates=all(ability.isolates for ability in executors),
-            runs_code=any(ability.runs_code for ability in executors),
+            kills=all(abilities.kills for abilities in found),
+            isolates=all(abilities.isolates for abilities in found),
+            runs_code=not found or any(abilities.runs_code for abilities in found),
         )
 
     # --- algorithms ---------------------------------------------------------------------------------------------------
@@ -204,15 +208,15 @@ class ExecutionDispatcher(AlgorithmCaller):
 
     async def _serve(self, request: ExecutionRequest, *, may_degrade: bool) -> ExecutionResult:
         if self._is_closed:
-            return _failed(rejected("the dispatcher is shut down"))
+            return failed(rejected("the dispatcher is shut down"))
         try:
             desk, request = self._prepare(request)
         except InvalidInput as exc:
-            return _failed(_unfit(exc))
+            return failed(_unfit(exc))
         if desk is None:
             return await self._executor(self._place or MOCK).submit(request)
         if refusal := desk.too_often(self._monotonic()):
-            return _failed(refusal)
+            return failed(refusal)
         granted = desk.circuit.admit(self._monotonic())
         if not isinstance(granted, Pass):
             return await self._refuse(desk, request, granted, may_degrade=may_degrade)
@@ -244,7 +248,7 @@ class ExecutionDispatcher(AlgorithmCaller):
     ) -> ExecutionResult:
         why = f"algorithm {desk.spec.name!r} has crashed {self._circuit.crashes} times in a row and is given a rest"
         if desk.spec.fallback is None or not may_degrade:
-            return _failed(rejected(why, "CircuitOpen", retry_after_s=retry_after_s))
+            return failed(rejected(why, "CircuitOpen", retry_after_s=retry_after_s))
         given, context = request.payload
         asked = msgspec.structs.replace(request, spec=desk.spec.fallback, payload=given, context=context)
         result = await self._serve(asked, may_degrade=False)
@@ -296,7 +300,7 @@ class ExecutionDispatcher(AlgorithmCaller):
             result = await self._run(desk, request, run)
         except Exception as exc:
             # An executor must not raise; one that does has a fault, and its caller still gets an answer.
-            result = _failed(msgspec.structs.replace(explain(exc), kind=ErrorKind.SYSTEM))
+            result = failed(msgspec.structs.replace(explain(exc), kind=ErrorKind.SYSTEM))
         finally:
             run.interrupt = None
             self._judge(desk, request, granted, result)
@@ -306,26 +310,28 @@ class ExecutionDispatcher(AlgorithmCaller):
         began_mono = time.monotonic()
         refusal = await desk.gate.enter(run, request.wait_s)
         if refusal is not None:
-            return _failed(refusal)
+            return failed(refusal)
         if run.cancel_asked:  # since it was given the turn
             desk.gate.leave()
-            return _failed(canceled("canceled before it began"))
+            return failed(canceled("canceled before it began"))
         left_s = request.wait_s
         if left_s is not None:
             left_s = max(0.001, left_s - (time.monotonic() - began_mono))
-        asked = desk.executor.submit(msgspec.structs.replace(request, context=run, wait_s=left_s))
+        request = msgspec.structs.replace(request, context=run, wait_s=left_s)
         if desk.outlives_callers:
-            return await self._outlive(desk, run, asked)
+            return await self._outlive(desk, run, request)
         try:
-            return await asked
+            return await desk.executor.submit(request)
         finally:
             desk.gate.leave()
 
-    async def _outlive(
-        self, desk: Desk, run: RunContext, asked: Coroutine[Any, Any, ExecutionResult]
-    ) -> ExecutionResult:
+    async def _outlive(self, desk: Desk, run: RunContext, request: ExecutionRequest) -> ExecutionResult:
         """Its place is free when the code has ended, not when its caller has gone; the code is told of that."""
-        going_on = asyncio.get_running_loop().create_task(asked)
+
+        async def ask() -> ExecutionResult:
+            return await desk.executor.submit(request)
+
+        going_on = asyncio.get_running_loop().create_task(ask())
         self._going_on.add(going_on)
         going_on.add_done_callback(self._going_on.discard)
         going_on.add_done_callback(lambda _: desk.gate.leave())
@@ -385,8 +391,3 @@ def _heed_cancel(result: ExecutionResult) -> ExecutionResult:
     if result.error is None or result.error.kind is ErrorKind.CANCELED:
         return result
     return msgspec.structs.replace(result, error=msgspec.structs.replace(result.error, kind=ErrorKind.CANCELED))
-
-
-def _failed(error: ExecutionError) -> ExecutionResult:
-    now = time.time()
-    return ExecutionResult(success=False, error=error, started_at=now, ended_at=now)
