@@ -27,7 +27,7 @@ from taskyard.execution.io_pool import ThreadPool
 from taskyard.execution.pool import PoolNumbers
 from taskyard.execution.process import HAS_NURSERY
 from taskyard.execution.raising import CallKilled, CannotCross, WorkerDied
-from taskyard.sizing import count_workers
+from taskyard.resources.workers import count_workers
 
 P = ParamSpec("P")
 T = TypeVar("T")
