@@ -14,7 +14,7 @@ import pytest
 from taskyard import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
 from taskyard.futures import CallTimedOut, CannotCross, WorkerDied
 from tests.execution import deeds, misdeeds
-from tests.execution.census import is_alive
+from tests.execution.census import ended
 from tests.scenario.managers import PATIENCE_S, SMALL, WAYS, begin
 from tests.scenario.processes import run_python
 
@@ -222,9 +222,9 @@ async def test_a_cancelled_caller_ends_its_call(manager, stage):
     busy = [manager.run_cpu_intensive(deeds.echo, n) for n in range(4)]
     assert await asyncio.gather(*busy) == [0, 1, 2, 3]
     async with asyncio.timeout(PATIENCE_S):
-        while manager.numbers.cpu_executor.killed == 0:
-            await manager.run_cpu_intensive(deeds.echo)
-    assert not is_alive(pid)
+        await ended(pid)
+    await manager.shutdown()
+    assert manager.numbers.cpu_executor.killed == 1
 
 
 @pytest.mark.parametrize("cls", [concurrent.futures.CancelledError, asyncio.CancelledError])

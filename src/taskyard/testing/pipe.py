@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 
@@ -19,6 +20,17 @@ class Pipe:
         except BlockingIOError:
             return False
         return self._is_set
+
+    async def wait(self) -> None:
+        """Until another process has written to it."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._fd, news.set)
+        try:
+            while not self.is_set():
+                await news.wait()
+                news.clear()
+        finally:
+            loop.remove_reader(self._fd)
 
     def write(self) -> None:
         os.write(self._fd, b"!")
