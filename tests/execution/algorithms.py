@@ -1,6 +1,7 @@
 """Algorithms as users write them, found by workers by their import path."""
 
 import asyncio
+import hashlib
 import logging
 import os
 import time
@@ -119,6 +120,10 @@ def describe(given: str, context: AlgorithmContext) -> dict[str, Any]:
 
 async def describe_async(given: str, context: AlgorithmContext) -> dict[str, Any]:
     return describe(given, context)
+
+
+def digest(given: bytes) -> str:
+    return hashlib.sha256(given).hexdigest()
 
 
 def double(given: int) -> int:

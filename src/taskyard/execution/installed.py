@@ -15,19 +15,27 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from taskyard.errors import InvalidAlgorithm, InvalidArguments, InvalidOutput, quote, shorten
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
 from taskyard.execution.context import find_current_run
 from taskyard.execution.said import LOG_FIELDS
+from taskyard.execution.wire import Bulk
 from taskyard.model.algorithm import AlgorithmSpec
 from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
 
 log = logging.getLogger("taskyard")
 
-Payload = tuple[Any, AlgorithmContext]
-"""What executors carry to an algorithm: its input, checked, and for whom."""
+
+class Payload(NamedTuple):
+    """What executors carry to an algorithm: its input, checked, and for whom."""
+
+    given: Any
+    context: AlgorithmContext
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Payload, (Bulk.of(self.given), self.context)  # an input that is bytes is not copied into the pickle
 
 
 class FunctionAlgorithm(Algorithm):
@@ -67,7 +75,7 @@ class Resident:
             log.exception("algorithm %s: shutdown failed", self._spec.name)
 
     def __call__(self, payload: Payload) -> Any:
-        given, context = payload[0], payload[1].bind(self._spec, find_current_run())
+        given, context = payload.given, payload.context.bind(self._spec, find_current_run())
         mark = LOG_FIELDS.set(context.fields)
         try:
             return self._run(given, context)
@@ -109,7 +117,7 @@ class AsyncResident(Resident):
             log.exception("algorithm %s: shutdown failed", self._spec.name)
 
     async def call_async(self, payload: Payload) -> Any:
-        given, context = payload[0], payload[1].bind(self._spec, find_current_run())
+        given, context = payload.given, payload.context.bind(self._spec, find_current_run())
         mark = LOG_FIELDS.set(context.fields)
         try:
             value = self._check(await self._algorithm.run(given, context))

@@ -25,7 +25,7 @@ from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.desk import AlgorithmHealth, Desk
 from taskyard.execution.explain import canceled, explain, failed, rejected, type_names
 from taskyard.execution.inline import InProcessExecutor
-from taskyard.execution.installed import Installed
+from taskyard.execution.installed import Installed, Payload
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor
 from taskyard.execution.mock import MockExecutor, NoopExecutor
 from taskyard.execution.policy import ExecutionPolicy
@@ -237,7 +237,9 @@ class ExecutionDispatcher(AlgorithmCaller):
         return desk, msgspec.structs.replace(
             request,
             spec=desk.installed,
-            payload=(desk.installed.check(request.payload), context.of_request(request.request_id, request.trace_id)),
+            payload=Payload(
+                desk.installed.check(request.payload), context.of_request(request.request_id, request.trace_id)
+            ),
             context=None,
             timeout_s=self._policy.timeout_s(desk.spec, request),
             wait_s=self._policy.wait_s(desk.spec, request),
