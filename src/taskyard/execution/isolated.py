@@ -9,6 +9,7 @@ from typing import Any
 from taskyard.execution.explain import failed, rejected
 from taskyard.execution.pool import PoolNumbers, PoolSettings, WorkerPool
 from taskyard.execution.process import HAS_NURSERY, make_pool, submit_to
+from taskyard.model.algorithm import ExecutionHints
 from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
@@ -16,6 +17,19 @@ from taskyard.ports.executor import Abilities
 def settings_of(spec: Any) -> PoolSettings:
     """As many workers as the consumer may run at once."""
     return PoolSettings(max_workers=getattr(spec, "concurrent_count", 1))
+
+
+def settings_for(hints: ExecutionHints, *, workers: int = 1) -> PoolSettings:
+    """The pool of an algorithm with these hints; `workers` where they leave it open."""
+    asked = {
+        "queue_limit": hints.queue_limit,
+        "load_s": hints.load_s,
+        "memory_limit": hints.memory_limit,
+        "recycle_after": hints.recycle_after,
+        "environ": None if hints.gpu is None else {"CUDA_VISIBLE_DEVICES": str(hints.gpu)},
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    return PoolSettings(max_workers=hints.max_workers or workers, **given)  # type: ignore[arg-type]
 
 
 class IsolatedProcessPoolExecutor:

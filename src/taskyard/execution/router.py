@@ -26,13 +26,12 @@ from taskyard.execution.desk import AlgorithmHealth, Desk
 from taskyard.execution.explain import canceled, explain, failed, rejected, type_names
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.installed import Installed, Payload
-from taskyard.execution.isolated import IsolatedProcessPoolExecutor
+from taskyard.execution.isolated import IsolatedProcessPoolExecutor, settings_for
 from taskyard.execution.mock import MockExecutor, NoopExecutor
 from taskyard.execution.policy import ExecutionPolicy
-from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
-from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind, choose_place
+from taskyard.model.algorithm import AlgorithmSpec, Incident, IncidentKind, choose_place
 from taskyard.model.execution import (
     INLINE,
     ISOLATED,
@@ -56,19 +55,6 @@ log = logging.getLogger("taskyard")
 INCIDENTS = {ErrorKind.TIMEOUT: IncidentKind.TIMEOUT, ErrorKind.SYSTEM: IncidentKind.CRASH}
 
 
-def pool_settings(hints: ExecutionHints) -> PoolSettings:
-    """The pool of an algorithm that has one of its own."""
-    asked = {
-        "queue_limit": hints.queue_limit,
-        "load_s": hints.load_s,
-        "memory_limit": hints.memory_limit,
-        "recycle_after": hints.recycle_after,
-        "environ": None if hints.gpu is None else {"CUDA_VISIBLE_DEVICES": str(hints.gpu)},
-    }
-    given = {name: value for name, value in asked.items() if value is not None}
-    return PoolSettings(max_workers=hints.max_workers or 1, **given)  # type: ignore[arg-type]
-
-
 def log_incident(incident: Incident) -> None:
     """Where incidents go unless somebody listens."""
     level = logging.INFO if incident.kind is IncidentKind.CIRCUIT_CLOSED else logging.WARNING
@@ -84,7 +70,7 @@ DEFAULT_EXECUTORS: Mapping[str, Callable[[], ExecutorProtocol]] = {
     INLINE: InProcessExecutor,
     THREAD: ThreadExecutor,
     PROCESS: ProcessPoolExecutor,
-    ISOLATED: lambda: IsolatedProcessPoolExecutor(lambda installed: pool_settings(installed.spec.execution)),
+    ISOLATED: lambda: IsolatedProcessPoolExecutor(lambda installed: settings_for(installed.spec.execution)),
     MOCK: MockExecutor,
     NOOP: NoopExecutor,
 }
