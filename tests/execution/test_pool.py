@@ -14,7 +14,7 @@ from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.model.execution import ErrorKind
 from taskyard.testing.pipe import Pipe
-from tests.execution import misdeeds, slow_import
+from tests.execution import deeds, misdeeds, slow_import
 from tests.execution.census import is_alive, open_fds
 from tests.execution.conftest import Desk
 
@@ -233,6 +233,21 @@ async def test_the_time_of_a_pipelined_call_begins_with_it(open_desk):
     await desk.value(time.sleep, 0)
     calls = [desk.begin(time.sleep, 0.1, timeout_s=0.3) for _ in range(4)]
     assert all([(await call.future).success for call in calls])
+
+
+async def test_what_was_sent_ahead_stays_as_it_was(open_desk, stage):
+    """A caller may change its buffers as soon as the call is submitted, though its worker cannot take them yet."""
+    desk = open_desk(max_workers=1, pipeline=7, spare=False)
+    await desk.value(misdeeds.pid)
+    held = desk.begin(deeds.hold, (stage.began, stage.gate))
+    await asyncio.to_thread(stage.wait_until_begun)
+    buffers = [bytearray(b"a") * 3_000_000 for _ in range(6)]  # more than a socket holds
+    calls = [desk.begin(bytearray.count, buffer, b"a") for buffer in buffers]
+    for buffer in buffers:
+        buffer[:] = b"b" * len(buffer)
+    stage.let_go()
+    assert (await held.future).success
+    assert [(await call.future).data for call in calls] == [3_000_000] * 6
 
 
 # --- ending a call early ----------------------------------------------------------------------------------------------

@@ -163,19 +163,18 @@ class HostedWorker:
 
     def _send(self, out: Outgoing) -> bool:
         """Send it now or when there is room; False if nobody is there to read it any more."""
-        if self._unsent:
-            self._unsent.append(out)
-            return True
-        try:
-            if out.send(self._wire):
-                return True
-        except BlockingIOError:
-            pass
-        except OSError:
-            out.drop()  # what is left to know comes by `_gone`
-            return False
+        if not self._unsent:
+            try:
+                if out.send(self._wire):
+                    return True
+            except BlockingIOError:
+                pass
+            except OSError:
+                out.drop()  # what is left to know comes by `_gone`
+                return False
+            self._loop.add_writer(self._wire, self._writable)
+        out.own()
         self._unsent.append(out)
-        self._loop.add_writer(self._wire, self._writable)
         return True
 
     def _writable(self) -> None:

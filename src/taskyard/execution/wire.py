@@ -166,11 +166,19 @@ class Outgoing:
             self.parts[0] = memoryview(self.parts[0])[sent:]
         return not self.parts
 
+    def own(self) -> None:
+        """It has to wait: what is left of it may lie in buffers of the caller's, who is free to change them."""
+        self.parts = [bytes(part) if _may_change(part) else part for part in self.parts]
+
     def drop(self) -> None:
         """It will not be sent (again): let go of its descriptor."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+
+
+def _may_change(part: Bytes) -> bool:
+    return type(part.obj if isinstance(part, memoryview) else part) is not bytes
 
 
 def encode(
