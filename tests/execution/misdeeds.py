@@ -253,11 +253,23 @@ def keyword(*, value: Any) -> Any:
     return value
 
 
-_kept: list[bytearray] = []
+_kept: list[bytes | bytearray] = []
 
 
 def keep_memory(size: int) -> None:
     _kept.append(bytearray(b"x") * size)
+
+
+def keep(content: bytes) -> None:
+    _kept.append(content)
+
+
+def kept() -> int:
+    return sum(map(len, _kept))
+
+
+def surroundings(variable: str) -> tuple[list[str], str | None]:
+    return sys.argv, os.environ.get(variable)
 
 
 class Tool:

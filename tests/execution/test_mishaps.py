@@ -143,7 +143,7 @@ async def test_calls_that_wait_are_answered_when_no_worker_can_be_started(open_d
 class NoStarter:
     def preload(self, modules: object) -> None: ...
 
-    def spawn(self, settings: object) -> None:
+    def spawn(self) -> None:
         raise OSError("no process is to be had")
 
 

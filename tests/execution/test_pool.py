@@ -4,6 +4,8 @@ import asyncio
 import logging
 import math
 import os
+import pickle
+import sys
 import time
 from functools import partial
 
@@ -88,6 +90,27 @@ async def test_an_import_that_hangs_is_ended(open_desk, monkeypatch):
     assert result.error is not None
     assert result.error.kind is ErrorKind.TIMEOUT
     assert "imported" in result.error.message
+
+
+@BOTH
+async def test_a_large_setup_holds_up_nobody(open_desk, portable):
+    """Megabytes for a worker's setup are sent as it takes them: nobody waits until it does."""
+    setup = pickle.dumps((misdeeds.keep, (b"x" * 50_000_000,)))
+    desk = open_desk(max_workers=1, setup=setup, portable=portable)
+    await desk.pool.start()
+    (worker,) = desk.pool._workers
+    assert worker._unsent
+    assert await desk.value(misdeeds.kept) == 50_000_000
+
+
+@BOTH
+async def test_surroundings_of_any_bytes(open_desk, monkeypatch, portable):
+    """Arguments and variables of the host that are no valid text are the same in its workers."""
+    odd = os.fsdecode(b"\xff\xfe")
+    monkeypatch.setattr(sys, "argv", [*sys.argv, odd])
+    monkeypatch.setenv("TASKYARD_TESTS_ODD", odd)
+    desk = open_desk(max_workers=1, spare=False, portable=portable)
+    assert await desk.value(misdeeds.surroundings, "TASKYARD_TESTS_ODD") == (sys.argv, odd)
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
@@ -186,7 +209,7 @@ async def test_a_pool_that_cannot_start_says_so(open_desk, monkeypatch):
     """When no worker can be started each call is answered `system`, none waits for ever, and it goes on when it can."""
     desk = open_desk(max_workers=1)
 
-    def refuse(_):
+    def refuse():
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:

@@ -17,12 +17,12 @@ class Channel:
     """Only the worker itself speaks here: a process that its code forked, and that came back from the call as well,
     ends without a word."""
 
-    def __init__(self, fd: int, *, shares: bool) -> None:
+    def __init__(self, fd: int, *, shares: bool = False) -> None:
         self.shares = shares
         self._sock = socket.socket(fileno=fd)
         self._sock.setblocking(True)
         widen(self._sock)
-        self._reader = Reader(shares=shares)
+        self._reader = Reader(shares=False)  # a setup comes through the socket, whatever its size
         self._arrived: deque[Frame] = deque()
         self._canceled: set[int] = set()
         self._pid = getpid()

@@ -96,7 +96,7 @@ class HostedWorker:
         self.served += 1
         if len(self.calls) == 1:
             self._begin(call)
-        call.is_undelivered = not self._send(out)
+        call.is_undelivered = not self.send(out)
 
     def _begin(self, call: PendingCall) -> None:
         """The worker turns to this call now."""
@@ -111,7 +111,7 @@ class HostedWorker:
 
     def ask(self, call: PendingCall) -> None:
         """Tell the code that it should end."""
-        self._send(encode(Kind.CANCEL, call.number))
+        self.send(encode(Kind.CANCEL, call.number))
 
     def terminate(self) -> None:
         """SIGTERM for it and its group. Nobody knows when it arrives, so no other call may begin here."""
@@ -126,7 +126,7 @@ class HostedWorker:
     def retire(self, within_s: float) -> None:
         """It has nothing to do, and shall end by itself."""
         self.is_retiring = True
-        self._send(encode(Kind.EXIT))
+        self.send(encode(Kind.EXIT))
         self._deadline_mono = time.monotonic() + within_s
         self._arm()
 
@@ -161,7 +161,7 @@ class HostedWorker:
 
     # --- the wire -----------------------------------------------------------------------------------------------------
 
-    def _send(self, out: Outgoing) -> bool:
+    def send(self, out: Outgoing) -> bool:
         """Send it now or when there is room; False if nobody is there to read it any more."""
         if not self._unsent:
             try:

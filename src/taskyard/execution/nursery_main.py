@@ -19,24 +19,21 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 import msgspec
 
 from taskyard.execution.keeper import END, GONE, GONE_FORMAT, LOST, Wakeups, keep
 from taskyard.execution.linux import adopt_orphans, children, close_all, kill_hard, set_name
-from taskyard.execution.scene import Scene, WorkerSettings
 
 LENGTH = struct.Struct("<I")
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker. Two descriptors come along: the worker's end of its wire, the keeper's end of its control. Without
-    a `scene`, that of the spawn before holds."""
+    """Fork a worker. Two descriptors come along: the worker's end of its wire, the keeper's end of its control."""
 
     worker: int
-    settings: WorkerSettings
-    scene: Scene | None = None
 
 
 class PutDown(msgspec.Struct, frozen=True, tag=True):
@@ -68,7 +65,6 @@ class Nursery:
         """By process id: the worker's number and our copy of its control, on which we speak for a dead keeper."""
         self._lost: list[tuple[int, int]] = []
         """The same of keepers that were killed, until nothing is left of what they kept."""
-        self._scene: Scene | None = None
         self._buffer = bytearray()
         self._fds: list[int] = []
 
@@ -117,10 +113,6 @@ class Nursery:
 
     def _spawn(self, spawn: Spawn) -> None:
         wire, control = self._fds.pop(0), self._fds.pop(0)
-        self._scene = spawn.scene or self._scene
-        scene, settings = self._scene, spawn.settings
-        if scene is None:
-            raise ValueError("the first spawn must bring its scene")
         nursery = os.getpid()
         try:
             pid = os.fork()
@@ -133,7 +125,7 @@ class Nursery:
             # Whatever goes wrong here must end here: further out it would be taken for the end of the nursery.
             try:
                 self._let_go(control)
-                keep(control, nursery, _worker(wire, settings, scene))
+                keep(control, nursery, partial(_work, wire))
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -193,13 +185,10 @@ class Nursery:
             self._reap()
 
 
-def _worker(wire: int, settings: WorkerSettings, scene: Scene) -> Callable[[], None]:
-    def work() -> None:
-        from taskyard.execution.worker_main import open_channel, serve
+def _work(wire: int) -> None:
+    from taskyard.execution.worker_main import serve
 
-        serve(open_channel(wire, shares=settings.shares), settings, scene)
-
-    return work
+    serve(wire)
 
 
 def preload(modules: tuple[str, ...]) -> None:

@@ -21,8 +21,9 @@ from taskyard.execution.explain import canceled, refused, rejected, waited_long
 from taskyard.execution.hosted import HostedWorker
 from taskyard.execution.keeper import LOST
 from taskyard.execution.nursery import NURSERY, WorkerHandle
-from taskyard.execution.scene import WorkerSettings, refuse_while_loading
+from taskyard.execution.scene import Setting, WorkerSettings, present_scene, refuse_while_loading
 from taskyard.execution.sizing import default_workers
+from taskyard.execution.wire import Bulk, Kind, Outgoing, encode
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
 
@@ -37,9 +38,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     long a worker may take to start, and to import what a call names. `cancel_grace_s`: from being asked to end to
     SIGTERM; `term_grace_s`: from there to SIGKILL. `recycle_after` calls, or above `recycle_rss` bytes in memory, a
     worker is replaced; `memory_limit` bytes of data are all it can allocate. `pipeline`: calls sent ahead to one
-    worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery. `setup`: as in
-    `WorkerSettings`. `environ`: variables that its workers have on top of the host's; they import what is preloaded
-    themselves, to see them."""
+    worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery. `setup`: a pickled
+    pair of function and arguments, called in each worker before it is ready. `environ`: variables that its workers have
+    on top of the host's; they import what is preloaded themselves, to see them."""
 
     max_workers: int = msgspec.field(default_factory=default_workers)
     queue_limit: int = 1000
@@ -75,11 +76,11 @@ class PoolNumbers(msgspec.Struct, frozen=True):
 
 
 class Starter(Protocol):
-    """Where workers come from: the nursery, or the spawner."""
+    """Where workers come from: the nursery, or the spawner. What they are to be, they are told over their wire."""
 
     def preload(self, modules: tuple[str, ...]) -> None: ...
 
-    def spawn(self, settings: WorkerSettings) -> WorkerHandle: ...
+    def spawn(self) -> WorkerHandle: ...
 
 
 class WorkerPool:
@@ -246,25 +247,33 @@ class WorkerPool:
     def _start_worker(self, loop: asyncio.AbstractEventLoop) -> None:
         refuse_while_loading()
         settings = self.settings
-        asked = WorkerSettings(
-            memory_limit=settings.memory_limit,
-            recycle_rss=settings.recycle_rss,
-            shares=self._shares,
-            preload=settings.preload if settings.environ else (),
-            setup=settings.setup,
-            environ=settings.environ,
-        )
         try:
+            setup = self._encode_setup()
             self._starter.preload(() if settings.environ else settings.preload)
-            process = self._starter.spawn(asked)
+            process = self._starter.spawn()
         except Exception as exc:
             self._cannot_start = True
             self._blame_start(_fault(f"a worker process could not be started: {exc}"))
             if self._waiting:
                 loop.call_later(START_AGAIN_S, self._grow)  # nothing else would: no worker is on its way
             return
-        self._workers.add(HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s))
+        worker = HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s)
+        worker.send(setup)
+        self._workers.add(worker)
         self._starting += 1
+
+    def _encode_setup(self) -> Outgoing:
+        settings = self.settings
+        worker = WorkerSettings(
+            memory_limit=settings.memory_limit,
+            recycle_rss=settings.recycle_rss,
+            shares=self._shares,
+            preload=settings.preload if settings.environ else (),
+            environ=settings.environ,
+        )
+        setting: Setting = (worker, present_scene(), Bulk.of(settings.setup))
+        # Not through a memfd: the loop sends megabytes piece by piece, but would write them into memory at once.
+        return encode(Kind.SETUP, value=setting, shares=False)
 
     def _blame_start(self, error: ExecutionError) -> None:
         """A second start in a row that failed answers one call: so a pool that cannot start never turns in circles,

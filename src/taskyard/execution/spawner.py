@@ -18,11 +18,6 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-import msgspec
-
-from taskyard.execution.scene import WorkerSettings, present_scene
-from taskyard.execution.wire import Kind, encode
-
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from taskyard.execution.spawner import main; main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -66,8 +61,7 @@ class Spawner:
     def preload(self, modules: tuple[str, ...]) -> None:
         """There is no process to have them in advance; a worker imports what it needs."""
 
-    def spawn(self, settings: WorkerSettings) -> SpawnedWorker:
-        settings = msgspec.structs.replace(settings, shares=False)
+    def spawn(self) -> SpawnedWorker:
         wire, worker_end = socket.socketpair()
         lifeline, worker_line = socket.socketpair()
         try:
@@ -80,9 +74,6 @@ class Spawner:
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-            setup = encode(Kind.SETUP, value=(settings, present_scene()), shares=False)
-            while not setup.send(wire):
-                pass  # blocking, and within what the socket holds
         except BaseException:
             wire.close()
             lifeline.close()
@@ -93,16 +84,12 @@ class Spawner:
 
 def main(fd: int, lifeline_fd: int) -> NoReturn:
     """In the worker."""
-    from taskyard.execution.worker_main import open_channel, serve
+    from taskyard.execution.worker_main import serve
 
     code = 1
     try:
         _end_with_host(socket.socket(fileno=lifeline_fd))
-        channel = open_channel(fd, shares=False)
-        setup = channel.receive()
-        if setup is not None:
-            settings, scene = setup.load()
-            serve(channel, settings, scene)
+        serve(fd)
         code = 0
     finally:
         os._exit(code)

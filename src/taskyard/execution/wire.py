@@ -61,8 +61,8 @@ class WireError(Exception):
 
 
 class Kind(IntEnum):
-    """What a frame says. To the worker: SETUP (where it is not forked), CALL, CANCEL (of the
-    call it names) and EXIT; the others come from it."""
+    """What a frame says. To the worker: SETUP (first of all), CALL, CANCEL (of the call it names)
+    and EXIT; the others come from it."""
 
     CALL = 1
     CANCEL = 2

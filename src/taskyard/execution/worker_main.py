@@ -30,7 +30,7 @@ from taskyard.execution.context import CURRENT
 from taskyard.execution.explain import UNLOADED, UNRETURNED, explain, with_exception
 from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.said import fields_of
-from taskyard.execution.scene import Scene, WorkerSettings, enter, load_main
+from taskyard.execution.scene import Scene, Setting, WorkerSettings, enter, load_main
 from taskyard.execution.wire import (
     IS_NAMED,
     IS_NEW,
@@ -191,7 +191,7 @@ class _Forward(logging.Handler):
             self.handleError(record)
 
 
-def open_channel(fd: int, *, shares: bool) -> Channel:
+def _open_channel(fd: int) -> Channel:
     """The worker's end of its wire, clear of the standard descriptors; nothing can be read from standard input."""
     if fd < LOWEST_FD:
         low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
@@ -199,17 +199,18 @@ def open_channel(fd: int, *, shares: bool) -> Channel:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return Channel(fd, shares=shares)
+    return Channel(fd)
 
 
-def serve(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
+def serve(fd: int) -> None:
     """Be a worker on this end of the wire, until the host closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, which knows what to do about us
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    channel = _open_channel(fd)
     try:
-        if _is_prepared(channel, settings, scene):
-            Worker(channel, settings, scene).serve()
+        if (frame := channel.receive()) is not None:
+            _serve(channel, frame.load())
     except (SystemExit, BrokenPipeError, ConnectionResetError):
         pass
     finally:
@@ -219,20 +220,23 @@ def serve(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
             sys.stderr.flush()
 
 
-def _is_prepared(channel: Channel, settings: WorkerSettings, scene: Scene) -> bool:
+def _serve(channel: Channel, setting: Setting) -> None:
+    settings, scene, setup = setting
+    channel.shares = settings.shares
+    worker = Worker(channel, settings, scene)
     try:
-        _prepare(channel, settings, scene)
+        _prepare(channel, settings, scene, setup)
     except Exception as exc:
         error = explain(exc)
         message = f"a worker process could not start: {error.message}"
         channel.send(
             Kind.ERROR, 0, _encode_error(msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, message=message))
         )
-        return False
-    return True
+    else:
+        worker.serve()
 
 
-def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
+def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: bytes | None) -> None:
     enter(scene, settings.environ)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what was printed is out before a crash
@@ -248,8 +252,8 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = settings.memory_limit if hard == resource.RLIM_INFINITY else min(settings.memory_limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    if settings.setup is not None:
-        if b"__main__" in settings.setup:
+    if setup is not None:
+        if b"__main__" in setup:
             load_main(scene)
-        function, args = pickle.loads(settings.setup)
+        function, args = pickle.loads(setup)
         function(*args)
