@@ -58,6 +58,7 @@ def write_garbage_on_every_socket() -> None:
 
 def close_everything() -> None:
     os.closerange(3, 1000)
+    hang()
 
 
 def kill_keeper() -> None:

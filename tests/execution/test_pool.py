@@ -142,6 +142,21 @@ async def test_waiting_for_a_worker_has_a_limit_of_its_own(open_desk):
     desk.pool.end_now(running)
 
 
+async def test_the_limit_on_waiting_holds_where_calls_are_sent_ahead(open_desk, tmp_path):
+    """A call that may not wait for long is not sent ahead, so that it can be answered in time and never begins."""
+    desk = open_desk(max_workers=1, pipeline=4, spare=False)
+    await desk.value(misdeeds.pid)
+    running = desk.begin(misdeeds.hang)
+    waiting = desk.begin(misdeeds.append, str(tmp_path / "ran"), "!", wait_s=0.05)
+    error = (await waiting.future).error
+    assert error is not None
+    assert error.kind is ErrorKind.TIMEOUT
+    assert "no worker was free" in error.message
+    desk.pool.end_now(running)
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert not (tmp_path / "ran").exists()
+
+
 async def test_a_spare_is_ready(open_desk):
     """While calls run on all workers, one process more is ready to take the place of one that dies."""
     desk = open_desk(max_workers=1)

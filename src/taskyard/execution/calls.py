@@ -30,6 +30,8 @@ class PendingCall:
     waiting: asyncio.TimerHandle | None = None
     ending: asyncio.TimerHandle | None = None
     is_new = is_over = is_asked = is_undelivered = False
+    returns = 0
+    """How often a worker died before it had all of it."""
     number = 0
     marks = 0
     """Added to those of its frame."""

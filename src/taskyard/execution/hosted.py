@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.explain import UNRETURNED, clean, explain
+from taskyard.execution.explain import UNRETURNED, clean, explain, fault
 from taskyard.execution.nursery import WorkerHandle
 from taskyard.execution.said import known_fields
 from taskyard.execution.wire import (
@@ -39,6 +39,9 @@ from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 
 log = logging.getLogger("taskyard")
 
+LAST_WORD_S = 1.0
+"""How long a worker whose wire has ended may take to be found dead, which says why; it takes about a millisecond."""
+
 _decode_error = msgspec.msgpack.Decoder(ExecutionError).decode
 
 
@@ -59,7 +62,7 @@ class HostedWorker:
         self.pid: int | None = None
         self.calls: deque[PendingCall] = deque()
         self.served = 0
-        self.is_ready = self.is_spent = self.is_dying = self.is_retiring = False
+        self.is_ready = self.is_spent = self.is_dying = self.is_retiring = self._is_silent = False
         self.late: list[PendingCall] = []
         """Answered after it had been decided that their worker must die for them."""
         self.complaint: ExecutionError | None = None
@@ -67,7 +70,7 @@ class HostedWorker:
         self._process, self._loop, self._owner = process, loop, owner
         self._shares, self._load_s = shares, load_s
         self._wire, self._reader = process.wire, Reader(shares=shares)
-        self._unsent: deque[Outgoing] = deque()
+        self._unsent: deque[tuple[Outgoing, PendingCall | None]] = deque()
         self._known: set[tuple[str, str]] = set()
         self._functions: dict[Callable[..., Any], int] = {}
         self._deadline_mono = time.monotonic() + load_s
@@ -96,7 +99,8 @@ class HostedWorker:
         self.served += 1
         if len(self.calls) == 1:
             self._begin(call)
-        call.is_undelivered = not self.send(out)
+        if not self.send(out, call):
+            call.is_undelivered = True
 
     def _begin(self, call: PendingCall) -> None:
         """The worker turns to this call now."""
@@ -150,10 +154,12 @@ class HostedWorker:
             if self._deadline_mono < math.inf:
                 self._arm()
             return
-        if self.is_dying:
+        if self.is_dying and not self._is_silent:
             return
-        if not self.is_ready and not self.is_retiring:
-            self.complaint = _fault(f"a worker process did not start within {self._load_s:g} s")
+        if self._is_silent:
+            self.complaint = fault("its worker process closed its wire")
+        elif not self.is_ready and not self.is_retiring:
+            self.complaint = fault(f"a worker process did not start within {self._load_s:g} s")
         elif self.calls:
             call = self.calls[0]
             call.expire("its code could not be imported" if call.is_new else None, self._load_s)
@@ -161,8 +167,9 @@ class HostedWorker:
 
     # --- the wire -----------------------------------------------------------------------------------------------------
 
-    def send(self, out: Outgoing) -> bool:
-        """Send it now or when there is room; False if nobody is there to read it any more."""
+    def send(self, out: Outgoing, call: PendingCall | None = None) -> bool:
+        """Send it, the frame of `call` if there is one; False if it has to wait for room, or nobody is there to read it
+        any more."""
         if not self._unsent:
             try:
                 if out.send(self._wire):
@@ -174,14 +181,17 @@ class HostedWorker:
                 return False
             self._loop.add_writer(self._wire, self._writable)
         out.own()
-        self._unsent.append(out)
-        return True
+        self._unsent.append((out, call))
+        return False
 
     def _writable(self) -> None:
         try:
             while self._unsent:
-                if not self._unsent[0].send(self._wire):
+                out, call = self._unsent[0]
+                if not out.send(self._wire):
                     return
+                if call is not None:
+                    call.is_undelivered = False
                 self._unsent.popleft()
         except BlockingIOError:
             return
@@ -191,12 +201,16 @@ class HostedWorker:
 
     def _drop_unsent(self) -> None:
         while self._unsent:
-            self._unsent.popleft().drop()
+            self._unsent.popleft()[0].drop()
 
     def _readable(self) -> None:
-        if not self._read():
-            self._loop.remove_reader(self._wire)
-            self.kill()
+        if self._read():
+            return
+        self._loop.remove_reader(self._wire)
+        if not self.is_dying:
+            self.is_dying = self._is_silent = True
+            self._deadline_mono = time.monotonic() + LAST_WORD_S
+            self._arm()
 
     def _read(self) -> bool:
         """Read once and act on it; whether there may be more."""
@@ -209,7 +223,8 @@ class HostedWorker:
         except ConnectionResetError:
             return False
         except WireError as exc:
-            self.complaint = _fault(f"its worker process wrote what is no answer: {exc}")
+            self.complaint = fault(f"its worker process wrote what is no answer: {exc}")
+            self.kill()
             return False
         return is_open
 
@@ -358,7 +373,3 @@ def _relay(said: tuple[Any, ...]) -> None:
     logger = logging.getLogger(record.name)
     if logger.isEnabledFor(record.levelno):
         logger.handle(record)
-
-
-def _fault(message: str) -> ExecutionError:
-    return ExecutionError(kind=ErrorKind.SYSTEM, message=message)

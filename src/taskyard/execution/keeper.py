@@ -18,6 +18,7 @@ import struct
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from taskyard.execution.linux import adopt_orphans, children, close_all, die_with_parent, kill_hard, set_name
@@ -32,6 +33,20 @@ service it stops, and what runs is then the host's to end, when its grace is ove
 
 LOST = -1
 """The status of a worker whose keeper was killed: nobody saw it end."""
+
+
+def ended(status: int) -> str:
+    """What a wait status says, in words."""
+    if status == LOST:
+        return "was lost"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "a signal"
+        return f"was ended by {name} ({number})"
+    return f"exited with code {os.WEXITSTATUS(status)}"
 
 
 class Wakeups:
@@ -57,9 +72,9 @@ class Wakeups:
         close_all((self.fd, self._write_fd))
 
 
-def keep(control_fd: int, nursery: int, work: Callable[[], None]) -> NoReturn:
-    """Run `work` in a worker and keep it until its tree is gone. Called in a fresh fork of the nursery, which is
-    single-threaded; it never returns."""
+def keep(control_fd: int, wire_fd: int, nursery: int, work: Callable[[int], None]) -> NoReturn:
+    """Run `work` on the wire in a worker, and keep it until its tree is gone. Called in a fresh fork of the nursery,
+    which is single-threaded; it never returns."""
     os.setsid()
     set_name("taskyard-keeper")
     wakeups = Wakeups(signal.SIGCHLD, END)
@@ -72,7 +87,8 @@ def keep(control_fd: int, nursery: int, work: Callable[[], None]) -> NoReturn:
     if worker == 0:
         wakeups.close()
         os.close(control_fd)
-        _be_worker(keeper, work)
+        _be_worker(keeper, partial(work, wire_fd))
+    os.close(wire_fd)  # so that the host sees it end with the worker's
     status = _watch(control_fd, worker, wakeups)
     with contextlib.suppress(OSError):  # the host is gone
         os.write(control_fd, GONE_FORMAT.pack(GONE, status))

@@ -19,7 +19,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -125,7 +124,7 @@ class Nursery:
             # Whatever goes wrong here must end here: further out it would be taken for the end of the nursery.
             try:
                 self._let_go(control)
-                keep(control, nursery, partial(_work, wire))
+                keep(control, wire, nursery, _work)
             except BaseException:
                 traceback.print_exc()
             finally:
