@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -242,6 +243,11 @@ def look_at_run() -> tuple[str, int, int, str]:
     return run.uuid, run.attempt, run.token, run.source
 
 
+def write_many_logs(count: int) -> None:
+    for number in range(count):
+        logging.getLogger(f"made.up.{number}").warning("said")
+
+
 def write_log(text: str) -> None:
     logging.getLogger("misdeeds").warning(text)
     logging.getLogger("misdeeds").debug("too fine to be sent")
@@ -267,6 +273,21 @@ def keep(content: bytes) -> None:
 
 def kept() -> int:
     return sum(map(len, _kept))
+
+
+def signals_of_child() -> tuple[int, int]:
+    """Which signals a program that this code starts has blocked, and which it ignores."""
+    status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+    masks = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Sig"))
+    return int(masks["SigBlk"], 16), int(masks["SigIgn"], 16)
+
+
+def sockets_of_child() -> int:
+    """How many sockets a program that is careless about descriptors gets from this process."""
+    shown = subprocess.run(
+        ["ls", "-l", "/proc/self/fd"], close_fds=False, stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    return shown.stdout.count(b"socket:")
 
 
 def surroundings(variable: str) -> tuple[list[str], str | None]:

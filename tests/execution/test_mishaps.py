@@ -1,4 +1,4 @@
-"""What goes wrong beside a call: threads and forks that outlive it, listeners that raise, signals for everybody."""
+"""What goes wrong beside a call: threads and forks that outlive it, listeners that raise, workers that die half way."""
 
 import asyncio
 import logging
@@ -11,12 +11,11 @@ from typing import NoReturn
 import pytest
 
 from taskyard.execution.context import current_run
-from taskyard.execution.nursery import NURSERY
 from taskyard.futures import ProcessPool
 from taskyard.manager import ExecutorManager, ManagerSettings, get_executor_manager
 from taskyard.model.execution import ErrorKind
 from tests.execution import misdeeds
-from tests.execution.census import descendants, ended
+from tests.execution.census import ended
 
 
 def speak_later(let_go: str) -> None:
@@ -55,12 +54,6 @@ def fork_and_work(path: str) -> int:
 def report(value: float) -> float:
     current_run().progress(value)
     return value
-
-
-def wait_for(begun: str, let_go: str) -> str:
-    write(begun)
-    read(let_go)
-    return "finished"
 
 
 def read(path: str) -> None:
@@ -103,20 +96,6 @@ async def test_a_listener_that_raises_loses_no_answer(desk, monkeypatch):
 
 def _raise(*_: object) -> None:
     raise RuntimeError("a listener failed")
-
-
-async def test_a_signal_for_everybody_leaves_running_calls_their_grace(desk, let_go, tmp_path):
-    """A service manager that stops the host sends SIGTERM to every process of it: what runs may still finish."""
-    begun = str(tmp_path / "begun")
-    os.mkfifo(begun)
-    call = desk.begin(wait_for, begun, let_go)
-    await asyncio.to_thread(read, begun)
-    assert NURSERY.pid is not None
-    for pid in [NURSERY.pid, *descendants(NURSERY.pid)]:
-        os.kill(pid, signal.SIGTERM)
-    await asyncio.to_thread(write, let_go)
-    assert (await call.future).data == "finished"
-    assert await desk.value(misdeeds.add, 1, 2) == 3
 
 
 def test_killing_a_pipelining_pool_answers_every_call():

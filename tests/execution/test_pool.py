@@ -390,6 +390,21 @@ async def test_log_lines_reach_the_host(desk, caplog):
     ]
 
 
+async def test_names_of_loggers_do_not_pile_up(desk, caplog):
+    """Whatever names a worker's code makes up for its loggers, the host handles their lines without keeping them."""
+    before = len(logging.root.manager.loggerDict)
+    await desk.value(misdeeds.write_many_logs, 100)
+    assert [record.name for record in caplog.records][-1] == "made.up.99"
+    assert len(logging.root.manager.loggerDict) - before < 10
+
+
+@BOTH
+async def test_what_code_starts_gets_no_wire(open_desk, portable):
+    """A program that user code starts inherits none of the sockets of its worker."""
+    desk = open_desk(max_workers=1, portable=portable)
+    assert await desk.value(misdeeds.sockets_of_child) == 0
+
+
 # --- life -------------------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,8 @@ class Channel:
         widen(self._sock)
         self._reader = Reader(shares=False)  # a setup comes through the socket, whatever its size
         self._arrived: deque[Frame] = deque()
-        self._canceled: set[int] = set()
+        # Who asks for one that is long over is a thread it left behind: the last few will do.
+        self._canceled: deque[int] = deque(maxlen=100)
         self._pid = getpid()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
 
@@ -76,6 +77,6 @@ class Channel:
     def _sort(self) -> None:
         while (frame := self._reader.next()) is not None:
             if frame.head.kind is Kind.CANCEL:
-                self._canceled.add(frame.head.call)
+                self._canceled.append(frame.head.call)
             else:
                 self._arrived.append(frame.detached())

@@ -370,6 +370,18 @@ def _relay(said: tuple[Any, ...]) -> None:
         )
     except (TypeError, ValueError) as exc:
         raise WireError(f"a log record that is none: {exc}") from None
-    logger = logging.getLogger(record.name)
-    if logger.isEnabledFor(record.levelno):
-        logger.handle(record)
+    logger = _nearest_logger(record.name)
+    # Not `isEnabledFor`, which remembers every level it was asked for.
+    if logging.root.manager.disable < record.levelno >= logger.getEffectiveLevel():
+        (logger.handle if logger.name == record.name else logger.callHandlers)(record)
+
+
+def _nearest_logger(name: str) -> logging.Logger:
+    """The one of this name, or else the one that it would pass its records on to: the host must not grow by the names
+    that code in its workers makes up."""
+    known = logging.root.manager.loggerDict
+    while name:
+        if isinstance(logger := known.get(name), logging.Logger):
+            return logger
+        name = name.rpartition(".")[0]
+    return logging.root

@@ -78,14 +78,13 @@ def keep(control_fd: int, wire_fd: int, nursery: int, work: Callable[[int], None
     os.setsid()
     set_name("taskyard-keeper")
     wakeups = Wakeups(signal.SIGCHLD, END)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(nursery, END)
     adopt_orphans()
     keeper = os.getpid()
     worker = os.fork()
     if worker == 0:
         wakeups.close()
+        signal.signal(END, signal.SIG_DFL)
         os.close(control_fd)
         _be_worker(keeper, partial(work, wire_fd))
     os.close(wire_fd)  # so that the host sees it end with the worker's

@@ -10,28 +10,22 @@ import asyncio
 import atexit
 import contextlib
 import itertools
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
+from taskyard.execution.boot import start_interpreter
 from taskyard.execution.keeper import GONE_FORMAT, KILL, LOST, TERM
 from taskyard.execution.nursery_main import LENGTH, Preload, PutDown, Request, Spawn
 
 KEEPER_PATIENCE_S = 0.5
 """How long a keeper may take to end its tree before it is put down itself; it takes about a millisecond."""
-
-_BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from taskyard.execution.nursery_main import main; main(int(sys.argv[2]), int(sys.argv[3]))"
-)
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -161,11 +155,7 @@ class Nursery:
         self._forget()
         ours, theirs = socket.socketpair()
         with theirs:
-            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-            boot = [sys.executable, *flags, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
-            self._process = subprocess.Popen(
-                boot, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            self._process = start_interpreter("taskyard.execution.nursery_main", [theirs.fileno()], os.getpid())
         self._sock = ours
         if self._preloaded:
             self._send(Preload(self._preloaded))

@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import msgspec
 
+from taskyard.execution.boot import take_signals
 from taskyard.execution.keeper import END, GONE, GONE_FORMAT, LOST, Wakeups, keep
 from taskyard.execution.linux import adopt_orphans, children, close_all, kill_hard, set_name
 
@@ -86,6 +87,8 @@ class Nursery:
             data, fds, _, _ = socket.recv_fds(self._host, 1 << 16, 64)
         except ConnectionResetError:
             return False
+        for fd in fds:
+            os.set_inheritable(fd, False)  # `recv_fds` leaves out the flag for it
         self._fds += fds
         self._buffer += data
         while len(self._buffer) >= LENGTH.size:
@@ -210,10 +213,7 @@ def main(host_fd: int, host_pid: int) -> NoReturn:
 def _live(host: socket.socket, host_pid: int) -> None:
     set_name("taskyard-nurse")
     adopt_orphans()
-    # The mask of the thread that started us came along: with a death unheard of, its call would wait for ever.
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # see `END`
+    take_signals()
     pidfd = None
     with contextlib.suppress(OSError, AttributeError):  # on an old kernel the socket alone will tell
         pidfd = os.pidfd_open(host_pid)

@@ -204,9 +204,7 @@ def _open_channel(fd: int) -> Channel:
 
 def serve(fd: int) -> None:
     """Be a worker on this end of the wire, until the host closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, which knows what to do about us
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     channel = _open_channel(fd)
     try:
         if (frame := channel.receive()) is not None:
