@@ -8,10 +8,11 @@ import pytest
 
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.context import RunContext, RunHost
-from taskyard.execution.nursery import NURSERY
+from taskyard.execution.nursery import NURSERY, Nursery
 from taskyard.execution.pool import PoolSettings, WorkerPool
 from taskyard.execution.process import make_pool
 from taskyard.execution.router import ExecutionDispatcher
+from taskyard.execution.spawner import Spawner
 from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
@@ -66,6 +67,27 @@ async def open_desk() -> AsyncIterator[Callable[..., Desk]]:
         for pool in pools:
             await pool.shutdown()
     await all_ended()
+
+
+@pytest.fixture
+async def open_fresh() -> AsyncIterator[Callable[..., Desk]]:
+    """Desks with one worker, whose nursery is their own and not running yet."""
+    pools: list[WorkerPool] = []
+    nurseries: list[Nursery] = []
+
+    def open_one(*, portable: bool = False, **settings: Any) -> Desk:
+        nurseries.append(Nursery())
+        starter = Spawner() if portable else nurseries[-1]
+        settings = {"max_workers": 1, "spare": False, **settings}
+        pools.append(WorkerPool(PoolSettings(**settings), starter=starter, shares=not portable))
+        return Desk(pools[-1])
+
+    yield open_one
+    async with asyncio.timeout(PATIENCE_S):
+        for pool in pools:
+            await pool.shutdown()
+    for nursery in nurseries:
+        nursery.close()
 
 
 async def all_ended() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from taskyard.execution.nursery import NURSERY
 from taskyard.model.execution import ErrorKind
-from tests.execution import misdeeds
+from tests.execution import misdeeds, no_fork
 from tests.execution.census import descendants, ended, is_alive
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +113,21 @@ async def test_keeper_and_nursery_killed_together(desk):
     for pid in everybody:
         await ended(pid)
     assert await desk.value(misdeeds.add, 1, 2) == 3
+
+
+async def test_a_keeper_that_gets_no_process(open_fresh, tmp_path, monkeypatch, capfd):
+    """When no process is to be had for the worker itself, calls are answered `system`, quietly, and it goes on when one
+    is to be had again."""
+    full = tmp_path / "full"
+    full.touch()
+    monkeypatch.setenv(no_fork.PATH, str(full))
+    desk = open_fresh(preload=("tests.execution.no_fork",))
+    error = (await desk.ask(misdeeds.pid)).error
+    assert error is not None
+    assert (error.kind, error.message) == (ErrorKind.SYSTEM, "a worker process was lost before it was ready")
+    full.unlink()
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert capfd.readouterr().err == ""
 
 
 async def test_a_fork_of_the_host_leaves_the_nursery_alone(desk):

@@ -4,39 +4,18 @@ import asyncio
 import os
 import pickle
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from taskyard.execution.nursery import NURSERY, Nursery
-from taskyard.execution.pool import PoolSettings, WorkerPool
+from taskyard.execution.nursery import NURSERY
 from taskyard.execution.spawner import Spawner
 from tests.execution import deeds, misdeeds
 from tests.execution.census import descendants
-from tests.execution.conftest import Desk
 
 BOTH = pytest.mark.parametrize("portable", [False, True], ids=["nursery", "portable"])
-
-
-@pytest.fixture
-async def open_fresh() -> AsyncIterator[Callable[[bool], Desk]]:
-    """Desks whose nursery is not running yet."""
-    desks: list[Desk] = []
-    nurseries: list[Nursery] = []
-
-    def open_one(portable: bool) -> Desk:
-        nurseries.append(Nursery())
-        settings = PoolSettings(max_workers=1, spare=False)
-        desks.append(Desk(WorkerPool(settings, starter=Spawner() if portable else nurseries[-1], shares=not portable)))
-        return desks[-1]
-
-    yield open_one
-    for desk in desks:
-        await desk.pool.shutdown()
-    for nursery in nurseries:
-        nursery.close()
 
 
 # --- SIGTERM to every process of a service ----------------------------------------------------------------------------
@@ -74,7 +53,7 @@ async def test_workers_that_are_being_set_up_go_on(open_desk, stage, portable):
 @BOTH
 async def test_interpreters_that_are_starting_go_on(open_fresh, portable):
     """Nor does it end a process of ours that has not come to its own code yet."""
-    desk, before = open_fresh(portable), descendants(os.getpid())
+    desk, before = open_fresh(portable=portable), descendants(os.getpid())
     call = desk.begin(misdeeds.pid)
     started = descendants(os.getpid()) - before
     assert started
@@ -100,7 +79,7 @@ def deaf_host() -> Iterator[None]:
 @BOTH
 async def test_programs_start_with_every_signal(open_fresh, deaf_host, portable):
     """What user code starts in a worker neither blocks nor ignores any signal, whatever host and worker do."""
-    assert await open_fresh(portable).value(misdeeds.signals_of_child) == (0, 0)
+    assert await open_fresh(portable=portable).value(misdeeds.signals_of_child) == (0, 0)
 
 
 # --- numbers of processes ---------------------------------------------------------------------------------------------

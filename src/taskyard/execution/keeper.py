@@ -32,7 +32,7 @@ END = signal.SIGRTMIN + 5
 service it stops, and what runs is then the host's to end, when its grace is over."""
 
 LOST = -1
-"""The status of a worker whose keeper was killed: nobody saw it end."""
+"""The status of a worker whose end nobody saw: its keeper was killed, or there was no process for one of them."""
 
 
 def ended(status: int) -> str:
@@ -81,14 +81,20 @@ def keep(control_fd: int, wire_fd: int, nursery: int, work: Callable[[int], None
     die_with_parent(nursery, END)
     adopt_orphans()
     keeper = os.getpid()
-    worker = os.fork()
+    try:
+        worker = os.fork()
+    except OSError:  # no process is to be had
+        _say_gone(control_fd, LOST)
     if worker == 0:
         wakeups.close()
         signal.signal(END, signal.SIG_DFL)
         os.close(control_fd)
         _be_worker(keeper, partial(work, wire_fd))
     os.close(wire_fd)  # so that the host sees it end with the worker's
-    status = _watch(control_fd, worker, wakeups)
+    _say_gone(control_fd, _watch(control_fd, worker, wakeups))
+
+
+def _say_gone(control_fd: int, status: int) -> NoReturn:
     with contextlib.suppress(OSError):  # the host is gone
         os.write(control_fd, GONE_FORMAT.pack(GONE, status))
     os._exit(0)

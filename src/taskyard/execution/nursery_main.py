@@ -119,7 +119,7 @@ class Nursery:
         try:
             pid = os.fork()
         except OSError:
-            # No process is to be had. The host is told that this one is gone, and why is in its message.
+            # No process is to be had: the host is told that this one is gone.
             os.write(control, GONE_FORMAT.pack(GONE, LOST))
             close_all((wire, control))
             return
