@@ -16,6 +16,7 @@ from taskyard.execution.spawner import Spawner
 from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
+from taskyard.testing.pipe import Pipe
 from taskyard.testing.samples import a_record
 from tests.execution import deeds
 from tests.execution.asking import PATIENCE_S, Held
@@ -129,6 +130,19 @@ async def dispatch() -> AsyncIterator[Callable[..., ExecutionDispatcher]]:
         for dispatcher in made:
             await dispatcher.shutdown()
     await all_ended()
+
+
+@pytest.fixture
+def make_pipe(tmp_path) -> Iterator[Callable[[str], Pipe]]:
+    made: list[Pipe] = []
+
+    def make(name: str) -> Pipe:
+        made.append(Pipe(str(tmp_path / name)))
+        return made[-1]
+
+    yield make
+    for pipe in made:
+        pipe.close()
 
 
 @pytest.fixture

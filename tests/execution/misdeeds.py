@@ -79,9 +79,14 @@ def hang() -> None:
     time.sleep(FOREVER_S)
 
 
+def say(path: str) -> None:
+    """To a test that waits at the other end of a pipe, or looks for a file."""
+    with open(path, "w") as file:
+        file.write("!")
+
+
 def say_and_hang(path: str) -> None:
-    with open(path, "w") as began:
-        began.write("!")
+    say(path)
     hang()
 
 
@@ -94,8 +99,10 @@ def hold_the_gil() -> None:
     ctypes.PyDLL(None).sleep(FOREVER_S)
 
 
-def ignore_sigterm() -> None:
+def ignore_sigterm(began: str | None = None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if began is not None:
+        say(began)
     while True:
         time.sleep(FOREVER_S)
 
@@ -129,8 +136,8 @@ def _hide(path: str, write_fd: int) -> NoReturn:
     os.execve("/bin/sleep", ["sleep", str(FOREVER_S)], {})
 
 
-def fork_many(path: str, count: int) -> None:
-    """A crowd in which every second one has a session of its own."""
+def fork_many(path: str, began: str, count: int) -> None:
+    """A crowd in which every second one has a session of its own, their numbers in `path`."""
     with open(path, "w") as file:
         for place in range(count):
             child = os.fork()
@@ -139,15 +146,14 @@ def fork_many(path: str, count: int) -> None:
                     os.setsid()
                 hang()
             file.write(f"{child}\n")
-    hang()
+    say_and_hang(began)
 
 
 def run_from_killers(path: str) -> None:
     """A process that is never there for long: it forks, and its parent ends."""
     if os.fork() == 0:
         os.setsid()
-        with open(path, "w") as file:
-            file.write("running")
+        say(path)
         while True:
             if os.fork() != 0:
                 os._exit(0)
@@ -194,13 +200,14 @@ def make_noise() -> str:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def report_in_a_tight_loop(count: int) -> float:
+def report_in_a_tight_loop(count: int) -> tuple[float, float]:
+    """The time it took, and that of the processor."""
     run = current_run()
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     for number in range(count):
         run.progress(number / count, f"step {number}", 1.0)
     run.progress(1.0, "done")
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - worked
 
 
 def report_then_wait(folder: str) -> None:
@@ -212,9 +219,8 @@ def report_then_wait(folder: str) -> None:
         gate.read(1)
 
 
-def wait_until_cancelled(path: str) -> str:
-    with open(path, "w") as began:
-        began.write("!")
+def wait_until_cancelled(began: str) -> str:
+    say(began)
     while not current_run().cancelled:
         time.sleep(0.001)
     return "cleaned up"
@@ -222,12 +228,9 @@ def wait_until_cancelled(path: str) -> str:
 
 def clean_up_on_sigterm(began: str, cleaned: str) -> None:
     try:
-        with open(began, "w") as file:
-            file.write("!")
-        hang()
+        say_and_hang(began)
     finally:
-        with open(cleaned, "w") as file:
-            file.write("!")
+        say(cleaned)
 
 
 def append(path: str, text: str) -> str:
@@ -265,6 +268,11 @@ _kept: list[bytes | bytearray] = []
 
 def keep_memory(size: int) -> None:
     _kept.append(bytearray(b"x") * size)
+
+
+def say_pid(path: str) -> None:
+    with open(path, "w") as pipe:
+        pipe.write(f"{os.getpid()}\n")
 
 
 def keep(content: bytes) -> None:

@@ -11,23 +11,16 @@ from functools import partial
 
 import pytest
 
+from taskyard.execution.context import PROGRESS_EVERY_S
 from taskyard.execution.nursery import NURSERY
 from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.model.execution import ErrorKind
-from taskyard.testing.pipe import Pipe
 from tests.execution import deeds, misdeeds, slow_import
 from tests.execution.census import is_alive, open_fds
 from tests.execution.conftest import Desk
 
 BOTH = pytest.mark.parametrize("portable", [False, True], ids=["nursery", "portable"])
-
-
-async def appears(path):
-    """Another process has written the file."""
-    async with asyncio.timeout(20):
-        while not path.exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -157,16 +150,17 @@ async def test_the_limit_on_waiting_holds_where_calls_are_sent_ahead(open_desk, 
     assert not (tmp_path / "ran").exists()
 
 
-async def test_a_spare_is_ready(open_desk):
+async def test_a_spare_is_ready(open_desk, tmp_path):
     """While calls run on all workers, one process more is ready to take the place of one that dies."""
-    desk = open_desk(max_workers=1)
-    pid = await desk.value(misdeeds.pid)
-    dying = desk.begin(misdeeds.hang, timeout_s=0.05)
-    after = desk.begin(misdeeds.pid)
-    await dying.future
-    assert (await after.future).data != pid
-    # From the answer to the hung call to the end of the next: no interpreter was started in between.
-    assert desk.pool.numbers.workers <= 2
+    os.mkfifo(tmp_path / "pids")
+    setup = pickle.dumps((misdeeds.say_pid, (str(tmp_path / "pids"),)))
+    desk = open_desk(max_workers=1, setup=setup)
+    with open(os.open(tmp_path / "pids", os.O_RDWR)) as pids:
+        running = desk.begin(misdeeds.hang)
+        both = [int(await asyncio.to_thread(pids.readline)) for _ in range(2)]
+    desk.pool.end_now(running)
+    dead = (await running.future).worker_pid
+    assert await desk.value(misdeeds.pid) in {*both} - {dead}
 
 
 async def test_numbers(open_desk):
@@ -292,25 +286,25 @@ async def test_what_was_sent_ahead_stays_as_it_was(open_desk, stage):
 
 
 @BOTH
-async def test_code_that_looks_ends_by_itself(open_desk, tmp_path, portable):
+async def test_code_that_looks_ends_by_itself(open_desk, make_pipe, portable):
     """A cancel reaches `current_run().cancelled`; code that heeds it ends in its own way, and its worker lives on."""
     desk = open_desk(max_workers=1, cancel_grace_s=60, portable=portable)
     pid = await desk.value(misdeeds.pid)
-    path = tmp_path / "began"
-    call = desk.begin(misdeeds.wait_until_cancelled, str(path), run=desk.run())
-    await appears(path)
+    began = make_pipe("began")
+    call = desk.begin(misdeeds.wait_until_cancelled, began.path, run=desk.run())
+    await began.wait()
     desk.pool.interrupt(call)
     assert (await call.future).data == "cleaned up"
     assert await desk.value(misdeeds.pid) == pid
 
 
 @pytest.mark.spec("EXE-07")
-async def test_code_that_does_not_look_can_clean_up(open_desk, tmp_path):
+async def test_code_that_does_not_look_can_clean_up(open_desk, make_pipe, tmp_path):
     """After the grace SIGTERM raises in the code, whose `finally` runs; the answer is `canceled`."""
     desk = open_desk(max_workers=1, cancel_grace_s=0.01, term_grace_s=60)
-    began, cleaned = tmp_path / "began", tmp_path / "cleaned"
-    call = desk.begin(misdeeds.clean_up_on_sigterm, str(began), str(cleaned))
-    await appears(began)
+    began, cleaned = make_pipe("began"), tmp_path / "cleaned"
+    call = desk.begin(misdeeds.clean_up_on_sigterm, began.path, str(cleaned))
+    await began.wait()
     desk.pool.interrupt(call)
     error = (await call.future).error
     assert error is not None
@@ -319,11 +313,13 @@ async def test_code_that_does_not_look_can_clean_up(open_desk, tmp_path):
     assert await desk.value(misdeeds.add, 1, 2) == 3
 
 
-async def test_code_that_ignores_everything_is_killed(open_desk):
+async def test_code_that_ignores_everything_is_killed(open_desk, make_pipe):
     """After SIGTERM comes SIGKILL; the answer is `canceled`, and comes when the process is gone."""
     desk = open_desk(max_workers=1, cancel_grace_s=0.01, term_grace_s=0.01)
     pid = await desk.value(misdeeds.pid)
-    call = desk.begin(misdeeds.ignore_sigterm)
+    began = make_pipe("began")
+    call = desk.begin(misdeeds.ignore_sigterm, began.path)
+    await began.wait()
     desk.pool.interrupt(call)
     error = (await call.future).error
     assert error is not None
@@ -331,35 +327,35 @@ async def test_code_that_ignores_everything_is_killed(open_desk):
     assert not is_alive(pid)
 
 
-async def test_a_pipelined_call_that_is_canceled_before_its_turn(open_desk, tmp_path):
+async def test_a_pipelined_call_that_is_canceled_before_its_turn(open_desk, make_pipe, tmp_path):
     """A cancel of a call that was sent ahead reaches it when its turn comes."""
     desk = open_desk(max_workers=1, pipeline=4, spare=False, cancel_grace_s=60)
     await desk.value(misdeeds.pid)
-    gate = Pipe(str(tmp_path / "gate"))
+    gate = make_pipe("gate")
     first = desk.begin(misdeeds.report_then_wait, str(tmp_path), run=desk.run())
     second = desk.begin(misdeeds.wait_until_cancelled, str(tmp_path / "began"), run=desk.run())
     desk.pool.interrupt(second)
     gate.write()
     assert (await first.future).success
     assert (await second.future).data == "cleaned up"
-    gate.close()
 
 
 # --- what a run says --------------------------------------------------------------------------------------------------
 
 
-async def test_progress_in_a_tight_loop_costs_nothing(desk):
-    """A hundred thousand reports take well under a second, few cross, and the last is kept."""
-    spent_s = await desk.value(misdeeds.report_in_a_tight_loop, 100_000, run=desk.run())
-    assert spent_s < 2
-    assert len(desk.reports) < 20
-    await asyncio.sleep(0)
-    assert desk.reports[0].progress is not None
+async def test_progress_in_a_tight_loop_costs_nothing(desk, monkeypatch):
+    """Of a hundred thousand reports four a second cross, the last among them; the others cost microseconds."""
+    run, heard = desk.run(), []
+    monkeypatch.setattr(run, "progress", lambda *said: heard.append(said))
+    spent_s, worked_s = await desk.value(misdeeds.report_in_a_tight_loop, 100_000, run=run)
+    assert worked_s < 1
+    assert len(heard) <= spent_s / PROGRESS_EVERY_S + 2
+    assert heard[-1] == (1.0, "done", None)
 
 
-async def test_the_last_word_before_a_silence_is_heard(desk, tmp_path):
+async def test_the_last_word_before_a_silence_is_heard(desk, make_pipe, tmp_path):
     """A report that came too soon after another is sent when its time has come, though the code says nothing more."""
-    gate = Pipe(str(tmp_path / "gate"))
+    gate = make_pipe("gate")
     run = desk.run()
     call = desk.begin(misdeeds.report_then_wait, str(tmp_path), run=run)
     async with asyncio.timeout(10):
@@ -369,7 +365,6 @@ async def test_the_last_word_before_a_silence_is_heard(desk, tmp_path):
     assert not call.future.done()
     gate.write()
     await call.future
-    gate.close()
 
 
 async def test_a_run_knows_itself_in_the_worker(desk, caplog):
