@@ -32,6 +32,7 @@ from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.said import fields_of
 from taskyard.execution.scene import Scene, WorkerSettings, enter, load_main
 from taskyard.execution.wire import (
+    EXIT,
     IS_NAMED,
     IS_NEW,
     IS_SPENT,
@@ -67,7 +68,7 @@ class Worker:
     def serve(self) -> None:
         self._channel.send(Kind.READY, value=os.getpid())
         while (frame := self._channel.receive()) is not None:
-            if frame.head.kind is Kind.EXIT:
+            if frame.kind is EXIT:
                 return
             self._answer(frame)
             if self._is_terminated:
@@ -82,7 +83,7 @@ class Worker:
             raise SystemExit("terminated")
 
     def _answer(self, frame: Frame) -> None:
-        number, marks = frame.head.call, frame.head.marks
+        number, marks = frame.call, frame.marks
         try:
             if marks & NAMES_MAIN:
                 load_main(self._scene)
