@@ -4,7 +4,6 @@ import array
 import contextlib
 import fcntl
 import os
-import pickle
 import socket
 import struct
 from collections.abc import Iterator
@@ -17,16 +16,7 @@ from hypothesis import strategies as st
 from taskyard.execution import wire
 from taskyard.execution.wire import HEAD, IS_SHARED, Bulk, Kind, Reader, WireError, encode
 from tests.execution.census import open_fds
-
-
-class Grid:
-    """Stands for an array: its content travels beside the pickle."""
-
-    def __init__(self, content: bytearray | memoryview) -> None:
-        self.content = content
-
-    def __reduce__(self):
-        return Grid, (pickle.PickleBuffer(self.content),)
+from tests.execution.grids import Grid
 
 
 @pytest.fixture

@@ -20,8 +20,10 @@ from taskyard.execution.calls import PendingCall
 from taskyard.execution.explain import UNRETURNED, clean, explain
 from taskyard.execution.nursery import WorkerHandle
 from taskyard.execution.said import known_fields
+from taskyard.execution.shared import Lender
 from taskyard.execution.wire import (
     CALL,
+    IS_FREE,
     IS_NAMED,
     IS_NEW,
     IS_SPENT,
@@ -66,6 +68,7 @@ class HostedWorker:
         self._process, self._loop, self._owner = process, loop, owner
         self._shares, self._load_s = shares, load_s
         self._wire, self._reader = process.wire, Reader(shares=shares)
+        self._lender = Lender(loop)
         self._unsent: deque[Outgoing] = deque()
         self._known: set[tuple[str, str]] = set()
         self._functions: dict[Callable[..., Any], int] = {}
@@ -88,7 +91,7 @@ class HostedWorker:
         call.is_new = number is None and call.key not in self._known
         if call.is_new:
             marks |= IS_NEW
-        out = encode(CALL, call.number, call.body(number), marks, shares=self._shares)
+        out = encode(CALL, call.number, call.body(number), marks, shares=self._shares, lender=self._lender)
         call.worker = self
         if call.is_new:
             self._known.add(call.key)
@@ -287,6 +290,8 @@ class HostedWorker:
     def _answer(self, frame: Frame, result: ExecutionResult) -> None:
         call = self._running(frame)
         self.calls.popleft()
+        if self._lender.borrower == call.number:
+            self._lender.take_back(is_free=bool(frame.marks & IS_FREE))
         if call.is_new:
             self._known.discard(call.key)  # it could not be loaded: the next try has the time of a start again
         if self.is_dying and call.verdict is not None:
@@ -311,6 +316,7 @@ class HostedWorker:
         if self._timer is not None:
             self._timer.cancel()
         self._drop_unsent()
+        self._lender.close()
         self._reader.close()
         self._wire.close()
         self._owner.gone(self, status)

@@ -20,12 +20,14 @@ import pickle
 import socket
 import struct
 import sys
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
 import msgspec
+
+from taskyard.execution.shared import Bytes, Lender, places, share
 
 SHARED_FROM = 4 << 20
 """Bytes of body from which a memfd is used. Below, two copies through the socket cost less than fresh pages."""
@@ -44,8 +46,6 @@ PLAIN_LIMIT = 16 << 30
 
 SCRATCH = 256 << 10
 SOCKET_BUFFER = 4 << 20
-ALIGNMENT = 64
-"""What vector instructions like arrays to begin at."""
 
 HEAD = struct.Struct("<BBHQQdd")
 """Kind, marks, number of parts (0: the body is the pickle), call, bytes of the body, and of answers when the call
@@ -99,6 +99,9 @@ IS_SPENT = 4
 KEEPS_EXCEPTION = 8
 """Of a call: what it raises is wanted as it is, pickled, beside its text."""
 
+IS_FREE = 16
+"""Of an answer: nothing in the worker lies any more in the memfd that came with the call."""
+
 IS_NAMED = 32
 """Of a call: its function crosses as a name, and keeps a number from the first such call on."""
 
@@ -107,8 +110,6 @@ IS_SHARED = 64
 
 _MAIN = b"\x8c\x08__main__"
 """The name of the host's script as pickle writes a short text: the same letters inside a longer one do not count."""
-
-Bytes = bytes | bytearray | memoryview
 
 
 class Bulk:
@@ -174,8 +175,10 @@ def encode(
     ended_at: float = 0.0,
     *,
     shares: bool = True,
+    lender: Lender | None = None,
 ) -> Outgoing:
-    """The frame that says this; raises what pickling `value` raises. `shares`: large bodies may go through a memfd."""
+    """The frame that says this; raises what pickling `value` raises. `shares`: large bodies may go through a memfd;
+    `lender` may have one for them."""
     apart: list[pickle.PickleBuffer] = []
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
@@ -195,40 +198,9 @@ def encode(
     table = struct.pack(f"<{len(sizes)}Q", *sizes)
     if shares and sum(sizes) >= SHARED_FROM:
         head = HEAD.pack(kind, marks | IS_SHARED, len(sizes), call, len(table), started_at, ended_at)
-        return Outgoing([head + table], _share(parts))
+        return Outgoing([head + table], share(parts) if lender is None else lender.share(parts, call))
     head = HEAD.pack(kind, marks, len(sizes), call, len(table) + sum(sizes), started_at, ended_at)
     return Outgoing([head + table, *parts])
-
-
-def _share(parts: Sequence[Bytes]) -> int:
-    """A sealed memfd with all parts, each at its alignment."""
-    fd = os.memfd_create("taskyard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        end = 0
-        for start, part in zip(_places([len(part) for part in parts]), parts, strict=True):
-            _write_all(fd, part, start)
-            end = start + len(part)
-        os.ftruncate(fd, end)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _write_all(fd: int, part: Bytes, start: int) -> None:
-    left = memoryview(part)
-    while left:
-        written = os.pwrite(fd, left, start)
-        start += written
-        left = left[written:]
-
-
-def _places(sizes: Sequence[int]) -> Iterator[int]:
-    place = 0
-    for size in sizes:
-        yield place
-        place += -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class Frame(msgspec.Struct, gc=False):
@@ -242,6 +214,8 @@ class Frame(msgspec.Struct, gc=False):
     ended_at: float
     parts: list[Bytes]
     lies_in_scratch: bool = False
+    mapped: weakref.ref[mmap.mmap] | None = None
+    """The memory that its parts lie in, if it is shared, for as long as anything lies in it."""
 
     def detached(self) -> Frame:
         if not self.lies_in_scratch:
@@ -250,11 +224,13 @@ class Frame(msgspec.Struct, gc=False):
         return msgspec.structs.replace(self, parts=parts, lies_in_scratch=False)
 
     def load(self) -> Any:
-        """The value; raises whatever unpickling it raises."""
-        if len(self.parts) == 1:
-            return pickle.loads(self.parts[0])
-        body, *apart = self.detached().parts  # arrays will lie in these parts, so they must be theirs
-        return pickle.loads(body, buffers=apart)
+        """The value, once: the frame lets go of its parts. Raises whatever unpickling raises."""
+        parts, self.parts = self.parts, []
+        if len(parts) == 1:
+            return pickle.loads(parts[0])
+        if self.lies_in_scratch:  # arrays will lie in these parts, so they must be theirs
+            parts = [bytearray(part) for part in parts]
+        return pickle.loads(parts[0], buffers=parts[1:])
 
 
 class Reader:
@@ -346,8 +322,7 @@ class Reader:
             raise WireError("a body that is shorter than the sizes of its parts")
         sizes = struct.unpack_from(f"<{count}Q", body)
         if frame.marks & IS_SHARED:
-            frame.parts, frame.lies_in_scratch = self._map(sizes), False
-            return frame
+            return self._map(frame, sizes)
         if place + sum(sizes) != len(body):
             raise WireError("parts whose sizes do not fit their body")
         for size in sizes:
@@ -364,23 +339,26 @@ class Reader:
         if len(self._fds) > _MOST_FDS:
             raise WireError("more descriptors than frames")
 
-    def _map(self, sizes: tuple[int, ...]) -> list[Bytes]:
+    def _map(self, frame: Frame, sizes: tuple[int, ...]) -> Frame:
         if not self._fds:
             raise WireError("a frame without its descriptor")
         fd = self._fds.popleft()
         try:
-            places = list(_places(sizes))
+            starts = list(places(sizes))
+            size = starts[-1] + sizes[-1]
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise WireError("a memfd that may shrink")
-            if os.fstat(fd).st_size < places[-1] + sizes[-1]:
+            if os.fstat(fd).st_size < size:
                 raise WireError("a memfd that is too short")
-            size = places[-1] + sizes[-1]
-            mapped = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, **_UNTRACKED))
+            mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, **_UNTRACKED)
         except (OSError, ValueError) as exc:
             raise WireError(f"a descriptor that cannot be mapped: {exc}") from None
         finally:
             os.close(fd)
-        return [mapped[place : place + size] for place, size in zip(places, sizes, strict=True)]
+        content = memoryview(mapped)
+        frame.parts = [content[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        frame.lies_in_scratch, frame.mapped = False, weakref.ref(mapped)
+        return frame
 
 
 def widen(sock: socket.socket) -> None:
