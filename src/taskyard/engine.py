@@ -31,11 +31,12 @@ from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
 from taskyard.ports.store import Add, Added, Applied, Node, Store
-from taskyard.queueing.admission import Slots
+from taskyard.queueing.admission import Hold, Slots
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
 from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.scheduling.due import DueLoop
+from taskyard.version import VERSION
 
 log = logging.getLogger("taskyard")
 
@@ -113,6 +114,7 @@ class Engine:
         self._applying: set[asyncio.Task[list[Applied]]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._is_started = self._is_stopped = False
+        self.is_draining = False
         # After `stop`: whether the store has taken all that ended here. What it has not will be run again.
         self.is_recorded = True
 
@@ -122,6 +124,13 @@ class Engine:
     def running(self) -> int:
         """Runs that are going on here now."""
         return len(self._runner)
+
+    async def drained(self) -> None:
+        """Return when this node was asked to drain and all that ran here has ended."""
+        with self.changes() as changes:
+            while not self.is_draining or self.running:
+                changes.clear()
+                await changes.wait()
 
     def add(self, add: Add) -> asyncio.Future[list[Added]]:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
@@ -212,6 +221,7 @@ class Engine:
             self._keep("hints", self._follow_hints)
             self._keep("tick", self._tick)
             self._dispatcher.promote()  # finds what is waiting already, and hears what is due next
+            self._hint.set()
 
     async def _join(self) -> None:
         if not self._settings.serve:
@@ -311,6 +321,8 @@ class Engine:
             host=socket.gethostname(),
             sources=tuple(self._consumers),
             started_at=self._clock.now(),
+            version=VERSION,
+            queues=tuple(sorted({consumer.queue for consumer in self._consumers.values()})),
         )
 
     # --- loops --------------------------------------------------------------------------------------------------------
@@ -334,18 +346,34 @@ class Engine:
         self._hint.set()
 
     async def _follow_hints(self) -> None:
-        """Cancels that were asked elsewhere."""
+        """What was asked elsewhere: cancels, and that this node drains."""
         while True:
             await self._hint.wait()
             self._hint.clear()
             try:
-                for uuid in (await self._store.signals(self.incarnation)).cancels:
+                signals = await self._store.signals(self.incarnation)
+                self._drain(signals.is_draining)
+                for uuid in signals.cancels:
                     # Race: the cancel came after the commit of a claim that is still on its way here. It is asked for
                     # again when the turn is over.
                     self._has_unheard |= not self._runner.cancel(uuid)
             except BaseException:
                 self._hint.set()  # looked at again when this loop is started again
                 raise
+
+    def _drain(self, on: bool) -> None:
+        """Claim nothing, or claim again. A claim that is on its way here when this is heard is run."""
+        if on is self.is_draining:
+            return
+        self.is_draining = on
+        if on:
+            self._slots.hold(Hold.DRAIN)
+            log.warning("this node is drained: it takes no new tasks, and has %d to finish", self.running)
+        else:
+            self._slots.release(Hold.DRAIN)
+            log.warning("this node is no longer drained, and takes tasks again")
+            self._dispatcher.look()
+        self._announce()
 
     async def _tick(self) -> None:
         never = asyncio.Event()
