@@ -58,6 +58,7 @@ EXAMPLES = [
     errors.UnguardedScript(),
     errors.UnknownAlgorithm("detector", ["words 1.0"]),
     errors.UnknownConsumer("fetch", ["shrink"]),
+    errors.UnknownNode("host-1"),
     errors.UnknownTask("a-1"),
     errors.WrongLoop(),
     raising.CallKilled("work", "killed"),
