@@ -81,6 +81,18 @@ async def test_a_nursery_that_is_killed(desk, make_pipe, tmp_path):
     assert NURSERY.pid != old
 
 
+async def test_a_nursery_that_is_killed_while_workers_start(open_fresh):
+    """All those starts failed at once, which is one mishap: the calls that wait get new workers."""
+    desk = open_fresh(max_workers=4)
+    await desk.value(misdeeds.pid)
+    desk.begin(misdeeds.hang)
+    nursery = desk.pool._starter.pid
+    os.kill(nursery, signal.SIGSTOP)
+    calls = [desk.begin(misdeeds.add, number, 1) for number in range(3)]
+    os.kill(nursery, signal.SIGKILL)
+    assert [(await call.future).data for call in calls] == [1, 2, 3]
+
+
 async def test_keeper_and_nursery_killed_together(desk):
     """When both are killed at once the call is answered all the same, and the pool goes on."""
     worker, keeper = await desk.value(misdeeds.pid), await desk.value(misdeeds.keeper)
