@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -91,6 +92,20 @@ async def test_a_nursery_that_is_killed_while_workers_start(open_fresh):
     calls = [desk.begin(misdeeds.add, number, 1) for number in range(3)]
     os.kill(nursery, signal.SIGKILL)
     assert [(await call.future).data for call in calls] == [1, 2, 3]
+
+
+async def test_a_nursery_that_takes_its_time_to_die(open_fresh):
+    """One that was given up and replaced, but is not dead yet, is waited for in the end, and not just dropped."""
+    desk = open_fresh()
+    await desk.value(misdeeds.pid)
+    nursery = desk.pool._starter
+    old = nursery.pid
+    os.kill(old, signal.SIGSTOP)
+    nursery._begin()
+    gc.collect()  # would complain of a process that nobody has waited for
+    os.kill(old, signal.SIGCONT)
+    await asyncio.to_thread(nursery.close)
+    assert not os.path.exists(f"/proc/{old}")
 
 
 async def test_keeper_and_nursery_killed_together(desk):
