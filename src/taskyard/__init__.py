@@ -50,6 +50,7 @@ from taskyard.errors import (
     UnguardedScript,
     UnknownAlgorithm,
     UnknownConsumer,
+    UnknownNode,
     UnknownTask,
     WrongLoop,
 )
@@ -67,8 +68,8 @@ from taskyard.model.task import Dedupe, Run, Task, TaskRecord
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import TaskFilter
-from taskyard.sizing import cpu_workers
 from taskyard.standalone import Scheduler
+from taskyard.version import VERSION
 from taskyard.yard import Yard
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ if TYPE_CHECKING:
     from taskyard.manager import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
     from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _LATER = {
     "Algorithm": "taskyard.execution.algorithm",
@@ -113,7 +114,14 @@ _LATER = {
 }
 """What is imported when it is first asked for, and where it is: most programs need none of it."""
 
-set_default_workers(cpu_workers)
+
+def _cpu_workers() -> int:
+    from taskyard.resources.workers import count_workers
+
+    return count_workers().cpu
+
+
+set_default_workers(_cpu_workers)
 
 
 def __getattr__(name: str) -> Any:
@@ -216,6 +224,7 @@ __all__ = [
     "UnguardedScript",
     "UnknownAlgorithm",
     "UnknownConsumer",
+    "UnknownNode",
     "UnknownTask",
     "WorkerHandle",
     "WrongLoop",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 REPEATED_CHARS = 80
 """How much of what a user has given a message repeats: enough to recognize it."""
@@ -23,8 +24,22 @@ def quote(value: object) -> str:
     return repr(shorten(value)) if isinstance(value, str) else shorten(repr(value))
 
 
+def _reduce(error: BaseException) -> tuple[Any, ...]:
+    """How an error crosses to another process: with its message and its fields as they are. An exception is otherwise
+    made again by calling its class with its message, which is not what those below are made of."""
+    return _remake, (type(error), error.args), error.__dict__
+
+
+def _remake(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    error = cls.__new__(cls)
+    error.args = args
+    return error
+
+
 class TaskyardError(Exception):
     """The base of everything below: catch it to catch us."""
+
+    __reduce__ = _reduce
 
 
 # --- bad input: nothing was written ---------------------------------------------------------------------------------
@@ -162,6 +177,14 @@ class UnknownTask(InvalidInput):
         super().__init__(
             f"no task {shorten(uuid)} in this store; it was never submitted here, or its record was pruned"
         )
+
+
+class UnknownNode(InvalidInput):
+    """No such node is on this store: it has left, or was given up for dead. See who is, and correct the name."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        super().__init__(f"no node {shorten(node)} is on this store; it has left or died, or was never here")
 
 
 class CommandRefused(TaskyardError):
@@ -431,6 +454,8 @@ class ForkedStore(StoreError):
 
 class Steer(Exception):
     """What a consumer raises to say what should become of its task."""
+
+    __reduce__ = _reduce
 
 
 class RetryLater(Steer):

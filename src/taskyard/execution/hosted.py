@@ -20,14 +20,15 @@ from taskyard.execution.calls import PendingCall
 from taskyard.execution.explain import UNRETURNED, clean, explain, fault
 from taskyard.execution.nursery import WorkerHandle
 from taskyard.execution.said import known_fields
+from taskyard.execution.shared import Lender
 from taskyard.execution.wire import (
     CALL,
+    IS_FREE,
     IS_NAMED,
     IS_NEW,
     IS_SPENT,
     RESULT,
     Frame,
-    Head,
     Kind,
     Outgoing,
     Reader,
@@ -70,6 +71,7 @@ class HostedWorker:
         self._process, self._loop, self._owner = process, loop, owner
         self._shares, self._load_s = shares, load_s
         self._wire, self._reader = process.wire, Reader(shares=shares)
+        self._lender = Lender(loop)
         self._unsent: deque[tuple[Outgoing, PendingCall | None]] = deque()
         self._known: set[tuple[str, str]] = set()
         self._functions: dict[Callable[..., Any], int] = {}
@@ -85,15 +87,16 @@ class HostedWorker:
 
     def give(self, call: PendingCall) -> None:
         """Send the call; raises what pickling it raises, and has then sent nothing."""
-        is_new = call.key not in self._known
-        marks = call.marks | IS_NEW if is_new else call.marks
-        function: Callable[..., Any] | int = call.function
+        number, marks = None, call.marks
         if call.is_by_name:
-            function = self._functions.get(call.function, call.function)
+            number = self._functions.get(call.function)
             marks |= IS_NAMED
-        out = encode(CALL, call.number, call.body(function), marks, shares=self._shares)
-        call.is_new, call.worker = is_new, self
-        if is_new:
+        call.is_new = number is None and call.key not in self._known
+        if call.is_new:
+            marks |= IS_NEW
+        out = encode(CALL, call.number, call.body(number), marks, shares=self._shares, lender=self._lender)
+        call.worker = self
+        if call.is_new:
             self._known.add(call.key)
         self.calls.append(call)
         self.served += 1
@@ -231,18 +234,18 @@ class HostedWorker:
     def _heed(self, frame: Frame) -> None:
         """Who listens may fail: the frames behind this one, an answer among them, must be read all the same."""
         try:
-            self._take(frame)
+            if frame.kind is RESULT:
+                self._answer(frame, self._result(frame))
+            else:
+                self._take(frame)
         except WireError:
             raise
         except Exception:
             log.exception("what a worker process said could not be passed on")
 
     def _take(self, frame: Frame) -> None:
-        head = frame.head
-        kind = head.kind
-        if kind is RESULT:
-            self._answer(head, self._result(frame))
-        elif kind is Kind.ERROR:
+        kind = frame.kind
+        if kind is Kind.ERROR:
             self._take_error(frame)
         elif kind is Kind.READY:
             self.pid, self.is_ready = _load(frame, int), True
@@ -250,12 +253,12 @@ class HostedWorker:
                 self._deadline_mono = math.inf
             self._owner.ready(self)
         elif kind is Kind.STARTED:
-            self._started_new(self._running(head))
+            self._started_new(self._running(frame))
         elif kind is Kind.LOG:
             _relay(_load(frame, tuple))
         elif kind in (Kind.PROGRESS, Kind.NOTE, Kind.CHECKPOINT):
             said = _load(frame, object)
-            if self.calls and self.calls[0].number == head.call:  # else a thread has outlived the call it speaks of
+            if self.calls and self.calls[0].number == frame.call:  # else a thread has outlived the call it speaks of
                 self.calls[0].hear(kind, said)
         else:
             raise WireError(f"{kind.name} from a worker")
@@ -268,13 +271,12 @@ class HostedWorker:
             self._functions[call.function] = len(self._functions)
         self._begin(call)
 
-    def _running(self, head: Head) -> PendingCall:
-        if not self.calls or self.calls[0].number != head.call:
+    def _running(self, frame: Frame) -> PendingCall:
+        if not self.calls or self.calls[0].number != frame.call:
             raise WireError("of a call that is not running")
         return self.calls[0]
 
     def _result(self, frame: Frame) -> ExecutionResult:
-        head = frame.head
         try:
             value = frame.load()
         except Exception as exc:
@@ -282,9 +284,9 @@ class HostedWorker:
             message = f"its result could not be read back from the worker process: {error.message}"
             details = {UNRETURNED: True}
             error = ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=error.types, details=details)
-            return self._failed(head, error)
+            return self._failed(frame, error)
         return ExecutionResult(
-            success=True, data=value, started_at=head.started_at, ended_at=head.ended_at, worker_pid=self.pid
+            success=True, data=value, started_at=frame.started_at, ended_at=frame.ended_at, worker_pid=self.pid
         )
 
     def _take_error(self, frame: Frame) -> None:
@@ -292,25 +294,27 @@ class HostedWorker:
             error = _decode_error(_load(frame, bytes))
         except msgspec.DecodeError as exc:
             raise WireError(f"an error that is none: {exc}") from None
-        if frame.head.call == 0 and not self.is_ready:
+        if frame.call == 0 and not self.is_ready:
             self.complaint = error
             return
-        self._answer(frame.head, self._failed(frame.head, error))
+        self._answer(frame, self._failed(frame, error))
 
-    def _failed(self, head: Head, error: ExecutionError) -> ExecutionResult:
+    def _failed(self, frame: Frame, error: ExecutionError) -> ExecutionResult:
         return ExecutionResult(
-            success=False, error=error, started_at=head.started_at, ended_at=head.ended_at, worker_pid=self.pid
+            success=False, error=error, started_at=frame.started_at, ended_at=frame.ended_at, worker_pid=self.pid
         )
 
-    def _answer(self, head: Head, result: ExecutionResult) -> None:
-        call = self._running(head)
+    def _answer(self, frame: Frame, result: ExecutionResult) -> None:
+        call = self._running(frame)
         self.calls.popleft()
+        if self._lender.borrower == call.number:
+            self._lender.take_back(is_free=bool(frame.marks & IS_FREE))
         if call.is_new:
             self._known.discard(call.key)  # it could not be loaded: the next try has the time of a start again
         if self.is_dying and call.verdict is not None:
             self.late.append(call)  # it is being killed for this call, which is answered when that is done
             return
-        if head.marks & IS_SPENT:
+        if frame.marks & IS_SPENT:
             self.is_spent = True
         self._deadline_mono = math.inf
         if self.calls:
@@ -329,6 +333,7 @@ class HostedWorker:
         if self._timer is not None:
             self._timer.cancel()
         self._drop_unsent()
+        self._lender.close()
         self._reader.close()
         self._wire.close()
         self._owner.gone(self, status)

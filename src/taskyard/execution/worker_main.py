@@ -32,6 +32,8 @@ from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.said import fields_of
 from taskyard.execution.scene import Scene, Setting, WorkerSettings, enter, load_main
 from taskyard.execution.wire import (
+    EXIT,
+    IS_FREE,
     IS_NAMED,
     IS_NEW,
     IS_SPENT,
@@ -61,13 +63,15 @@ class Worker:
         self._recycles = settings.recycle_rss is not None
         self._is_terminated = False
         self._running = 0
+        self._has_forked = False
         self._functions: list[Callable[..., Any]] = []
         signal.signal(signal.SIGTERM, self._on_term)
 
     def serve(self) -> None:
+        os.register_at_fork(before=self._on_fork)
         self._channel.send(Kind.READY, value=os.getpid())
         while (frame := self._channel.receive()) is not None:
-            if frame.head.kind is Kind.EXIT:
+            if frame.kind is EXIT:
                 return
             self._answer(frame)
             if self._is_terminated:
@@ -81,8 +85,12 @@ class Worker:
             self._is_terminated = True
             raise SystemExit("terminated")
 
+    def _on_fork(self) -> None:
+        self._has_forked = True
+
     def _answer(self, frame: Frame) -> None:
-        number, marks = frame.head.call, frame.head.marks
+        number, marks = frame.call, frame.marks
+        self._has_forked = False
         try:
             if marks & NAMES_MAIN:
                 load_main(self._scene)
@@ -110,7 +118,8 @@ class Worker:
                 error = with_exception(error, exc)
             self._fail(number, error, started_at)
         else:
-            self._return(number, value, started_at)
+            del call, named, function, args, kwargs  # so that the memory they lay in can be seen to be free
+            self._return(frame, value, started_at)
 
     def _run(self, run: WorkerRun, function: Any, args: Any, kwargs: Any, record_first: bool) -> Any:
         """The call, with a run around it."""
@@ -128,9 +137,13 @@ class Worker:
             return msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, message=message)
         return error
 
-    def _return(self, number: int, value: Any, started_at: float) -> None:
+    def _return(self, frame: Frame, value: Any, started_at: float) -> None:
+        number = frame.call
         try:
             marks = IS_SPENT if self._recycles and self._is_spent() else 0
+            # A process that the code has forked sees the same memory, and nobody knows for how long.
+            if frame.mapped is not None and frame.mapped() is None and not self._has_forked:
+                marks |= IS_FREE
             out = encode(RESULT, number, Bulk.of(value), marks, started_at, time(), shares=self._channel.shares)
         except Exception as exc:
             self._fail(number, _unreturnable(exc), started_at)
