@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -79,6 +80,32 @@ async def test_a_nursery_that_is_killed(desk, make_pipe, tmp_path):
         await ended(pid)
     assert await desk.value(misdeeds.add, 1, 2) == 3
     assert NURSERY.pid != old
+
+
+async def test_a_nursery_that_is_killed_while_workers_start(open_fresh):
+    """All those starts failed at once, which is one mishap: the calls that wait get new workers."""
+    desk = open_fresh(max_workers=4)
+    await desk.value(misdeeds.pid)
+    desk.begin(misdeeds.hang)
+    nursery = desk.pool._starter.pid
+    os.kill(nursery, signal.SIGSTOP)
+    calls = [desk.begin(misdeeds.add, number, 1) for number in range(3)]
+    os.kill(nursery, signal.SIGKILL)
+    assert [(await call.future).data for call in calls] == [1, 2, 3]
+
+
+async def test_a_nursery_that_takes_its_time_to_die(open_fresh):
+    """One that was given up and replaced, but is not dead yet, is waited for in the end, and not just dropped."""
+    desk = open_fresh()
+    await desk.value(misdeeds.pid)
+    nursery = desk.pool._starter
+    old = nursery.pid
+    os.kill(old, signal.SIGSTOP)
+    nursery._begin()
+    gc.collect()  # would complain of a process that nobody has waited for
+    os.kill(old, signal.SIGCONT)
+    await asyncio.to_thread(nursery.close)
+    assert not os.path.exists(f"/proc/{old}")
 
 
 async def test_keeper_and_nursery_killed_together(desk):

@@ -62,7 +62,7 @@ class HostedWorker:
     ) -> None:
         self.pid: int | None = None
         self.calls: deque[PendingCall] = deque()
-        self.served = 0
+        self.served = self.place = 0
         self.is_ready = self.is_spent = self.is_dying = self.is_retiring = self._is_silent = False
         self.late: list[PendingCall] = []
         """Answered after it had been decided that their worker must die for them."""

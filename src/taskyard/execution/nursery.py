@@ -99,6 +99,8 @@ class Nursery:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
+        self._leaving: list[subprocess.Popen[bytes]] = []
+        """Those before it, until they are found dead."""
         self._numbers = itertools.count(1)
         self._preloaded: tuple[str, ...] = ()
         # In a fork of the host this nursery is the parent's, and another thread may hold the lock for ever.
@@ -168,18 +170,16 @@ class Nursery:
         if self._sock is not None:
             self._sock.close()
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=0)
+            self._leaving.append(self._process)
+        self._leaving = [process for process in self._leaving if process.poll() is None]
         self._sock = self._process = None
 
     def close(self, *, patience_s: float = 6.0) -> None:
         """End it and all its workers, and wait for that. The next spawn starts another."""
         with self._lock:
-            process = self._process
-            if self._sock is not None:
-                self._sock.close()
-            self._sock = self._process = None
-        if process is not None:
+            self._forget()
+            leaving, self._leaving = self._leaving, []
+        for process in leaving:
             try:
                 process.wait(timeout=patience_s)
             except subprocess.TimeoutExpired:
@@ -190,9 +190,11 @@ class Nursery:
         self._lock = threading.Lock()
         if self._sock is not None:
             self._sock.close()
-        if self._process is not None:
-            self._process.returncode = 0  # not ours to wait for
+        for process in (*self._leaving, self._process):
+            if process is not None:
+                process.returncode = 0  # not ours to wait for
         self._sock = self._process = None
+        self._leaving = []
 
 
 NURSERY = Nursery()

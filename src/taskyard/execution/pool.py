@@ -98,7 +98,8 @@ class WorkerPool:
         self._waiting: deque[PendingCall] = deque()
         self._numbers = itertools.count(1)
         self._done = self._crashed = self._killed = self._recycled = 0
-        self._is_closed = self._cannot_start = False
+        self._is_closed = False
+        self._starts = self._failed_starts = self._failed_up_to = 0
         self._news: asyncio.Event | None = None
 
     @property
@@ -250,7 +251,7 @@ class WorkerPool:
         if self._is_closed or self._loop is None:
             return
         wanted = min(len(self._waiting), self.settings.max_workers - len(self._occupied))
-        if self.settings.spare and not self._idle and not self._cannot_start:
+        if self.settings.spare and not self._idle and not self._failed_starts:
             wanted += 1
         alive = sum(not worker.is_dying and not worker.is_retiring for worker in self._workers)
         wanted = min(wanted - self._starting, self.settings.max_workers + self.settings.spare - alive)
@@ -265,8 +266,7 @@ class WorkerPool:
             self._starter.preload(() if settings.environ else settings.preload)
             process = self._starter.spawn()
         except Exception as exc:
-            self._cannot_start = True
-            self._blame_start(fault(f"a worker process could not be started: {exc}"))
+            self._blame_start(fault(f"a worker process could not be started: {exc}"), tries=1)
             if self._waiting:
                 loop.call_later(START_AGAIN_S, self._grow)  # nothing else would: no worker is on its way
             return
@@ -274,6 +274,8 @@ class WorkerPool:
         worker.send(setup)
         self._workers.add(worker)
         self._starting += 1
+        self._starts += 1
+        worker.place = self._starts
 
     def _encode_setup(self) -> Outgoing:
         settings = self.settings
@@ -288,18 +290,22 @@ class WorkerPool:
         # Not through a memfd: the loop sends megabytes piece by piece, but would write them into memory at once.
         return encode(Kind.SETUP, value=setting, shares=False)
 
-    def _blame_start(self, error: ExecutionError) -> None:
-        """A second start in a row that failed answers one call: so a pool that cannot start never turns in circles,
-        and one worker that was killed while it started harms nobody."""
-        if self._cannot_start and self._waiting:
+    def _blame_start(self, error: ExecutionError, *, tries: int, place: int | None = None) -> None:
+        """After so many starts in a row that failed each answers one call: so a pool that cannot start never turns in
+        circles, and a worker, or a nursery, that was killed while it started harms nobody. Those that were on their way
+        when one failed (by their `place` among all starts) most likely failed with it, and count as one."""
+        if self._failed_starts < tries and place is not None and place <= self._failed_up_to:
+            return
+        self._failed_starts += 1
+        self._failed_up_to = self._starts
+        if self._failed_starts >= tries and self._waiting:
             self._waiting.popleft().fail(error)
-        self._cannot_start = True
 
     # --- what workers tell --------------------------------------------------------------------------------------------
 
     def ready(self, worker: HostedWorker) -> None:
         self._starting -= 1
-        self._cannot_start = False
+        self._failed_starts = 0
         if self._is_closed or worker.is_retiring:
             self._retire(worker)
             return
@@ -357,7 +363,9 @@ class WorkerPool:
         if worker.calls or worker.late:
             self._bury(worker, status)
         elif not worker.is_ready and not self._is_closed:
-            self._blame_start(worker.complaint or fault(f"a worker process {ended(status)} before it was ready"))
+            error = worker.complaint or fault(f"a worker process {ended(status)} before it was ready")
+            # A nursery that is killed can take two starts with it: what it got before, and what it got while it died.
+            self._blame_start(error, tries=2 if worker.complaint else 3, place=worker.place)
         if self._news is not None:
             self._news.set()
         self._dispatch()
