@@ -22,12 +22,22 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Signals, TaskFilter, Turned
+from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Schema, Signals, TaskFilter, Turned
+from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import commands, reader, within
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulse
 from taskyard.stores.postgres.link import Gate, Links
-from taskyard.stores.postgres.place import PLANS, Connection, connect, hide_password, migrate, typed_errors
+from taskyard.stores.postgres.place import (
+    PLANS,
+    Connection,
+    check_version,
+    find_version,
+    hide_password,
+    migrate,
+    once,
+    typed_errors,
+)
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
 
 log = logging.getLogger("taskyard")
@@ -87,11 +97,7 @@ class PostgresStore:
         if self._is_open:
             raise InvalidInput(f"the store {hide_password(self.url)} is open already; make another for another yard")
         self._pid = os.getpid()
-        conn = await connect(self.url)
-        try:
-            await migrate(conn, self.url)
-        finally:
-            await conn.close(timeout=1.0)
+        await self.migrate()
         size, overflow = pool_sizes()
         gate = Gate(self._clock.monotonic)
         self._turns = Links(self.url, gate, most=1, settings=PLANS)
@@ -101,6 +107,14 @@ class PostgresStore:
         self._pulse = Pulse(self._clock.monotonic, self._lease_s)
         self._lanes.clear()
         self._is_open = True
+
+    async def schema(self) -> Schema:
+        version = await once(self.url, find_version)
+        check_version(version, self.url)
+        return schema_at(version, "postgres")
+
+    async def migrate(self) -> Schema:
+        return schema_at(await once(self.url, partial(migrate, url=self.url)), "postgres")
 
     async def close(self) -> None:
         if not self._is_open:
