@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
@@ -56,31 +56,16 @@ TRIES = 20
 """How often something is tried that another transaction got in the way of."""
 
 
-def pool_sizes(environ: Mapping[str, str] = os.environ, cores: int | None = None) -> tuple[int, int]:
-    """Connections that are kept, and those that may come on top, unless `DB_POOL_SIZE` and `DB_MAX_OVERFLOW` say so."""
-    cores = cores or os.cpu_count() or 1
-    if environ.get("ENVIRONMENT", "").lower() in ("production", "prod"):
-        size, overflow = min(30, cores * 10), min(20, cores * 5)
-    else:
-        size, overflow = 10, 10
-    return _number(environ, "DB_POOL_SIZE", size, least=1), _number(environ, "DB_MAX_OVERFLOW", overflow, least=0)
-
-
-def _number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:
-    text = environ.get(name)
-    if not text:
-        return default
-    if not text.isdecimal() or int(text) < least:
-        raise InvalidInput(f"{name} must be a whole number, {least} or more, not {text!r}")
-    return int(text)
-
-
 class PostgresStore:
-    def __init__(self, url: str, *, clock: Clock, lease_s: float = LEASE_S) -> None:
-        """`lease_s` is how long a node may be silent before the others take over what it runs; the same everywhere."""
+    def __init__(
+        self, url: str, *, clock: Clock, lease_s: float = LEASE_S, pool_size: int = 10, max_overflow: int = 10
+    ) -> None:
+        """`lease_s` is how long a node may be silent before the others take over what it runs; the same everywhere.
+        Of the connections for reading, `pool_size` stay open, and `max_overflow` may come on top while all are busy."""
         self.url = url
         self._clock = clock
         self._lease_s = lease_s
+        self.pool_size, self.max_overflow = pool_size, max_overflow
         self._pid = 0
         self._is_open = False
         self._in_flight = 0
@@ -98,11 +83,10 @@ class PostgresStore:
             raise InvalidInput(f"the store {hide_password(self.url)} is open already; make another for another yard")
         self._pid = os.getpid()
         await self.migrate()
-        size, overflow = pool_sizes()
         gate = Gate(self._clock.monotonic)
         self._turns = Links(self.url, gate, most=1, settings=PLANS)
         self._writes = Links(self.url, gate, most=2, settings=PLANS)
-        self._reads = Links(self.url, gate, most=size + overflow, keep=size)
+        self._reads = Links(self.url, gate, most=self.pool_size + self.max_overflow, keep=self.pool_size)
         self._hints = Hints(self.url, gate, self._reads)
         self._pulse = Pulse(self._clock.monotonic, self._lease_s)
         self._lanes.clear()
