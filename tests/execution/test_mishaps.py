@@ -128,10 +128,12 @@ class NoStarter:
         raise OSError("no process is to be had")
 
 
-async def test_a_manager_that_could_not_be_made_is_not_kept():
+async def test_a_manager_that_could_not_be_made_is_not_kept(monkeypatch):
     """The next one is made anew, with what it is given."""
-    with pytest.raises(ValueError, match="max_workers"):
-        ExecutorManager(ManagerSettings(cpu_workers=-1))
+    with monkeypatch.context() as patch:
+        patch.setattr("taskyard.manager.count_workers", _raise)
+        with pytest.raises(RuntimeError):
+            ExecutorManager()
     manager = get_executor_manager(ManagerSettings(cpu_workers=1))
     assert manager.cpu_executor.max_workers == 1
     await manager.shutdown()

@@ -23,7 +23,8 @@ import msgspec
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.forks import Home
 from taskyard.execution.loop_thread import LoopThread
-from taskyard.execution.pool import PoolNumbers, PoolSettings
+from taskyard.execution.pool import PoolNumbers
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.execution.raising import to_exception
 from taskyard.execution.scene import refuse_while_loading

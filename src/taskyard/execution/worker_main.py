@@ -99,7 +99,7 @@ class Worker:
             self._fail(number, _unloadable(exc), time())
             return
         named, args, kwargs, card, record_first = call
-        function = self._functions[named] if isinstance(named, int) else named
+        function: Any = self._functions[named] if marks & IS_NAMED and isinstance(named, int) else named
         if marks & IS_NEW:
             if marks & IS_NAMED:
                 self._functions.append(function)
@@ -258,7 +258,7 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
     if settings.shares:
         keep_freed_memory(KEEP_FREED)
     for name in settings.preload:
-        importlib.import_module(name)
+        _preload(name)
     if settings.memory_limit is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = settings.memory_limit if hard == resource.RLIM_INFINITY else min(settings.memory_limit, hard)
@@ -268,3 +268,11 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
             load_main(scene)
         function, args = pickle.loads(setup)
         function(*args)
+
+
+def _preload(name: str) -> None:
+    """The nursery has imported it, unless it could not, or has no part in this."""
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as exc:
+        raise ImportError(f"the module {name!r} in its preload could not be imported: {explain(exc).message}") from exc
