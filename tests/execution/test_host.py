@@ -1,6 +1,7 @@
 """The host and its processes: nothing outlives the host, and the host stays what it was."""
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
@@ -44,6 +45,28 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path, way):
     finally:
         for name in spared & everybody.keys():
             os.kill(everybody[name], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("stopped", [["nursery"], ["keeper"], ["keeper", "nursery"]], ids="+".join)
+async def test_nothing_that_is_stopped_outlives_a_host(tmp_path, stopped):
+    """After kill -9 of the host all is gone soon, though somebody has stopped the processes that see to it."""
+    command = [sys.executable, "-m", "tests.execution.host", tmp_path, "nursery"]
+    host = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert host.stdout is not None
+    with host.stdout:
+        everybody = json.loads(await asyncio.to_thread(host.stdout.readline))
+    try:
+        for name in stopped:
+            os.kill(everybody[name], signal.SIGSTOP)
+        host.kill()
+        host.wait()
+        async with asyncio.timeout(4):
+            for pid in everybody.values():
+                await ended(pid)
+    finally:
+        for name in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(everybody[name], signal.SIGCONT)
 
 
 async def test_nothing_outlives_a_host_that_ends(tmp_path):
@@ -97,6 +120,19 @@ async def test_keeper_and_nursery_killed_together(desk):
     for pid in everybody:
         await ended(pid)
     assert await desk.value(misdeeds.add, 1, 2) == 3
+
+
+async def test_a_keeper_that_is_stopped_when_the_nursery_is_killed(desk):
+    """It goes on, and ends what it keeps."""
+    worker, keeper = await desk.value(misdeeds.pid), await desk.value(misdeeds.keeper)
+    call = desk.begin(misdeeds.hang)
+    assert NURSERY.pid is not None
+    os.kill(keeper, signal.SIGSTOP)
+    os.kill(NURSERY.pid, signal.SIGKILL)
+    async with asyncio.timeout(4):
+        assert (await call.future).error is not None
+        await ended(worker)
+        await ended(keeper)
 
 
 async def test_a_keeper_that_gets_no_process(open_fresh, tmp_path, monkeypatch, capfd):
@@ -159,7 +195,7 @@ async def test_the_host_is_left_as_it_was(desk):
 SCRIPT = """
 import asyncio, dataclasses, os, sys
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.pool import PoolSettings
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 
 print("read by", "host" if __name__ == "__main__" else "worker", flush=True)
