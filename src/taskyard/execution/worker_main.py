@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from taskyard.errors import NoScript
 from taskyard.execution.channel import Channel
 from taskyard.execution.context import CURRENT
 from taskyard.execution.explain import UNLOADED, UNRETURNED, explain, with_exception
@@ -96,7 +97,8 @@ class Worker:
                 load_main(self._scene)
             call: Call = frame.load()
         except Exception as exc:
-            self._fail(number, _unloadable(exc), time())
+            is_lost = marks & NAMES_MAIN and not self._scene.has_script and isinstance(exc, AttributeError)
+            self._fail(number, _unloadable(NoScript() if is_lost else exc), time())
             return
         named, args, kwargs, card, record_first = call
         function: Any = self._functions[named] if marks & IS_NAMED and isinstance(named, int) else named
@@ -264,7 +266,7 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
         limit = settings.memory_limit if hard == resource.RLIM_INFINITY else min(settings.memory_limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     if setup is not None:
-        if b"__main__" in setup:
+        if b"main__" in setup:
             load_main(scene)
         function, args = pickle.loads(setup)
         function(*args)
