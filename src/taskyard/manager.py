@@ -219,7 +219,7 @@ class ExecutorManager:
             numbers.io_executor.active,
             numbers.cpu_executor.queued + numbers.io_executor.queued,
         )
-        self.cpu_executor.kill_workers(wait=False)
+        self.cpu_executor.kill_workers(wait=False, why=f"its manager was shut down and could wait {after_s:g} s only")
         left = self.io_executor.abandon()
         if left:
             log.warning("[ExecutorManager] %d threads are left behind: a thread cannot be ended", left)

@@ -115,9 +115,10 @@ class ProcessPool(Executor):
         """Take nothing new; what was submitted is still done, unless `cancel_futures`: then only what runs is."""
         self._loop.shutdown(wait=wait, cancel=cancel_futures)
 
-    def kill_workers(self, *, wait: bool = True) -> None:
-        """End now: what waits is cancelled, what runs is killed with everything it started, and raises `CallKilled`."""
-        self._loop.shutdown(wait=wait, kill=True)
+    def kill_workers(self, *, wait: bool = True, why: str = "its pool was told to kill its workers") -> None:
+        """End now: what waits is cancelled, what runs is killed with everything it started, and raises `CallKilled`,
+        which says `why`."""
+        self._loop.shutdown(wait=wait, kill=why)
 
     @property
     def ended(self) -> Future[None]:
@@ -128,7 +129,7 @@ class ProcessPool(Executor):
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         # Ctrl-C reaches the standard library's workers by itself. Ours are in sessions of their own.
-        self._loop.shutdown(wait=True, kill=isinstance(exc, KeyboardInterrupt))
+        self._loop.shutdown(wait=True, kill="its host was interrupted" if isinstance(exc, KeyboardInterrupt) else "")
         return None
 
 

@@ -118,8 +118,8 @@ class WorkerPool:
         elif worker.calls and call is worker.calls[0]:
             self._ask(worker, call)
 
-    def end_now(self, call: PendingCall) -> None:
-        """Have the call end without grace: nobody waits for it any more."""
+    def end_now(self, call: PendingCall, why: str = "its caller has gone") -> None:
+        """Have the call end without grace."""
         worker = call.worker
         if worker is None:
             if not call.is_over:
@@ -128,10 +128,10 @@ class WorkerPool:
         elif not worker.calls:
             return  # it was answered, and its worker is being killed for it
         elif call is worker.calls[0]:
-            call.verdict = canceled("killed, because its caller has gone")
+            call.verdict = canceled(f"killed, because {why}")
             worker.kill()
         else:
-            call.verdict = canceled("given up, because its caller has gone")
+            call.verdict = canceled(f"given up, because {why}")
 
     async def shutdown(self, *, wait: bool = True) -> None:
         """Take nothing new; what waits is rejected, what runs goes on. With `wait`, until every worker is gone."""
