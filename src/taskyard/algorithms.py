@@ -12,7 +12,7 @@ from taskyard.errors import InvalidAlgorithm, NotJson
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
 from taskyard.execution.installed import Installed, Payload, RemoteAlgorithm, Resident, settle_in
 from taskyard.execution.isolated import settings_for
-from taskyard.execution.pool import PoolSettings
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.model.algorithm import AlgorithmSpec, choose_place
 from taskyard.model.execution import ISOLATED, PROCESS
 from taskyard.model.retry import RetryPolicy

@@ -205,6 +205,16 @@ class UnguardedScript(TaskyardError):
         )
 
 
+class NoScript(TaskyardError):
+    """A function that stands in no file was sent to a worker process, which cannot find it there: save it to one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "it was defined in an interactive session, with `python -c` or on standard input, where worker processes "
+            "cannot find it; save it to a file and import it from there"
+        )
+
+
 class IllegalMove(TaskyardError):
     """A state change outside the one table of legal moves: a bug, never a user's fault."""
 

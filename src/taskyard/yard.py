@@ -62,7 +62,7 @@ from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:
     from taskyard.execution.algorithm import Algorithm
-    from taskyard.execution.pool import PoolSettings
+    from taskyard.execution.pool_settings import PoolSettings
     from taskyard.model.algorithm import AlgorithmSpec
 
 P = ParamSpec("P")
@@ -238,7 +238,7 @@ class Yard:
         the yard is opened. `settings` as in `PoolSettings`: max_workers, memory_limit, recycle_after, …"""
         if self._engine is not None:
             raise InvalidInput("define process pools before the yard is opened")
-        from taskyard.execution.pool import PoolSettings
+        from taskyard.execution.pool_settings import PoolSettings
 
         try:
             self._pools[consumer] = PoolSettings(**settings)

@@ -8,7 +8,7 @@ import textwrap
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor
 from taskyard.execution.mock import MockExecutor, NoopExecutor
-from taskyard.execution.pool import PoolSettings
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.router import ExecutionDispatcher
 from taskyard.execution.thread import ThreadExecutor

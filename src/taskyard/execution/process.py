@@ -10,7 +10,8 @@ import msgspec
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.context import RunContext
 from taskyard.execution.explain import failed, refused
-from taskyard.execution.pool import PoolNumbers, PoolSettings, Starter, WorkerPool
+from taskyard.execution.pool import PoolNumbers, Starter, WorkerPool
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.spawner import Spawner
 from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities

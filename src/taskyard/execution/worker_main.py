@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from taskyard.errors import NoScript
 from taskyard.execution.channel import Channel
 from taskyard.execution.context import CURRENT
 from taskyard.execution.explain import UNLOADED, UNRETURNED, explain, with_exception
@@ -96,10 +97,11 @@ class Worker:
                 load_main(self._scene)
             call: Call = frame.load()
         except Exception as exc:
-            self._fail(number, _unloadable(exc), time())
+            is_lost = marks & NAMES_MAIN and not self._scene.has_script and isinstance(exc, AttributeError)
+            self._fail(number, _unloadable(NoScript() if is_lost else exc), time())
             return
         named, args, kwargs, card, record_first = call
-        function = self._functions[named] if isinstance(named, int) else named
+        function: Any = self._functions[named] if marks & IS_NAMED and isinstance(named, int) else named
         if marks & IS_NEW:
             if marks & IS_NAMED:
                 self._functions.append(function)
@@ -258,13 +260,21 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
     if settings.shares:
         keep_freed_memory(KEEP_FREED)
     for name in settings.preload:
-        importlib.import_module(name)
+        _preload(name)
     if settings.memory_limit is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = settings.memory_limit if hard == resource.RLIM_INFINITY else min(settings.memory_limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     if setup is not None:
-        if b"__main__" in setup:
+        if b"main__" in setup:
             load_main(scene)
         function, args = pickle.loads(setup)
         function(*args)
+
+
+def _preload(name: str) -> None:
+    """The nursery has imported it, unless it could not, or has no part in this."""
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as exc:
+        raise ImportError(f"the module {name!r} in its preload could not be imported: {explain(exc).message}") from exc
