@@ -27,7 +27,7 @@ from taskyard.stores.postgres import commands, reader
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulse
 from taskyard.stores.postgres.link import Gate, Links
-from taskyard.stores.postgres.place import PLANS, Connection, connect, hide_password, migrate, typed_errors
+from taskyard.stores.postgres.place import COMMAND_S, PLANS, Connection, connect, hide_password, migrate, typed_errors
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
 
 log = logging.getLogger("taskyard")
@@ -66,11 +66,12 @@ def _number(environ: Mapping[str, str], name: str, default: int, *, least: int) 
 
 
 class PostgresStore:
-    def __init__(self, url: str, *, clock: Clock, lease_s: float = LEASE_S) -> None:
-        """`lease_s` is how long a node may be silent before the others take over what it runs; the same everywhere."""
+    def __init__(self, url: str, *, clock: Clock, lease_s: float = LEASE_S, command_s: float = COMMAND_S) -> None:
+        """`lease_s` is how long a node may be silent before the others take over what it runs; the same everywhere.
+        `command_s` is how long an answer of the database is waited for."""
         self.url = url
         self._clock = clock
-        self._lease_s = lease_s
+        self._lease_s, self._command_s = lease_s, command_s
         self._pid = 0
         self._is_open = False
         self._in_flight = 0
@@ -93,9 +94,10 @@ class PostgresStore:
             await conn.close(timeout=1.0)
         size, overflow = pool_sizes()
         gate = Gate(self._clock.monotonic)
-        self._turns = Links(self.url, gate, most=1, settings=PLANS)
-        self._writes = Links(self.url, gate, most=2, settings=PLANS)
-        self._reads = Links(self.url, gate, most=size + overflow, keep=size)
+        links = partial(Links, self.url, gate, command_s=self._command_s)
+        self._turns = links(most=1, settings=PLANS)
+        self._writes = links(most=2, settings=PLANS)
+        self._reads = links(most=size + overflow, keep=size)
         self._hints = Hints(self.url, gate, self._reads)
         self._pulse = Pulse(self._clock.monotonic, self._lease_s)
         self._lanes.clear()
@@ -290,7 +292,10 @@ class PostgresStore:
             self._hints.tell(of_nodes=True)
 
     async def dead_nodes(self) -> list[str]:
-        dead = self._pulse.look(await self._ask(reader.beats))
+        beats, snapshot = await self._ask(reader.beats)
+        # A node asks this once a second: whether anybody has written is then answered as well.
+        self._hints.saw(snapshot)
+        dead = self._pulse.look(beats)
         return [incarnation for incarnation in dead if incarnation not in self._joined]
 
     async def rescue(self, incarnation: str) -> list[str]:
