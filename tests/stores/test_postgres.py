@@ -28,7 +28,6 @@ from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.postgres.link import APART_S, Gate
 from taskyard.stores.postgres.place import COMMAND_S, connect, migrate
-from taskyard.stores.postgres.store import pool_sizes
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
 from taskyard.testing.samples import a_node, a_record, an_add, room
@@ -109,9 +108,18 @@ async def test_of_many_that_migrate_at_once_one_does(empty_url):
 async def test_migrating_twice_changes_nothing(empty_url):
     """A schema that is up to date is left as it is."""
     conn = await connect(empty_url)
-    assert await migrate(conn, empty_url) == len(migrations("postgres"))
     assert await migrate(conn, empty_url) == 0
+    assert await migrate(conn, empty_url) == migrations("postgres")[-1][0]
     await conn.close()
+
+
+async def test_a_schema_is_looked_at_and_left_alone(empty_url):
+    """Before a migration it can be seen what it would do."""
+    store = PostgresStore(empty_url, clock=SystemClock())
+    found = await store.schema()
+    assert (found.version, len(found.pending)) == (0, len(migrations("postgres")))
+    assert await store.schema() == await store.migrate() == found
+    assert (await store.schema()).pending == ()
 
 
 async def test_a_newer_schema_is_refused(empty_url):
@@ -187,28 +195,6 @@ async def test_a_note_with_a_nul_is_kept_without_it(store, clock):
     assert (await store.turn(A.incarnation, settles=moves)).settled == [None]
     record = await store.find(held.uuid)
     assert record.note == "a\ufffdb?"
-
-
-@pytest.mark.spec("MGR-11")
-@pytest.mark.parametrize(
-    ("environ", "cores", "sizes"),
-    [
-        ({}, 2, (10, 10)),
-        ({"ENVIRONMENT": "development"}, 64, (10, 10)),
-        ({"ENVIRONMENT": "production"}, 2, (20, 10)),
-        ({"ENVIRONMENT": "production"}, 64, (30, 20)),
-        ({"ENVIRONMENT": "production", "DB_POOL_SIZE": "3", "DB_MAX_OVERFLOW": "0"}, 64, (3, 0)),
-    ],
-)
-def test_pool_sizes_follow_the_environment(environ, cores, sizes):
-    """Pools are as large as the environment says, or as it and the cores suggest."""
-    assert pool_sizes(environ, cores) == sizes
-
-
-def test_a_pool_size_that_is_none_is_refused():
-    """A pool size that is no number is an error that names the variable."""
-    with pytest.raises(InvalidInput, match="DB_POOL_SIZE"):
-        pool_sizes({"DB_POOL_SIZE": "many"})
 
 
 # --- locks ------------------------------------------------------------------------------------------------------------
