@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 
@@ -170,11 +172,29 @@ async def test_a_user_without_rights_is_told(stranger, empty_url):
         await PostgresStore(empty_url.replace("taskyard@", "taskyard_guest@"), clock=SystemClock()).open()
 
 
+def test_a_missing_driver_is_named():
+    """Without asyncpg the error says what to install, and nothing else of Taskyard needs it."""
+    script = (
+        "import sys; sys.modules['asyncpg'] = None\n"
+        "from taskyard.settings import make_store\nfrom taskyard.scheduling.clock import SystemClock\n"
+        "try: make_store('postgresql://me@host/db', SystemClock())\nexcept Exception as exc: print(exc)"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "pip install 'taskyard[postgres]'" in said
+
+
 @pytest.mark.parametrize("url", ["postgresql://", "postgresql://host", "postgresql://host:port/db"])
 def test_an_address_that_cannot_be_is_refused(url):
     """An address without a database, or with a port that is no number, is refused before anything is opened."""
     with pytest.raises(StoreUrlInvalid, match="postgresql://"):
         make_store(url, SystemClock())
+
+
+def test_a_password_is_not_shown():
+    """An address that is refused is repeated without its password."""
+    with pytest.raises(StoreUrlInvalid, match="me:…@host") as raised:
+        make_store("postgresql://me:secret@host", SystemClock())
+    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

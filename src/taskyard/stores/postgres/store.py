@@ -14,7 +14,16 @@ from typing import Any, TypeVar
 import asyncpg
 import msgspec
 
-from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreBusy, StoreError, StoreTooNew, UnknownNode
+from taskyard.errors import (
+    ForkedStore,
+    InvalidInput,
+    NotOpen,
+    StoreBusy,
+    StoreError,
+    StoreTooNew,
+    UnknownNode,
+    hide_password,
+)
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
@@ -34,7 +43,6 @@ from taskyard.stores.postgres.place import (
     Connection,
     connect,
     find_version,
-    hide_password,
     migrate,
     typed_errors,
 )
