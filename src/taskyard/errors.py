@@ -7,6 +7,7 @@ What a consumer raises to steer its own run (`RetryLater`, `Cancel`) is a branch
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,11 @@ def _remake(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     error = cls.__new__(cls)
     error.args = args
     return error
+
+
+def hide_password(url: str) -> str:
+    """An address as a message may show it."""
+    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:…@", url)
 
 
 class TaskyardError(Exception):
@@ -341,7 +347,7 @@ class StoreUrlInvalid(StoreError, InvalidInput):
         self, url: str | None, hint: str = "use memory://, sqlite:///path/to/work.db or postgresql://user@host/database"
     ) -> None:
         self.url = url
-        what = "no store was given" if url is None else f"{quote(url)} is not a store"
+        what = "no store was given" if url is None else f"{quote(hide_password(url))} is not a store"
         super().__init__(f"{what}; {hint}")
 
 
