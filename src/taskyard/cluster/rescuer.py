@@ -40,7 +40,13 @@ class Rescuer:
     async def step(self) -> None:
         for incarnation in await self._store.dead_nodes():
             # Several nodes may see the same death: the store lets one of them have the tasks, the others get none.
-            uuids = await self._store.rescue(incarnation)
+            try:
+                uuids = await self._store.rescue(incarnation)
+            except Exception:
+                # It may have been carried out all the same, and then nobody is told: the node is not dead any more, and
+                # who has written something gets no hint of it.
+                self._rescued(())
+                raise
             log.warning("node %s died; took back %d of its tasks", incarnation, len(uuids))
             self._rescued(uuids)
             self._probes.rescued(uuids)
