@@ -54,10 +54,12 @@ RESTART_FIRST_S, RESTART_CAP_S = 0.05, 5.0
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """`serve=False` makes an engine that only submits and waits. `others` is the room for tasks of unknown sources,
-    which are taken only to be reported (the standalone Scheduler does that)."""
+    which are taken only to be reported (the standalone Scheduler does that). `incarnation` is drawn unless it is given,
+    which only a simulation does: a name used twice is taken for one node."""
 
     serve: bool = True
     name: str = ""
+    incarnation: str = ""
     max_running: int = 100
     others: int = 0
     runner: RunnerSettings = field(default_factory=RunnerSettings)
@@ -82,7 +84,7 @@ class Engine:
         self._store, self._clock, self._probes = store, clock, probes
         self._consumers, self._executors = consumers, executors
         self._settings = settings or EngineSettings()
-        self.incarnation = uuids.uuid4().hex
+        self.incarnation = self._settings.incarnation or uuids.uuid4().hex
         self._slots = Slots(
             consumers,
             max_running=self._settings.max_running,

@@ -156,7 +156,7 @@ async def test_work_under_way_survives_a_clock_step(rig):
 
 
 async def test_a_store_whose_clock_is_behind_is_not_pestered(rig, fired):
-    """While the store says that a due task is not due yet, it is asked a hundred times, and then about once a second."""
+    """While the store says that a due task is not due yet, it is asked a hundred times, then about once a second."""
     asked = 0
 
     def count() -> None:
