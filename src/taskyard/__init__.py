@@ -50,6 +50,7 @@ from taskyard.errors import (
     UnguardedScript,
     UnknownAlgorithm,
     UnknownConsumer,
+    UnknownNode,
     UnknownTask,
     WrongLoop,
 )
@@ -69,6 +70,7 @@ from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import TaskFilter
 from taskyard.sizing import cpu_workers
 from taskyard.standalone import Scheduler
+from taskyard.version import VERSION
 from taskyard.yard import Yard
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ if TYPE_CHECKING:
     from taskyard.manager import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
     from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _LATER = {
     "Algorithm": "taskyard.execution.algorithm",
@@ -216,6 +218,7 @@ __all__ = [
     "UnguardedScript",
     "UnknownAlgorithm",
     "UnknownConsumer",
+    "UnknownNode",
     "UnknownTask",
     "WorkerHandle",
     "WrongLoop",

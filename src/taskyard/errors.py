@@ -164,6 +164,14 @@ class UnknownTask(InvalidInput):
         )
 
 
+class UnknownNode(InvalidInput):
+    """No such node is on this store: it has left, or was given up for dead. See who is, and correct the name."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        super().__init__(f"no node {shorten(node)} is on this store; it has left or died, or was never here")
+
+
 class CommandRefused(TaskyardError):
     """The command no longer fits the task; `state` is what it found. Look again, then decide."""
 

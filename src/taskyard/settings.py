@@ -1,16 +1,19 @@
-"""Where the store is: the address a user gives, or the environment does."""
+"""What the environment says: where the store is, unless a user gives its address, and what operators may tune."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from taskyard.cluster.membership import STALL_S
 from taskyard.errors import InvalidInput, StoreUrlInvalid, quote
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Store
 
 STORE_VARIABLE = "TASKYARD_STORE"
+STALL_VARIABLE = "TASKYARD_STALL_S"
 
 LONGEST_NAME_BYTES = 240
 """A file system takes 255, and the names of the files beside a store are a little longer than its own."""
@@ -19,6 +22,21 @@ LONGEST_NAME_BYTES = 240
 def find_store_url(url: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
     """The address given, or `TASKYARD_STORE`; None if there is neither."""
     return url or environ.get(STORE_VARIABLE) or None
+
+
+def find_stall_s(environ: Mapping[str, str] = os.environ) -> float:
+    """For how long the event loop may stand still before its node leaves its tasks to others, where nodes share a
+    server: `TASKYARD_STALL_S`, else two minutes; 0 is for ever."""
+    text = environ.get(STALL_VARIABLE, "").strip()
+    if not text:
+        return STALL_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise InvalidInput(f"{STALL_VARIABLE} must be a number of seconds, 0 for no limit, not {quote(text)}")
+    return seconds or math.inf
 
 
 def check_store(store: object) -> str | Store | None:

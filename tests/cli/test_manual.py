@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import typer.main
 
 from taskyard.cli.app import app
+from taskyard.version import VERSION
 from tests.cli.shell import Shell
 
 MANUAL = Path(__file__).parents[2].joinpath("docs", "CLI.md").read_text(encoding="utf-8")
@@ -48,3 +50,9 @@ def test_the_library_does_not_load_the_command_line() -> None:
     code = "import sys, taskyard; print([m for m in ('typer', 'rich', 'click', 'taskyard.cli') if m in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "[]\n"
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    """What the program says of itself is what the package is published as."""
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["version"] == VERSION

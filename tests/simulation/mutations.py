@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from taskyard.engine import Engine
 from taskyard.errors import OutcomeUnknown
 from taskyard.execution.runner import Runner
 from taskyard.model.limits import Demand, Quota
@@ -15,7 +16,7 @@ from taskyard.model.move import Move
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import Add, Added
-from taskyard.queueing.admission import Slots
+from taskyard.queueing.admission import Hold, Slots
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.scheduling.due import DueLoop
@@ -156,6 +157,11 @@ def overfill_nodes(patch: Patch) -> None:
     patch.setattr(Slots, "free", nothing)
 
 
+def run_on_without_a_lease(patch: Patch) -> None:
+    """A node that may have been given up claims nothing more, and lets run what runs."""
+    patch.setattr(Engine, "_fenced", lambda self, incarnation: self._slots.hold(Hold.FENCE))
+
+
 MUTATIONS: dict[str, Callable[[Patch], None]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (
@@ -176,5 +182,6 @@ MUTATIONS: dict[str, Callable[[Patch], None]] = {
         lose_a_late_cancel,
         tell_nobody,
         overfill_nodes,
+        run_on_without_a_lease,
     )
 }

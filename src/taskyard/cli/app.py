@@ -55,7 +55,7 @@ def run_command(
 def worker_command(
     yard: AppArgument, store: StoreOption = None, grace: GraceOption = "30", verbose: VerboseOption = False
 ) -> int:
-    """Run a yard's tasks, with plain logs. Start as many as you like on one store."""
+    """Run a yard's tasks, with plain logs, until it is stopped or drained. Start as many as you like on one store."""
     return _serve(Target(store, yard), grace, verbose=verbose, live=False)
 
 
@@ -63,7 +63,7 @@ def _serve(target: Target, grace: str, *, verbose: bool, live: bool) -> int:
     from taskyard.cli.serving import Service, run_loop, serve
     from taskyard.cli.values import parse_duration
 
-    service = Service(grace_s=parse_duration(grace), verbose=verbose, live=live)
+    service = Service(grace_s=parse_duration(grace), verbose=verbose, live=live, ends_drained=not live)
     return run_loop(lambda: serve(target, service))
 
 

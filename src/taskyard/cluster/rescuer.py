@@ -20,9 +20,15 @@ class Rescuer:
         self._store, self._rescued, self._probes = store, rescued, probes
         self._wake = asyncio.Event()
         self._is_away = False
+        self._former: dict[str, tuple[Callable[[str], bool], Callable[[str], None]]] = {}
 
     def poke(self) -> None:
         self._wake.set()
+
+    def bury(self, incarnation: str, is_over: Callable[[str], bool], buried: Callable[[str], None]) -> None:
+        """This node has lost its lease and goes on under another incarnation. What is left of that one is taken back
+        when `is_over` says that nothing of it runs or is still to be written here; `buried` is told."""
+        self._former[incarnation] = is_over, buried
 
     async def run(self) -> None:
         """Look whenever poked, until cancelled. A store that is away is tried again at the next poke."""
@@ -40,13 +46,23 @@ class Rescuer:
     async def step(self) -> None:
         for incarnation in await self._store.dead_nodes():
             # Several nodes may see the same death: the store lets one of them have the tasks, the others get none.
-            try:
-                uuids = await self._store.rescue(incarnation)
-            except Exception:
-                # It may have been carried out all the same, and then nobody is told: the node is not dead any more, and
-                # who has written something gets no hint of it.
-                self._rescued(())
-                raise
+            uuids = await self._rescue(incarnation)
             log.warning("node %s died; took back %d of its tasks", incarnation, len(uuids))
-            self._rescued(uuids)
-            self._probes.rescued(uuids)
+        for incarnation, (is_over, buried) in list(self._former.items()):
+            if is_over(incarnation):
+                if uuids := await self._rescue(incarnation):
+                    log.warning("took back %d tasks that this node had as %s", len(uuids), incarnation[:8])
+                del self._former[incarnation]
+                buried(incarnation)
+
+    async def _rescue(self, incarnation: str) -> list[str]:
+        try:
+            uuids = await self._store.rescue(incarnation)
+        except Exception:
+            # It may have been carried out all the same, and then nobody is told: the node is not dead any more, and who
+            # has written something gets no hint of it.
+            self._rescued(())
+            raise
+        self._rescued(uuids)
+        self._probes.rescued(uuids)
+        return uuids

@@ -32,7 +32,7 @@ class Process:
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.name = name
-        self.is_frozen = self.is_dead = False
+        self.is_frozen = self.is_dead = self.was_frozen = False
         self.tasks: list[asyncio.Task[Any]] = []
         self._loop = loop
         self._held: list[Handle] = []
@@ -55,6 +55,7 @@ class Process:
 
     def freeze(self) -> None:
         self.is_frozen = not self.is_dead
+        self.was_frozen |= self.is_frozen
 
     def thaw(self) -> None:
         """Go on. All that came due meanwhile is ready at once."""

@@ -59,6 +59,7 @@ class Network:
         self.weather = weather
         self.is_away = False
         self.beats: dict[str, float] = {}
+        self.processes: dict[str, Process | None] = {}
         self.strike: Callable[[Process], None] = Process.kill
         self._lines: list[Line] = []
         self._told = 0
@@ -90,6 +91,11 @@ class Network:
                 if other is not line:
                     other.hint(self._hint_s())
         return answer
+
+    def tell_all(self) -> None:
+        """Something was written that leaves no event."""
+        for line in self._lines:
+            line.hint(self._hint_s())
 
     def _hint_s(self) -> float:
         lot = self.rng.random()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from taskyard.cluster.heartbeat import InTask
+from taskyard.cluster.membership import LeaseSettings
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     Cancel,
@@ -21,6 +24,7 @@ from taskyard.errors import (
     ResultGone,
     RetryLater,
     StoreError,
+    UnknownNode,
     UnknownTask,
 )
 from taskyard.execution.context import RunContext, current_run
@@ -35,29 +39,26 @@ from taskyard.testing.ledger import Entry, What
 from taskyard.testing.simulation.clock import VirtualClock
 from taskyard.testing.simulation.history import Fate, Kind, Op, Start, Submitted
 from taskyard.testing.simulation.loop import Process
-from taskyard.testing.simulation.network import LEASE_S
 from taskyard.testing.simulation.plan import QUICK, Act, Order
-from taskyard.testing.simulation.remote import PromptRemote, RemoteStore
+from taskyard.testing.simulation.remote import PromptRemote, RemoteStore, pid_of
 
 if TYPE_CHECKING:
     from taskyard.testing.simulation.world import World
-
-BEAT_S = LEASE_S / 5
 
 
 class SimulatedNode:
     """`serve=False` makes a client: it submits, commands and waits."""
 
-    def __init__(self, world: World, name: str, pid: int, *, serve: bool) -> None:
+    def __init__(self, world: World, name: str, *, serve: bool) -> None:
         self._world, self._loop, self._history = world, world.loop, world.history
-        self.name, self.pid, self.serve = name, pid, serve
-        self.incarnation = f"{name}/{pid}"
-        self.process = Process(world.loop, self.incarnation)
+        self.name, self.serve = name, serve
+        self.incarnations: list[str] = []
+        self.process = Process(world.loop, name)
         self.clock: VirtualClock = world.clocks[name]
         self.is_up = self.is_stopping = False
         self._told: set[int] = set()
         self._stopping: asyncio.Task[None] | None = None
-        self.remote = (PromptRemote if world.plan.is_prompt else RemoteStore)(world.network, self.incarnation)
+        self.remote = (PromptRemote if world.plan.is_prompt else RemoteStore)(world.network, name)
         self.engine = self.process.context.copy().run(self._make_engine, world.rng)
         self.living = self.process.spawn(self._live())
 
@@ -72,12 +73,21 @@ class SimulatedNode:
             settings=EngineSettings(
                 serve=self.serve,
                 name=self.name,
-                incarnation=self.incarnation,
                 max_running=plan.max_running,
                 runner=RunnerSettings(retry=QUICK),
+                lease=LeaseSettings(beating=InTask, new_incarnation=self._new_incarnation),
             ),
             jitter=rng.random,
         )
+
+    def _new_incarnation(self) -> str:
+        self.incarnations.append(f"{self.name}/{self._world.number()}")
+        return self.incarnations[-1]
+
+    @property
+    def incarnation(self) -> str:
+        """The one it counts under now, or counted under last."""
+        return self.incarnations[-1]
 
     def _consumer(self, name: str) -> Consumer:
         plan = self._world.plan
@@ -104,14 +114,6 @@ class SimulatedNode:
             self._world.exited(self)
             return
         self.is_up = True
-        while self.serve:
-            await asyncio.sleep(BEAT_S)
-            try:
-                is_known = await self.remote.beat(self.incarnation)
-            except StoreError:
-                continue
-            if not is_known and not self.is_stopping:
-                await self._stop(0.0)  # given up: what it runs is lost, and it may claim nothing more
 
     def ask_to_stop(self, grace_s: float | None, *, patience_s: float | None = None) -> None:
         """From outside. After `patience_s` the stop itself is cancelled."""
@@ -121,7 +123,7 @@ class SimulatedNode:
 
     async def _stop(self, grace_s: float | None) -> None:
         self.is_stopping = True
-        self._history.entries.append(Entry(what=What.STOP, pid=self.pid, at_mono=self._loop.time()))
+        self._history.entries.append(Entry(what=What.STOP, at_mono=self._loop.time()))
         try:
             await self.engine.stop(grace_s)
         finally:
@@ -134,7 +136,7 @@ class SimulatedNode:
         history = self._history
         records = [self._record(order) for order in orders]
         asked, now, batch = history.place(), self._loop.time(), self._world.number()
-        by = None if parent is None else (self.incarnation, parent.token)
+        by = None if parent is None else (parent.record.node or "", parent.token)
         for record in records:
             history.submitted[record.uuid] = Submitted(record, dedupe, batch, asked, now, by)
         ops = [history.ask(Op(kind=Kind.SUBMIT, task=record.uuid, asked=asked, asked_mono=now)) for record in records]
@@ -157,7 +159,7 @@ class SimulatedNode:
         for op, one in zip(ops, added, strict=True):
             if one.is_new:
                 self._history.answer(op, Fate.DONE)
-                self._history.entries.append(Entry(what=What.ACKNOWLEDGED, task=one.uuid, pid=self.pid, at_mono=1.0))
+                self._history.entries.append(Entry(what=What.ACKNOWLEDGED, task=one.uuid, at_mono=1.0))
             else:
                 self._never([op])
                 self._pending(one.uuid, asked)
@@ -199,6 +201,10 @@ class SimulatedNode:
             return
         history.answer(op, *_answer(applied))
 
+    async def drain(self, incarnation: str, *, on: bool) -> None:
+        with contextlib.suppress(StoreError, UnknownNode):
+            await self.remote.drain(incarnation, on=on)
+
     async def wait(self, uuid: str, timeout_s: float | None) -> None:
         history = self._history
         op = history.ask(Op(kind=Kind.ENDED, task=uuid, asked=history.place(), fate=Fate.NEVER))
@@ -234,6 +240,7 @@ class SimulatedNode:
             if act.how != "stubborn":
                 raise
             await asyncio.sleep(0.1)
+            return
         if act.submits:
             await self.submit([self._world.child_order()], Dedupe.ALLOW, run.claim)
         match act.how:
@@ -248,15 +255,17 @@ class SimulatedNode:
 
     def _write(self, what: What, run: RunContext) -> None:
         """A run that begins when its node has been given up is stale from its first step: the ledger, which does not
-        know of nodes, is not told of it."""
-        history = self._history
+        know of nodes, is not told of it. Only a process that was stopped meanwhile may begin one."""
+        history, node = self._history, run.claim.record.node or ""
         if history.is_closed:
             return
         now = self._loop.time()
-        history.say(f"{now:.6f} {self.incarnation}: {what} {run.uuid}/{run.token}")
+        history.say(f"{now:.6f} {node}: {what} {run.uuid}/{run.token}")
         if what is What.START:
-            history.starts[run.token] = Start(run.uuid, run.token, self.incarnation, history.place(), now)
-            if self.incarnation in history.expired:
+            history.starts[run.token] = Start(run.uuid, run.token, node, history.place(), now)
+            if node in history.expired:
+                if not self.process.was_frozen:
+                    history.blame(f"task {run.uuid}: {node} began to run it when it had been given up")
                 return
             self._told.add(run.token)
         else:
@@ -270,7 +279,7 @@ class SimulatedNode:
             task=run.uuid,
             attempt=run.attempt,
             token=run.token,
-            pid=self.pid,
+            pid=pid_of(node),
             key=f"{record.queue}/{record.key}" if is_alone else None,
             at_mono=now,
         )

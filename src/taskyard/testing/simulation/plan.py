@@ -139,7 +139,7 @@ def _draw_act(rng: random.Random) -> Act:
 def _trouble(rng: random.Random, span_s: float) -> list[Step]:
     kinds = (
         *("kill", "kill", "freeze", "freeze", "stop", "break_off", "end_loop"),
-        *("cut_off", "outage", "set_clock", "set_clocks"),
+        *("cut_off", "outage", "set_clock", "set_clocks", "drain"),
     )
     steps = []
     for _ in range(rng.choice((0, 1, 2, 4, 8))):

@@ -12,16 +12,18 @@ from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
-from taskyard.ports.store import ANY, Add, Added, Applied, Node, Report, TaskFilter, Turned
+from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Signals, TaskFilter, Turned
 from taskyard.testing.ledger import Entry, What
 from taskyard.testing.simulation.history import Fate, Kind, Op
-from taskyard.testing.simulation.network import Line, Network
+from taskyard.testing.simulation.loop import PROCESS
+from taskyard.testing.simulation.network import LEASE_S, Line, Network
 
 
 class RemoteStore(Line):
     def __init__(self, network: Network, name: str) -> None:
         super().__init__(network, name)
         self._core, self._loop, self._history = network.core, network.loop, network.history
+        self._own: set[str] = set()
 
     def tell(self, answer: object) -> str:
         return _told(answer)
@@ -29,22 +31,24 @@ class RemoteStore(Line):
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     async def join(self, node: Node) -> None:
+        self._own.add(node.incarnation)
+        self.network.processes[node.incarnation] = PROCESS.get()
+
         def effect() -> None:
             self._core.join(node)
             self.network.beats[node.incarnation] = self._loop.time()
 
-        await self.ask(f"join {node.name}", effect)
+        await self.ask(f"join {node.incarnation}", effect)
 
-    async def beat(self, incarnation: str) -> bool:
-        """Whether the node is still known."""
+    def lease(self, incarnation: str) -> SimulatedLease:
+        return SimulatedLease(self, incarnation)
 
-        def effect() -> bool:
-            if incarnation not in self.network.beats:
-                return False
-            self.network.beats[incarnation] = self._loop.time()
-            return True
+    async def drain(self, incarnation: str, *, on: bool = True) -> None:
+        def effect() -> None:
+            self._core.drain(incarnation, on=on)
+            self.network.tell_all()
 
-        return await self.ask("beat", effect)
+        await self.ask(f"drain {incarnation} {on}", effect)
 
     async def leave(self, incarnation: str) -> None:
         def effect() -> None:
@@ -55,19 +59,18 @@ class RemoteStore(Line):
 
     async def dead_nodes(self) -> list[str]:
         beats = self.network.beats
-        over = self.network.is_over
-        return await self.ask("dead_nodes", lambda: [node for node in beats if over(node)], is_odd=True)
+        over, own = self.network.is_over, self._own
+        dead = await self.ask("dead_nodes", lambda: [node for node in beats if over(node)], is_odd=True)
+        return [node for node in dead if node not in own]
 
     async def rescue(self, incarnation: str) -> list[str]:
         history = self._history
         asked = history.ask(Op(kind=Kind.RESCUE, task="", asked=history.place(), node=incarnation))
 
         def effect() -> list[str]:
-            if not self.network.is_over(incarnation):
+            if incarnation not in self._own and not self.network.is_over(incarnation):
                 return []  # it has been heard again, or others were faster
-            history.expired[incarnation] = history.place()
-            history.entries.append(Entry(what=What.EXPIRED, pid=_pid(incarnation), at_mono=self._loop.time()))
-            del self.network.beats[incarnation]
+            self._give_up(incarnation)
             return self._core.rescue(incarnation)
 
         try:
@@ -82,6 +85,17 @@ class RemoteStore(Line):
             op = Op(kind=Kind.RESCUE, task=uuid, asked=asked.asked, node=incarnation)
             history.answer(history.ask(op), Fate.DONE)
         return uuids
+
+    def _give_up(self, incarnation: str) -> None:
+        """A node that could run all the time has ended its runs by now: only of one that could not the ledger is told
+        that what it runs is stale."""
+        history, process = self._history, self.network.processes.get(incarnation)
+        self.network.beats.pop(incarnation, None)
+        if incarnation not in history.expired:
+            history.expired[incarnation] = history.place()
+            if process is None or process.was_frozen:
+                entry = Entry(what=What.EXPIRED, pid=pid_of(incarnation), at_mono=self._loop.time())
+                history.entries.append(entry)
 
     # --- the hot path -------------------------------------------------------------------------------------------------
 
@@ -144,14 +158,14 @@ class RemoteStore(Line):
     async def set_queue(self, settings: QueueSettings) -> None:
         await self.ask("set_queue", lambda: self._core.set_queue(settings))
 
-    async def nodes(self) -> list[Node]:
+    async def nodes(self) -> list[NodeStatus]:
         return await self.ask("nodes", self._core.list_nodes)
 
     async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         verb = f"{type(command).__name__} {','.join(uuids)}"
         return await self.ask(verb, lambda: self._core.apply(uuids, command))
 
-    async def signals(self, node: str) -> list[str]:
+    async def signals(self, node: str) -> Signals:
         return await self.ask("signals", lambda: self._core.signals(node), is_odd=True)
 
     async def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:
@@ -181,6 +195,30 @@ class RemoteStore(Line):
         return await self.ask("prune", lambda: self._core.prune(finished_before, limit))
 
 
+class SimulatedLease:
+    """Beats over the line of its node."""
+
+    lease_s = LEASE_S
+
+    def __init__(self, remote: RemoteStore, incarnation: str) -> None:
+        self._remote, self._incarnation = remote, incarnation
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def beat(self) -> bool:
+        network = self._remote.network
+
+        def effect() -> bool:
+            if self._incarnation not in network.beats:
+                return False
+            network.beats[self._incarnation] = network.loop.time()
+            return True
+
+        return await self._remote.ask("beat", effect)
+
+
 class PromptRemote(RemoteStore):
     """A store that is at hand: submits and outcomes are answered on the spot. It may still refuse them."""
 
@@ -193,8 +231,8 @@ class PromptRemote(RemoteStore):
         return self._core.outcome(uuid)
 
 
-def _pid(incarnation: str) -> int:
-    """Simulated incarnations are numbered: `node-2/7` is the seventh process, and the second node."""
+def pid_of(incarnation: str) -> int:
+    """Simulated incarnations are numbered: `node-2/7` has the number 7, whichever node it is."""
     return int(incarnation.rpartition("/")[2])
 
 

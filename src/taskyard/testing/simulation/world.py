@@ -22,6 +22,7 @@ from taskyard.testing.simulation.loop import Process, VirtualLoop
 from taskyard.testing.simulation.network import FAIR, Network
 from taskyard.testing.simulation.node import SimulatedNode
 from taskyard.testing.simulation.plan import QUICK, Order, Plan, Step, draw_order
+from taskyard.testing.simulation.remote import pid_of
 
 S = TaskState
 
@@ -95,6 +96,7 @@ class World:
             node.process.thaw()
 
     def _is_over(self) -> bool:
+        self._end_drains()
         left = [record for record in self._records() if record.state not in ENDED]
         later = [record.due_at for record in left if record.state in WAITING_FOR_TIME]
         if later and all(record.parked or record.state in WAITING_FOR_TIME for record in left):
@@ -145,16 +147,17 @@ class World:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _boot(self, name: str) -> None:
-        self._nodes[name] = SimulatedNode(self, name, self.number(), serve=name.startswith("node"))
+        self._nodes[name] = SimulatedNode(self, name, serve=name.startswith("node"))
 
     def exited(self, node: SimulatedNode) -> None:
         """The process is gone, whichever way. Another takes its place after a while."""
         if node.process.is_dead:
             return
         self.say(f"{node.incarnation} is gone")
-        for what in (What.KILL, What.DEAD):
-            self.history.entries.append(Entry(what=what, pid=node.pid, at_mono=self.loop.time()))
-        self.history.gone[node.incarnation] = self.history.place()
+        for incarnation in node.incarnations:
+            for what in (What.KILL, What.DEAD):
+                self.history.entries.append(Entry(what=what, pid=pid_of(incarnation), at_mono=self.loop.time()))
+            self.history.gone[incarnation] = self.history.place()
         node.process.kill()
         if not self.history.is_closed:
             self.network.at(self.rng.random() * 2, self._boot, node.name)
@@ -254,6 +257,19 @@ class World:
                 if task is not node.living:
                     task.cancel()
             node.ask_to_stop(step.value)
+
+    def _drain(self, step: Step) -> None:
+        """Somebody drains a node, or lets it take tasks again."""
+        node, by = self._pick(step.which, serving=True), self._pick(step.value % 1)
+        if node is not None and by is not None:
+            self._use(by, f"a drain of {node.incarnation}", by.drain(node.incarnation, on=step.value > 1))
+
+    def _end_drains(self) -> None:
+        """A node that was drained and joins anew stays so, until somebody says otherwise."""
+        for status in self.core.list_nodes():
+            if status.is_draining:
+                self.core.drain(status.node.incarnation, on=False)
+                self.network.tell_all()
 
     def _cut_off(self, step: Step) -> None:
         if (node := self._pick(step.which)) is not None:
