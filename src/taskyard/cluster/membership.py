@@ -156,8 +156,10 @@ class Membership:
             self._fallen = None
 
     async def _rejoin(self, old: str) -> None:
-        new, tries = self._settings.new_incarnation(), 0
+        tries = 0
         while True:
+            # Another one each time: a join whose answer was lost may have been heard, and given up since.
+            new = self._settings.new_incarnation()
             try:
                 await self._join(new)
                 break
