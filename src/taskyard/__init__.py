@@ -68,7 +68,6 @@ from taskyard.model.task import Dedupe, Run, Task, TaskRecord
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import TaskFilter
-from taskyard.sizing import cpu_workers
 from taskyard.standalone import Scheduler
 from taskyard.version import VERSION
 from taskyard.yard import Yard
@@ -115,7 +114,14 @@ _LATER = {
 }
 """What is imported when it is first asked for, and where it is: most programs need none of it."""
 
-set_default_workers(cpu_workers)
+
+def _cpu_workers() -> int:
+    from taskyard.resources.workers import count_workers
+
+    return count_workers().cpu
+
+
+set_default_workers(_cpu_workers)
 
 
 def __getattr__(name: str) -> Any:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine, Iterable, Mapping
+from concurrent.futures import Future
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskyard.errors import BlockingOnLoop, InvalidInput, NotOpen, TaskyardError
 from taskyard.execution.context import find_current_run
+from taskyard.execution.loop_thread import ServingThread
 from taskyard.handle import TaskHandle
 from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.model.order import Priority
@@ -21,24 +25,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class _LoopThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="taskyard-loop", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.run_until_complete(self.loop.shutdown_default_executor())
-        self.loop.close()
+log = logging.getLogger("taskyard")
 
 
-def _wait_for(what: str, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result, from a thread that is not the loop's; `BlockingOnLoop` in the loop's own."""
+UNWIND_S = 2.0
+"""How long what runs may take to end after Ctrl-C. Worker processes are killed within milliseconds; a thread cannot
+be, and is left behind then."""
+
+
+def _begin(what: str, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Hand the coroutine to the loop of another thread; `BlockingOnLoop` in the loop's own, which would wait for
+    itself."""
     try:
         running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
     except RuntimeError:
@@ -46,7 +43,16 @@ def _wait_for(what: str, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[A
     if running is loop:
         coroutine.close()
         raise BlockingOnLoop(what)
-    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+    return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+
+def _wait_for(future: Future[T]) -> T:
+    """What it gives or raises. Whoever is interrupted while he waits, by Ctrl-C, cancels it."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
 class OwnLoop:
@@ -56,7 +62,7 @@ class OwnLoop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
-        self._thread: _LoopThread | None = None
+        self._thread: ServingThread | None = None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -79,7 +85,7 @@ class OwnLoop:
                     self._end(self._thread)
 
     def _open(self, yard: Yard, serve: bool) -> asyncio.AbstractEventLoop:
-        thread = self._thread = _LoopThread()
+        thread = self._thread = ServingThread()
         try:
             _run_on(thread.loop, yard, "yard.blocking()", yard.start(serve=serve))
         except BaseException:
@@ -87,7 +93,7 @@ class OwnLoop:
             raise
         return thread.loop
 
-    def _end(self, thread: _LoopThread) -> None:
+    def _end(self, thread: ServingThread) -> None:
         thread.end()
         self._thread = None
 
@@ -99,7 +105,7 @@ def _run_on(loop: asyncio.AbstractEventLoop, yard: Yard, what: str, coroutine: C
     except TaskyardError:
         coroutine.close()
         raise
-    return _wait_for(what, loop, coroutine)
+    return _wait_for(_begin(what, loop, coroutine))
 
 
 class BlockingExecutor:
@@ -108,10 +114,11 @@ class BlockingExecutor:
 
     def __init__(self, executor: ExecutorProtocol) -> None:
         self._executor = executor
-        self._thread: _LoopThread | None = None
+        self._thread: ServingThread | None = None
+        self._calls: set[Future[Any]] = set()
 
     def __enter__(self) -> BlockingExecutor:
-        self._thread = _LoopThread()
+        self._thread = ServingThread()
         try:
             self._call("BlockingExecutor", self._executor.start())
         except BaseException:
@@ -119,11 +126,24 @@ class BlockingExecutor:
             raise
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._thread is not None and self._thread.home.is_elsewhere:
+            return  # a forked child leaves the block, which is the parent's
         try:
-            self._call("leaving BlockingExecutor", self._executor.shutdown(wait=True))
+            if isinstance(exc, KeyboardInterrupt):
+                self._interrupt()
+            else:
+                self._call("leaving BlockingExecutor", self._executor.shutdown(wait=True))
         finally:
             self._end_thread()
+
+    def _interrupt(self) -> None:
+        """Ctrl-C has ended the block: whatever other threads still wait for is cancelled."""
+        for call in list(self._calls):
+            call.cancel()
+        self._call("leaving BlockingExecutor", _cut_short(self._executor))
 
     def _end_thread(self) -> None:
         if self._thread is not None:
@@ -131,10 +151,17 @@ class BlockingExecutor:
             self._thread = None
 
     def _call(self, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._thread is None:
+        try:
+            if self._thread is None:
+                raise NotOpen("this executor is not open; use it inside `with BlockingExecutor(…):`")
+            self._thread.home.claim()
+        except TaskyardError:
             coroutine.close()
-            raise NotOpen("this executor is not open; use it inside `with BlockingExecutor(…):`")
-        return _wait_for(what, self._thread.loop, coroutine)
+            raise
+        future = _begin(what, self._thread.loop, coroutine)
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        return _wait_for(future)
 
     def submit(self, request: ExecutionRequest) -> ExecutionResult:
         return self._call("submit", self._executor.submit(request))
@@ -148,6 +175,15 @@ class BlockingExecutor:
                 f"{type(self._executor).__name__} runs no algorithms; give requests to an ExecutionDispatcher"
             )
         return self._call("run", self._executor.run(algorithm, payload, **options))
+
+
+async def _cut_short(executor: ExecutorProtocol) -> None:
+    try:
+        async with asyncio.timeout(UNWIND_S):
+            await executor.shutdown(wait=True)
+    except TimeoutError:
+        log.warning("after an interrupt something still runs, and is left behind: a thread cannot be ended")
+        await executor.shutdown(wait=False)
 
 
 class BlockingYard:

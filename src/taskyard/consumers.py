@@ -197,24 +197,23 @@ def function_consumer(
     decode = signature.decode
 
     def call(record: TaskRecord) -> Any:
-        return function(**_fitting(name, decode, record.args))
+        return function(**fitting(name, decode, record.args))
 
-    place = _executor(name, executor, is_async)
+    place = check_executor(name, executor, is_async)
     consumer = Consumer(
         name=name,
         encode=signature.encode,
         call=call if is_async else _plainly(name, call),
         is_async=is_async,
         executor=place,
-        concurrent_count=_checked_count(name, concurrent_count),
-        **_checked(name, queue, timeout_s, retry),
+        **check_consumer(name, queue=queue, concurrent_count=concurrent_count, timeout_s=timeout_s, retry=retry),
         warm_up=signature.warm_up,
         remote=RemoteFunction.of(name, function) if place in (PROCESS, ISOLATED) else None,
     )
     return consumer, signature
 
 
-def _fitting(name: str, decode: Callable[[str], dict[str, Any]], args: str) -> dict[str, Any]:
+def fitting(name: str, decode: Callable[[str], dict[str, Any]], args: str) -> dict[str, Any]:
     """The stored arguments; what is wrong with them is told from what the function itself may raise."""
     try:
         return decode(args)
@@ -236,7 +235,7 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
     """A consumer of an instance of the class form. A missing or invalid `concurrent_count` is 1."""
     count = getattr(instance, "concurrent_count", 1)
     is_async = inspect.iscoroutinefunction(instance.consume)
-    place = _executor(instance.name, getattr(instance, "executor", None), is_async)
+    place = check_executor(instance.name, getattr(instance, "executor", None), is_async)
     _refuse_generator(instance.name, instance.consume)
 
     def call(record: TaskRecord) -> Any:
@@ -253,12 +252,12 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
         is_async=is_async,
         executor=place,
         remote=RemoteInstance(instance) if place in (PROCESS, ISOLATED) else None,
-        concurrent_count=count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
-        **_checked(
+        **check_consumer(
             instance.name,
-            getattr(instance, "queue", DEFAULT_QUEUE),
-            getattr(instance, "timeout_s", None),
-            getattr(instance, "retry", None),
+            queue=getattr(instance, "queue", DEFAULT_QUEUE),
+            concurrent_count=count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
+            timeout_s=getattr(instance, "timeout_s", None),
+            retry=getattr(instance, "retry", None),
         ),
     )
 
@@ -286,18 +285,15 @@ def _plainly(name: str, call: Callable[[TaskRecord], Any]) -> Callable[[TaskReco
     return checked
 
 
-def _checked_count(name: str, count: object) -> int:
-    try:
-        return check_count("concurrent_count", count, least=1)
-    except InvalidInput as exc:
-        raise InvalidConsumer(f"consumer {quote(name)}: {exc}") from None
-
-
-def _checked(name: str, queue: object, timeout_s: object, retry: object) -> dict[str, Any]:
+def check_consumer(
+    name: str, *, queue: object, concurrent_count: object, timeout_s: object, retry: object
+) -> dict[str, Any]:
+    """The settings that every form of consumer has, checked."""
     try:
         check_name("name", name)
         return {
             "queue": check_name("queue", queue),
+            "concurrent_count": check_count("concurrent_count", concurrent_count, least=1),
             "timeout_s": None if timeout_s is None else check_timeout(timeout_s),
             "retry": None if retry is None else check_retry(retry),
         }
@@ -305,7 +301,8 @@ def _checked(name: str, queue: object, timeout_s: object, retry: object) -> dict
         raise InvalidConsumer(f"consumer {quote(name)}: {exc}") from None
 
 
-def _executor(name: str, asked: str | None, is_async: bool) -> str:
+def check_executor(name: str, asked: str | None, is_async: bool) -> str:
+    """Where it runs; `InvalidConsumer` if it cannot run where it was asked to."""
     fitting = (INLINE,) if is_async else (THREAD, PROCESS, ISOLATED)
     if asked is None:
         return fitting[0]

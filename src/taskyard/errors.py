@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 REPEATED_CHARS = 80
 """How much of what a user has given a message repeats: enough to recognize it."""
@@ -23,8 +24,22 @@ def quote(value: object) -> str:
     return repr(shorten(value)) if isinstance(value, str) else shorten(repr(value))
 
 
+def _reduce(error: BaseException) -> tuple[Any, ...]:
+    """How an error crosses to another process: with its message and its fields as they are. An exception is otherwise
+    made again by calling its class with its message, which is not what those below are made of."""
+    return _remake, (type(error), error.args), error.__dict__
+
+
+def _remake(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    error = cls.__new__(cls)
+    error.args = args
+    return error
+
+
 class TaskyardError(Exception):
     """The base of everything below: catch it to catch us."""
+
+    __reduce__ = _reduce
 
 
 # --- bad input: nothing was written ---------------------------------------------------------------------------------
@@ -312,7 +327,9 @@ class StoreError(TaskyardError):
 class StoreUrlInvalid(StoreError, InvalidInput):
     """The store's address is not one we know, or there is none."""
 
-    def __init__(self, url: str | None, hint: str = "use memory:// or sqlite:///path/to/work.db") -> None:
+    def __init__(
+        self, url: str | None, hint: str = "use memory://, sqlite:///path/to/work.db or postgresql://user@host/database"
+    ) -> None:
         self.url = url
         what = "no store was given" if url is None else f"{quote(url)} is not a store"
         super().__init__(f"{what}; {hint}")
@@ -418,6 +435,44 @@ class StoreUnavailable(StoreError):
     """The store failed in a way we have no better name for; nothing of the call was written."""
 
 
+class SubmitPending(StoreError):
+    """Somebody submits the same work in a transaction that has not ended: whether it will exist is not known yet."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the same work is being submitted in a transaction that has not ended yet; submit again when it has"
+        )
+
+
+class StoreUnreachable(StoreUnavailable):
+    """No connection to the database came about; nothing was written. It is tried again until one does."""
+
+    def __init__(self, url: str, why: str) -> None:
+        self.url, self.why = url, why
+        super().__init__(
+            f"the database {url} cannot be reached ({why}); check that the server runs and that host and port are right"
+        )
+
+
+class StoreDenied(StoreError):
+    """The database is there, and does not let us do it: see the hint."""
+
+    def __init__(self, url: str, why: str, hint: str) -> None:
+        self.url, self.why = url, why
+        super().__init__(f"the database {url} refuses: {why}; {hint}")
+
+
+class StoreTooOld(StoreError):
+    """The server is older than what Taskyard needs: upgrade the server."""
+
+    def __init__(self, url: str, found: int, needed: int) -> None:
+        self.url, self.found, self.needed = url, found, needed
+        super().__init__(
+            f"the server of {url} is PostgreSQL {found}, Taskyard needs {needed} or newer; upgrade the server, or use "
+            f"another. Nothing was changed"
+        )
+
+
 class OutcomeUnknown(StoreError):
     """The commit itself failed: it may or may not have happened. Look before you submit again."""
 
@@ -439,6 +494,8 @@ class ForkedStore(StoreError):
 
 class Steer(Exception):
     """What a consumer raises to say what should become of its task."""
+
+    __reduce__ = _reduce
 
 
 class RetryLater(Steer):

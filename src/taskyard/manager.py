@@ -21,12 +21,13 @@ import msgspec
 
 from taskyard.errors import TaskyardError
 from taskyard.execution.bridge import bridge_here, outcome
+from taskyard.execution.forks import Home
 from taskyard.execution.futures import ProcessPool
 from taskyard.execution.io_pool import ThreadPool
 from taskyard.execution.pool import PoolNumbers
 from taskyard.execution.process import HAS_NURSERY
-from taskyard.execution.raising import CallKilled, CannotCross, PoolForked, WorkerDied
-from taskyard.sizing import count_workers
+from taskyard.execution.raising import CallKilled, CannotCross, WorkerDied
+from taskyard.resources.workers import count_workers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class ExecutorManager:
     settings: ManagerSettings
     cpu_executor: ProcessPool
     io_executor: ThreadPool
-    _pid: int
+    _home: Home
     _is_closed: bool
 
     def __new__(cls, settings: ManagerSettings | None = None) -> ExecutorManager:
@@ -111,7 +112,8 @@ class ExecutorManager:
 
     def _open(self, settings: ManagerSettings) -> None:
         counts = count_workers()
-        self.settings, self._pid, self._is_closed = settings, os.getpid(), False
+        self.settings, self._home, self._is_closed = settings, Home(), False
+        self._home.claim()
         self.cpu_executor = ProcessPool(
             counts.cpu if settings.cpu_workers is None else settings.cpu_workers,
             portable=settings.portable,
@@ -175,8 +177,7 @@ class ExecutorManager:
             raise
 
     def _refuse_closed(self) -> None:
-        if self._pid != os.getpid():
-            raise PoolForked
+        self._home.claim()
         if self._is_closed:
             raise ManagerClosed
 
@@ -185,8 +186,7 @@ class ExecutorManager:
     async def shutdown(self, timeout: float = 30.0) -> None:
         """Take nothing new; return as soon as all work is done. What is not done after `timeout` seconds is ended: what
         waits is dropped, worker processes are killed, threads are left behind. Then a new manager can be made."""
-        if self._pid != os.getpid():
-            raise PoolForked
+        self._home.claim()
         self._is_closed = True
         log.info("[ExecutorManager] shutting down")
         self.cpu_executor.shutdown(wait=False)
@@ -238,7 +238,9 @@ async def _result(future: Future[T]) -> T:
     try:
         return await outcome(future)
     except CancelledError:
-        raise ManagerClosed from None
+        if future.cancelled():
+            raise ManagerClosed from None
+        raise  # the function's own
 
 
 async def _are_done(futures: Sequence[Future[None]], within_s: float) -> bool:

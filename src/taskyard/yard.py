@@ -61,7 +61,9 @@ from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:
+    from taskyard.execution.algorithm import Algorithm
     from taskyard.execution.pool import PoolSettings
+    from taskyard.model.algorithm import AlgorithmSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -169,6 +171,27 @@ class Yard:
         if not source.name:
             raise InvalidConsumer(f"{type(source).__name__} has no name; set the class attribute `name`")
         self._register(class_consumer(source))
+
+    def install(
+        self,
+        algorithm: type[Algorithm] | Callable[..., Any],
+        *,
+        spec: AlgorithmSpec | None = None,
+        queue: str = DEFAULT_QUEUE,
+        concurrent_count: int | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Add an algorithm as a consumer, as `ExecutionDispatcher.install` adds it for direct calls: a task has the
+        fields of its `Input` as arguments and its `Output` as result, and runs where and as its hints say. At most
+        `concurrent_count` run at once, by default the hints' `max_workers`, or 1."""
+        from taskyard.algorithms import algorithm_consumer
+
+        consumer, pool = algorithm_consumer(
+            algorithm, spec, queue=queue, concurrent_count=concurrent_count, retry=retry
+        )
+        self._register(consumer)
+        if pool is not None:
+            self._pools.setdefault(consumer.name, pool)
 
     def _register(self, consumer: Consumer) -> None:
         if consumer.name in self._consumers:
@@ -327,6 +350,9 @@ class Yard:
             self._retention.cancel()
         try:
             await engine.stop(grace_s)
+            for consumer in self._consumers.values():
+                if consumer.close is not None:
+                    await consumer.close()
         finally:
             self._engine = self._store = self.loop = None
             for changes in self._streams:

@@ -39,12 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_programs_run(folder):
     """Every program in the README runs as it is printed, and says what it should."""
     programs = [block.file for block in README if block.file is not None]
-    assert programs == ["app.py", "web.py", "plain.py", "cpu.py", "words.py"]
+    assert programs == ["app.py", "web.py", "plain.py", "cpu.py", "words.py", "later.py"]
     said = [run(folder, sys.executable, program) for program in programs]
     assert said[0] == "True\n"
     assert len(said[2].strip()) == 64
     assert len(said[3].strip()) == 128
     assert said[4] == "count=3 longest='quick'\nvalidation InvalidArguments\nruntime ValueError\n"
+    assert said[5] == "{'count': 3, 'longest': 'quick'}\n"
 
 
 def test_the_example_is_short():

@@ -1,6 +1,7 @@
 """Algorithms as users write them, found by workers by their import path."""
 
 import asyncio
+import hashlib
 import logging
 import os
 import time
@@ -17,6 +18,7 @@ DEVICE_AT_IMPORT = os.environ.get("CUDA_VISIBLE_DEVICES")
 class Number(BaseModel):
     n: int
     folder: str = ""
+    pid: int | None = None
 
 
 class Served(BaseModel):
@@ -121,6 +123,25 @@ async def describe_async(given: str, context: AlgorithmContext) -> dict[str, Any
     return describe(given, context)
 
 
+def report(given: Number, context: AlgorithmContext) -> dict[str, Any]:
+    context.progress(0.5, "half way")
+    return {
+        "n": given.n,
+        "request_id": context.request_id,
+        "algorithm": f"{context.algorithm} {context.version}",
+        "attempt": context.attempt,
+        "is_here": context.worker_pid == given.pid,
+    }
+
+
+async def report_async(given: Number, context: AlgorithmContext) -> dict[str, Any]:
+    return report(given, context)
+
+
+def digest(given: bytes) -> str:
+    return hashlib.sha256(given).hexdigest()
+
+
 def double(given: int) -> int:
     return given * 2
 
@@ -148,6 +169,12 @@ def wait(folder: str) -> str:
     Path(folder, "began").write_text("!")
     with open(f"{folder}/gate") as gate:
         return gate.read(1)
+
+
+def hang(given: Number) -> str:
+    """As `wait`, and leaves its process id behind."""
+    Path(given.folder, "pid").write_text(str(os.getpid()))
+    return wait(given.folder)
 
 
 def fail_until(path: str, context: AlgorithmContext) -> int:

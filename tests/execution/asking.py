@@ -25,8 +25,7 @@ class Held:
 
     async def began(self) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while not self.pipes[0].is_set():  # noqa: ASYNC110 -- another process writes to it
-                await asyncio.sleep(0.001)
+            await self.pipes[0].wait()
 
     def let_go(self) -> None:
         self.pipes[1].write()

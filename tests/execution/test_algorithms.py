@@ -1,8 +1,10 @@
 """Algorithms as a user runs them: their life in workers, what they take and give, what they see of their request."""
 
 import asyncio
+import hashlib
 import logging
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +26,7 @@ from taskyard import (
     ProcessPoolExecutor,
     Progress,
 )
+from taskyard.execution.installed import Payload
 from tests.execution import algorithms
 from tests.execution.algorithms import AsyncLedger, Ledger, NeedsFile, Number, Served, SlowToLoad
 from tests.execution.asking import spec
@@ -315,8 +318,8 @@ async def test_the_maker_of_workers_can_be_replaced(dispatch):
     handles: list[WorkerHandle] = []
 
     class Counting(Spawner):
-        def spawn(self, settings):
-            handles.append(super().spawn(settings))
+        def spawn(self):
+            handles.append(super().spawn())
             return handles[-1]
 
     pool = ProcessPoolExecutor(
@@ -334,3 +337,15 @@ async def test_a_place_of_one_s_own(dispatch):
     dispatcher = dispatch((algorithms.double, spec("double", executor="ours")), executors={"ours": ours})
     assert (await dispatcher.run("double", 1)).data == 99
     assert ours.requests[0].payload[0] == 1
+
+
+@pytest.mark.spec("EXE-18")
+async def test_bytes_are_not_copied_into_the_pickle(dispatch):
+    """An input that is bytes travels beside the pickle of its request, and arrives as it was."""
+    content = bytes(range(256)) * 8192
+    apart: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(Payload(content, AlgorithmContext(tenant="acme")), 5, buffer_callback=apart.append)
+    assert len(pickled) < 1000
+    assert [len(part.raw()) for part in apart] == [len(content)]
+    dispatcher = dispatch((algorithms.digest, spec("digest")))
+    assert (await dispatcher.run("digest", content)).data == hashlib.sha256(content).hexdigest()

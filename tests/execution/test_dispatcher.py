@@ -2,18 +2,22 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
 from taskyard import (
+    Abilities,
     CircuitPolicy,
     CircuitState,
     ErrorKind,
+    ExecutionDispatcher,
     ExecutionRequest,
     ExecutionResult,
     Incident,
     IncidentKind,
     MockExecutor,
+    NoopExecutor,
 )
 from taskyard.testing.clock import ManualClock
 from tests.execution import algorithms
@@ -148,6 +152,40 @@ async def test_a_rate_limit_rejects_and_says_when_to_come_again(dispatch):
     assert (await dispatcher.run("double", 5)).success
     assert not (await dispatcher.run("double", 6)).success
     assert len(mock.requests) == 3
+
+
+class Raising(NoopExecutor):
+    """An executor with a fault: it raises before there is anything to await."""
+
+    is_faulty = True
+
+    def submit(self, request: ExecutionRequest) -> Any:
+        if self.is_faulty:
+            raise OSError("no")
+        return super().submit(request)
+
+
+@pytest.mark.parametrize("kills", [True, False], ids=["kills", "cannot-kill"])
+async def test_an_executor_that_raises_takes_no_slot_along(dispatch, kills):
+    """A fault of an executor is answered as `system`, and the place of that request is free again."""
+    faulty = Raising()
+    faulty.abilities = Abilities(kills=kills)
+    dispatcher = dispatch(
+        (algorithms.double, spec("double", max_workers=1, queue_limit=0)), executors={"process": faulty}
+    )
+    for _ in range(2):
+        assert (await dispatcher.run("double", 1)).error.kind is ErrorKind.SYSTEM
+    faulty.is_faulty = False
+    assert (await dispatcher.run("double", 1)).success
+    assert dispatcher.health()["double"].active == 0
+
+
+def test_asking_for_abilities_makes_nothing():
+    """To ask what a dispatcher can do makes no executor: with nothing installed there is none to shut down."""
+    dispatcher = ExecutionDispatcher()
+    assert (dispatcher.abilities.kills, dispatcher.abilities.runs_code) == (True, True)
+    assert dispatcher._executors == {}
+    assert not ExecutionDispatcher(place="noop").abilities.runs_code
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------

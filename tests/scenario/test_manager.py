@@ -14,7 +14,7 @@ import pytest
 from taskyard import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
 from taskyard.futures import CallTimedOut, CannotCross, WorkerDied
 from tests.execution import deeds, misdeeds
-from tests.execution.census import is_alive
+from tests.execution.census import ended
 from tests.scenario.managers import PATIENCE_S, SMALL, WAYS, begin
 from tests.scenario.processes import run_python
 
@@ -222,9 +222,18 @@ async def test_a_cancelled_caller_ends_its_call(manager, stage):
     busy = [manager.run_cpu_intensive(deeds.echo, n) for n in range(4)]
     assert await asyncio.gather(*busy) == [0, 1, 2, 3]
     async with asyncio.timeout(PATIENCE_S):
-        while manager.numbers.cpu_executor.killed == 0:
-            await manager.run_cpu_intensive(deeds.echo)
-    assert not is_alive(pid)
+        await ended(pid)
+    await manager.shutdown()
+    assert manager.numbers.cpu_executor.killed == 1
+
+
+@pytest.mark.parametrize("cls", [concurrent.futures.CancelledError, asyncio.CancelledError])
+@pytest.mark.parametrize("way", ["run_cpu_intensive", "run_io_intensive"])
+async def test_a_function_that_raises_cancelled_itself(manager, way, cls):
+    """A CancelledError that the function raised is its own: nobody is told that the manager is shut down."""
+    with pytest.raises(cls, match="of its own"):
+        await getattr(manager, way)(deeds.fail, cls, "of its own")
+    assert await getattr(manager, way)(deeds.echo, 1) == 1
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -12,15 +12,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+Waiters = deque[asyncio.Future[None]]
+
 
 class Bridge:
-    """The way to one event loop. Futures are handed over by whatever thread completes them."""
+    """The way to one event loop. Futures are handed over by whatever thread completes them.
+
+    What has arrived belongs to the loop, which forgets it when it is closed: a bridge that kept it would keep the loop,
+    by which it is known, and so itself."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
         self._lock = threading.Lock()
-        self._arrived: deque[asyncio.Future[None]] = deque()
-        self._is_woken = False
+        self._arrived: weakref.ref[Waiters] | None = None
 
     def watch(self, future: Future[Any]) -> asyncio.Future[None]:
         """Done on the loop soon after `future` is done, however it ended."""
@@ -30,35 +34,34 @@ class Bridge:
 
     def _arrive(self, waiter: asyncio.Future[None]) -> None:
         with self._lock:
-            self._arrived.append(waiter)
-            if self._is_woken:
+            arrived = None if self._arrived is None else self._arrived()
+            if arrived is not None:
+                arrived.append(waiter)
                 return
-            self._is_woken = True
+            arrived = Waiters([waiter])
+            self._arrived = weakref.ref(arrived)
         loop = self._loop()
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it is closed: nobody waits there any more
-                loop.call_soon_threadsafe(self._wake)
+                loop.call_soon_threadsafe(self._wake, arrived)
 
-    def _wake(self) -> None:
+    def _wake(self, arrived: Waiters) -> None:
         with self._lock:
-            self._is_woken = False
-            arrived, self._arrived = self._arrived, deque()
+            self._arrived = None
         for waiter in arrived:
             if not waiter.done():  # its caller may have gone
                 waiter.set_result(None)
 
 
 _BRIDGES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bridge] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
 
 
 def bridge_here() -> Bridge:
-    """The bridge to the running loop."""
+    """The bridge to the running loop. No lock: only the thread that runs a loop asks for its bridge."""
     loop = asyncio.get_running_loop()
     bridge = _BRIDGES.get(loop)
     if bridge is None:
-        with _making:
-            bridge = _BRIDGES.setdefault(loop, Bridge(loop))
+        bridge = _BRIDGES[loop] = Bridge(loop)
     return bridge
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import time
 import traceback
 
 import msgspec
 
 from taskyard.errors import Cancel, RetryLater, StoredArgumentsInvalid
-from taskyard.model.execution import ErrorKind, ExecutionError
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 
 MESSAGE_CHARS = 4_000
 TRACEBACK_CHARS = 20_000
@@ -53,6 +54,11 @@ def canceled(message: str = "canceled while it was running") -> ExecutionError:
     return ExecutionError(kind=ErrorKind.CANCELED, message=message)
 
 
+def fault(message: str) -> ExecutionError:
+    """Something broke that is no doing of the request's."""
+    return ExecutionError(kind=ErrorKind.SYSTEM, message=message)
+
+
 def refused(message: str) -> ExecutionError:
     """The request does not fit the executor: trying again cannot help."""
     return ExecutionError(kind=ErrorKind.VALIDATION, message=message)
@@ -67,6 +73,12 @@ def rejected(message: str, *types: str, retry_after_s: float | None = None) -> E
 def waited_long(wait_s: float) -> ExecutionError:
     message = f"no worker was free for it within {wait_s:g} s"
     return ExecutionError(kind=ErrorKind.TIMEOUT, message=message, types=("TimeoutError",))
+
+
+def failed(error: ExecutionError) -> ExecutionResult:
+    """The answer to a request of which nothing was run."""
+    now = time.time()
+    return ExecutionResult(success=False, error=error, started_at=now, ended_at=now)
 
 
 def type_names(cls: type[BaseException]) -> tuple[str, ...]:

@@ -15,19 +15,27 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from taskyard.errors import InvalidAlgorithm, InvalidArguments, InvalidOutput, quote, shorten
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
 from taskyard.execution.context import find_current_run
 from taskyard.execution.said import LOG_FIELDS
+from taskyard.execution.wire import Bulk
 from taskyard.model.algorithm import AlgorithmSpec
 from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
 
 log = logging.getLogger("taskyard")
 
-Payload = tuple[Any, AlgorithmContext]
-"""What executors carry to an algorithm: its input, checked, and for whom."""
+
+class Payload(NamedTuple):
+    """What executors carry to an algorithm: its input, checked, and for whom."""
+
+    given: Any
+    context: AlgorithmContext
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Payload, (Bulk.of(self.given), self.context)  # an input that is bytes is not copied into the pickle
 
 
 class FunctionAlgorithm(Algorithm):
@@ -54,20 +62,20 @@ class Resident:
     """One instance, and how one run goes."""
 
     def __init__(self, spec: AlgorithmSpec, algorithm: Algorithm) -> None:
-        self._spec, self._algorithm = spec, algorithm
+        self.spec, self.algorithm = spec, algorithm
         self._fit = fitter(algorithm.Output)
 
     def open(self) -> None:
-        self._algorithm.initialize()
+        self.algorithm.initialize()
 
     def close(self) -> None:
         try:
-            self._algorithm.shutdown()
+            self.algorithm.shutdown()
         except Exception:
-            log.exception("algorithm %s: shutdown failed", self._spec.name)
+            log.exception("algorithm %s: shutdown failed", self.spec.name)
 
     def __call__(self, payload: Payload) -> Any:
-        given, context = payload[0], payload[1].bind(self._spec, find_current_run())
+        given, context = payload.given, payload.context.bind(self.spec, find_current_run())
         mark = LOG_FIELDS.set(context.fields)
         try:
             return self._run(given, context)
@@ -76,51 +84,51 @@ class Resident:
 
     def _run(self, given: Any, context: AlgorithmContext) -> Any:
         try:
-            value = self._check(self._algorithm.run(given, context))
+            value = self._check(self.algorithm.run(given, context))
         except BaseException as exc:
             try:
-                self._algorithm.after_run(context, exc)
+                self.algorithm.after_run(context, exc)
             except Exception:
                 context.logger.exception("after_run failed too")
             raise
-        self._algorithm.after_run(context, None)
+        self.algorithm.after_run(context, None)
         return value
 
     def _check(self, value: Any) -> Any:
         if inspect.iscoroutine(value):
             value.close()
-            raise TypeError(f"algorithm {quote(self._spec.name)} returned a coroutine; write it as `async def run`")
+            raise TypeError(f"algorithm {quote(self.spec.name)} returned a coroutine; write it as `async def run`")
         try:
             return self._fit(value)
         except ValueError as exc:
-            raise InvalidOutput(self._spec.name, problems(exc)) from None
+            raise InvalidOutput(self.spec.name, problems(exc)) from None
 
 
 class AsyncResident(Resident):
     """The same for one whose `run` is async."""
 
     async def open_async(self) -> None:
-        await _awaited(self._algorithm.initialize())
+        await _awaited(self.algorithm.initialize())
 
     async def close_async(self) -> None:
         try:
-            await _awaited(self._algorithm.shutdown())
+            await _awaited(self.algorithm.shutdown())
         except Exception:
-            log.exception("algorithm %s: shutdown failed", self._spec.name)
+            log.exception("algorithm %s: shutdown failed", self.spec.name)
 
     async def call_async(self, payload: Payload) -> Any:
-        given, context = payload[0], payload[1].bind(self._spec, find_current_run())
+        given, context = payload.given, payload.context.bind(self.spec, find_current_run())
         mark = LOG_FIELDS.set(context.fields)
         try:
-            value = self._check(await self._algorithm.run(given, context))
+            value = self._check(await self.algorithm.run(given, context))
         except BaseException as exc:
             try:
-                await _awaited(self._algorithm.after_run(context, exc))
+                await _awaited(self.algorithm.after_run(context, exc))
             except Exception:
                 context.logger.exception("after_run failed too")
             raise
         else:
-            await _awaited(self._algorithm.after_run(context, None))
+            await _awaited(self.algorithm.after_run(context, None))
         finally:
             LOG_FIELDS.reset(mark)
         return value
@@ -230,7 +238,7 @@ class RemoteAlgorithm:
     def __reduce__(self) -> tuple[Any, ...]:
         return settle_in, (self.spec, *self._where)
 
-    def __call__(self, payload: Payload) -> Any:
+    def __call__(self, given: Any) -> Any:
         raise NotImplementedError("it runs in a worker process only")
 
 

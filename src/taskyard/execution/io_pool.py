@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
+from taskyard.execution.forks import Home
 from taskyard.execution.pool import PoolNumbers
 
 P = ParamSpec("P")
@@ -49,6 +50,7 @@ class ThreadPool(Executor):
         self._threads: set[threading.Thread] = set()
         self._idle = self._active = self._done = 0
         self._is_closed = self._has_ended = False
+        self._home = Home()
 
     @property
     def numbers(self) -> PoolNumbers:
@@ -70,6 +72,7 @@ class ThreadPool(Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
+        self._home.claim()
         with self._news:
             if self._is_closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
@@ -81,6 +84,9 @@ class ThreadPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if self._home.is_elsewhere:
+            return  # its threads are the parent's
+        self._home.claim()
         with self._news:
             self._is_closed = True
             given_up = [future for future, *_ in self._jobs] if cancel_futures else []

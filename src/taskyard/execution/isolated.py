@@ -6,15 +6,30 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from taskyard.execution.explain import failed, rejected
 from taskyard.execution.pool import PoolNumbers, PoolSettings, WorkerPool
 from taskyard.execution.process import HAS_NURSERY, make_pool, submit_to
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.model.algorithm import ExecutionHints
+from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
 
 def settings_of(spec: Any) -> PoolSettings:
     """As many workers as the consumer may run at once."""
     return PoolSettings(max_workers=getattr(spec, "concurrent_count", 1))
+
+
+def settings_for(hints: ExecutionHints, *, workers: int = 1) -> PoolSettings:
+    """The pool of an algorithm with these hints; `workers` where they leave it open."""
+    asked = {
+        "queue_limit": hints.queue_limit,
+        "load_s": hints.load_s,
+        "memory_limit": hints.memory_limit,
+        "recycle_after": hints.recycle_after,
+        "environ": None if hints.gpu is None else {"CUDA_VISIBLE_DEVICES": str(hints.gpu)},
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    return PoolSettings(max_workers=hints.max_workers or workers, **given)  # type: ignore[arg-type]
 
 
 class IsolatedProcessPoolExecutor:
@@ -43,8 +58,7 @@ class IsolatedProcessPoolExecutor:
         pool = self._pools.get(request.spec.name)
         if pool is None:
             if self._is_closed:
-                error = ExecutionError(kind=ErrorKind.REJECTED, message="the isolated process pools are shut down")
-                return ExecutionResult(success=False, error=error)
+                return failed(rejected("the isolated process pools are shut down"))
             pool = make_pool(self._settings(request.spec), portable=self._is_portable)
             self._pools[request.spec.name] = pool
         return await submit_to(pool, request)

@@ -12,7 +12,6 @@ import asyncio
 import atexit
 import contextlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,9 +21,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from taskyard.execution.calls import PendingCall
+from taskyard.execution.forks import Home
+from taskyard.execution.loop_thread import LoopThread
 from taskyard.execution.pool import PoolNumbers, PoolSettings
 from taskyard.execution.process import make_pool
-from taskyard.execution.raising import PoolForked, to_exception
+from taskyard.execution.raising import to_exception
 from taskyard.execution.scene import refuse_while_loading
 from taskyard.execution.wire import KEEPS_EXCEPTION
 from taskyard.model.execution import ExecutionResult
@@ -97,9 +98,8 @@ class PoolLoop:
         self._most = settings.max_workers * settings.pipeline
         self._lock = threading.Lock()
         self._is_closed = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._pid: int | None = None
+        self._thread: LoopThread | None = None
+        self._home = Home()
         self._inbox: deque[Work] = deque()
         self._is_woken = False
         # What follows belongs to the thread.
@@ -118,22 +118,22 @@ class PoolLoop:
     # --- from any thread ----------------------------------------------------------------------------------------------
 
     def submit(self, work: Work) -> None:
-        if self._is_foreign:
-            raise PoolForked
+        self._home.claim()
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            loop = self._loop or self._start()
+            thread = self._thread or self._start()
             work.future.owner = self
             self._inbox.append(work)
             if not self._is_woken:
                 self._is_woken = True
-                loop.call_soon_threadsafe(self._drain)
+                thread.loop.call_soon_threadsafe(self._drain)
 
     def shutdown(self, *, wait: bool, cancel: bool = False, kill: bool = False) -> None:
         """Take nothing new, and end when all is done; `cancel` what waits, `kill` what runs."""
-        if self._is_foreign:
+        if self._home.is_elsewhere:
             return  # it is the parent's
+        self._home.claim()
         with self._lock:
             self._is_closed = True
             thread = self._thread
@@ -147,35 +147,29 @@ class PoolLoop:
     def abandon(self) -> None:
         """Nobody holds the pool any more: the work that it has is its last. May come from the collector at any moment,
         so it takes no lock."""
-        if self._thread is not None and not self._is_foreign:
-            self._tell(self._end, False, False)
+        self._tell(self._end, False, False)
 
     def end_now(self, future: CallFuture[Any]) -> None:
         self._tell(self._end_call, future)
 
-    @property
-    def _is_foreign(self) -> bool:
-        return self._pid is not None and self._pid != os.getpid()
-
-    def _start(self) -> asyncio.AbstractEventLoop:
+    def _start(self) -> LoopThread:
         refuse_while_loading()
         if _is_exiting:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-        loop = asyncio.SelectorEventLoop()
-        thread = threading.Thread(target=self._run, args=(loop,), name="taskyard-pool", daemon=True)
-        try:
-            thread.start()
-        except BaseException:
-            loop.close()
-            raise
-        self._loop, self._thread, self._pid = loop, thread, os.getpid()
         _RUNNING.add(self)
-        return loop
+        try:
+            self._thread = LoopThread(
+                self._serve, name="taskyard-pool", make_loop=asyncio.SelectorEventLoop, on_end=self._ended
+            )
+        except BaseException:
+            _RUNNING.discard(self)
+            raise
+        return self._thread
 
     def _tell(self, what: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # it has ended
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(what, *args)
+            if self._thread is not None and not self._home.is_elsewhere:
+                self._thread.loop.call_soon_threadsafe(what, *args)
 
     def _note_end(self) -> None:
         if not self.ended.done():
@@ -183,13 +177,9 @@ class PoolLoop:
 
     # --- in the thread ------------------------------------------------------------------------------------------------
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            loop.run_until_complete(self._serve())
-        finally:
-            loop.close()
-            _RUNNING.discard(self)
-            self._note_end()
+    def _ended(self) -> None:
+        _RUNNING.discard(self)
+        self._note_end()
 
     async def _serve(self) -> None:
         await self._finished.wait()

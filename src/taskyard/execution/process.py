@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 
 import msgspec
 
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.context import RunContext
-from taskyard.execution.explain import refused
+from taskyard.execution.explain import failed, refused
 from taskyard.execution.pool import PoolNumbers, PoolSettings, Starter, WorkerPool
 from taskyard.execution.spawner import Spawner
-from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
 HAS_NURSERY = sys.platform == "linux"
@@ -66,7 +65,7 @@ class ProcessPoolExecutor:
 async def submit_to(pool: WorkerPool, request: ExecutionRequest) -> ExecutionResult:
     """Run the request in the pool; what an executor's `submit` does."""
     if request.spec.is_async:
-        return _failed(refused(f"{request.spec.name!r} is async; give it executor='inline'"))
+        return failed(refused(f"{request.spec.name!r} is async; give it executor='inline'"))
     run: RunContext | None = request.context
     is_record = run is not None and request.payload is run.claim.record
     call = PendingCall(
@@ -97,8 +96,3 @@ async def _end(pool: WorkerPool, call: PendingCall, run: RunContext | None) -> N
     await call.buried()
     if run is not None:
         run.abandoned = False
-
-
-def _failed(error: ExecutionError) -> ExecutionResult:
-    now = time.time()
-    return ExecutionResult(success=False, error=error, started_at=now, ended_at=now)

@@ -60,10 +60,10 @@ class RemoteError(TaskyardError):
 
 
 class PoolForked(TaskyardError, RuntimeError):
-    """The pool was in use before fork(): its thread and its workers are the parent's. Make a new one in the child."""
+    """The pool was in use before fork(): its threads and its workers are the parent's. Make a new one in the child."""
 
     def __init__(self) -> None:
-        super().__init__("this process pool was in use before fork(); make a new one in the child process")
+        super().__init__("this executor was in use before fork(); make a new one in the child process")
 
 
 class RemoteTraceback(Exception):

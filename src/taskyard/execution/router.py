@@ -11,7 +11,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -23,16 +23,15 @@ from taskyard.execution.asking import AlgorithmCaller, name_of
 from taskyard.execution.circuit import CircuitPolicy, CircuitState, Pass
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.desk import AlgorithmHealth, Desk
-from taskyard.execution.explain import canceled, explain, rejected, type_names
+from taskyard.execution.explain import canceled, explain, failed, rejected, type_names
 from taskyard.execution.inline import InProcessExecutor
-from taskyard.execution.installed import Installed
-from taskyard.execution.isolated import IsolatedProcessPoolExecutor
+from taskyard.execution.installed import Installed, Payload
+from taskyard.execution.isolated import IsolatedProcessPoolExecutor, settings_for
 from taskyard.execution.mock import MockExecutor, NoopExecutor
 from taskyard.execution.policy import ExecutionPolicy
-from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
-from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind, choose_place
+from taskyard.model.algorithm import AlgorithmSpec, Incident, IncidentKind, choose_place
 from taskyard.model.execution import (
     INLINE,
     ISOLATED,
@@ -56,19 +55,6 @@ log = logging.getLogger("taskyard")
 INCIDENTS = {ErrorKind.TIMEOUT: IncidentKind.TIMEOUT, ErrorKind.SYSTEM: IncidentKind.CRASH}
 
 
-def pool_settings(hints: ExecutionHints) -> PoolSettings:
-    """The pool of an algorithm that has one of its own."""
-    asked = {
-        "queue_limit": hints.queue_limit,
-        "load_s": hints.load_s,
-        "memory_limit": hints.memory_limit,
-        "recycle_after": hints.recycle_after,
-        "environ": None if hints.gpu is None else {"CUDA_VISIBLE_DEVICES": str(hints.gpu)},
-    }
-    given = {name: value for name, value in asked.items() if value is not None}
-    return PoolSettings(max_workers=hints.max_workers or 1, **given)  # type: ignore[arg-type]
-
-
 def log_incident(incident: Incident) -> None:
     """Where incidents go unless somebody listens."""
     level = logging.INFO if incident.kind is IncidentKind.CIRCUIT_CLOSED else logging.WARNING
@@ -84,7 +70,7 @@ DEFAULT_EXECUTORS: Mapping[str, Callable[[], ExecutorProtocol]] = {
     INLINE: InProcessExecutor,
     THREAD: ThreadExecutor,
     PROCESS: ProcessPoolExecutor,
-    ISOLATED: lambda: IsolatedProcessPoolExecutor(lambda installed: pool_settings(installed.spec.execution)),
+    ISOLATED: lambda: IsolatedProcessPoolExecutor(lambda installed: settings_for(installed.spec.execution)),
     MOCK: MockExecutor,
     NOOP: NoopExecutor,
 }
@@ -117,16 +103,20 @@ class ExecutionDispatcher(AlgorithmCaller):
         self._going_on: set[asyncio.Task[ExecutionResult]] = set()
         self._tokens = itertools.count(1)
         self._is_closed = False
+        if place is not None:
+            self._executor(place)
 
     @property
     def abilities(self) -> Abilities:
         """What it can do in every place: nothing that one of them could not."""
-        places = {desk.place for desk in self._desks.values()} or {self._place or PROCESS}
-        executors = [self._executor(place).abilities for place in places]
+        used = [desk.executor for desk in self._desks.values()]
+        if not used and self._place is not None:
+            used = [self._executor(self._place)]
+        found = [executor.abilities for executor in used]
         return Abilities(
-            kills=all(ability.kills for ability in executors),
-            isolates=all(ability.isolates for ability in executors),
-            runs_code=any(ability.runs_code for ability in executors),
+            kills=all(abilities.kills for abilities in found),
+            isolates=all(abilities.isolates for abilities in found),
+            runs_code=not found or any(abilities.runs_code for abilities in found),
         )
 
     # --- algorithms ---------------------------------------------------------------------------------------------------
@@ -204,15 +194,15 @@ class ExecutionDispatcher(AlgorithmCaller):
 
     async def _serve(self, request: ExecutionRequest, *, may_degrade: bool) -> ExecutionResult:
         if self._is_closed:
-            return _failed(rejected("the dispatcher is shut down"))
+            return failed(rejected("the dispatcher is shut down"))
         try:
             desk, request = self._prepare(request)
         except InvalidInput as exc:
-            return _failed(_unfit(exc))
+            return failed(_unfit(exc))
         if desk is None:
             return await self._executor(self._place or MOCK).submit(request)
         if refusal := desk.too_often(self._monotonic()):
-            return _failed(refusal)
+            return failed(refusal)
         granted = desk.circuit.admit(self._monotonic())
         if not isinstance(granted, Pass):
             return await self._refuse(desk, request, granted, may_degrade=may_degrade)
@@ -233,7 +223,9 @@ class ExecutionDispatcher(AlgorithmCaller):
         return desk, msgspec.structs.replace(
             request,
             spec=desk.installed,
-            payload=(desk.installed.check(request.payload), context.of_request(request.request_id, request.trace_id)),
+            payload=Payload(
+                desk.installed.check(request.payload), context.of_request(request.request_id, request.trace_id)
+            ),
             context=None,
             timeout_s=self._policy.timeout_s(desk.spec, request),
             wait_s=self._policy.wait_s(desk.spec, request),
@@ -244,7 +236,7 @@ class ExecutionDispatcher(AlgorithmCaller):
     ) -> ExecutionResult:
         why = f"algorithm {desk.spec.name!r} has crashed {self._circuit.crashes} times in a row and is given a rest"
         if desk.spec.fallback is None or not may_degrade:
-            return _failed(rejected(why, "CircuitOpen", retry_after_s=retry_after_s))
+            return failed(rejected(why, "CircuitOpen", retry_after_s=retry_after_s))
         given, context = request.payload
         asked = msgspec.structs.replace(request, spec=desk.spec.fallback, payload=given, context=context)
         result = await self._serve(asked, may_degrade=False)
@@ -296,7 +288,7 @@ class ExecutionDispatcher(AlgorithmCaller):
             result = await self._run(desk, request, run)
         except Exception as exc:
             # An executor must not raise; one that does has a fault, and its caller still gets an answer.
-            result = _failed(msgspec.structs.replace(explain(exc), kind=ErrorKind.SYSTEM))
+            result = failed(msgspec.structs.replace(explain(exc), kind=ErrorKind.SYSTEM))
         finally:
             run.interrupt = None
             self._judge(desk, request, granted, result)
@@ -306,26 +298,28 @@ class ExecutionDispatcher(AlgorithmCaller):
         began_mono = time.monotonic()
         refusal = await desk.gate.enter(run, request.wait_s)
         if refusal is not None:
-            return _failed(refusal)
+            return failed(refusal)
         if run.cancel_asked:  # since it was given the turn
             desk.gate.leave()
-            return _failed(canceled("canceled before it began"))
+            return failed(canceled("canceled before it began"))
         left_s = request.wait_s
         if left_s is not None:
             left_s = max(0.001, left_s - (time.monotonic() - began_mono))
-        asked = desk.executor.submit(msgspec.structs.replace(request, context=run, wait_s=left_s))
+        request = msgspec.structs.replace(request, context=run, wait_s=left_s)
         if desk.outlives_callers:
-            return await self._outlive(desk, run, asked)
+            return await self._outlive(desk, run, request)
         try:
-            return await asked
+            return await desk.executor.submit(request)
         finally:
             desk.gate.leave()
 
-    async def _outlive(
-        self, desk: Desk, run: RunContext, asked: Coroutine[Any, Any, ExecutionResult]
-    ) -> ExecutionResult:
+    async def _outlive(self, desk: Desk, run: RunContext, request: ExecutionRequest) -> ExecutionResult:
         """Its place is free when the code has ended, not when its caller has gone; the code is told of that."""
-        going_on = asyncio.get_running_loop().create_task(asked)
+
+        async def ask() -> ExecutionResult:
+            return await desk.executor.submit(request)
+
+        going_on = asyncio.get_running_loop().create_task(ask())
         self._going_on.add(going_on)
         going_on.add_done_callback(self._going_on.discard)
         going_on.add_done_callback(lambda _: desk.gate.leave())
@@ -385,8 +379,3 @@ def _heed_cancel(result: ExecutionResult) -> ExecutionResult:
     if result.error is None or result.error.kind is ErrorKind.CANCELED:
         return result
     return msgspec.structs.replace(result, error=msgspec.structs.replace(result.error, kind=ErrorKind.CANCELED))
-
-
-def _failed(error: ExecutionError) -> ExecutionResult:
-    now = time.time()
-    return ExecutionResult(success=False, error=error, started_at=now, ended_at=now)

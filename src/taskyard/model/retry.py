@@ -17,6 +17,7 @@ GIVE_UP_ON = (
     "NotImplementedError",
     "ImportError",
     "InvalidArguments",
+    "InvalidOutput",
     "NotJson",
     "PayloadTooLarge",
 )

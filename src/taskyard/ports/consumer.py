@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ class Consumer:
 
     `encode` checks arguments and turns them into the JSON that is stored, or raises `InvalidInput`. `call` runs one
     record and returns its result, or an awaitable of it when `is_async`. `produce`, where there is one, makes the task
-    of the arguments first; `warm_up` does what would otherwise hold up the first run. `remote` is `call` in a form that
-    can be pickled, for executors in other processes."""
+    of the arguments first; `warm_up` does what would otherwise hold up the first run, `close` lets go of what runs here
+    have left loaded. `remote` is `call` in a form that can be pickled, for executors in other processes."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -32,6 +32,7 @@ class Consumer:
     retry: RetryPolicy | None = None
     produce: Callable[[dict[str, Any]], Task] | None = None
     warm_up: Callable[[], None] | None = None
+    close: Callable[[], Awaitable[None]] | None = None
     remote: Callable[[TaskRecord], Any] | None = None
 
 

@@ -4,10 +4,11 @@ the default; one that makes no sense does so too, with a warning."""
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from taskyard.resources.cpu import CpuBudget
+from taskyard.resources.cpu import CpuBudget, cpu_budget
 
 CPU_WORKERS = "CPU_EXECUTOR_WORKERS"
 IO_WORKERS = "IO_EXECUTOR_WORKERS"
@@ -31,6 +32,11 @@ class WorkerCounts:
 
 def log_warning(text: str) -> None:
     log.warning("[ExecutorManager] %s", text)
+
+
+def count_workers() -> WorkerCounts:
+    """For this process, by its CPU budget and its environment as they are now."""
+    return worker_counts(os.environ, cores=cpu_budget().cores)
 
 
 def worker_counts(environ: Mapping[str, str], *, cores: int, warn: Callable[[str], None] = log_warning) -> WorkerCounts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 
@@ -9,6 +10,7 @@ class Pipe:
     """A named pipe that this process holds open at both ends."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         os.mkfifo(path)
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._is_set = False
@@ -19,6 +21,17 @@ class Pipe:
         except BlockingIOError:
             return False
         return self._is_set
+
+    async def wait(self) -> None:
+        """Until somebody has written, without looking again and again."""
+        loop, written = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._fd, written.set)
+        try:
+            while not self.is_set():
+                written.clear()
+                await written.wait()
+        finally:
+            loop.remove_reader(self._fd)
 
     def write(self) -> None:
         os.write(self._fd, b"!")

@@ -1,0 +1,90 @@
+"""Errors as values: every public one crosses to another process as it is."""
+
+import copy
+import pickle
+from datetime import UTC, datetime
+
+import pytest
+
+import taskyard
+import taskyard.futures
+from taskyard import errors
+from taskyard.execution import raising
+from taskyard.manager import ManagerClosed
+
+EXAMPLES = [
+    errors.BatchTooLarge(100),
+    errors.BlockingOnLoop("submit"),
+    errors.Cancel("no longer wanted"),
+    errors.ClaimLost("a-1", 7),
+    errors.CommandRefused("a-1", "cancel", "completed", "look again"),
+    errors.DuplicateConsumer("fetch"),
+    errors.DuplicateTask("a-1", "slot"),
+    errors.EventsMissed(3, 9),
+    errors.ForkedStore(),
+    errors.IllegalMove("failed", "running"),
+    errors.InvalidAlgorithm("detector", "it has no spec"),
+    errors.InvalidArguments("fetch", ["url: missing"], names=["url"]),
+    errors.InvalidConsumer("it has no name"),
+    errors.InvalidInput("that cannot be"),
+    errors.InvalidOutput("detector", ["boxes: missing"]),
+    errors.InvalidRetry("max_retries must not be negative"),
+    errors.NaiveDatetime("schedule_at", datetime(2026, 1, 1, tzinfo=UTC)),
+    errors.NoCurrentRun(),
+    errors.NotJson("the result", "a set"),
+    errors.NotOpen("the yard is not open"),
+    errors.OutcomeUnknown("disk I/O error"),
+    errors.PayloadTooLarge("the result", 2_000_000, 1_000_000),
+    errors.ResultGone("a-1"),
+    errors.RetryLater(30, "busy"),
+    errors.StoreBusy("work.db"),
+    errors.StoreCorrupt("work.db", "not a database"),
+    errors.StoreError("it could not"),
+    errors.StoreFolderMissing("x/work.db", "x"),
+    errors.StoreForeign("work.db", "a text file"),
+    errors.StoreFull("work.db"),
+    errors.StoreOnNetwork("work.db", "nfs"),
+    errors.StoreReadOnly("work.db", "EACCES"),
+    errors.StoreReplaced("work.db", "work.db-wal"),
+    errors.StoreTooNew("work.db", 9, 3),
+    errors.StoreUnavailable("no idea"),
+    errors.StoreUrlInvalid("mysql://"),
+    errors.StoredArgumentsInvalid("fetch", ["url: missing"]),
+    errors.TaskCanceled("a-1", "by hand"),
+    errors.TaskEnded("a-1", "it ended"),
+    errors.TaskFailed("a-1", kind="runtime", message="boom", error_type="ValueError", traceback="line 1"),
+    errors.TaskSkipped("a-1"),
+    errors.TaskyardError("anything"),
+    errors.UnguardedScript(),
+    errors.UnknownAlgorithm("detector", ["words 1.0"]),
+    errors.UnknownConsumer("fetch", ["shrink"]),
+    errors.UnknownNode("host-1"),
+    errors.UnknownTask("a-1"),
+    errors.WrongLoop(),
+    raising.CallKilled("work", "killed"),
+    raising.CallTimedOut("work", "it ran longer than its timeout of 1 s"),
+    raising.CannotCross("work", "its result is a socket", has_run=True),
+    raising.PoolForked(),
+    raising.RemoteError(("Odd", "ValueError"), "boom"),
+    raising.RemoteTraceback("line 1"),
+    raising.WorkerDied("work", "it was ended by SIGSEGV (11)"),
+    ManagerClosed(),
+]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("way", [lambda error: pickle.loads(pickle.dumps(error, 5)), copy.copy], ids=["pickle", "copy"])
+def test_an_error_crosses_as_it_is(error, way):
+    """Class, message and fields of every public error are the same after it was pickled or copied."""
+    error.add_note("seen by a test")
+    arrived = way(error)
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+    assert vars(arrived) == vars(error)
+
+
+def test_every_public_error_has_an_example():
+    """The list above leaves no public error out."""
+    named = [getattr(module, name) for module in (taskyard, taskyard.futures) for name in module.__all__]
+    public = {found for found in named if isinstance(found, type) and issubclass(found, BaseException)}
+    assert public <= {type(error) for error in EXAMPLES}
