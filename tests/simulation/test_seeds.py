@@ -1,9 +1,10 @@
 """The short version of `python -m tests.torture simulation`, and that it would notice."""
 
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import pytest
@@ -21,6 +22,13 @@ from taskyard.testing.simulation import simulate
 for seed in sys.argv[1:]:
     print(simulate(int(seed)).trace)
 """
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Other tests of this process may ask for all asyncio tasks there are."""
+    yield
+    gc.collect()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """P8: the real engine on a simulated network, clock and event loop. A seed replays exactly."""
 
+import gc
 import multiprocessing
 import os
 import traceback
@@ -37,6 +38,7 @@ def run_seeds(seeds: Iterable[int]) -> tuple[list[str], Counter[str]]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         failures += check(seed, seen)
+    gc.collect()
     return failures, seen
 
 

@@ -34,25 +34,29 @@ class Simulated(msgspec.Struct, frozen=True):
 
 
 def simulate(seed: int) -> Simulated:
+    with _quietly():
+        return _simulate(seed)
+
+
+def _simulate(seed: int) -> Simulated:
     plan = draw_plan(random.Random(seed))
     rng = random.Random(seed + 1)
     loop = VirtualLoop(rng, lateness_s=plan.lateness_s)
-    with _quietly():
-        try:
-            world = World(loop, plan, rng)
-            end = loop.run_until_complete(world.run())
-            faults = judge_history(world.history, end)
-            trace = world.history.digest(loop.steps, loop.time(), rng.random())
-            world.history.is_closed = True
-        finally:
-            loop.close()
+    try:
+        world = World(loop, plan, rng)
+        end = loop.run_until_complete(world.run())
+        faults = judge_history(world.history, end)
+        trace = world.history.digest(loop.steps, loop.time(), rng.random())
+        world.history.is_closed = True
+    finally:
+        loop.close()
     return Simulated(seed, faults, trace, world.history, end)
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Outages and deaths are the point here: the engine need not tell of them. Nor need the collector look for what is
-    gone in a few milliseconds anyway."""
+    """Outages and deaths are the point here: the engine need not tell of them. Nor need the collector look before the
+    end. What it is to find then are thousands of asyncio tasks; who makes many simulations collects now and then."""
     log = logging.getLogger("taskyard")
     before, collects = log.level, gc.isenabled()
     log.setLevel(logging.CRITICAL + 1)

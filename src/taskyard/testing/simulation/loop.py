@@ -164,9 +164,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().close()
         self._at_hand.clear()
         self._timers.clear()
-        for task in self._tasks:
-            if not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                with contextlib.suppress(BaseException):
-                    task.get_coro().close()
+        asyncio._set_running_loop(self)  # what they start when they are ended would otherwise go to another loop
+        try:
+            for task in self._tasks:
+                if not task.done():
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    _end(task.get_coro())
+        finally:
+            asyncio._set_running_loop(None)
         self._tasks.clear()
+
+
+def _end(coro: Any) -> None:
+    """Close a coroutine, and again whenever it awaits something more instead of ending."""
+    for _ in range(10):
+        with contextlib.suppress(BaseException):
+            coro.close()
+            return

@@ -68,6 +68,11 @@ class Network:
     def add(self, line: Line) -> None:
         self._lines.append(line)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no call is on its way here."""
+        return not any(line.has_calls for line in self._lines)
+
     def at(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
         """On the store's side: the death of whoever asked does not matter any more."""
         if delay_s > 0:
@@ -124,6 +129,10 @@ class Line:
     @property
     def is_down(self) -> bool:
         return self.is_cut_off or self.network.is_away
+
+    @property
+    def has_calls(self) -> bool:
+        return not all(call.has_arrived for call in self._under_way)
 
     def tell(self, answer: object) -> str:
         """What of an answer is worth a line in the history."""

@@ -103,7 +103,9 @@ class World:
             wait_s = (min(later) - self.clocks["store"].now()).total_seconds()
             if wait_s > LONG_S:
                 self._set_all_clocks(self.clocks["store"].ahead_s + wait_s)
-        return not left and all(task.done() or not node.process.is_alive for _, node, task in self._users)
+        is_answered = all(task.done() or not node.process.is_alive for _, node, task in self._users)
+        # What is on its way may add a task, also when its sender is dead by now.
+        return not left and is_answered and self.network.is_quiet
 
     def _records(self) -> Sequence[Any]:
         return self.core.list_tasks(ANY, None, 100_000)
