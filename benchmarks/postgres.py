@@ -33,9 +33,7 @@ class Place:
         dsn = self.databases.make(empty=True)
         if template is not None:
             self.databases.drop(dsn)
-            self.databases.execute(
-                f"CREATE DATABASE {_name_of(dsn)} TEMPLATE {_name_of(template)} STRATEGY file_copy"
-            )
+            self.databases.execute(f"CREATE DATABASE {_name_of(dsn)} TEMPLATE {_name_of(template)} STRATEGY file_copy")
         # What the side before left to be written is written now, and not at the cost of this one.
         self.databases.execute("CHECKPOINT")
         yield dsn

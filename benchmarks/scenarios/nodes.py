@@ -29,7 +29,7 @@ def run(settings: Settings) -> list[Finding]:
             ),
             Contest(
                 "pg_nodes",
-                f"PostgreSQL: the same, 1 ms each, queue concurrency 1, never exceeded",
+                "PostgreSQL: the same, 1 ms each, queue concurrency 1, never exceeded",
                 Unit.RATE,
                 ours=_side(server, f"{NODES} nodes, one at a time", NODES, count=few, concurrency=1, work_s=WORK_S),
                 others=[_side(server, "one node, one at a time", 1, count=few, concurrency=1, work_s=WORK_S)],

@@ -74,6 +74,7 @@ def batch(settings: Settings) -> list[Finding]:
                 server.side("PgQueuer", f"{PGQUEUER}:batch", work),
                 server.side("Procrastinate", f"{PROCRASTINATE}:batch", work),
                 server.side("raw unnest of 1,000", f"{RAW}:insert_batches", work),
+                server.side("the same, rows ready-made", f"{RAW}:insert_ready_batches", work),
             ],
         ).hold(settings)
 

@@ -1,4 +1,4 @@
-"""PostgreSQL: a million tasks queued, nine in ten of them where nothing may start, and somebody else's transaction open.
+"""PostgreSQL: a million tasks queued, nine in ten where nothing may start, and somebody else's transaction open.
 
 The backlog is that of the same scenario on SQLite. As long as the foreign transaction is open, nothing that changed
 since can be cleared away; what may start has to be found all the same, as fast as when nothing else waits.
