@@ -132,18 +132,18 @@ def idle_between(folder: Path, count: int, gap_s: float, dsn: str) -> Reading:
 
 async def _idle_between(url: str, count: int, gap_s: float) -> Reading:
     """p50 from the call of `submit` on a yard that runs nothing to the first line of the task in another yard."""
-    worker, submitter = Yard(url, max_running=SLOTS), Yard(url)
+    worker, submitter = Yard(url, max_running=SLOTS), Yard(url, max_running=SLOTS)
 
-    @worker.consumer(concurrent_count=SLOTS)
     async def stamp() -> float:
         return time.perf_counter()
 
+    asking, _ = [yard.consumer(concurrent_count=SLOTS)(stamp) for yard in (submitter, worker)]
     times = []
     async with worker, submitter.client():
         for _ in range(count):
             await asyncio.sleep(gap_s)
             asked = time.perf_counter()
-            handle = await submitter.submit("stamp")
+            handle = await asking.submit()
             times.append(await handle.result(timeout_s=RESULT_TIMEOUT_S) - asked)
     return Reading(percentile(times, 50), given=count, held=await persisted(url, TaskState.COMPLETED))
 

@@ -16,7 +16,7 @@ WORK_S = 0.001
 def run(settings: Settings) -> list[Finding]:
     if settings.without_ours:
         return []
-    many = settings.pick(full=40_000, quick=10_000)
+    many = settings.pick(full=60_000, quick=20_000)
     few = settings.pick(full=2_000, quick=500)
     with place() as server:
         contests = [
