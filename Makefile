@@ -94,8 +94,8 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 lock: .tools/.stamp ## recompile the pins; UPGRADE=1 takes the newest of everything
 	$(COMPILE) --output-file requirements/uv.txt requirements/uv.in
 	$(COMPILE) --output-file requirements/base.txt pyproject.toml
-	$(COMPILE) --constraint requirements/base.txt --output-file requirements/dev.txt pyproject.toml requirements/dev.in
-	$(COMPILE) --constraint requirements/base.txt --output-file requirements/bench.txt pyproject.toml requirements/bench.in
+	$(COMPILE) --constraint requirements/base.txt --output-file requirements/dev.txt --all-extras pyproject.toml requirements/dev.in
+	$(COMPILE) --constraint requirements/base.txt --output-file requirements/bench.txt --all-extras pyproject.toml requirements/bench.in
 
 .PHONY: clean
 clean: ## remove environments, caches and builds

@@ -1,9 +1,13 @@
-"""What every test stands on: async tests run on asyncio, and Hypothesis knows three sizes of effort."""
+"""What every test stands on: async tests run on asyncio, Hypothesis knows three sizes of effort, and there is a
+PostgreSQL server for who asks for a database."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from taskyard.testing.postgres import ELSEWHERE, FAST, Databases, Server
 
 # Before any test module imports one of them by its own name: `taskyard.testing.contract` would then come too late.
 pytest.register_assert_rewrite(
@@ -20,3 +24,27 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "small"))
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def databases() -> Iterator[Databases]:
+    """A server of this test process's own, so that no other test's transactions are in the way; or the one named by
+    `TASKYARD_TEST_POSTGRES`. Without any, tests fail: they are never left out."""
+    elsewhere = os.environ.get(ELSEWHERE)
+    if elsewhere:
+        databases = Databases(elsewhere)
+        yield databases
+        databases.close()
+        return
+    server = Server(settings=FAST)
+    try:
+        server.start()
+        yield Databases(server.url)
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def postgres_url(databases: Databases) -> str:
+    """The address of a database with our schema and nothing in it."""
+    return databases.empty()

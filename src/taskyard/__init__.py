@@ -50,6 +50,7 @@ from taskyard.errors import (
     UnguardedScript,
     UnknownAlgorithm,
     UnknownConsumer,
+    UnknownNode,
     UnknownTask,
     WrongLoop,
 )
@@ -216,6 +217,7 @@ __all__ = [
     "UnguardedScript",
     "UnknownAlgorithm",
     "UnknownConsumer",
+    "UnknownNode",
     "UnknownTask",
     "WorkerHandle",
     "WrongLoop",

@@ -339,7 +339,7 @@ class Engine:
             await self._hint.wait()
             self._hint.clear()
             try:
-                for uuid in await self._store.signals(self.incarnation):
+                for uuid in (await self._store.signals(self.incarnation)).cancels:
                     # Race: the cancel came after the commit of a claim that is still on its way here. It is asked for
                     # again when the turn is over.
                     self._has_unheard |= not self._runner.cancel(uuid)

@@ -164,6 +164,14 @@ class UnknownTask(InvalidInput):
         )
 
 
+class UnknownNode(InvalidInput):
+    """No such node is on this store: it has left, or was given up for dead. See who is, and correct the name."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        super().__init__(f"no node {shorten(node)} is on this store; it has left or died, or was never here")
+
+
 class CommandRefused(TaskyardError):
     """The command no longer fits the task; `state` is what it found. Look again, then decide."""
 
@@ -304,7 +312,9 @@ class StoreError(TaskyardError):
 class StoreUrlInvalid(StoreError, InvalidInput):
     """The store's address is not one we know, or there is none."""
 
-    def __init__(self, url: str | None, hint: str = "use memory:// or sqlite:///path/to/work.db") -> None:
+    def __init__(
+        self, url: str | None, hint: str = "use memory://, sqlite:///path/to/work.db or postgresql://user@host/database"
+    ) -> None:
         self.url = url
         what = "no store was given" if url is None else f"{quote(url)} is not a store"
         super().__init__(f"{what}; {hint}")
@@ -408,6 +418,44 @@ class StoreBusy(StoreError):
 
 class StoreUnavailable(StoreError):
     """The store failed in a way we have no better name for; nothing of the call was written."""
+
+
+class SubmitPending(StoreError):
+    """Somebody submits the same work in a transaction that has not ended: whether it will exist is not known yet."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the same work is being submitted in a transaction that has not ended yet; submit again when it has"
+        )
+
+
+class StoreUnreachable(StoreUnavailable):
+    """No connection to the database came about; nothing was written. It is tried again until one does."""
+
+    def __init__(self, url: str, why: str) -> None:
+        self.url, self.why = url, why
+        super().__init__(
+            f"the database {url} cannot be reached ({why}); check that the server runs and that host and port are right"
+        )
+
+
+class StoreDenied(StoreError):
+    """The database is there, and does not let us do it: see the hint."""
+
+    def __init__(self, url: str, why: str, hint: str) -> None:
+        self.url, self.why = url, why
+        super().__init__(f"the database {url} refuses: {why}; {hint}")
+
+
+class StoreTooOld(StoreError):
+    """The server is older than what Taskyard needs: upgrade the server."""
+
+    def __init__(self, url: str, found: int, needed: int) -> None:
+        self.url, self.found, self.needed = url, found, needed
+        super().__init__(
+            f"the server of {url} is PostgreSQL {found}, Taskyard needs {needed} or newer; upgrade the server, or use "
+            f"another. Nothing was changed"
+        )
 
 
 class OutcomeUnknown(StoreError):

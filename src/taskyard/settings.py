@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from taskyard.errors import InvalidInput, StoreUrlInvalid, quote
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Store
 
 STORE_VARIABLE = "TASKYARD_STORE"
+
+POSTGRES = ("postgresql://", "postgres://")
 
 LONGEST_NAME_BYTES = 240
 """A file system takes 255, and the names of the files beside a store are a little longer than its own."""
@@ -40,6 +43,9 @@ def check_store_url(url: str) -> None:
     path = url.removeprefix("sqlite:///")
     if url == "memory://":
         return
+    if url.startswith(POSTGRES):
+        _check_postgres_url(url)
+        return
     if path == url or not path:
         raise StoreUrlInvalid(url)
     if path.startswith((":memory:", "file:")):
@@ -52,8 +58,19 @@ def check_store_url(url: str) -> None:
         raise StoreUrlInvalid(url, f"no name in its path may be longer than {LONGEST_NAME_BYTES} bytes")
 
 
+def _check_postgres_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises if it is no number
+    except ValueError as exc:
+        raise StoreUrlInvalid(url, f"{exc}; an address is postgresql://user:password@host:5432/database") from None
+    if not parts.path.strip("/") and "host=" not in parts.query and "dbname=" not in parts.query:
+        raise StoreUrlInvalid(url, "name the database, as in postgresql://user@host/database")
+
+
 def make_store(url: str | None, clock: Clock) -> Store:
-    """The store at `url`: `memory://`, `sqlite:///relative/work.db`, `sqlite:////absolute/work.db`."""
+    """The store at `url`: `memory://`, `sqlite:///relative/work.db`, `sqlite:////absolute/work.db`,
+    `postgresql://user@host/database`."""
     url = find_store_url(url)
     if url is None:
         raise StoreUrlInvalid(None, f"set {STORE_VARIABLE}, or pass one, such as sqlite:///work.db")
@@ -62,6 +79,18 @@ def make_store(url: str | None, clock: Clock) -> Store:
         from taskyard.stores.memory import MemoryStore
 
         return MemoryStore(clock)
+    if url.startswith(POSTGRES):
+        return _make_postgres(url, clock)
     from taskyard.stores.sqlite import SqliteStore
 
     return SqliteStore(Path(url.removeprefix("sqlite:///")).expanduser(), clock=clock)
+
+
+def _make_postgres(url: str, clock: Clock) -> Store:
+    try:
+        from taskyard.stores.postgres import PostgresStore
+    except ModuleNotFoundError as exc:
+        if exc.name != "asyncpg":
+            raise
+        raise StoreUrlInvalid(url, "for PostgreSQL install the driver: pip install 'taskyard[postgres]'") from exc
+    return PostgresStore(url, clock=clock)

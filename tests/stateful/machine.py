@@ -266,7 +266,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.compare()
         for node in self.nodes:
             asked, signaled = self.both(handle, lambda store, node=node: store.signals(node))  # type: ignore[misc]
-            assert sorted(signaled) == sorted(asked)
+            assert sorted(signaled.cancels) == sorted(asked.cancels)
+            assert signaled.is_draining is asked.is_draining
 
     @rule(handle=handles, node=nodes)
     def a_node_dies(self, handle: int, node: int) -> None:
@@ -277,7 +278,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.leave(dead)
         self.nodes[node] = self.join()
         self.compare()
-        assert set(self.nodes) == {known.incarnation for known in self.run(self.handles[handle].nodes())}
+        self.same_nodes(handle)
+
+    @rule(handle=handles, node=nodes, on=st.booleans())
+    def somebody_drains_a_node(self, handle: int, node: int, on: bool) -> None:
+        self.both(handle, lambda store: store.drain(self.nodes[node], on=on))
+        self.same_nodes(1 - handle)
 
     @rule(handle=handles, settings=settings_of_queues)
     def somebody_sets_a_queue(self, handle: int, settings: QueueSettings) -> None:
@@ -356,6 +362,12 @@ class StoreMachine(RuleBasedStateMachine):
                 return Move.canceled(at=now, error=error)
 
     # --- what must hold -----------------------------------------------------------------------------------------------
+
+    def same_nodes(self, handle: int) -> None:
+        one, two = self.both(handle, lambda store: store.nodes())
+        mine, theirs = ({(s.node, s.running, s.is_draining) for s in nodes} for nodes in (one, two))
+        assert theirs == mine
+        assert {node.incarnation for node, *_ in mine} == set(self.nodes)
 
     def compare(self) -> list[TaskRecord]:
         """Everything both stores hold is the same, and holds against the rules; the records."""

@@ -57,7 +57,7 @@ class Fence:
             self.troop.kill(child)
 
     async def _take_from(self, child: Child) -> None:
-        nodes = await self.yard.store.nodes()
+        nodes = [status.node for status in await self.yard.store.nodes()]
         (incarnation,) = [node.incarnation for node in nodes if node.pid == child.pid]
         async with asyncio.timeout(PATIENCE_S):
             await self.yard.store.rescue(incarnation)

@@ -159,7 +159,7 @@ def _exit_over_it() -> NoReturn:
 
 async def banner(yard: Yard, service: Service) -> RenderableType:
     own = yard.engine.incarnation
-    name = next((node.name for node in await yard.store.nodes() if node.incarnation == own), "")
+    name = next((one.node.name for one in await yard.store.nodes() if one.node.incarnation == own), "")
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

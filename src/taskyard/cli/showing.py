@@ -25,7 +25,7 @@ async def show_task(target: Target, fragment: str, *, reveal: bool, as_json: boo
     async with opened(target.bare()) as yard:
         record = await yard.handle(await resolve(yard, fragment)).record()
         runs = await yard.store.list_runs(record.uuid)
-        nodes = await yard.store.nodes()
+        nodes = [status.node for status in await yard.store.nodes()]
     if as_json:
         say_json(shown_document(record, runs, reveal=reveal))
     else:

@@ -101,7 +101,7 @@ def _fitting(consumer: Consumer, arguments: Arguments) -> dict[str, Any]:
 
 async def _unchecked(yard: Yard, order: Order) -> Consumer:
     """A stand-in for a consumer whose code is not here. It is only used to make the record."""
-    served = sorted({source for node in await yard.store.nodes() for source in node.sources})
+    served = sorted({source for status in await yard.store.nodes() for source in status.node.sources})
     if not served:
         raise UsageError(
             f"cannot tell whether there is a consumer {quote(order.name)}: no worker runs on this store; "
@@ -160,7 +160,7 @@ def _tell(record: TaskRecord, handle: TaskHandle, order: Order) -> None:
 
 async def _tell_if_unserved(yard: Yard, order: Order, app: str | None) -> None:
     """Whoever has just submitted would wait in vain, and wonder."""
-    if not any(order.name in node.sources for node in await yard.store.nodes()):
+    if not any(order.name in status.node.sources for status in await yard.store.nodes()):
         complain("note", f"no worker for it runs yet; start one with: taskyard worker {app or 'module:yard'}")
 
 

@@ -27,7 +27,8 @@ PROMOTE_AT_MOST = 1000
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One process on the store. `incarnation` is random: a reused name is another node."""
+    """One process on the store. `incarnation` is random: a reused name is another node. `queues` are those its
+    consumers belong to; a task of theirs that was put on another queue is served as well."""
 
     incarnation: str
     name: str
@@ -35,11 +36,30 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     sources: tuple[str, ...] = ()
     started_at: datetime | None = None
+    version: str = ""
+    queues: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """`host-4242 (5a0bd64d)`: enough to know it by, in a text."""
         return f"{self.name} ({self.incarnation[:8]})"
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as the store knows it: how many tasks it holds, and whether somebody drains it. `beat_at` is when it last
+    said that it lives, where nodes have to (`LeasedStore`)."""
+
+    node: Node
+    running: int
+    beat_at: datetime | None = None
+    is_draining: bool = False
+
+
+class Signals(msgspec.Struct, frozen=True):
+    """What others want of a node: the tasks running on it that are to be canceled, and that it takes no new ones."""
+
+    cancels: list[str]
+    is_draining: bool = False
 
 
 class Add(msgspec.Struct, frozen=True, gc=False):
@@ -130,8 +150,13 @@ class Store(Protocol):
         """The node holds no claims any more and is forgotten."""
         ...
 
-    async def nodes(self) -> list[Node]:
+    async def nodes(self) -> list[NodeStatus]:
         """The nodes that have joined and not left, dead ones included until they are rescued."""
+        ...
+
+    async def drain(self, incarnation: str, *, on: bool = True) -> None:
+        """Ask the node to take no new tasks, or take that back; `UnknownNode` if it is not among the nodes. It hears of
+        it through `signals`, as soon as of a cancel. A node that joins is asked nothing."""
         ...
 
     async def dead_nodes(self) -> list[str]:
@@ -167,8 +192,8 @@ class Store(Protocol):
         `UnknownTask`; one that no longer fits is `CommandRefused`."""
         ...
 
-    async def signals(self, node: str) -> list[str]:
-        """The tasks running on `node` that somebody asked to cancel."""
+    async def signals(self, node: str) -> Signals:
+        """What was asked of `node`: cancels of tasks that run on it, and draining. Nothing, if nobody knows it."""
         ...
 
     async def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:
@@ -221,4 +246,34 @@ class PromptStore(Protocol):
 
     def outcome_now(self, uuid: str) -> Outcome | None:
         """What `outcomes` says of one task."""
+        ...
+
+
+class Lease(Protocol):
+    """A node's word that it lives, given again and again. It is used by one thread, on an event loop of that thread's
+    own, over a connection of its own: neither a busy event loop nor a store at work may hold it up."""
+
+    lease_s: float
+    """Other nodes take over what this one runs when they have not seen it beat for so long, by their own clocks."""
+
+    async def open(self) -> None:
+        """Before the first beat, and again after `close`."""
+        ...
+
+    async def beat(self) -> bool:
+        """Say it once more. False: the node was given up or has left, its claims are void, and no beat helps. Whether
+        it was heard is unknown when a `StoreError` is raised."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connection. No error if it is not open."""
+        ...
+
+
+@runtime_checkable
+class LeasedStore(Protocol):
+    """A store that can tell a living node from a dead one only by its beats. A node that joins one must beat."""
+
+    def lease(self, incarnation: str) -> Lease:
+        """That of a node that joins here."""
         ...

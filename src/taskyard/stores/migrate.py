@@ -4,18 +4,47 @@ from __future__ import annotations
 
 from importlib import resources
 
+from taskyard.model.order import GAP
+from taskyard.model.settle import TOO_LATE
 from taskyard.model.state import TaskState, sql_guard
+from taskyard.ports.store import PROMOTE_AT_MOST
+
+EVENTS_AT_MOST = 1 << 17
+"""Events of one transaction, in a store that numbers events by transactions: more than the largest batch brings."""
+
+RAISE_AFTER = 2000 * GAP
+"""How far claims must have come beyond a lane's mark before it is moved: about a thousand tasks, which take two numbers
+each."""
+
+REASON = "\x01reason\x01"
+"""Stands in a stored error for the reason of a cancel that only the database knows. No text has it by chance."""
 
 
 def migrations(database: str) -> list[tuple[int, str]]:
     """(number, SQL) of every migration for `database`, in order."""
     folder = resources.files("taskyard.stores") / "sql" / database
     found = sorted(f for f in folder.iterdir() if f.name.endswith(".sql"))  # type: ignore[type-var]
-    return [(int(file.name[:4]), _fill(file.read_text(encoding="utf-8"))) for file in found]
+    return [(int(file.name[:4]), _fill(file.read_text(encoding="utf-8"), database)) for file in found]
 
 
-def _fill(sql: str) -> str:
-    created = f"'{TaskState.CREATED}'"
-    return sql.replace("{{illegal_start}}", sql_guard(created, "NEW.state")).replace(
-        "{{illegal_move}}", sql_guard("OLD.state", "NEW.state")
-    )
+def _fill(sql: str, database: str) -> str:
+    """Put in what Python knows as well, so that it stands once."""
+    values = {
+        "illegal_start": _guard(f"'{TaskState.CREATED}'", "NEW.state", database),
+        "illegal_move": _guard("OLD.state", "NEW.state", database),
+        "illegal_end": _guard("NEW.was", "NEW.state", database),
+        "gap": str(GAP),
+        "promote_at_most": str(PROMOTE_AT_MOST),
+        "events_at_most": str(EVENTS_AT_MOST),
+        "raise_after": str(RAISE_AFTER),
+        "too_late": TOO_LATE,
+        "reason": REASON.replace("\x01", "\\u0001"),  # as JSON writes it
+    }
+    for name, value in values.items():
+        sql = sql.replace("{{" + name + "}}", value)
+    return sql
+
+
+def _guard(old: str, new: str, database: str) -> str:
+    guard = sql_guard(old, new)
+    return guard.replace("instr(", "strpos(") if database == "postgres" else guard

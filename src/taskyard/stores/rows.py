@@ -54,12 +54,12 @@ def from_us_or_none(us: int | None) -> datetime | None:
     return None if us is None else EPOCH + timedelta(microseconds=us)
 
 
-def _json(value: msgspec.Struct | None) -> str | None:
+def json_or_none(value: msgspec.Struct | None) -> str | None:
     return None if value is None else msgspec.json.encode(value).decode()
 
 
 @lru_cache(maxsize=256)
-def _retry(text: str) -> RetryPolicy | None:
+def to_retry(text: str) -> RetryPolicy | None:
     return _decode(text, RetryPolicy)
 
 
@@ -69,7 +69,7 @@ def to_new_row(r: TaskRecord, now: int) -> tuple[Any, ...]:
     due_at = created_at if r.due_at is r.created_at else to_us(r.due_at)
     return (
         r.uuid, r.source, due_at, created_at, now, r.id, r.queue, r.args, r.state, r.priority, r.position, r.parked,
-        r.key, r.dedupe_slot, r.timeout_s, _json(r.retry),
+        r.key, r.dedupe_slot, r.timeout_s, json_or_none(r.retry),
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def to_moved_row(r: TaskRecord) -> tuple[Any, ...]:
     return (
         r.id, r.state, r.position, r.parked, r.priority, r.dedupe_slot, to_us(r.due_at), to_us(r.updated_at),
         to_us_or_none(r.finished_at), r.attempt, r.retries, r.crashes, r.recoveries, r.token, r.node,
-        to_us_or_none(r.cancel_asked_at), r.cancel_reason, r.result, _json(r.error), r.note,
+        to_us_or_none(r.cancel_asked_at), r.cancel_reason, r.result, json_or_none(r.error), r.note,
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def from_row(row: Any) -> TaskRecord:
     ) = row  # fmt: skip
     return TaskRecord(
         uuid, source, from_us(due_at), from_us(created_at), from_us(updated_at), id_, queue, args, _STATES[state],
-        priority, position, bool(parked), key, slot, timeout_s, None if retry is None else _retry(retry),
+        priority, position, bool(parked), key, slot, timeout_s, None if retry is None else to_retry(retry),
         from_us_or_none(started_at), from_us_or_none(finished_at), attempt, retries, crashes, recoveries, token, node,
         from_us_or_none(cancel_asked_at), to_progress(progress), result, to_error(error), note, cancel_reason,
         checkpoint,
@@ -113,7 +113,7 @@ def to_running(row: Any, now: datetime) -> TaskRecord:
     ) = row  # fmt: skip
     return TaskRecord(
         uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, RUNNING, priority,
-        position, False, key, slot, timeout_s, None if retry is None else _retry(retry), now, None, attempt + 1,
+        position, False, key, slot, timeout_s, None if retry is None else to_retry(retry), now, None, attempt + 1,
         retries, crashes, recoveries, None, None, None, to_progress(progress), None, to_error(error), None, None,
         checkpoint,
     )  # fmt: skip

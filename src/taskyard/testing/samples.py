@@ -30,7 +30,16 @@ def an_add(*records: TaskRecord, dedupe: Dedupe = Dedupe.ALLOW, parent: Claim | 
 
 
 def a_node(name: str) -> Node:
-    return Node(incarnation=f"incarnation-{name}", name=name, pid=1, host="host", sources=("fetch", "shrink"))
+    return Node(
+        incarnation=f"incarnation-{name}",
+        name=name,
+        pid=1,
+        host="host",
+        sources=("fetch", "shrink"),
+        started_at=NOON,
+        version="1.2",
+        queues=("cpu", "default"),
+    )
 
 
 def room(total: int, *, others: int = 0, **sources: int) -> Demand:

@@ -41,8 +41,8 @@ class Traffic:
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def nodes(self) -> Iterator[Finding]:
-        for node, boot in self._reader.nodes():
-            (self.alive if self._is_alive(node, boot) else self.dead).append(node)
+        for status, boot in self._reader.nodes():
+            (self.alive if self._is_alive(status.node, boot) else self.dead).append(status.node)
         if not self.alive and not self.dead:
             yield Finding("workers", "none runs on this store", data={"alive": [], "dead": []})
             return

@@ -7,7 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
-from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, InvalidInput, TaskyardError, UnknownTask
+from taskyard.errors import (
+    ClaimLost,
+    CommandRefused,
+    DuplicateTask,
+    InvalidInput,
+    TaskyardError,
+    UnknownNode,
+    UnknownTask,
+)
 from taskyard.model.command import Command, Reprioritize, apply_decision, decide
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueSettings, Quota
@@ -289,9 +297,19 @@ class MemoryCore(Tasks):
 
     def join(self, node: Node) -> None:
         self._nodes[node.incarnation] = node
+        self._draining.discard(node.incarnation)
+
+    def drain(self, incarnation: str, *, on: bool) -> None:
+        if incarnation not in self._nodes:
+            raise UnknownNode(incarnation)
+        if on:
+            self._draining.add(incarnation)
+        else:
+            self._draining.discard(incarnation)
 
     def leave(self, incarnation: str) -> None:
         self._nodes.pop(incarnation, None)
+        self._draining.discard(incarnation)
         if not self._running.get(incarnation):
             self._running.pop(incarnation, None)
 

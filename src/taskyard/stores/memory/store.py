@@ -16,7 +16,7 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Added, Applied, Node, Report, TaskFilter, Turned
+from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Signals, TaskFilter, Turned
 from taskyard.stores.memory.core import MemoryCore
 
 
@@ -50,8 +50,12 @@ class MemoryStore:
     async def leave(self, incarnation: str) -> None:
         self._core.leave(incarnation)
 
-    async def nodes(self) -> list[Node]:
+    async def nodes(self) -> list[NodeStatus]:
         return self._core.list_nodes()
+
+    async def drain(self, incarnation: str, *, on: bool = True) -> None:
+        self._core.drain(incarnation, on=on)
+        self._tell()
 
     async def dead_nodes(self) -> list[str]:
         return []  # every node is in this process, and it is alive
@@ -87,7 +91,7 @@ class MemoryStore:
         self._tell_of_events()
         return answer
 
-    async def signals(self, node: str) -> list[str]:
+    async def signals(self, node: str) -> Signals:
         return self._core.signals(node)
 
     async def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:

@@ -14,7 +14,7 @@ from taskyard.model.move import Move, apply_move
 from taskyard.model.order import head_position, tail_position
 from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import Node, TaskFilter
+from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
 from taskyard.stores.memory.lines import Entry, KeyLine, Lane, Line
 
 RING = 10_000
@@ -47,6 +47,7 @@ class Tasks:
         self._counts: defaultdict[str, Counter[TaskState]] = defaultdict(Counter)
         self._runs: dict[int, tuple[Run, ...]] = {}
         self._nodes: dict[str, Node] = {}
+        self._draining: set[str] = set()
         self._events: deque[tuple[str, TaskRecord, datetime]] = deque(maxlen=RING)
         self.event_seq = 0
 
@@ -160,9 +161,10 @@ class Tasks:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def signals(self, node: str) -> list[str]:
+    def signals(self, node: str) -> Signals:
         running = (self._by_id[task_id] for task_id in sorted(self._running.get(node, ())))
-        return [record.uuid for record in running if record.cancel_asked_at is not None]
+        cancels = [record.uuid for record in running if record.cancel_asked_at is not None]
+        return Signals(cancels, is_draining=node in self._draining)
 
     def outcomes(self, uuids: Iterable[str]) -> list[Outcome | None]:
         return [self.outcome(uuid) for uuid in uuids]
@@ -213,8 +215,15 @@ class Tasks:
     def count(self) -> dict[tuple[str, TaskState], int]:
         return {(queue, state): n for queue, states in self._counts.items() for state, n in states.items() if n}
 
-    def list_nodes(self) -> list[Node]:
-        return list(self._nodes.values())
+    def list_nodes(self) -> list[NodeStatus]:
+        return [
+            NodeStatus(
+                node=node,
+                running=len(self._running.get(incarnation, ())),
+                is_draining=incarnation in self._draining,
+            )
+            for incarnation, node in self._nodes.items()
+        ]
 
 
 def _matches(record: TaskRecord, where: TaskFilter) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import CommandRefused, UnknownTask
+from taskyard.errors import CommandRefused, UnknownNode, UnknownTask
 from taskyard.model.command import Command, Reprioritize, apply_decision, decide
 from taskyard.model.event import EventKind
 from taskyard.model.limits import QueueSettings
@@ -75,7 +75,15 @@ class Commands(Transaction):
 
     def join(self, node: Node, boot_id: str) -> None:
         info = msgspec.json.encode(node).decode()
-        self._conn.execute("INSERT OR REPLACE INTO node VALUES (?, ?, ?)", (node.incarnation, info, boot_id))
+        self._conn.execute(
+            "INSERT OR REPLACE INTO node (incarnation, info, boot_id) VALUES (?, ?, ?)",
+            (node.incarnation, info, boot_id),
+        )
+
+    def drain(self, incarnation: str, on: bool) -> None:
+        known = self._one("UPDATE node SET draining = ? WHERE incarnation = ? RETURNING 1", (on, incarnation))
+        if known is None:
+            raise UnknownNode(incarnation)
 
     def leave(self, incarnation: str) -> bool:
         """Whether the node could go. One that still holds a task stays, to be rescued."""

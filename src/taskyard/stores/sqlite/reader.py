@@ -11,7 +11,7 @@ import msgspec
 from taskyard.model.event import Event, EventKind, EventPage
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import Node, TaskFilter
+from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
 from taskyard.stores.rows import COLUMNS, RUN_COLUMNS, from_row, from_run_row, from_us, to_error
 
 _ALL = ", ".join(COLUMNS)
@@ -30,12 +30,14 @@ class SqliteReader:
     def close(self) -> None:
         self._conn.close()
 
-    def signals(self, node: str) -> list[str]:
+    def signals(self, node: str) -> Signals:
         rows = self._conn.execute(
             "SELECT uuid FROM task WHERE state = 'running' AND node = ? AND cancel_asked_at IS NOT NULL ORDER BY id",
             (node,),
         )
-        return [uuid for (uuid,) in rows]
+        cancels = [str(uuid) for (uuid,) in rows]
+        draining = self._conn.execute("SELECT draining FROM node WHERE incarnation = ?", (node,)).get
+        return Signals(cancels, is_draining=bool(draining))
 
     def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:
         rows = self._conn.execute(
@@ -102,10 +104,19 @@ class SqliteReader:
         rows = self._conn.execute("SELECT queue, state, sum(n) FROM tally GROUP BY queue, state HAVING sum(n) <> 0")
         return {(queue, TaskState(state)): n for queue, state, n in rows}
 
-    def nodes(self) -> list[tuple[Node, str]]:
+    def nodes(self) -> list[tuple[NodeStatus, str]]:
         """Every node that has joined, with the boot it joined in."""
-        rows = self._conn.execute("SELECT info, boot_id FROM node ORDER BY incarnation")
-        return [(msgspec.json.decode(info, type=Node), boot_id) for info, boot_id in rows]
+        rows: Any = self._conn.execute(
+            "SELECT info, boot_id, draining, (SELECT count(*) FROM task INDEXED BY task_running "
+            "WHERE state = 'running' AND task.node = node.incarnation) FROM node ORDER BY incarnation"
+        )
+        return [
+            (
+                NodeStatus(node=msgspec.json.decode(info, type=Node), running=running, is_draining=bool(draining)),
+                boot_id,
+            )
+            for info, boot_id, draining, running in rows
+        ]
 
     def data_version(self) -> int:
         version: Any = self._conn.execute("PRAGMA data_version").get

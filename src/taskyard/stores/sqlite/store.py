@@ -23,7 +23,7 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Applied, Node, Report, TaskFilter, Turned
+from taskyard.ports.store import ANY, Add, Applied, Node, NodeStatus, Report, Signals, TaskFilter, Turned
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.place import BUSY_MS, Guarded, OpenFiles, connect, migrate, prepare_folder, typed_errors
 from taskyard.stores.sqlite.reader import SqliteReader
@@ -204,6 +204,9 @@ class SqliteStore:
             log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation[:8])
             self._sidecar.release(_file_of(incarnation))
 
+    async def drain(self, incarnation: str, *, on: bool = True) -> None:
+        await self._write(partial(self._core.drain, incarnation, on))
+
     async def rescue(self, incarnation: str) -> list[str]:
         rescued = await self._write(partial(self._core.rescue, incarnation))
         self._sidecar.bury(_file_of(incarnation))
@@ -223,7 +226,7 @@ class SqliteStore:
         with typed_errors(self.path):
             return await self._loop.run_in_executor(self._people if people else self._threads, run)
 
-    async def signals(self, node: str) -> list[str]:
+    async def signals(self, node: str) -> Signals:
         return await self._read(partial(self._reader.signals, node))
 
     async def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:
@@ -249,8 +252,8 @@ class SqliteStore:
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._read(self._lister.count, people=True)
 
-    async def nodes(self) -> list[Node]:
-        return [node for node, _ in await self._read(self._reader.nodes)]
+    async def nodes(self) -> list[NodeStatus]:
+        return [status for status, _ in await self._read(self._reader.nodes)]
 
     async def dead_nodes(self) -> list[str]:
         dead = await self._read(self._find_dead)
@@ -265,8 +268,8 @@ class SqliteStore:
     def _find_dead(self) -> list[str]:
         self._sidecar.look_around()
         nodes = self._reader.nodes()
-        self._sidecar.bury_strangers({_file_of(node.incarnation) for node, _ in nodes})
-        return [node.incarnation for node, boot in nodes if self._is_dead(node, boot)]
+        self._sidecar.bury_strangers({_file_of(status.node.incarnation) for status, _ in nodes})
+        return [status.node.incarnation for status, boot in nodes if self._is_dead(status.node, boot)]
 
     def _is_dead(self, node: Node, boot: str) -> bool:
         dead = self._sidecar.is_dead(_file_of(node.incarnation))

@@ -12,7 +12,7 @@ from taskyard.model.execution import ErrorKind
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
-from taskyard.ports.store import Store
+from taskyard.ports.store import Signals, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_error, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, get, settle, start, state_of, tick, uuids
@@ -50,14 +50,14 @@ class CommandContract(Desk):
         """A running task goes on running, its node is told, and the time it was first asked is kept."""
         mine, other = await start(store, a_record(), a_record())
         (theirs,) = await start(store, a_record(), node=B)
-        assert await store.signals(A) == await store.signals(B) == []
+        assert await store.signals(A) == await store.signals(B) == Signals([])
         first = tick(clock, 1)
         (applied,) = await store.apply([mine.uuid], Cancel())
         clock.advance(1)
         await store.apply([mine.uuid, theirs.uuid], Cancel())
-        assert await store.signals(A) == [mine.uuid]
-        assert await store.signals(B) == [theirs.uuid]
-        assert await store.signals("nobody") == []
+        assert await store.signals(A) == Signals([mine.uuid])
+        assert await store.signals(B) == Signals([theirs.uuid])
+        assert await store.signals("nobody") == Signals([])
         assert applied.record is not None
         assert (applied.record.state, applied.record.cancel_asked_at) == (TaskState.RUNNING, first)
         assert (await get(store, mine)).cancel_asked_at == first
@@ -69,7 +69,7 @@ class CommandContract(Desk):
         (held,) = await start(store, a_record())
         await store.apply([held.uuid], Cancel())
         await settle(store, held, Move.canceled(at=clock.now()))
-        assert await store.signals(A) == []
+        assert await store.signals(A) == Signals([])
         kept = await get(store, held)
         assert (kept.state, kept.cancel_asked_at) == (TaskState.CANCELED, None)
 
@@ -81,7 +81,7 @@ class CommandContract(Desk):
         await store.apply([held.uuid], Retry())
         (again,) = await claim(store, node=B)
         assert again.uuid == held.uuid
-        assert await store.signals(A) == await store.signals(B) == []
+        assert await store.signals(A) == await store.signals(B) == Signals([])
 
     async def test_commands_are_answered_in_their_order(self, store: Store, clock: ManualClock) -> None:
         """Each task is answered in its place: with its record, as unknown, or refused with the state that was found."""

@@ -13,7 +13,7 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import Added, Store, Turned
+from taskyard.ports.store import Added, NodeStatus, Store, Turned
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_node, an_add, room
 
@@ -90,6 +90,11 @@ async def settle(store: Store, claim: Claim, move: Move, *, node: str = A) -> Tu
     turned = await store.turn(node, settles=[(claim, move)])
     assert turned.settled == [None]
     return turned
+
+
+async def nodes_of(store: Store) -> dict[str, NodeStatus]:
+    """All nodes by incarnation."""
+    return {status.node.incarnation: status for status in await store.nodes()}
 
 
 async def get(store: Store, task: TaskRecord | Claim) -> TaskRecord:

@@ -29,6 +29,7 @@ from taskyard.testing.store_contract.desk import (
     claim,
     everything,
     get,
+    nodes_of,
     settle,
     start,
     tick,
@@ -79,6 +80,7 @@ class DurableContract(Desk):
         await settle(store, two, Move.failed(at=clock.now(), error=an_error(), crashed=True))
         await settle(store, three, Move.retrying(at=clock.now(), due_at=clock.now() + seconds(2), error=an_error()))
         await store.apply([one.uuid], Cancel("stop"))
+        await store.drain(A)
 
         async def all_of(store: Store) -> object:
             runs = [await store.list_runs(task.uuid) for task in tasks]
@@ -141,7 +143,8 @@ class DurableContract(Desk):
         (second,) = await start(store, a_record())
         assert second.record.id > first.record.id
         assert second.token > first.token
-        assert (await store.events(after=-1)).last == last + 2
+        assert (await store.events(after=-1)).last > last
+        assert len(await told(store, last)) == 2
 
     async def test_due_times_are_still_known(self, reopen: Reopen, clock: ManualClock) -> None:
         """A task that was scheduled before a restart becomes due after it, and is waited for."""
@@ -168,6 +171,6 @@ class DurableContract(Desk):
         (held,) = await start(store, a_record())
         store = await reopen()
         assert await store.dead_nodes() == []
-        assert A in {node.incarnation for node in await store.nodes()}
+        assert A in await nodes_of(store)
         assert await claim(store, node=B) == []
         await settle(store, held, Move.completed(at=clock.now()))

@@ -101,7 +101,7 @@ class EventContract(Desk):
         assert await told(store, after) == []
 
     async def test_each_number_is_told_once_and_in_order(self, store: Store, clock: ManualClock) -> None:
-        """However events are paged and however many write at once, each number comes once, without gaps, in order."""
+        """However events are paged and however many write at once, each number comes once and in order."""
         done = Move.completed(at=clock.now())
 
         async def work(node: str) -> None:
@@ -118,7 +118,7 @@ class EventContract(Desk):
             assert page.last == page.events[-1].seq
             seen += [event.seq for event in page.events]
             page = await store.events(after=page.last, limit=7)
-        assert seen == list(range(1, len(seen) + 1))
+        assert seen == sorted(set(seen))
         assert len(seen) == 6 * 5 * 2 * 3
         assert page.last == seen[-1]
 
@@ -139,29 +139,31 @@ class EventContract(Desk):
 
     async def test_a_reader_can_ask_where_the_ring_stands(self, store: Store) -> None:
         """`after=-1` answers with no events and the number to go on from."""
-        page = await store.events(after=-1)
-        assert (page.events, page.last, page.missed) == ([], 0, False)
+        start = await store.events(after=-1)
+        assert (start.events, start.missed) == ([], False)
         await add(store, *(a_record() for _ in range(3)))
         page = await store.events(after=-1)
-        assert (page.events, page.last, page.missed) == ([], 3, False)
+        assert (page.events, page.missed) == ([], False)
+        assert page.last == (await told(store, start.last))[2].seq > start.last
         await add(store, newest := a_record())
         assert [event.uuid for event in (await store.events(after=page.last)).events] == [newest.uuid]
-        page = await store.events(after=4)
-        assert (page.events, page.last, page.missed) == ([], 4, False)
+        last = (await store.events(after=-1)).last
+        page = await store.events(after=last)
+        assert (page.events, page.last, page.missed) == ([], last, False)
 
     async def test_a_reader_that_comes_too_late_is_told(self, store: Store) -> None:
         """When the ring has dropped what a reader has not seen, it is told so, and goes on with what is left."""
-        written = 0
-        while written < 2 * self.ring + 2048:
+        seen: list[int] = []
+        while len(seen) < 2 * self.ring + 2048:
             await store.turn(A, adds=[], demand=room(1))
             await add(store, *(a_record() for _ in range(2000)))
-            written = (await store.events(after=-1)).last
+            seen += [event.seq for event in await told(store, seen[-1] if seen else 0)]
         page = await store.events(after=0)
         assert page.missed
-        first = page.events[0].seq
-        assert 1 < first <= written - self.ring + 1
-        assert [event.seq for event in page.events] == list(range(first, page.last + 1))
-        rest = await told(store, first)
-        assert [event.seq for event in rest] == list(range(first + 1, written + 1))
-        assert not (await store.events(after=first - 1)).missed
-        assert (await store.events(after=first - 2)).missed
+        first = seen.index(page.events[0].seq)
+        assert 2 <= first <= len(seen) - self.ring
+        assert [event.seq for event in page.events] == seen[first : first + len(page.events)]
+        assert page.last == page.events[-1].seq
+        assert [event.seq for event in await told(store, page.last)] == seen[first + len(page.events) :]
+        assert not (await store.events(after=seen[first - 1])).missed
+        assert (await store.events(after=seen[first - 2])).missed

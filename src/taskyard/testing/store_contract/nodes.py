@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from taskyard.errors import ClaimLost
+from taskyard.errors import ClaimLost, UnknownNode
 from taskyard.model.command import Cancel
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
-from taskyard.ports.store import Store
+from taskyard.ports.store import Signals, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_node, a_record, an_error, seconds
 from taskyard.testing.store_contract.desk import (
@@ -23,6 +23,8 @@ from taskyard.testing.store_contract.desk import (
     claim,
     everything,
     get,
+    nodes_of,
+    settle,
     start,
     tick,
     uuids,
@@ -32,12 +34,65 @@ from taskyard.testing.store_contract.desk import (
 class NodeContract(Desk):
     async def test_nodes_join_and_leave(self, store: Store) -> None:
         """Exactly those that joined and did not leave are known, as they joined; leaving twice is no error."""
-        assert {node.incarnation: node for node in await store.nodes()} == {A: NODE_A, B: NODE_B}
+        assert {name: status.node for name, status in (await nodes_of(store)).items()} == {A: NODE_A, B: NODE_B}
         await store.leave(A)
         await store.leave(A)
-        assert await store.nodes() == [NODE_B]
+        assert [status.node for status in await store.nodes()] == [NODE_B]
         await store.join(third := a_node("c"))
-        assert {node.incarnation for node in await store.nodes()} == {B, third.incarnation}
+        assert set(await nodes_of(store)) == {B, third.incarnation}
+
+    async def test_a_node_is_shown_with_what_it_runs(self, store: Store, clock: ManualClock) -> None:
+        """Of each node the tasks it holds are counted: not those that wait, have ended, or run elsewhere."""
+        one, _ = await start(store, a_record(), a_record())
+        await start(store, a_record(), node=B)
+        await add(store, a_record())
+        assert {name: status.running for name, status in (await nodes_of(store)).items()} == {A: 2, B: 1}
+        await settle(store, one, Move.completed(at=clock.now()))
+        assert {name: status.running for name, status in (await nodes_of(store)).items()} == {A: 1, B: 1}
+
+    async def test_a_node_is_asked_to_drain(self, store: Store) -> None:
+        """The node that is drained is told and shown as such until that is taken back; no other is, and no task is
+        touched."""
+        (held,) = await start(store, a_record())
+        for _ in range(2):
+            await store.drain(A)
+            assert await store.signals(A) == Signals([], is_draining=True)
+            assert await store.signals(B) == Signals([])
+            assert {name: s.is_draining for name, s in (await nodes_of(store)).items()} == {A: True, B: False}
+        assert (await get(store, held)).state is TaskState.RUNNING
+        for _ in range(2):
+            await store.drain(A, on=False)
+            assert await store.signals(A) == Signals([])
+            assert {name: s.is_draining for name, s in (await nodes_of(store)).items()} == {A: False, B: False}
+
+    async def test_draining_is_told_with_the_cancels(self, store: Store) -> None:
+        """A node that is drained hears of cancels as before."""
+        (held,) = await start(store, a_record())
+        await store.drain(A)
+        await store.apply([held.uuid], Cancel())
+        assert await store.signals(A) == Signals([held.uuid], is_draining=True)
+
+    async def test_only_a_node_can_be_drained(self, store: Store) -> None:
+        """Draining a node that was never here, has left or was rescued is refused, and is not remembered."""
+        await store.leave(A)
+        await store.rescue(B)
+        for gone in (A, B, "nobody"):
+            for on in (True, False):
+                with pytest.raises(UnknownNode) as refused:
+                    await store.drain(gone, on=on)
+                assert refused.value.node == gone
+        await store.join(NODE_A)
+        assert await store.signals(A) == Signals([])
+
+    async def test_a_node_that_joins_is_asked_nothing(self, store: Store) -> None:
+        """Who was drained, and joins again after leaving or without, is drained no more."""
+        await store.drain(A)
+        await store.join(NODE_A)
+        assert await store.signals(A) == Signals([])
+        await store.drain(A)
+        await store.leave(A)
+        await store.join(NODE_A)
+        assert not (await nodes_of(store))[A].is_draining
 
     async def test_a_living_node_is_not_dead(self, store: Store) -> None:
         """The caller's own nodes are never called dead, whether they hold claims or not."""
@@ -65,7 +120,7 @@ class NodeContract(Desk):
             (run,) = await store.list_runs(held.uuid)
             assert (run.state, run.node, run.ended_at) == (TaskState.INTERRUPTED, A, at)
         assert (await get(store, theirs)).state is TaskState.RUNNING
-        assert await store.nodes() == [NODE_B]
+        assert set(await nodes_of(store)) == {B}
         assert await store.count() == {
             ("default", TaskState.QUEUED): 1,
             ("default", TaskState.RUNNING): 1,

@@ -1,0 +1,123 @@
+"""Commands and rescue: decided here, or with words from here, and carried out by one call.
+
+A command is decided on what was read without a lock. The call that carries it out does so only if every task is still
+the version that was read, and else nothing; then it is read and decided again. No lock ever waits for this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from taskyard.errors import CommandRefused, UnknownTask
+from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.event import TOLD_AS, EventKind
+from taskyard.model.move import Move, apply_move
+from taskyard.model.settle import rescue
+from taskyard.model.state import ENDED as ENDED_STATES
+from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
+from taskyard.ports.store import Applied, Node
+from taskyard.stores.migrate import REASON
+from taskyard.stores.postgres.place import Connection
+from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
+from taskyard.stores.rows import json_or_none
+
+CHANGE = "CALL taskyard.change_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL)"
+RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL)"
+
+
+class Decided:
+    """What a command means for some tasks, as they were when they were read."""
+
+    def __init__(self, command: Command, now: datetime) -> None:
+        self._command, self._now = command, now
+        self._changes: dict[int, dict[str, Any]] = {}
+        self._events: list[tuple[EventKind, TaskRecord]] = []
+        self._queues: set[str] = set()
+        self.applied: list[Applied] = []
+
+    @property
+    def changes_nothing(self) -> bool:
+        return not self._changes
+
+    def decide(self, uuid: str, found: tuple[TaskRecord, str] | None) -> None:
+        """`found` is the record and its version; the record is changed."""
+        if found is None:
+            self.applied.append(Applied(uuid, refused=UnknownTask(uuid)))
+            return
+        record, version = found
+        try:
+            decision = decide(record, self._command, now=self._now)
+        except CommandRefused as refused:
+            self.applied.append(Applied(uuid, refused=refused))
+            return
+        change: dict[str, Any] = {"id": record.id, "version": version, "how": "change", "ord": len(self.applied)}
+        if isinstance(decision, Move):
+            change["how"] = "again" if record.state in ENDED_STATES else "end"
+            change["to_head"] = decision.to_head
+            apply_move(record, decision)
+            kind = TOLD_AS[record.state]
+        else:
+            apply_decision(record, decision)
+            kind = EventKind.CANCEL_ASKED
+            if isinstance(decision, Reprioritize):
+                kind = EventKind.PRIORITY_CHANGED
+        record.note, record.cancel_reason = clean(record.note), clean(record.cancel_reason)
+        self._changes[record.id] = change | {
+            "priority": record.priority,
+            "cancel_asked_at": record.cancel_asked_at,
+            "cancel_reason": record.cancel_reason,
+            "note": record.note,
+            "state": record.state,
+            "error": json_or_none(record.error),
+        }
+        self._events.append((kind, record))
+        self._queues.add(record.queue)
+        self.applied.append(Applied(uuid, record=record))
+
+    def arguments(self) -> tuple[Any, ...]:
+        return (
+            list(self._queues),
+            msgspec.json.encode(list(self._changes.values())).decode(),
+            [str(kind) for kind, _ in self._events],
+            [record.uuid for _, record in self._events],
+            [record.queue for _, record in self._events],
+            [record.source for _, record in self._events],
+            self._now,
+        )
+
+    def place(self, places: str | None) -> None:
+        """Where the tasks stand now: what the database decided."""
+        stand = {id_: (position, parked) for id_, position, parked in msgspec.json.decode(places or "[]")}
+        for one in self.applied:
+            if one.record is not None and one.record.id in stand:
+                one.record.position, one.record.parked = stand[one.record.id]
+
+
+async def read(conn: Connection, uuids: Sequence[str]) -> dict[str, tuple[TaskRecord, str]]:
+    """The records of these tasks with their versions: the number of the transaction that wrote each last."""
+    rows = await conn.fetch(
+        f"SELECT {HOT}, xmin::text FROM taskyard.task WHERE uuid = ANY ($1) UNION ALL "
+        f"SELECT {ENDED}, xmin::text FROM taskyard.ended WHERE uuid = ANY ($1)",
+        [uuid for uuid in uuids if clean(uuid) == uuid],
+    )
+    return {row[0]: (from_row(row), row[-1]) for row in rows}
+
+
+def rescue_arguments(incarnation: str, info: str | None, beats: int | None, now: datetime) -> tuple[Any, ...]:
+    """What `rescue` would write of tasks that are not recovered, in its own words."""
+    node = incarnation[:8] if info is None else msgspec.json.decode(info, type=Node).label
+    why = f"its node {node} died"
+    task = TaskRecord("", "", now, now, now, state=TaskState.RUNNING)
+    _, failed = rescue(task, auto_recover=0, now=now, why=why)
+    task.cancel_asked_at = now
+    _, unexplained = rescue(task, auto_recover=0, now=now, why=why)
+    task.cancel_reason = REASON
+    _, canceled = rescue(task, auto_recover=0, now=now, why=why)
+    assert unexplained.error is not None
+    no_reason = unexplained.error.message.removesuffix(f", then {why}")
+    return incarnation, beats, now, clean(why), json_or_none(failed.error), json_or_none(canceled.error), no_reason

@@ -1,0 +1,130 @@
+"""Telling other processes that something happened, and hearing of it: hints, with a look once a second behind them.
+
+A hint is sent apart from what it tells of: a commit that notifies waits for every other such commit on the server. The
+first goes out at once, those that follow within `APART_S` go together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from taskyard.errors import StoreError
+from taskyard.model.task import new_uuid
+from taskyard.stores.postgres.link import Gate, Links
+from taskyard.stores.postgres.place import Connection, connect, typed_errors
+
+log = logging.getLogger("taskyard")
+
+CHANNEL = "taskyard"
+
+APART_S = 0.02
+"""Between two hints of one process. Others look when they hear one: with more of them they would look for nothing."""
+
+POLL_S = 1.0
+"""How often it is looked whether anybody has written, should a hint have been lost; jittered by a quarter."""
+
+
+class Hints:
+    """`changed` is called when another process may have written, `nodes_changed` when a node has come or gone."""
+
+    def __init__(self, url: str, gate: Gate, reads: Links) -> None:
+        self._url, self._gate, self._reads = url, gate, reads
+        self._me = new_uuid()
+        self._send = Links(url, gate, most=1, settings={"synchronous_commit": "off"})
+        self._changed: Callable[[], None] | None = None
+        self._nodes_changed: Callable[[], None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_sending = False
+        self._unsent: str | None = None
+        self._snapshot = ""
+
+    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
+        is_first = self._changed is None
+        self._changed, self._nodes_changed = changed, nodes_changed
+        if is_first:
+            for loop in (self._listen, self._poll):
+                self._spawn(loop)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        await self._send.close()
+
+    def _spawn(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    def tell(self, *, of_nodes: bool = False) -> None:
+        """Soon; nobody waits for it."""
+        if self._unsent is None or of_nodes:
+            self._unsent = "nodes" if of_nodes else "tasks"
+        if not self._is_sending:
+            self._is_sending = True
+            self._spawn(self._tell)
+
+    async def _tell(self) -> None:
+        try:
+            while self._unsent is not None:
+                what, self._unsent = self._unsent, None
+                try:
+                    async with self._send.use() as conn:
+                        with typed_errors(self._url):
+                            await conn.execute(f"SELECT pg_notify('{CHANNEL}', $1)", f"{self._me} {what}")
+                except StoreError as error:
+                    log.debug("others were not told: %s", error)  # they look once a second
+                await asyncio.sleep(APART_S)
+        finally:
+            self._is_sending = False
+
+    # --- hearing ------------------------------------------------------------------------------------------------------
+
+    def _on_hint(self, _conn: object, _pid: int, _channel: str, payload: object) -> None:
+        who, _, what = str(payload).partition(" ")
+        if who == self._me:
+            return
+        if self._changed is not None:
+            self._changed()
+        if what == "nodes" and self._nodes_changed is not None:
+            self._nodes_changed()
+
+    async def _listen(self) -> None:
+        """Keep listening, over one connection after the other. Each is asked now and then whether it still lives."""
+        while True:
+            conn: Connection | None = None
+            try:
+                await self._gate.enter()
+                conn = await connect(self._url)
+                with typed_errors(self._url):
+                    await conn.add_listener(CHANNEL, self._on_hint)
+                    while True:
+                        await asyncio.sleep(5 * POLL_S)
+                        await conn.execute("SELECT 1")
+            except StoreError as error:
+                self._gate.trouble()
+                log.debug("not listening to others: %s", error)
+            finally:
+                if conn is not None:
+                    conn.terminate()
+
+    async def _poll(self) -> None:
+        """Whatever anybody writes, the set of running transactions is another afterwards."""
+        while True:
+            await asyncio.sleep(POLL_S * (0.75 + random.random() / 2))
+            try:
+                async with self._reads.use() as conn:
+                    with typed_errors(self._url):
+                        snapshot = await conn.fetchval("SELECT pg_current_snapshot()::text")
+            except StoreError:
+                continue  # whoever calls a verb next is told
+            if snapshot != self._snapshot and self._changed is not None:
+                self._changed()
+            self._snapshot = snapshot

@@ -1,0 +1,203 @@
+"""Getting at the database: connecting with limits on every wait, bringing the schema up to date, errors by name."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from taskyard.errors import (
+    OutcomeUnknown,
+    StoreBusy,
+    StoreDenied,
+    StoreFull,
+    StoreTooNew,
+    StoreTooOld,
+    StoreUnavailable,
+    StoreUnreachable,
+)
+from taskyard.stores.migrate import migrations
+
+CONNECT_S = 4.0
+"""How long a connection may take to come about. Shorter than it takes TCP to send its second repetition."""
+
+COMMAND_S = 8.0
+"""How long an answer may take. A connection that died silently is given up then, and claims go on over another."""
+
+MIGRATE_S = 300.0
+"""How long a migration may take, or wait for another process that migrates."""
+
+OLDEST_SERVER = 15
+
+MIGRATING = 1953721205
+"""The number of the lock that one migrator holds; those beside it stand in the SQL."""
+
+LIMITS = {
+    "application_name": "taskyard",
+    "statement_timeout": f"{COMMAND_S:.0f}s",
+    "lock_timeout": f"{COMMAND_S:.0f}s",
+    "idle_in_transaction_session_timeout": "30s",
+    # A client that is gone without a word must not keep its session: asked after 10 s, given up after 10 s more.
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "2",
+    "tcp_user_timeout": "20000",
+}
+
+PLANS = {
+    # The statements of a turn know their indexes. Left to the statistics of a table that was empty a moment ago, a plan
+    # made then would read all of it ever after.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_bitmapscan": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+}
+
+Connection = asyncpg.Connection
+
+
+def hide_password(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":…@")).geturl()
+
+
+async def connect(url: str, *, settings: dict[str, str] | None = None, command_s: float = COMMAND_S) -> Connection:
+    """A connection on which every wait has an end."""
+    opening: asyncio.Task[Connection] = asyncio.get_running_loop().create_task(
+        asyncpg.connect(url, timeout=CONNECT_S, command_timeout=command_s, server_settings=LIMITS | (settings or {}))
+    )
+    with connecting(url):
+        try:
+            conn = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # asyncpg, cancelled half way, leaves an error behind that nobody hears: it is let come to its end.
+            with suppress(Exception):
+                (await opening).terminate()
+            raise
+    version = conn.get_server_version().major
+    if version < OLDEST_SERVER:
+        conn.terminate()
+        raise StoreTooOld(hide_password(url), version, OLDEST_SERVER)
+    _limit_socket(conn)
+    return conn
+
+
+def _limit_socket(conn: Connection) -> None:
+    """What we send must be taken within the time as well: the kernel alone would try for a quarter of an hour."""
+    transport: Any = conn._transport  # type: ignore[attr-defined]
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(COMMAND_S * 1000))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+LOST = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,  # the server was shut down, or a query canceled
+    asyncpg.InternalServerError,
+    asyncpg.InternalClientError,
+)
+"""After one of these it is not known what became of a statement that was sent. TimeoutError is an OSError."""
+
+
+@contextmanager
+def connecting(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as exc:
+        raise StoreDenied(hide_password(url), str(exc), "correct the user and the password in the address") from exc
+    except asyncpg.InvalidCatalogNameError as exc:
+        name = urlsplit(url).path.lstrip("/") or urlsplit(url).username or ""
+        hint = f"create it with `createdb {name}`, or correct the address"
+        raise StoreDenied(hide_password(url), str(exc), hint) from exc
+    except asyncpg.InsufficientPrivilegeError as exc:
+        raise StoreDenied(hide_password(url), str(exc), "give this user the right to connect") from exc
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
+        raise StoreUnreachable(hide_password(url), describe(exc)) from exc
+
+
+@contextmanager
+def typed_errors(url: str, *, writes: bool = False) -> Iterator[None]:
+    """What goes wrong in a statement, by our names. Of a statement that writes, the outcome may not be known."""
+    try:
+        yield
+    except asyncpg.DiskFullError as exc:
+        raise StoreFull(hide_password(url)) from exc
+    except (asyncpg.LockNotAvailableError, asyncpg.TransactionRollbackError) as exc:
+        raise StoreBusy(hide_password(url)) from exc
+    except asyncpg.InsufficientPrivilegeError as exc:
+        hint = "give this user all rights on the schema taskyard, or use the user that owns it"
+        raise StoreDenied(hide_password(url), str(exc), hint) from exc
+    except LOST as exc:
+        if writes:
+            raise OutcomeUnknown(describe(exc)) from exc
+        raise StoreUnavailable(f"the store {hide_password(url)} did not answer: {describe(exc)}") from exc
+    except asyncpg.PostgresError as exc:
+        raise StoreUnavailable(f"the store {hide_password(url)} refused: {describe(exc)}") from exc
+
+
+def describe(exc: BaseException) -> str:
+    return str(exc) or ("no answer in time" if isinstance(exc, TimeoutError) else type(exc).__name__)
+
+
+# --- migrations -------------------------------------------------------------------------------------------------------
+
+
+async def find_version(conn: Connection) -> int:
+    """The number of the newest migration that was applied; 0 where there is none of our tables."""
+    if await conn.fetchval("SELECT to_regclass('taskyard.migration')") is None:
+        return 0
+    version: int = await conn.fetchval("SELECT coalesce(max(number), 0) FROM taskyard.migration")
+    return version
+
+
+async def migrate(conn: Connection, url: str = "") -> int:
+    """Bring the schema up to date; the number of migrations that took. All of them are one transaction, and of several
+    processes one migrates while the others wait and then find nothing to do. A schema that is newer than this version
+    of Taskyard is left alone."""
+    known = migrations("postgres")
+    newest = known[-1][0]
+    with typed_errors(url):
+        version = await find_version(conn)
+        if version < newest:
+            version = await _apply(conn, known)
+            return sum(number > version for number, _ in known)
+    if version > newest:
+        raise StoreTooNew(hide_password(url), version, newest)
+    return 0
+
+
+async def _apply(conn: Connection, known: list[tuple[int, str]]) -> int:
+    async with conn.transaction():
+        await conn.execute(f"SET LOCAL statement_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
+        await conn.execute(f"SET LOCAL lock_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
+        await conn.execute(f"SELECT pg_advisory_xact_lock({MIGRATING}, 0)", timeout=MIGRATE_S)
+        if await conn.fetchval("SELECT to_regnamespace('taskyard')") is None:
+            await conn.execute("CREATE SCHEMA taskyard")
+        await conn.execute(
+            "CREATE TABLE IF NOT EXISTS taskyard.migration "
+            "(number integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
+        )
+        version = await find_version(conn)
+        for number, sql in known:
+            if number > version:
+                await conn.execute(sql, timeout=MIGRATE_S)
+                await conn.execute("INSERT INTO taskyard.migration (number) VALUES ($1)", number)
+    return version

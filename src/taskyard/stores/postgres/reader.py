@@ -1,0 +1,144 @@
+"""What is only read: short queries, each on a connection from the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from taskyard.model.event import Event, EventKind, EventPage
+from taskyard.model.state import ENDED as ENDED_STATES
+from taskyard.model.state import TaskState
+from taskyard.model.task import Outcome, Run, TaskRecord
+from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
+from taskyard.stores.migrate import EVENTS_AT_MOST
+from taskyard.stores.postgres.place import Connection
+from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
+from taskyard.stores.rows import to_error
+
+_KINDS = {str(kind): kind for kind in EventKind}
+
+
+async def signals(conn: Connection, node: str) -> Signals:
+    draining = await conn.fetchval("SELECT is_draining FROM taskyard.node WHERE incarnation = $1", node)
+    rows = await conn.fetch(
+        "SELECT uuid FROM taskyard.task "
+        "WHERE state = 'running' AND node = $1 AND cancel_asked_at IS NOT NULL ORDER BY id",
+        node,
+    )
+    return Signals([uuid for (uuid,) in rows], is_draining=bool(draining))
+
+
+async def outcomes(conn: Connection, uuids: Sequence[str]) -> list[Outcome | None]:
+    rows = await conn.fetch(
+        "SELECT uuid, state, NULL::text AS result, error FROM taskyard.task WHERE uuid = ANY ($1) UNION ALL "
+        "SELECT uuid, state, result, error FROM taskyard.ended WHERE uuid = ANY ($1)",
+        [uuid for uuid in dict.fromkeys(uuids) if clean(uuid) == uuid],
+    )
+    found = {uuid: Outcome(uuid, TaskState(state), result, to_error(error)) for uuid, state, result, error in rows}
+    return [found.get(uuid) for uuid in uuids]
+
+
+async def events(conn: Connection, after: int, limit: int) -> EventPage:
+    newest, gone, page = await conn.fetchrow("SELECT * FROM taskyard.events_1($1, $2)", after, limit)  # type: ignore[misc]
+    found: list[Event] = []
+    for xid, first, _, kind, queue, source, ats, uuids in page or ():
+        number = xid * EVENTS_AT_MOST + first
+        for place, uuid in enumerate(uuids):
+            if number + place > after and len(found) < limit:
+                at: datetime = ats[place] if len(ats) > 1 else ats[0]
+                found.append(Event(number + place, at, _KINDS[kind], uuid, source, queue))
+    return EventPage(found, found[-1].seq if found else max(newest, after), missed=0 <= after < gone)
+
+
+async def find(conn: Connection, uuid: str) -> TaskRecord | None:
+    if clean(uuid) != uuid:
+        return None
+    row = await conn.fetchrow(
+        f"SELECT {HOT} FROM taskyard.task WHERE uuid = $1 UNION ALL "
+        f"SELECT {ENDED} FROM taskyard.ended WHERE uuid = $1 LIMIT 1",
+        uuid,
+    )
+    return None if row is None else from_row(row)
+
+
+async def list_uuids(conn: Connection, fragment: str, limit: int) -> list[str]:
+    if clean(fragment) != fragment:
+        return []
+    # Ids of one millisecond differ at the end only, so ends count as well; for them the index is walked.
+    part = (
+        "SELECT uuid FROM taskyard.{} WHERE starts_with(uuid, $1) UNION "
+        "SELECT uuid FROM taskyard.{} WHERE right(uuid, length($1)) = $1 AND length($1) > 0"
+    )
+    sql = f"{part.format('task', 'task')} UNION {part.format('ended', 'ended')} LIMIT $2"
+    return [uuid for (uuid,) in await conn.fetch(sql, fragment, limit)]
+
+
+async def list_tasks(conn: Connection, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
+    parts = []
+    values: list[Any] = [before_id if before_id is not None else 1 << 62, limit]
+    terms = ["id < $1"]
+    for name, value in (("queue", where.queue), ("source", where.source)):
+        if value is not None:
+            values.append(clean(value))
+            terms.append(f"{name} = ${len(values)}")
+    for table, columns, states in (
+        ("task", HOT, frozenset(TaskState) - ENDED_STATES),
+        ("ended", ENDED, ENDED_STATES),
+    ):
+        asked = states if where.states is None else states & set(where.states)
+        if asked:
+            # Written out, so that the index of one state can serve.
+            state = "" if asked == states else f" AND state IN ({', '.join(repr(str(one)) for one in sorted(asked))})"
+            parts.append(
+                f"(SELECT {columns} FROM taskyard.{table} WHERE {' AND '.join(terms)}{state} ORDER BY id DESC LIMIT $2)"
+            )
+    if not parts:
+        return []
+    rows = await conn.fetch(f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS t ORDER BY id DESC LIMIT $2", *values)
+    return [from_row(row) for row in rows]
+
+
+async def list_runs(conn: Connection, uuid: str) -> list[Run]:
+    if clean(uuid) != uuid:
+        return []
+    rows = await conn.fetch(
+        "WITH t AS (SELECT id FROM taskyard.task WHERE uuid = $1 UNION ALL "
+        "SELECT id FROM taskyard.ended WHERE uuid = $1) "
+        "SELECT attempt, token, node, state, started_at, ended_at, error FROM taskyard.run "
+        "WHERE task IN (SELECT id FROM t) UNION ALL "
+        "SELECT attempt, run_token, run_node, state, started_at, finished_at, NULL FROM taskyard.ended "
+        "WHERE uuid = $1 AND run_token IS NOT NULL ORDER BY token",
+        uuid,
+    )
+    return [
+        Run(attempt, token, node, TaskState(state), started_at, ended_at, to_error(error))
+        for attempt, token, node, state, started_at, ended_at, error in rows
+    ]
+
+
+async def count(conn: Connection) -> dict[tuple[str, TaskState], int]:
+    rows = await conn.fetch(
+        "SELECT queue, state, sum(n)::bigint FROM taskyard.tally GROUP BY queue, state HAVING sum(n) <> 0"
+    )
+    return {(queue, TaskState(state)): n for queue, state, n in rows}
+
+
+async def nodes(conn: Connection) -> list[NodeStatus]:
+    rows = await conn.fetch(
+        "SELECT info, beat_at, is_draining, "
+        "(SELECT count(*) FROM taskyard.task WHERE state = 'running' AND node = incarnation) "
+        "FROM taskyard.node ORDER BY incarnation"
+    )
+    return [
+        NodeStatus(node=msgspec.json.decode(info, type=Node), running=running, beat_at=beat_at, is_draining=is_draining)
+        for info, beat_at, is_draining, running in rows
+    ]
+
+
+async def beats(conn: Connection) -> dict[str, int]:
+    """How often each node has beaten."""
+    rows = await conn.fetch("SELECT incarnation, beats FROM taskyard.node")
+    return {row["incarnation"]: row["beats"] for row in rows}

@@ -1,0 +1,88 @@
+"""Records as rows of PostgreSQL: the two tables read alike, and texts that it can store."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from taskyard.model.state import RUNNING, TaskState
+from taskyard.model.task import Claim, TaskRecord
+from taskyard.stores.rows import COLUMNS, to_error, to_progress, to_retry
+
+_STATES = {str(state): state for state in TaskState}
+
+_NOT_HOT = {"finished_at": "NULL::timestamptz", "result": "NULL::text"}
+_NOT_ENDED = {
+    "updated_at": "finished_at",
+    "parked": "false",
+    "dedupe_slot": "NULL::text",
+    "token": "NULL::bigint",
+    "node": "NULL::text",
+    "cancel_asked_at": "NULL::timestamptz",
+    "cancel_reason": "NULL::text",
+}
+
+HOT = ", ".join(f"{_NOT_HOT.get(column, column)} AS {column}" for column in COLUMNS)
+"""The columns of a record, as the table `task` has them."""
+
+ENDED = ", ".join(f"{_NOT_ENDED.get(column, column)} AS {column}" for column in COLUMNS)
+"""The same of the table `ended`."""
+
+LONGEST_NAME_BYTES = 2000
+"""Of a text that stands in an index; PostgreSQL takes about 2,700."""
+
+
+def from_row(row: Any) -> TaskRecord:
+    """The record of a row that begins with the columns of `HOT` or `ENDED`."""
+    (
+        uuid, source, due_at, created_at, updated_at, id_, queue, args, state, priority, position, parked, key, slot,
+        timeout_s, retry, started_at, finished_at, attempt, retries, crashes, recoveries, token, node, cancel_asked_at,
+        progress, result, error, note, cancel_reason, checkpoint,
+    ) = row[:31]  # fmt: skip
+    return TaskRecord(
+        uuid, source, due_at, created_at, updated_at, id_, queue, args, _STATES[state], priority, position, parked, key,
+        slot, timeout_s, None if retry is None else to_retry(retry), started_at, finished_at, attempt, retries, crashes,
+        recoveries, token, node, cancel_asked_at, to_progress(progress), result, to_error(error), note, cancel_reason,
+        checkpoint,
+    )  # fmt: skip
+
+
+def to_claim(row: Any, node: str, now: datetime) -> Claim:
+    """The claim of a row of the type `claimed_1`."""
+    (
+        id_, token, position, due_at, created_at, timeout_s, attempt, retries, crashes, recoveries, priority, uuid,
+        source, queue, args, key, slot, retry, progress, error, checkpoint,
+    ) = row  # fmt: skip
+    record = TaskRecord(
+        uuid, source, due_at, created_at, now, id_, queue, args, RUNNING, priority, position, False, key, slot,
+        timeout_s, None if retry is None else to_retry(retry), now, None, attempt, retries, crashes, recoveries, token,
+        node, None, None if progress is None else to_progress(progress), None,
+        None if error is None else to_error(error), None, None, checkpoint,
+    )  # fmt: skip
+    return Claim(record, attempt, token)
+
+
+def clean(text: str | None) -> str | None:
+    """A text that PostgreSQL can store: it has no NUL, and only what UTF-8 can say."""
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def find_unstorable(record: TaskRecord) -> str | None:
+    """Why this record can never be stored; None if it can."""
+    for name in ("uuid", "source", "queue", "key", "dedupe_slot", "args"):
+        text = getattr(record, name)
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            return f"its {name} is no text"
+        if clean(text) != text:
+            return f"its {name} has characters that cannot be stored"
+        if name != "args" and len(text.encode()) > LONGEST_NAME_BYTES:
+            return f"its {name} is longer than {LONGEST_NAME_BYTES} bytes"
+    if record.priority not in (0, 1, 2):
+        return "its priority is none of 0, 1 and 2"
+    if record.timeout_s is not None and not isinstance(record.timeout_s, int | float):
+        return "its timeout_s is no number"
+    return None

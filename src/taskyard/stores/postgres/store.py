@@ -1,0 +1,359 @@
+"""The port over one PostgreSQL database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import asyncpg
+import msgspec
+
+from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreBusy, StoreError, UnknownNode
+from taskyard.model.command import Command
+from taskyard.model.event import EventPage
+from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.state import TaskState
+from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.ports.clock import Clock
+from taskyard.ports.store import ANY, Add, Applied, Node, NodeStatus, Report, Signals, TaskFilter, Turned
+from taskyard.stores.postgres import commands, reader
+from taskyard.stores.postgres.hints import Hints
+from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulse
+from taskyard.stores.postgres.link import Gate, Links
+from taskyard.stores.postgres.place import PLANS, Connection, connect, hide_password, migrate, typed_errors
+from taskyard.stores.postgres.turn import CALL, Lane, Turn
+
+log = logging.getLogger("taskyard")
+
+T = TypeVar("T")
+
+APPLY_AT_MOST = 500
+
+RING = 10_000
+"""Events kept for readers that fall behind."""
+
+TIDY_AFTER = 2_000
+"""Events that this process writes between two looks whether there are too many."""
+
+TRIES = 20
+"""How often something is tried that another transaction got in the way of."""
+
+
+def pool_sizes(environ: Mapping[str, str] = os.environ, cores: int | None = None) -> tuple[int, int]:
+    """Connections that are kept, and those that may come on top, unless `DB_POOL_SIZE` and `DB_MAX_OVERFLOW` say so."""
+    cores = cores or os.cpu_count() or 1
+    if environ.get("ENVIRONMENT", "").lower() in ("production", "prod"):
+        size, overflow = min(30, cores * 10), min(20, cores * 5)
+    else:
+        size, overflow = 10, 10
+    return _number(environ, "DB_POOL_SIZE", size, least=1), _number(environ, "DB_MAX_OVERFLOW", overflow, least=0)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:
+    text = environ.get(name)
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < least:
+        raise InvalidInput(f"{name} must be a whole number, {least} or more, not {text!r}")
+    return int(text)
+
+
+class PostgresStore:
+    def __init__(self, url: str, *, clock: Clock, lease_s: float = LEASE_S) -> None:
+        """`lease_s` is how long a node may be silent before the others take over what it runs; the same everywhere."""
+        self.url = url
+        self._clock = clock
+        self._lease_s = lease_s
+        self._pid = 0
+        self._is_open = False
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._lanes: set[Lane] = set()
+        self._joined: set[str] = set()
+        self._written = 0
+        self._tidying: asyncio.Task[None] | None = None
+
+    # --- opening and closing ------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        if self._is_open:
+            raise InvalidInput(f"the store {hide_password(self.url)} is open already; make another for another yard")
+        self._pid = os.getpid()
+        conn = await connect(self.url)
+        try:
+            await migrate(conn, self.url)
+        finally:
+            await conn.close(timeout=1.0)
+        size, overflow = pool_sizes()
+        gate = Gate(self._clock.monotonic)
+        self._turns = Links(self.url, gate, most=1, settings=PLANS)
+        self._writes = Links(self.url, gate, most=2, settings=PLANS)
+        self._reads = Links(self.url, gate, most=size + overflow, keep=size)
+        self._hints = Hints(self.url, gate, self._reads)
+        self._pulse = Pulse(self._clock.monotonic, self._lease_s)
+        self._lanes.clear()
+        self._is_open = True
+
+    async def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        await self._hints.close()
+        while self._in_flight:
+            self._idle.clear()
+            await self._idle.wait()
+        if self._tidying is not None:
+            await asyncio.wait([self._tidying])
+        for links in (self._turns, self._writes, self._reads):
+            await links.close()
+
+    @asynccontextmanager
+    async def _asked(self) -> AsyncIterator[None]:
+        """Closing waits for what was asked before."""
+        if not self._is_open:
+            raise NotOpen("the store is not open; use it inside `async with yard`")
+        if os.getpid() != self._pid:
+            raise ForkedStore
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    async def _write(self, sql: str, *arguments: Any, links: Links | None = None) -> Any:
+        """The row that a call answers with. What another transaction got in the way of is tried again."""
+        for _ in range(TRIES):
+            try:
+                async with (links or self._writes).use() as conn:
+                    with typed_errors(self.url, writes=True):
+                        return await conn.fetchrow(sql, *arguments)
+            except StoreBusy as error:
+                if not isinstance(error.__cause__, asyncpg.TransactionRollbackError):
+                    raise
+        raise StoreBusy(hide_password(self.url))
+
+    # --- turns --------------------------------------------------------------------------------------------------------
+
+    async def turn(
+        self,
+        node: str,
+        *,
+        settles: Sequence[tuple[Claim, Move]] = (),
+        adds: Sequence[Add] = (),
+        reports: Sequence[Report] = (),
+        demand: Demand | None = None,
+    ) -> Turned:
+        async with self._asked():
+            turn = Turn(node, self._clock.now(), settles, adds, reports, demand)
+            if adds:
+                await self._make_lanes(turn)
+            row = await self._call(turn)
+            turned = turn.answer(row)
+            self._tell_of(turned, row["told"], is_settling=bool(settles))
+            return turned
+
+    async def _call(self, turn: Turn) -> Any:
+        for _ in range(TRIES):
+            try:
+                async with self._turns.use() as conn:
+                    return await self._send(conn, turn)
+            except asyncpg.UniqueViolationError:
+                turn.is_careful = True  # a uuid or a slot is taken: look at each add by itself
+            except asyncpg.TransactionRollbackError:
+                pass  # two turns got in each other's way: one of them has to start again
+            except (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.ProgramLimitExceededError) as exc:
+                if not turn.refuse_unstorable():
+                    raise InvalidInput(f"this cannot be stored: {exc}") from exc
+        raise StoreBusy(hide_password(self.url))
+
+    async def _send(self, conn: Connection, turn: Turn) -> Any:
+        retried = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
+        try:
+            return await conn.fetchrow(CALL, *turn.arguments())
+        except (*retried, asyncpg.TransactionRollbackError):
+            raise
+        except Exception:
+            with typed_errors(self.url, writes=True):
+                raise
+
+    async def _make_lanes(self, turn: Turn) -> None:
+        """Before the turn: a row that another transaction is just inserting must not keep it waiting."""
+        for queue, source, priority in sorted(turn.lanes() - self._lanes):
+            try:
+                await self._write(
+                    f"INSERT INTO taskyard.lane AS l (queue, source, low_{int(priority)}) VALUES ($1, $2, 0) "
+                    f"ON CONFLICT (queue, source) DO UPDATE SET low_{int(priority)} = 0 "
+                    f"WHERE l.low_{int(priority)} IS NULL",
+                    queue,
+                    source,
+                )
+            except StoreError as error:
+                if turn.refuse_unstorable():
+                    continue
+                raise error
+            self._lanes.add((queue, source, priority))
+
+    def _tell_of(self, turned: Turned, told: int, *, is_settling: bool) -> None:
+        """Others hear of what they may start, or wait for; that this node has started something is nothing to them."""
+        if is_settling or told > len(turned.claims) * 2:
+            self._hints.tell()
+        self._written += told
+        if self._written >= TIDY_AFTER and self._tidying is None:
+            self._written = 0
+            self._tidying = asyncio.get_running_loop().create_task(self._tidy())
+
+    async def _tidy(self) -> None:
+        try:
+            await self._write("SELECT taskyard.tidy_1($1)", RING)
+        except StoreError as error:
+            log.debug("events were not trimmed: %s", error)  # the next time will do
+        finally:
+            self._tidying = None
+
+    # --- commands, nodes, retention -----------------------------------------------------------------------------------
+
+    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+        applied: list[Applied] = []
+        async with self._asked():
+            for start in range(0, len(uuids), APPLY_AT_MOST):
+                applied += await self._apply(uuids[start : start + APPLY_AT_MOST], command)
+        return applied
+
+    async def _apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+        for _ in range(TRIES):
+            found = await self._read(partial(commands.read, uuids=uuids))
+            decided = commands.Decided(command, self._clock.now())
+            for uuid in uuids:
+                decided.decide(uuid, found.get(uuid))
+            if decided.changes_nothing:
+                return decided.applied
+            row = await self._write(commands.CHANGE, *decided.arguments())
+            if row["done"]:
+                decided.place(row["places"])
+                self._hints.tell()
+                return decided.applied
+        raise StoreBusy(hide_password(self.url))
+
+    async def set_queue(self, settings: QueueSettings) -> None:
+        async with self._asked():
+            row = await self._write(
+                "CALL taskyard.queue_1($1, $2, $3, $4, $5, NULL)",
+                settings.name,
+                settings.concurrency,
+                settings.per_key,
+                settings.auto_recover,
+                msgspec.json.encode(settings).decode(),
+            )
+            if row["changed"]:
+                self._hints.tell()
+
+    async def join(self, node: Node) -> None:
+        async with self._asked():
+            self._joined.add(node.incarnation)
+            await self._write(
+                "INSERT INTO taskyard.node (incarnation, info) VALUES ($1, $2) ON CONFLICT (incarnation) DO UPDATE "
+                "SET info = excluded.info, beats = node.beats + 1, beat_at = now(), is_draining = false",
+                node.incarnation,
+                msgspec.json.encode(node).decode(),
+            )
+            self._hints.tell(of_nodes=True)
+
+    async def leave(self, incarnation: str) -> None:
+        async with self._asked():
+            row = await self._write(
+                "WITH busy AS (SELECT FROM taskyard.task WHERE state = 'running' AND node = $1 LIMIT 1), "
+                "gone AS (DELETE FROM taskyard.node WHERE incarnation = $1 AND NOT EXISTS (SELECT FROM busy)) "
+                "SELECT EXISTS (SELECT FROM busy)",
+                incarnation,
+            )
+            self._joined.discard(incarnation)
+            if row[0]:
+                log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation[:8])
+            self._hints.tell(of_nodes=True)
+
+    async def drain(self, incarnation: str, *, on: bool = True) -> None:
+        async with self._asked():
+            row = await self._write(
+                "UPDATE taskyard.node SET is_draining = $2 WHERE incarnation = $1 RETURNING 1", incarnation, on
+            )
+            if row is None:
+                raise UnknownNode(incarnation)
+            self._hints.tell(of_nodes=True)
+
+    async def dead_nodes(self) -> list[str]:
+        dead = self._pulse.look(await self._ask(reader.beats))
+        return [incarnation for incarnation in dead if incarnation not in self._joined]
+
+    async def rescue(self, incarnation: str) -> list[str]:
+        async with self._asked():
+            info = await self._read(lambda conn: conn.fetchval(_INFO, incarnation))
+            beats = None if incarnation in self._joined else self._pulse.beats_of(incarnation)
+            arguments = commands.rescue_arguments(incarnation, info, beats, self._clock.now())
+            rescued: list[str] = (await self._write(commands.RESCUE, *arguments))["uuids"] or []
+            self._hints.tell(of_nodes=True)
+            return rescued
+
+    def lease(self, incarnation: str) -> PostgresLease:
+        return PostgresLease(self.url, incarnation, lease_s=self._lease_s)
+
+    async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
+        async with self._asked():
+            pruned: int = (await self._write("SELECT taskyard.prune_1($1, $2)", finished_before, limit))[0]
+            return pruned
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def _read(self, run: Callable[[Connection], Awaitable[T]]) -> T:
+        async with self._reads.use() as conn:
+            with typed_errors(self.url):
+                return await run(conn)
+
+    async def _ask(self, run: Callable[[Connection], Awaitable[T]]) -> T:
+        async with self._asked():
+            return await self._read(run)
+
+    async def signals(self, node: str) -> Signals:
+        return await self._ask(partial(reader.signals, node=node))
+
+    async def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:
+        return await self._ask(partial(reader.outcomes, uuids=uuids))
+
+    async def events(self, *, after: int, limit: int = 1000) -> EventPage:
+        if self._tidying is not None:
+            await asyncio.wait([self._tidying])  # it takes milliseconds, and `missed` is then the last word
+        return await self._ask(partial(reader.events, after=after, limit=limit))
+
+    async def find(self, uuid: str) -> TaskRecord | None:
+        return await self._ask(partial(reader.find, uuid=uuid))
+
+    async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
+        return await self._ask(partial(reader.list_uuids, fragment=fragment, limit=limit))
+
+    async def list_tasks(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
+    ) -> list[TaskRecord]:
+        return await self._ask(partial(reader.list_tasks, where=where, before_id=before_id, limit=limit))
+
+    async def list_runs(self, uuid: str) -> list[Run]:
+        return await self._ask(partial(reader.list_runs, uuid=uuid))
+
+    async def count(self) -> dict[tuple[str, TaskState], int]:
+        return await self._ask(reader.count)
+
+    async def nodes(self) -> list[NodeStatus]:
+        return await self._ask(reader.nodes)
+
+    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
+        self._hints.watch(changed, nodes_changed)
+
+
+_INFO = "SELECT info FROM taskyard.node WHERE incarnation = $1"

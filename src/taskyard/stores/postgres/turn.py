@@ -1,0 +1,252 @@
+"""A turn on its way to the database and back: arrays for what is many, JSON for what is rare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from taskyard.errors import ClaimLost, DuplicateTask, InvalidInput, SubmitPending, TaskyardError
+from taskyard.model.limits import Demand
+from taskyard.model.move import Move
+from taskyard.model.settle import heed_cancel
+from taskyard.model.state import COMPLETED, RUNNING, TaskState, check_move
+from taskyard.model.task import Claim, Dedupe, TaskRecord
+from taskyard.ports.store import Add, Added, Report, Turned
+from taskyard.stores.migrate import REASON
+from taskyard.stores.postgres.rows import clean, find_unstorable, to_claim
+from taskyard.stores.rows import json_or_none
+
+CALL = f"CALL taskyard.turn_1({', '.join(f'${n}' for n in range(1, 28))}, NULL, NULL, NULL, NULL, NULL)"
+
+HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
+
+Lane = tuple[str, str, int]
+"""A queue, a source and a priority."""
+
+
+class Turn:
+    """One turn: `arguments` for `CALL`, then `answer` from its row. An add that can never be stored is `refused`."""
+
+    def __init__(
+        self,
+        node: str,
+        now: datetime,
+        settles: Sequence[tuple[Claim, Move]],
+        adds: Sequence[Add],
+        reports: Sequence[Report],
+        demand: Demand | None,
+    ) -> None:
+        for state in {move.state for _, move in settles}:
+            check_move(RUNNING, state)  # before anything is sent: a turn happens as a whole or not
+        self._node, self._now, self._demand = node, now, demand
+        self._settles, self._adds, self._reports = settles, adds, reports
+        self._refused: dict[int, TaskyardError] = {}
+        self.is_careful = any(add.parent is not None or add.dedupe is not Dedupe.ALLOW for add in adds)
+        """Whether each add is looked at by itself; otherwise all are stored in one go."""
+
+    def lanes(self) -> set[Lane]:
+        """Where the new tasks will stand."""
+        return {(record.queue, record.source, record.priority) for record in self._records()}
+
+    def refuse_unstorable(self) -> bool:
+        """Leave out the adds that can never be stored; whether there are any."""
+        before = len(self._refused)
+        for n, add in enumerate(self._adds):
+            for record in add.records:
+                if n not in self._refused and (why := find_unstorable(record)) is not None:
+                    self._refused[n] = InvalidInput(f"task {record.uuid} cannot be stored: {why}")
+        return len(self._refused) > before
+
+    def _stored(self) -> list[Add]:
+        return [add for n, add in enumerate(self._adds) if n not in self._refused]
+
+    def _records(self) -> list[TaskRecord]:
+        return [record for add in self._stored() for record in add.records]
+
+    # --- there --------------------------------------------------------------------------------------------------------
+
+    def arguments(self) -> tuple[Any, ...]:
+        completed, moves, queues = self._split()
+        records = self._records()
+        queues.update([record.queue for record in records])
+        demand = self._demand if self._demand is not None and self._demand.total > 0 else None
+        return (
+            self._node, self._now, list(queues), *completed, moves, self._said(), self._asked(records),
+            *_columns(records, with_slots=self.is_careful),
+            *((0, [], [], 0) if demand is None else
+              (demand.total, list(demand.sources), list(demand.sources.values()), demand.others)),
+        )  # fmt: skip
+
+    def _split(self) -> tuple[tuple[list[Any] | None, ...], str | None, set[str]]:
+        """Runs that were completed, in columns; all others; and the queues of both. A claim is spent by the first."""
+        ids: list[int] = []
+        tokens: list[int] = []
+        attempts: list[int] = []
+        ats: list[datetime] = []
+        results: list[str | None] = []
+        notes: list[str | None] = []
+        moves: list[dict[str, Any]] = []
+        queues: set[str] = set()
+        seen: set[int] = set()
+        for claim, move in self._settles:
+            token = claim.token
+            if token in seen:
+                continue
+            seen.add(token)
+            record = claim.record
+            queues.add(record.queue)
+            if move.state is COMPLETED:
+                ids.append(record.id)
+                tokens.append(token)
+                attempts.append(claim.attempt)
+                ats.append(move.at)
+                results.append(move.result)
+                notes.append(move.note if move.note is None else clean(move.note))
+            else:
+                moves.append(_moved(claim, move, len(moves)))
+        columns = (ids, tokens, attempts, ats, results, notes) if ids else (None,) * 6
+        return columns, msgspec.json.encode(moves).decode() if moves else None, queues
+
+    def _said(self) -> str | None:
+        if not self._reports:
+            return None
+        latest: dict[int, Report] = {}
+        for report in self._reports:
+            earlier = latest.get(report.claim.token)
+            latest[report.claim.token] = report if earlier is None else report.after(earlier)
+        said = [
+            {
+                "id": report.claim.record.id,
+                "token": report.claim.token,
+                "attempt": report.claim.attempt,
+                "progress": json_or_none(report.progress),
+                "note": clean(report.note),
+                "checkpoint": report.checkpoint,
+            }
+            for report in latest.values()
+        ]
+        return msgspec.json.encode(said).decode()
+
+    def _asked(self, records: list[TaskRecord]) -> str | None:
+        if not records or not self.is_careful:
+            return None
+        asked = [
+            {"n": len(add.records), "dedupe": add.dedupe}
+            | ({} if add.parent is None else _held(add.parent))
+            for add in self._stored() if add.records
+        ]  # fmt: skip
+        return msgspec.json.encode(asked).decode()
+
+    # --- and back -----------------------------------------------------------------------------------------------------
+
+    def answer(self, row: Any) -> Turned:
+        settled, answers, claims, next_due, _ = row
+        node, now = self._node, self._now
+        return Turned(
+            self._settled(settled),
+            self._added(answers),
+            [] if claims is None else [to_claim(claim, node, now) for claim in claims],
+            next_due,
+        )
+
+    def _settled(self, tokens: list[int] | None) -> list[ClaimLost | None]:
+        if not self._settles:
+            return []
+        held = set(tokens or ())
+        settled: list[ClaimLost | None] = []
+        for claim, _ in self._settles:
+            if claim.token in held:
+                held.discard(claim.token)
+                settled.append(None)
+            else:
+                settled.append(ClaimLost(claim.uuid, claim.token))
+        return settled
+
+    def _added(self, answers: list[str] | None) -> list[list[Added] | TaskyardError]:
+        given = iter(answers or ())
+        added: list[list[Added] | TaskyardError] = []
+        for n, add in enumerate(self._adds):
+            if n in self._refused:
+                added.append(self._refused[n])
+            elif answers is None or not add.records:
+                added.append([Added(record.uuid) for record in add.records])
+            else:
+                added.append(_answered(add, msgspec.json.decode(next(given))))
+        return added
+
+
+def _held(claim: Claim) -> dict[str, int]:
+    return {"id": claim.record.id, "token": claim.token, "attempt": claim.attempt}
+
+
+def _moved(claim: Claim, move: Move, number: int) -> dict[str, Any]:
+    moved: dict[str, Any] = {
+        **_held(claim),
+        "ord": number,
+        "at": move.at,
+        "state": move.state,
+        "result": move.result,
+        "error": json_or_none(move.error),
+        "note": clean(move.note),
+        "due_at": move.due_at,
+        "run": move.run,
+        "retried": move.retried,
+        "crashed": move.crashed,
+        "recovered": move.recovered,
+        "unspent": move.unspent,
+        "to_head": move.to_head,
+    }
+    if move.state in HEEDS_CANCEL:
+        # Race: a cancel may be asked after the run has ended and before its node could know.
+        asked, why = heed_cancel(move), heed_cancel(move, REASON)
+        moved |= {
+            "asked_state": asked.state,
+            "asked_note": clean(asked.note),
+            "asked_error": json_or_none(asked.error),
+            "asked_why": json_or_none(why.error),
+        }
+    return moved
+
+
+def _columns(records: list[TaskRecord], *, with_slots: bool) -> tuple[list[Any] | None, ...]:
+    """What an insert gives of each task, column by column; None for a column that is empty."""
+    if not records:
+        return (None,) * 11
+    keys = [r.key for r in records]
+    slots = [r.dedupe_slot for r in records] if with_slots else ()
+    timeouts = [r.timeout_s for r in records]
+    retries = [json_or_none(r.retry) for r in records]
+    return (
+        [r.uuid for r in records],
+        [r.source for r in records],
+        [r.queue for r in records],
+        [r.args for r in records],
+        [r.priority for r in records],
+        keys if any(keys) or "" in keys else None,
+        list(slots) if with_slots else None,
+        timeouts if any(timeout is not None for timeout in timeouts) else None,
+        retries if any(retries) else None,
+        [r.due_at for r in records],
+        [r.created_at for r in records],
+    )
+
+
+def _answered(add: Add, said: Any) -> list[Added] | TaskyardError:
+    if isinstance(said, list):
+        return [
+            Added(record.uuid) if holder is None else Added(holder, is_new=False)
+            for record, holder in zip(add.records, said, strict=True)
+        ]
+    match said["why"]:
+        case "lost":
+            assert add.parent is not None
+            return ClaimLost(add.parent.uuid, add.parent.token)
+        case "duplicate":
+            return DuplicateTask(said["uuid"], said["slot"])
+        case "busy":
+            return SubmitPending()
+        case _:
+            return InvalidInput(f"a task {said['uuid']} is in the store already; a task's uuid must be new")

