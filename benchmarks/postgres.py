@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import asyncpg
 
@@ -30,10 +29,7 @@ class Place:
 
     @contextmanager
     def database(self, template: str | None) -> Iterator[str]:
-        dsn = self.databases.make(empty=True)
-        if template is not None:
-            self.databases.drop(dsn)
-            self.databases.execute(f"CREATE DATABASE {_name_of(dsn)} TEMPLATE {_name_of(template)} STRATEGY file_copy")
+        dsn = self.databases.make(copy_of=template)
         # What the side before left to be written is written now, and not at the cost of this one.
         self.databases.execute("CHECKPOINT")
         yield dsn
@@ -53,7 +49,7 @@ class DatabaseSide(Side):
 @contextmanager
 def place() -> Iterator[Place]:
     with scratch_folder() as folder:
-        server = Server(folder=Path(folder))
+        server = Server(disk=Path(folder))
         server.start()
         try:
             databases = Databases(server.url)
@@ -63,12 +59,8 @@ def place() -> Iterator[Place]:
             server.stop()
 
 
-async def _check_durability(database: "asyncpg.Connection") -> None:
+async def _check_durability(database: asyncpg.Connection) -> None:
     for setting, wanted in DURABLE.items():
         found = await database.fetchval(f"SHOW {setting}")
         if found != wanted:
             raise SideFailed(f"the server runs with {setting}={found}, not {wanted}: what it promises is not compared")
-
-
-def _name_of(dsn: str) -> str:
-    return urlsplit(dsn).path[1:]

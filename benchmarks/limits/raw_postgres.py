@@ -66,7 +66,7 @@ Row = tuple[UUID, int, str, datetime]
 _encode = msgspec.json.encode
 
 
-async def _open(dsn: str) -> "asyncpg.Connection[Any]":
+async def _open(dsn: str) -> asyncpg.Connection:
     database = await asyncpg.connect(dsn)
     await database.execute(SCHEMA)
     return database

@@ -35,7 +35,7 @@ def run(settings: Settings) -> list[Finding]:
 
 def _filled(server: Place, count: int) -> str:
     """A database with the backlog, which every reading takes a copy of."""
-    dsn = server.databases.make(empty=True)
+    dsn = server.databases.make()
     Side(f"filling with {count:,}", "benchmarks.ours.backlog:fill", {"dsn": dsn, "count": count}).read()
     server.databases.execute("VACUUM (ANALYZE)", dsn)
     return dsn
