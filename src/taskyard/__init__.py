@@ -70,6 +70,7 @@ from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import TaskFilter
 from taskyard.sizing import cpu_workers
 from taskyard.standalone import Scheduler
+from taskyard.version import VERSION
 from taskyard.yard import Yard
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ if TYPE_CHECKING:
     from taskyard.manager import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
     from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _LATER = {
     "Algorithm": "taskyard.execution.algorithm",

@@ -12,12 +12,13 @@ import logging
 import os
 import random
 import socket
-import uuid as uuids
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from taskyard.cluster.membership import Hooks as MemberHooks
+from taskyard.cluster.membership import LeaseSettings, Membership
 from taskyard.cluster.rescuer import Rescuer
 from taskyard.errors import NotOpen, StoreError, StoreReplaced
 from taskyard.execution.runner import Hooks as RunHooks
@@ -25,22 +26,25 @@ from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import Outcome
+from taskyard.model.task import Claim, Outcome
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
 from taskyard.ports.store import Add, Added, Applied, Node, Store
-from taskyard.queueing.admission import Slots
+from taskyard.queueing.admission import Hold, Slots
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
 from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.scheduling.due import DueLoop
+from taskyard.version import VERSION
 
 log = logging.getLogger("taskyard")
 
 TICK_S = 1.0
-"""The one periodic wake-up of a node: steps of the wall clock, dead nodes."""
+"""The one periodic wake-up of a node: steps of the wall clock, dead nodes, a sign of life of the loop."""
+
+LOST_LEASE = "its node lost its lease"
 
 UNWIND_S = 2.0
 """How long interrupted runs get to clean up when a stop has run out of grace."""
@@ -61,6 +65,7 @@ class EngineSettings:
     max_running: int = 100
     others: int = 0
     runner: RunnerSettings = field(default_factory=RunnerSettings)
+    lease: LeaseSettings = field(default_factory=LeaseSettings)
 
 
 class Engine:
@@ -82,7 +87,13 @@ class Engine:
         self._store, self._clock, self._probes = store, clock, probes
         self._consumers, self._executors = consumers, executors
         self._settings = settings or EngineSettings()
-        self.incarnation = uuids.uuid4().hex
+        self._membership = Membership(
+            store,
+            clock=clock,
+            describe=self._describe,
+            is_draining=lambda: self.is_draining,
+            settings=self._settings.lease,
+        )
         self._slots = Slots(
             consumers,
             max_running=self._settings.max_running,
@@ -95,6 +106,7 @@ class Engine:
         )
         self._due = DueLoop(clock, self._dispatcher.promote)
         self._rescuer = Rescuer(store, lambda _: self._changed(), probes=probes)
+        self._membership.connect(MemberHooks(self._fenced, self._rejoined))
         self._runner = Runner(
             consumers=consumers,
             executors=executors,
@@ -113,15 +125,37 @@ class Engine:
         self._applying: set[asyncio.Task[list[Applied]]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._is_started = self._is_stopped = False
+        self.is_draining = False
         # After `stop`: whether the store has taken all that ended here. What it has not will be run again.
         self.is_recorded = True
 
     # --- what Yard and Scheduler ask ----------------------------------------------------------------------------------
 
     @property
+    def incarnation(self) -> str:
+        """Under which this node is known now; another after every lease it has lost."""
+        return self._membership.incarnation
+
+    @property
+    def refused(self) -> int:
+        """Results the store did not take, because their tasks had been given to other nodes by then."""
+        return self._dispatcher.refused
+
+    def is_ours(self, claim: Claim) -> bool:
+        """Whether this node made the claim, be it under an earlier incarnation."""
+        return self._dispatcher.is_ours(claim.record.node)
+
+    @property
     def running(self) -> int:
         """Runs that are going on here now."""
         return len(self._runner)
+
+    async def drained(self) -> None:
+        """Return when this node was asked to drain and all that ran here has ended."""
+        with self.changes() as changes:
+            while not self.is_draining or self.running:
+                changes.clear()
+                await changes.wait()
 
     def add(self, add: Add) -> asyncio.Future[list[Added]]:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
@@ -211,7 +245,9 @@ class Engine:
             self._keep("rescuer", self._rescuer.run)
             self._keep("hints", self._follow_hints)
             self._keep("tick", self._tick)
+            self._keep("membership", self._membership.run)
             self._dispatcher.promote()  # finds what is waiting already, and hears what is due next
+            self._hint.set()
 
     async def _join(self) -> None:
         if not self._settings.serve:
@@ -219,7 +255,7 @@ class Engine:
             return
         for executor in self._executors.values():
             await executor.start()
-        await self._store.join(self._node())
+        await self._membership.join()
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Start nothing new, let what runs finish, write what has ended, leave. After `grace_s` what still runs is
@@ -229,6 +265,7 @@ class Engine:
             return
         self._is_stopped = True
         self._slots.stop()
+        self._membership.prepare_to_leave()
         try:
             await self._stop(grace_s)
         except asyncio.CancelledError:
@@ -294,24 +331,51 @@ class Engine:
             await executor.shutdown(wait=not stuck)
         if not is_flushed:
             log.error("the store took too long; what ended last is not recorded, and will be run again elsewhere")
-        if stuck or not self.is_recorded:
-            return  # a claim may be left: the node stays joined, so that it is rescued when this process ends
+        # A claim may be left: the node stays joined, so that it is rescued. Where nodes beat, that is when the process
+        # ends if something runs on, else when the lease has passed.
+        if stuck:
+            self._membership.stay_behind()
+            return
+        if not self.is_recorded:
+            await self._membership.stop_beating()
+            return
         try:
-            await self._store.leave(self.incarnation)
+            await self._membership.leave()
         except StoreReplaced:
             self.is_recorded = False  # what it took, it took into a file that nobody will read; it has said so
         except StoreError as error:
             log.warning("could not leave the store: %s", error)
 
-    def _node(self) -> Node:
+    def _describe(self, incarnation: str) -> Node:
         return Node(
-            incarnation=self.incarnation,
+            incarnation=incarnation,
             name=self._settings.name or f"{socket.gethostname()}-{os.getpid()}",
             pid=os.getpid(),
             host=socket.gethostname(),
             sources=tuple(self._consumers),
             started_at=self._clock.now(),
+            version=VERSION,
+            queues=tuple(sorted({consumer.queue for consumer in self._consumers.values()})),
         )
+
+    # --- the lease ----------------------------------------------------------------------------------------------------
+
+    def _fenced(self, incarnation: str) -> None:
+        """Others may take over what runs here. It is cut short now; how it ended is written all the same, since the
+        store takes that only of tasks that nobody else has."""
+        self._slots.hold(Hold.FENCE)
+        self._runner.interrupt(LOST_LEASE)
+        self._probes.fenced(incarnation)
+
+    def _rejoined(self, old: str, new: str) -> None:
+        self._dispatcher.rejoin(new)
+        self._slots.release(Hold.FENCE)
+        self._rescuer.bury(old, self._is_over, self._dispatcher.forget)
+        self._changed()
+        self._probes.rejoined(new)
+
+    def _is_over(self, incarnation: str) -> bool:
+        return not self._runner.holds_of(incarnation) and not self._dispatcher.owes(incarnation)
 
     # --- loops --------------------------------------------------------------------------------------------------------
 
@@ -334,12 +398,14 @@ class Engine:
         self._hint.set()
 
     async def _follow_hints(self) -> None:
-        """Cancels that were asked elsewhere."""
+        """What was asked elsewhere: cancels, and that this node drains."""
         while True:
             await self._hint.wait()
             self._hint.clear()
             try:
-                for uuid in (await self._store.signals(self.incarnation)).cancels:
+                signals = await self._store.signals(self.incarnation)
+                self._drain(signals.is_draining)
+                for uuid in signals.cancels:
                     # Race: the cancel came after the commit of a claim that is still on its way here. It is asked for
                     # again when the turn is over.
                     self._has_unheard |= not self._runner.cancel(uuid)
@@ -347,11 +413,26 @@ class Engine:
                 self._hint.set()  # looked at again when this loop is started again
                 raise
 
+    def _drain(self, on: bool) -> None:
+        """Claim nothing, or claim again. A claim that is on its way here when this is heard is run."""
+        if on is self.is_draining:
+            return
+        self.is_draining = on
+        if on:
+            self._slots.hold(Hold.DRAIN)
+            log.warning("this node is drained: it takes no new tasks, and has %d to finish", self.running)
+        else:
+            self._slots.release(Hold.DRAIN)
+            log.warning("this node is no longer drained, and takes tasks again")
+            self._dispatcher.look()
+        self._announce()
+
     async def _tick(self) -> None:
         never = asyncio.Event()
         while True:
             await self._clock.wait(never, self._clock.monotonic() + TICK_S)
             never.clear()
+            self._membership.tick()
             self._due.look()
             self._rescuer.poke()
 

@@ -1,17 +1,20 @@
-"""Where the store is: the address a user gives, or the environment does."""
+"""What the environment says: where the store is, unless a user gives its address, and what operators may tune."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from taskyard.cluster.membership import STALL_S
 from taskyard.errors import InvalidInput, StoreUrlInvalid, quote
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Store
 
 STORE_VARIABLE = "TASKYARD_STORE"
+STALL_VARIABLE = "TASKYARD_STALL_S"
 
 POSTGRES = ("postgresql://", "postgres://")
 
@@ -22,6 +25,21 @@ LONGEST_NAME_BYTES = 240
 def find_store_url(url: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
     """The address given, or `TASKYARD_STORE`; None if there is neither."""
     return url or environ.get(STORE_VARIABLE) or None
+
+
+def find_stall_s(environ: Mapping[str, str] = os.environ) -> float:
+    """For how long the event loop may stand still before its node leaves its tasks to others, where nodes share a
+    server: `TASKYARD_STALL_S`, else two minutes; 0 is for ever."""
+    text = environ.get(STALL_VARIABLE, "").strip()
+    if not text:
+        return STALL_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise InvalidInput(f"{STALL_VARIABLE} must be a number of seconds, 0 for no limit, not {quote(text)}")
+    return seconds or math.inf
 
 
 def check_store(store: object) -> str | Store | None:
@@ -93,4 +111,7 @@ def _make_postgres(url: str, clock: Clock) -> Store:
         if exc.name != "asyncpg":
             raise
         raise StoreUrlInvalid(url, "for PostgreSQL install the driver: pip install 'taskyard[postgres]'") from exc
-    return PostgresStore(url, clock=clock)
+    from taskyard.sizing import size_database_pool
+
+    pool = size_database_pool()
+    return PostgresStore(url, clock=clock, pool_size=pool.size, pool_overflow=pool.overflow)

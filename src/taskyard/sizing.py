@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from taskyard.resources.database import DatabasePool
     from taskyard.resources.workers import WorkerCounts
 
 
@@ -19,3 +20,11 @@ def count_workers() -> WorkerCounts:
 
 def cpu_workers() -> int:
     return count_workers().cpu
+
+
+def size_database_pool() -> DatabasePool:
+    """The same for connections to a database."""
+    from taskyard.resources.cpu import cpu_budget
+    from taskyard.resources.database import database_pool
+
+    return database_pool(os.environ, cores=cpu_budget().cores)

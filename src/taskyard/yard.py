@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
 from types import EllipsisType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from taskyard.blocking import BlockingYard, OwnLoop
+from taskyard.cluster.membership import LeaseSettings
 from taskyard.consumers import check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
@@ -56,7 +58,7 @@ from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.store import Add, Store
 from taskyard.retention import KEEP_S, Retention
 from taskyard.scheduling.clock import SystemClock
-from taskyard.settings import check_store, make_store
+from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:
     from taskyard.execution.pool import PoolSettings
@@ -117,7 +119,9 @@ class Yard:
         self._threads = threads
         self._pools: dict[str | None, PoolSettings] = {}
         self._settings = EngineSettings(
-            name=name, max_running=max_running, runner=RunnerSettings(max_payload_bytes=max_payload_bytes)
+            name=name,
+            max_running=max_running,
+            runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )
         self._max_payload_bytes = max_payload_bytes
         self._consumers: dict[str, Consumer] = {}
@@ -298,19 +302,13 @@ class Yard:
         from taskyard.executors import make_executors
 
         has_processes = any(consumer.executor == PROCESS for consumer in self._consumers.values())
-        settings = EngineSettings(
-            serve=serve,
-            name=self._settings.name,
-            max_running=self._settings.max_running,
-            runner=self._settings.runner,
-        )
         return Engine(
             store,
             clock=self._clock,
             consumers=self._consumers,
             executors=make_executors(threads=self._threads, pools=self._pools, warm=has_processes),
             queues=self._queues,
-            settings=settings,
+            settings=replace(self._settings, serve=serve, lease=LeaseSettings(stall_s=find_stall_s())),
         )
 
     async def stop(self, *, grace_s: float | EllipsisType | None = ...) -> None:
@@ -410,7 +408,7 @@ class Yard:
     def _parent(self) -> Claim | None:
         """The run that submits, if it is one of this yard: when it is stale, it submits nothing."""
         run = find_current_run()
-        if run is None or self._engine is None or run.claim.record.node != self._engine.incarnation:
+        if run is None or self._engine is None or not self._engine.is_ours(run.claim):
             return None
         # Code that a run has left behind submits on its own account.
         return None if run.ended else run.claim

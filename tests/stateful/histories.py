@@ -16,11 +16,13 @@ AT_ONCE = 500
 """Histories in one go: Hypothesis remembers each, at about half a megabyte, to make no history twice."""
 
 
-def check(histories: int, *, phases: Collection[Phase] = tuple(Phase)) -> None:
+def check(
+    histories: int, *, machine: type[StoreMachine] = StoreMachine, phases: Collection[Phase] = tuple(Phase)
+) -> None:
     """Raise what is found wrong in so many histories of at most `STEPS` steps, by default shrunk to the shortest."""
     for done in range(0, histories, AT_ONCE):
         run_state_machine_as_test(
-            StoreMachine,
+            machine,
             settings=settings(
                 max_examples=min(AT_ONCE, histories - done),
                 stateful_step_count=STEPS,

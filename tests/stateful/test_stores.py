@@ -1,4 +1,4 @@
-"""SQLite held against memory, and both against the rules, over random histories."""
+"""SQLite and PostgreSQL held against memory, and all against the rules, over random histories."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,9 @@ from taskyard.model.move import Move
 from taskyard.model.order import tail_position
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.stores.memory import MemoryCore, core, tasks
+from taskyard.testing.postgres import Databases
 from tests.stateful import histories
+from tests.stateful.postgres import postgres_machine
 
 HISTORIES = {"small": 60, "large": 2_000, "torture": 100_000}[os.environ.get("HYPOTHESIS_PROFILE", "small")]
 
@@ -22,6 +24,14 @@ HISTORIES = {"small": 60, "large": 2_000, "torture": 100_000}[os.environ.get("HY
 def test_sqlite_and_memory_never_differ():
     """Whatever happens, in whatever order, both stores hold and answer the same, move legally and keep every limit."""
     histories.check(HISTORIES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300 + 5 * HISTORIES)
+@pytest.mark.spec("QUE-01", "QUE-02", "QUE-03", "QUE-05", "QUE-26", "SCH-05", "SCH-08", "SCH-15")
+def test_postgres_and_memory_never_differ(databases: Databases):
+    """Whatever happens, in whatever order, both stores hold and answer the same, move legally and keep every limit."""
+    histories.check(HISTORIES // 2, machine=postgres_machine(databases))
 
 
 def no_fence(core: MemoryCore, claim: Claim) -> TaskRecord | None:

@@ -55,7 +55,7 @@ def run_command(
 def worker_command(
     yard: AppArgument, store: StoreOption = None, grace: GraceOption = "30", verbose: VerboseOption = False
 ) -> int:
-    """Run a yard's tasks, with plain logs. Start as many as you like on one store."""
+    """Run a yard's tasks, with plain logs, until it is stopped or drained. Start as many as you like on one store."""
     return _serve(Target(store, yard), grace, verbose=verbose, live=False)
 
 
@@ -63,7 +63,7 @@ def _serve(target: Target, grace: str, *, verbose: bool, live: bool) -> int:
     from taskyard.cli.serving import Service, run_loop, serve
     from taskyard.cli.values import parse_duration
 
-    service = Service(grace_s=parse_duration(grace), verbose=verbose, live=live)
+    service = Service(grace_s=parse_duration(grace), verbose=verbose, live=live, ends_drained=not live)
     return run_loop(lambda: serve(target, service))
 
 
@@ -212,6 +212,47 @@ def retry_command(
 
     target = Target(store, yard)
     return _await(steer(target, tasks, lambda on, uuid: on.retry(uuid, to_head=not tail), as_json=as_json))
+
+
+# --- nodes and the store ----------------------------------------------------------------------------------------------
+
+nodes = typer.Typer(help="The processes that run tasks on a store.", no_args_is_help=True)
+app.add_typer(nodes, name="node")
+
+
+@nodes.command("ls")
+def node_ls_command(store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False) -> int:
+    """List the nodes: who they are, what they run, whether they live."""
+    from taskyard.cli.nodes import list_nodes
+
+    return _await(list_nodes(Target(store, yard), as_json=as_json))
+
+
+@nodes.command("drain")
+def node_drain_command(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="A name, an incarnation, or the beginning of one.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it take tasks again.")] = False,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Let a node finish what it runs and take nothing new; `taskyard worker` then ends."""
+    from taskyard.cli.nodes import drain_node
+
+    return _await(drain_node(Target(store, yard), node, on=not undo, as_json=as_json))
+
+
+@app.command("migrate")
+def migrate_command(
+    check: Annotated[bool, typer.Option("--check", help="Only look; 1 if something is to be done.")] = False,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Bring the tables of a store to the version of this program."""
+    from taskyard.cli.migrating import migrate_store
+
+    return _await(migrate_store(Target(store, yard), check=check, as_json=as_json))
 
 
 # --- the program ------------------------------------------------------------------------------------------------------

@@ -45,6 +45,22 @@ class AmbiguousTask(InvalidInput):
         super().__init__(f"{quote(fragment)} could be any of {', '.join(found)}; give more of it")
 
 
+class AmbiguousNode(InvalidInput):
+    """More than one node fits: name it by its incarnation."""
+
+    def __init__(self, given: str, found: Sequence[str]) -> None:
+        self.given, self.found = given, list(found)
+        super().__init__(f"{quote(given)} could be any of {', '.join(found)}; name one by its incarnation")
+
+
+class NothingToMigrate(InvalidInput):
+    """The store has no tables of its own; there is nothing to do."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        super().__init__(f"{store} has no tables that change from version to version")
+
+
 class StoreMissing(StoreError):
     """There is no such file: correct the address. A command that only looks never makes one."""
 

@@ -43,11 +43,13 @@ LAST_WAIT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How to serve: `live` keeps a line of status on the screen, `verbose` tells of every run."""
+    """How to serve: `live` keeps a line of status on the screen, `verbose` tells of every run. With `ends_drained` the
+    process ends when it was drained and has nothing left to run; without, it stays until it is stopped."""
 
     grace_s: float
     verbose: bool
     live: bool
+    ends_drained: bool
 
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -75,8 +77,24 @@ async def serve(target: Target, service: Service) -> int:
             await company.enter_async_context(narrated(yard))
         if live:
             await company.enter_async_context(_status_line(yard, console))
-        await stop.asked.wait()
-        return await _stop(yard, service, stop, partial(_tell, console if live else make_console(stderr=True)))
+        tell = partial(_tell, console if live else make_console(stderr=True))
+        await _until_over(yard, service, stop, tell)
+        return await _stop(yard, service, stop, tell)
+
+
+async def _until_over(yard: Yard, service: Service, stop: Stop, tell: Callable[[str, str], None]) -> None:
+    """Serve until a signal, or until a drain has left nothing to do."""
+    asked, drained = asyncio.create_task(stop.asked.wait()), asyncio.create_task(yard.engine.drained())
+    try:
+        await asyncio.wait({asked, drained}, return_when=asyncio.FIRST_COMPLETED)
+        if drained.done() and not service.ends_drained:
+            tell("drained", "nothing runs here any more; take that back with `taskyard node drain --undo`, or stop it")
+            await asked
+        elif drained.done():
+            tell("drained", "nothing runs here any more")
+    finally:
+        for task in (asked, drained):
+            task.cancel()
 
 
 def _tell(console: Console, kind: str, text: str) -> None:

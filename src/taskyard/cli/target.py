@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from taskyard.cli.console import complain
 from taskyard.cli.errors import AmbiguousTask, AppNotFound, NoStoreGiven, NotShared, StoreHeld, StoreMissing, UsageError
@@ -24,6 +24,8 @@ from taskyard.cli.text import cut
 from taskyard.errors import UnknownTask, quote
 from taskyard.settings import find_store_url
 from taskyard.yard import Yard
+
+T = TypeVar("T")
 
 APP_VARIABLE = "TASKYARD_APP"
 
@@ -158,13 +160,13 @@ def refuse_held(yard: Yard) -> None:
         raise StoreHeld(str(path), holder.pid, cut(holder.command, 60))
 
 
-async def patiently(yard: Yard, opening: Coroutine[Any, Any, object]) -> None:
+async def patiently(yard: Yard, opening: Coroutine[Any, Any, T]) -> T:
     """Await `opening`; if that takes long, say whom it waits for."""
     task = asyncio.ensure_future(opening)
     done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
     if not done:
         complain("note", f"still waiting for the store: {_whom(store_path(yard))} is writing to it")
-    await task
+    return await task
 
 
 def _whom(path: Path | None) -> str:

@@ -20,9 +20,15 @@ class Rescuer:
         self._store, self._rescued, self._probes = store, rescued, probes
         self._wake = asyncio.Event()
         self._is_away = False
+        self._former: dict[str, tuple[Callable[[str], bool], Callable[[str], None]]] = {}
 
     def poke(self) -> None:
         self._wake.set()
+
+    def bury(self, incarnation: str, is_over: Callable[[str], bool], buried: Callable[[str], None]) -> None:
+        """This node has lost its lease and goes on under another incarnation. What is left of that one is taken back
+        when `is_over` says that nothing of it runs or is still to be written here; `buried` is told."""
+        self._former[incarnation] = is_over, buried
 
     async def run(self) -> None:
         """Look whenever poked, until cancelled. A store that is away is tried again at the next poke."""
@@ -42,5 +48,17 @@ class Rescuer:
             # Several nodes may see the same death: the store lets one of them have the tasks, the others get none.
             uuids = await self._store.rescue(incarnation)
             log.warning("node %s died; took back %d of its tasks", incarnation, len(uuids))
+            self._rescued(uuids)
+            self._probes.rescued(uuids)
+        for incarnation, (is_over, buried) in list(self._former.items()):
+            if is_over(incarnation):
+                await self._take_back_own(incarnation)
+                del self._former[incarnation]
+                buried(incarnation)
+
+    async def _take_back_own(self, incarnation: str) -> None:
+        uuids = await self._store.rescue(incarnation)
+        if uuids:
+            log.warning("took back %d tasks that this node had as %s", len(uuids), incarnation[:8])
             self._rescued(uuids)
             self._probes.rescued(uuids)

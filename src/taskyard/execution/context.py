@@ -58,6 +58,7 @@ class RunContext:
 
     # Defaults of the class, not of each instance: one run of many needs more than the three values below.
     cancel_asked = stop_asked = expired = abandoned = ended = is_waiting = False
+    stop_note = "its node was stopped"
     interrupt: Callable[[], object] | None = None
     raised: BaseException | None = None
     task: asyncio.Task[None] | None = None
@@ -152,10 +153,10 @@ class RunContext:
             self.cancel_asked = True
             self._interrupt()
 
-    def ask_stop(self) -> None:
-        """The node is stopping and has waited long enough."""
+    def ask_stop(self, why: str | None = None) -> None:
+        """The node is stopping and has waited long enough, or may not go on."""
         if not self.stop_asked:
-            self.stop_asked = True
+            self.stop_asked, self.stop_note = True, why or self.stop_note
             self._interrupt()
 
     def _interrupt(self) -> None:

@@ -74,6 +74,10 @@ class Runner:
     def is_running(self, token: int) -> bool:
         return token in self._live
 
+    def holds_of(self, node: str) -> bool:
+        """Whether something runs here that was claimed under this incarnation."""
+        return any(run.claim.record.node == node for run in self._live.values())
+
     def start(self, claim: Claim) -> None:
         """Begin the run in an asyncio task of its own. Never blocks and never raises."""
         host = self._host
@@ -142,7 +146,7 @@ class Runner:
                 return settle_success(result, now=now, result_json=kept, cancel_asked=run.cancel_asked)
         elif run.stop_asked and not run.cancel_asked:
             # Whatever it raised when it was cut short: a graceful stop uses up no attempt.
-            return Move.given_back(at=now, note="its node was stopped")
+            return Move.given_back(at=now, note=run.stop_note)
         _log_failure(run, result)
         return settle(
             run.claim.record,
@@ -176,7 +180,7 @@ class Runner:
             run.task.uncancel()
         if run.abandoned:
             return None
-        return Move.given_back(at=self._clock.now(), note="its node was stopped")
+        return Move.given_back(at=self._clock.now(), note=run.stop_note)
 
     def _commit(self, run: RunContext, move: Move | None) -> None:
         run.end()
@@ -189,8 +193,8 @@ class Runner:
     # --- ending runs early --------------------------------------------------------------------------------------------
 
     def cancel(self, uuid: str) -> bool:
-        """Ask the run of this task to end; whether there is one here."""
-        run = next((run for run in self._live.values() if run.uuid == uuid), None)
+        """Ask the run of this task to end; whether there is one here. Of two, the later counts: the other is stale."""
+        run = next((run for run in reversed(self._live.values()) if run.uuid == uuid), None)
         if run is None or run.ended:
             return False
         if not run.cancel_asked:
@@ -219,10 +223,10 @@ class Runner:
             if run.is_waiting:
                 run.ask_stop()
 
-    def interrupt(self) -> None:
-        """Ask everything that runs here to end, because the node stops."""
+    def interrupt(self, why: str | None = None) -> None:
+        """Ask everything that runs here to end, because the node stops, or for another reason."""
         for run in list(self._live.values()):
-            run.ask_stop()
+            run.ask_stop(why)
 
     async def abandon(self) -> list[str]:
         """Let go of what did not end. Nothing is settled: the code may still be running, so the claims stay."""

@@ -14,7 +14,8 @@ class Probes:
     """Silent outside tests; `taskyard.testing.probes` has the ones that can be awaited. Each is called at most once a
     turn, never once a task: `claimed`, `settled`, `reported` and `rescued` with the tasks' ids, `idle` when the
     dispatcher has nothing left to do, `outage` with the error of a turn that failed, `stumbled` with the name of a loop
-    that had to be started again."""
+    that had to be started again, `fenced` and `rejoined` with the incarnation that was lost and the one that follows
+    it."""
 
     claimed: Probe = staticmethod(_silent)
     settled: Probe = staticmethod(_silent)
@@ -23,6 +24,8 @@ class Probes:
     idle: Probe = staticmethod(_silent)
     outage: Probe = staticmethod(_silent)
     stumbled: Probe = staticmethod(_silent)
+    fenced: Probe = staticmethod(_silent)
+    rejoined: Probe = staticmethod(_silent)
 
 
 SILENT = Probes()

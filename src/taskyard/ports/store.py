@@ -277,3 +277,27 @@ class LeasedStore(Protocol):
     def lease(self, incarnation: str) -> Lease:
         """That of a node that joins here."""
         ...
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True):
+    """The version a store's tables have, 0 if there are none yet; the newest this program knows; and the names of the
+    migrations in between, in order."""
+
+    version: int
+    newest: int
+    pending: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class MigratingStore(Protocol):
+    """A store with tables that change from version to version. Both verbs are for a store that is not open: opening one
+    brings it up to date as well."""
+
+    async def schema(self) -> Schema:
+        """Look, and change nothing. `StoreTooNew` if a newer program has been here."""
+        ...
+
+    async def migrate(self) -> Schema:
+        """Bring it up to date, in one transaction, once however many ask at a time; what was found before.
+        `StoreTooNew` if a newer program has been here; nothing is changed then."""
+        ...

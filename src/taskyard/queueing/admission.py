@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from enum import Enum, auto
 
 from taskyard.model.limits import Demand
 from taskyard.ports.consumer import Consumer
 
 NO_LIMITS: Mapping[str, int | None] = {}
+
+
+class Hold(Enum):
+    """Why a node claims nothing for a while: somebody drains it, or it cannot tell whether it still counts as alive."""
+
+    DRAIN = auto()
+    FENCE = auto()
 
 
 class Slots:
@@ -38,6 +46,7 @@ class Slots:
         self._demand: Demand | None = None
         self._stale = True
         self._stopped = False
+        self._holds: set[Hold] = set()
 
     @property
     def is_stopped(self) -> bool:
@@ -47,6 +56,20 @@ class Slots:
         """Ask for nothing from here on."""
         self._stopped = True
         self._demand, self._stale = None, False
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether this node may hold nothing: neither claim, nor begin what it had claimed."""
+        return Hold.FENCE in self._holds
+
+    def hold(self, why: Hold) -> None:
+        """Ask for nothing until `release`, of every reason there is."""
+        self._holds.add(why)
+        self._stale = not self._stopped
+
+    def release(self, why: Hold) -> None:
+        self._holds.discard(why)
+        self._stale = not self._stopped
 
     def demand(self) -> Demand | None:
         """What there is room for, or None. Asked on every turn, so it is made anew only when something has changed."""
@@ -93,7 +116,7 @@ class Slots:
         self._stale = True
 
     def _count(self) -> Demand | None:
-        if self._total <= 0:
+        if self._total <= 0 or self._holds:
             return None
         sources = dict(self._sources)
         for source, executor in self._executors.items():

@@ -91,6 +91,10 @@ class Dispatcher:
         probes: Probes = SILENT,
     ) -> None:
         self._store, self._node, self._slots, self._clock = store, node, slots, clock
+        self._former: set[str] = set()
+        self._sent: tuple[str, list[Settle]] | None = None
+        self.refused = 0
+        """Settles the store did not take, because somebody else had their tasks by then."""
         self._jitter, self._probes = jitter, probes
         self._hooks: Hooks
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,7 +107,6 @@ class Dispatcher:
         self._look = False
         self._must_turn = False
         self._waiter: asyncio.Future[None] | None = None
-        self._in_flight = False
         self._closed = False
         self._flushed: asyncio.Event | None = None
         self._failures = 0
@@ -119,6 +122,28 @@ class Dispatcher:
     def connect(self, hooks: Hooks) -> None:
         """Before `run`. Apart from the constructor, because the runner is made with this dispatcher's `settle`."""
         self._hooks = hooks
+
+    # --- under which name ---------------------------------------------------------------------------------------------
+
+    def rejoin(self, node: str) -> None:
+        """The node counts under another incarnation from here on. What ended under the one before is still written:
+        the store takes it if nobody else has the task."""
+        self._former.add(self._node)
+        self._node = node
+
+    def forget(self, node: str) -> None:
+        """Nothing is left of that earlier incarnation."""
+        self._former.discard(node)
+
+    def is_ours(self, node: str | None) -> bool:
+        return node == self._node or node in self._former
+
+    def owes(self, node: str) -> bool:
+        """Whether something that was claimed under this incarnation may still have to be written."""
+        if self._claims_in_doubt or (self._sent is not None and self._sent[0] == node):
+            return True
+        settles = self._settles if self._sent is None else self._settles + self._sent[1]
+        return any(claim.record.node == node for claim, _ in settles)
 
     # --- handed in, on the loop ---------------------------------------------------------------------------------------
 
@@ -220,7 +245,7 @@ class Dispatcher:
         if self._claims_in_doubt and not await self._adopt():
             return
         batch = self._take()
-        self._in_flight = True
+        self._sent = self._node, batch.settles
         try:
             turned = await self._store.turn(
                 self._node, settles=batch.settles, adds=batch.adds, reports=batch.reports, demand=batch.demand
@@ -234,7 +259,7 @@ class Dispatcher:
             await self._back_off(error)
             return
         finally:
-            self._in_flight = False
+            self._sent = None
         if self._failures:
             self._succeeded(batch)
         # Should telling the others go wrong, the claims are found again when this loop is started again.
@@ -317,7 +342,9 @@ class Dispatcher:
         for (claim, move), lost in zip(settles, answers, strict=True):
             if lost is not None:
                 # After a commit whose outcome is unknown the first settle may well have been written: then this is it.
-                level = logging.INFO if claim.token in self._doubtful else logging.WARNING
+                is_known = claim.token in self._doubtful
+                self.refused += not is_known
+                level = logging.INFO if is_known else logging.WARNING
                 log.log(level, "%s (it would have become %s)", lost, move.state)
         if self._doubtful:
             self._doubtful.difference_update(claim.token for claim, _ in settles)
@@ -326,18 +353,28 @@ class Dispatcher:
             self._probes.settled([claim.uuid for claim, _ in settles])
 
     def _begin(self, claims: list[Claim]) -> None:
-        if self._slots.is_stopped:
-            # Race: stop() came while this turn was in flight. Nothing new starts: the tasks go back as they came.
-            for claim in claims:
-                self._slots.take(claim.record.source)
-                self.settle(claim, Move.given_back(at=self._clock.now(), note="the node was stopping"))
-            return
+        if self._slots.is_stopped or self._slots.is_fenced or self._former:
+            claims = self._give_back_unwanted(claims)
         take, start = self._slots.take, self._hooks.start
         for claim in claims:
             start(claim)
             take(claim.record.source)
         if self._probes is not SILENT:
             self._probes.claimed([claim.uuid for claim in claims])
+
+    def _give_back_unwanted(self, claims: list[Claim]) -> list[Claim]:
+        """Race: stop() came, or the lease was lost, while this turn was in flight. What was claimed then does not
+        start, and goes back as it came; the rest."""
+        wanted: list[Claim] = []
+        for claim in claims:
+            is_stale = self._slots.is_fenced or claim.record.node != self._node
+            if not is_stale and not self._slots.is_stopped:
+                wanted.append(claim)
+                continue
+            note = "its node had lost its lease" if is_stale else "the node was stopping"
+            self._slots.take(claim.record.source)
+            self.settle(claim, Move.given_back(at=self._clock.now(), note=note))
+        return wanted
 
     # --- when the store is away ---------------------------------------------------------------------------------------
 
@@ -360,7 +397,7 @@ class Dispatcher:
         """After a turn whose outcome is unknown: find what it may have claimed for this node without our hearing of it,
         and run that now. Nobody else would: this node is alive. Whether the store answered."""
         try:
-            running = [task async for task in self._running_tasks() if task.node == self._node]
+            running = [task async for task in self._running_tasks() if self.is_ours(task.node)]
         except StoreError as error:
             await self._back_off(error)
             return False
@@ -443,7 +480,7 @@ class Dispatcher:
     async def flush(self, until_mono: float) -> bool:
         """Wait until all that was handed in is written and no claim is in doubt, or `until_mono`; whether it is."""
         self._rouse()
-        while self._settles or self._waiting or self._in_flight or self._claims_in_doubt:
+        while self._settles or self._waiting or self._sent is not None or self._claims_in_doubt:
             if self._clock.monotonic() >= until_mono:
                 return False
             self._flushed = asyncio.Event()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 from taskyard.model.order import GAP
 from taskyard.model.settle import TOO_LATE
 from taskyard.model.state import TaskState, sql_guard
-from taskyard.ports.store import PROMOTE_AT_MOST
+from taskyard.ports.store import PROMOTE_AT_MOST, Schema
 
 EVENTS_AT_MOST = 1 << 17
 """Events of one transaction, in a store that numbers events by transactions: more than the largest batch brings."""
@@ -22,9 +23,20 @@ REASON = "\x01reason\x01"
 
 def migrations(database: str) -> list[tuple[int, str]]:
     """(number, SQL) of every migration for `database`, in order."""
-    folder = resources.files("taskyard.stores") / "sql" / database
-    found = sorted(f for f in folder.iterdir() if f.name.endswith(".sql"))  # type: ignore[type-var]
+    found = _files(database)
     return [(int(file.name[:4]), _fill(file.read_text(encoding="utf-8"), database)) for file in found]
+
+
+def schema_at(version: int, database: str) -> Schema:
+    """What lies between that version and the newest."""
+    names = [file.name.removesuffix(".sql") for file in _files(database)]
+    pending = tuple(name for name in names if int(name[:4]) > version)
+    return Schema(version=version, newest=int(names[-1][:4]), pending=pending)
+
+
+def _files(database: str) -> list[Traversable]:
+    folder = resources.files("taskyard.stores") / "sql" / database
+    return sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda file: file.name)
 
 
 def _fill(sql: str, database: str) -> str:

@@ -51,3 +51,5 @@ class Probes(probe.Probes):
         self.idle: Signal = Signal("idle")
         self.outage: Signal = Signal("outage")
         self.stumbled: Signal = Signal("stumbled")
+        self.fenced: Signal = Signal("fenced")
+        self.rejoined: Signal = Signal("rejoined")

@@ -91,7 +91,8 @@ def schema(conn: apsw.Connection) -> Iterator[Finding]:
             schema=found,
         )
     elif found < newest:
-        yield Finding("schema", f"version {found}; the next run brings it to {newest}", data={"schema": found})
+        text = f"version {found}; `taskyard migrate`, or whoever opens it next, brings it to {newest}"
+        yield Finding("schema", text, data={"schema": found})
     else:
         yield Finding("schema", f"version {found}", data={"schema": found})
 

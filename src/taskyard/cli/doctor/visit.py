@@ -13,7 +13,7 @@ from rich.text import Text
 
 from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.doctor.budget import budget
-from taskyard.cli.doctor.file import damaged, integrity, opened_read_only, schema, sizes
+from taskyard.cli.doctor.file import damaged, integrity, newest_version, opened_read_only, schema, sizes
 from taskyard.cli.doctor.finding import Finding, Level, problem, warning
 from taskyard.cli.doctor.machine import file_system, permissions, room, versions
 from taskyard.cli.doctor.traffic import Traffic
@@ -96,6 +96,9 @@ def _inside(path: Path, conn: apsw.Connection) -> Iterator[Finding]:
     yield from turn(path, conn)
     if any(finding.level is Level.PROBLEM for finding in checked):
         return  # what else a damaged file says is not to be trusted
+    if found[-1].data["schema"] != newest_version():
+        yield Finding("tasks", "not looked at: the tables are those of an earlier version")
+        return
     traffic = Traffic(path, conn)
     yield from traffic.nodes()
     yield from traffic.tasks()

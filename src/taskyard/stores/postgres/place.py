@@ -169,7 +169,7 @@ async def find_version(conn: Connection) -> int:
 
 
 async def migrate(conn: Connection, url: str = "") -> int:
-    """Bring the schema up to date; the number of migrations that took. All of them are one transaction, and of several
+    """Bring the schema up to date; the version that it had before. All of them are one transaction, and of several
     processes one migrates while the others wait and then find nothing to do. A schema that is newer than this version
     of Taskyard is left alone."""
     known = migrations("postgres")
@@ -178,10 +178,9 @@ async def migrate(conn: Connection, url: str = "") -> int:
         version = await find_version(conn)
         if version < newest:
             version = await _apply(conn, known)
-            return sum(number > version for number, _ in known)
     if version > newest:
         raise StoreTooNew(hide_password(url), version, newest)
-    return 0
+    return version
 
 
 async def _apply(conn: Connection, known: list[tuple[int, str]]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import asyncpg
 import msgspec
 
-from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreBusy, StoreError, UnknownNode
+from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreBusy, StoreError, StoreTooNew, UnknownNode
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
@@ -22,12 +22,22 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Applied, Node, NodeStatus, Report, Signals, TaskFilter, Turned
+from taskyard.ports.store import ANY, Add, Applied, Node, NodeStatus, Report, Schema, Signals, TaskFilter, Turned
+from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import commands, reader
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulse
 from taskyard.stores.postgres.link import Gate, Links
-from taskyard.stores.postgres.place import PLANS, Connection, connect, hide_password, migrate, typed_errors
+from taskyard.stores.postgres.place import (
+    COMMAND_S,
+    PLANS,
+    Connection,
+    connect,
+    find_version,
+    hide_password,
+    migrate,
+    typed_errors,
+)
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
 
 log = logging.getLogger("taskyard")
@@ -46,31 +56,24 @@ TRIES = 20
 """How often something is tried that another transaction got in the way of."""
 
 
-def pool_sizes(environ: Mapping[str, str] = os.environ, cores: int | None = None) -> tuple[int, int]:
-    """Connections that are kept, and those that may come on top, unless `DB_POOL_SIZE` and `DB_MAX_OVERFLOW` say so."""
-    cores = cores or os.cpu_count() or 1
-    if environ.get("ENVIRONMENT", "").lower() in ("production", "prod"):
-        size, overflow = min(30, cores * 10), min(20, cores * 5)
-    else:
-        size, overflow = 10, 10
-    return _number(environ, "DB_POOL_SIZE", size, least=1), _number(environ, "DB_MAX_OVERFLOW", overflow, least=0)
-
-
-def _number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:
-    text = environ.get(name)
-    if not text:
-        return default
-    if not text.isdecimal() or int(text) < least:
-        raise InvalidInput(f"{name} must be a whole number, {least} or more, not {text!r}")
-    return int(text)
-
-
 class PostgresStore:
-    def __init__(self, url: str, *, clock: Clock, lease_s: float = LEASE_S) -> None:
-        """`lease_s` is how long a node may be silent before the others take over what it runs; the same everywhere."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        lease_s: float = LEASE_S,
+        command_s: float = COMMAND_S,
+        pool_size: int = 10,
+        pool_overflow: int = 10,
+    ) -> None:
+        """`lease_s` is how long a node may be silent before the others take over what it runs; the same everywhere.
+        `command_s` is how long an answer of the database is waited for. Of the connections for reading, `pool_size` are
+        kept open, and `pool_overflow` more are opened while all of them are busy."""
         self.url = url
         self._clock = clock
-        self._lease_s = lease_s
+        self._lease_s, self._command_s = lease_s, command_s
+        self._pool_size, self._pool_overflow = pool_size, pool_overflow
         self._pid = 0
         self._is_open = False
         self._in_flight = 0
@@ -86,20 +89,36 @@ class PostgresStore:
         if self._is_open:
             raise InvalidInput(f"the store {hide_password(self.url)} is open already; make another for another yard")
         self._pid = os.getpid()
-        conn = await connect(self.url)
-        try:
-            await migrate(conn, self.url)
-        finally:
-            await conn.close(timeout=1.0)
-        size, overflow = pool_sizes()
+        await self.migrate()
         gate = Gate(self._clock.monotonic)
-        self._turns = Links(self.url, gate, most=1, settings=PLANS)
-        self._writes = Links(self.url, gate, most=2, settings=PLANS)
-        self._reads = Links(self.url, gate, most=size + overflow, keep=size)
+        links = partial(Links, self.url, gate, command_s=self._command_s)
+        self._turns = links(most=1, settings=PLANS)
+        self._writes = links(most=2, settings=PLANS)
+        self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size)
         self._hints = Hints(self.url, gate, self._reads)
         self._pulse = Pulse(self._clock.monotonic, self._lease_s)
         self._lanes.clear()
         self._is_open = True
+
+    async def schema(self) -> Schema:
+        async with self._visit() as conn:
+            with typed_errors(self.url):
+                found = schema_at(await find_version(conn), "postgres")
+        if found.version > found.newest:
+            raise StoreTooNew(hide_password(self.url), found.version, found.newest)
+        return found
+
+    async def migrate(self) -> Schema:
+        async with self._visit() as conn:
+            return schema_at(await migrate(conn, self.url), "postgres")
+
+    @asynccontextmanager
+    async def _visit(self) -> AsyncIterator[Connection]:
+        conn = await connect(self.url)
+        try:
+            yield conn
+        finally:
+            conn.terminate()
 
     async def close(self) -> None:
         if not self._is_open:
@@ -290,7 +309,10 @@ class PostgresStore:
             self._hints.tell(of_nodes=True)
 
     async def dead_nodes(self) -> list[str]:
-        dead = self._pulse.look(await self._ask(reader.beats))
+        beats, snapshot = await self._ask(reader.beats)
+        # A node asks this once a second: whether anybody has written is then answered as well.
+        self._hints.saw(snapshot)
+        dead = self._pulse.look(beats)
         return [incarnation for incarnation in dead if incarnation not in self._joined]
 
     async def rescue(self, incarnation: str) -> list[str]:

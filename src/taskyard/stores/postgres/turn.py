@@ -113,20 +113,15 @@ class Turn:
     def _said(self) -> str | None:
         if not self._reports:
             return None
-        latest: dict[int, Report] = {}
-        for report in self._reports:
-            earlier = latest.get(report.claim.token)
-            latest[report.claim.token] = report if earlier is None else report.after(earlier)
         said = [
             {
-                "id": report.claim.record.id,
-                "token": report.claim.token,
-                "attempt": report.claim.attempt,
+                **_held(report.claim),
+                "ord": number,
                 "progress": json_or_none(report.progress),
                 "note": clean(report.note),
                 "checkpoint": report.checkpoint,
             }
-            for report in latest.values()
+            for number, report in enumerate(self._reports)
         ]
         return msgspec.json.encode(said).decode()
 

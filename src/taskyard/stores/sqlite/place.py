@@ -206,14 +206,22 @@ def _run(conn: apsw.Connection, statements: str) -> None:
 
 
 def refuse_stranger(path: Path) -> None:
-    """Refuse what is not ours before anything is made beside it. A file without a log or journal is read as it lies,
-    and no trace is left; where there is one, the file alone does not tell, so it is opened as any reader does."""
+    """Refuse what is not ours before anything is made beside it."""
+    find_version(path)
+
+
+def find_version(path: Path) -> int:
+    """The version of the schema, 0 if the file is empty; `StoreForeign` if it is not ours. A file without a log or
+    journal is read as it lies, and no trace is left; where there is one, the file alone does not tell, so it is opened
+    as any reader does."""
     is_in_use = any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal"))
     uri = f"{path.as_uri()}?{'mode=ro' if is_in_use else 'immutable=1'}"
     conn = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
         conn.set_busy_timeout(BUSY_MS)
         refuse_foreign(conn, path)
+        version: Any = conn.execute("PRAGMA user_version").get
+        return int(version)
     finally:
         conn.close()
 
@@ -226,8 +234,9 @@ def refuse_foreign(conn: apsw.Connection, path: Path) -> None:
         raise StoreForeign(str(path), "a SQLite database of another program")
 
 
-def migrate(conn: apsw.Connection, path: Path) -> None:
-    """Bring the schema to the newest version we know, in one transaction; refuse what is not ours or too new."""
+def migrate(conn: apsw.Connection, path: Path) -> int:
+    """Bring the schema to the newest version we know, in one transaction; refuse what is not ours or too new. The
+    version that was found."""
     steps = migrations("sqlite")
     newest = steps[-1][0]
     conn.execute("BEGIN IMMEDIATE")
@@ -247,6 +256,7 @@ def migrate(conn: apsw.Connection, path: Path) -> None:
         if conn.in_transaction:
             conn.execute("ROLLBACK")
         raise
+    return int(found)
 
 
 class OpenFiles:

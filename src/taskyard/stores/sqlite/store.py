@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import apsw
 
-from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced
+from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced, StoreTooNew
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
@@ -23,9 +23,20 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Applied, Node, NodeStatus, Report, Signals, TaskFilter, Turned
+from taskyard.ports.store import ANY, Add, Applied, Node, NodeStatus, Report, Schema, Signals, TaskFilter, Turned
+from taskyard.stores.migrate import schema_at
 from taskyard.stores.sqlite.core import SqliteCore
-from taskyard.stores.sqlite.place import BUSY_MS, Guarded, OpenFiles, connect, migrate, prepare_folder, typed_errors
+from taskyard.stores.sqlite.place import (
+    BUSY_MS,
+    Guarded,
+    OpenFiles,
+    check_place,
+    connect,
+    find_version,
+    migrate,
+    prepare_folder,
+    typed_errors,
+)
 from taskyard.stores.sqlite.reader import SqliteReader
 from taskyard.stores.sqlite.sidecar import Sidecar, Watch, WriteTurn
 from taskyard.stores.sqlite.writer import Writer
@@ -122,6 +133,30 @@ class SqliteStore:
         self._watch = Watch(folder)
         self._core = SqliteCore(conn, self._clock)
         self._writer = Writer(self._core, conn, turn, committed=self._on_commit, heard_others=self._on_heard)
+
+    async def schema(self) -> Schema:
+        return await asyncio.to_thread(self._find_schema)
+
+    def _find_schema(self) -> Schema:
+        with typed_errors(self.path):
+            check_place(self.path)
+            found = schema_at(find_version(self.path), "sqlite")
+        if found.version > found.newest:
+            raise StoreTooNew(str(self.path), found.version, found.newest)
+        return found
+
+    async def migrate(self) -> Schema:
+        return await asyncio.to_thread(self._migrate)
+
+    def _migrate(self) -> Schema:
+        folder = prepare_folder(self.path)
+        with (
+            typed_errors(self.path),
+            closing(WriteTurn(folder)) as turn,
+            turn.taken(),
+            closing(connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=True)) as conn,
+        ):
+            return schema_at(migrate(conn, self.path), "sqlite")
 
     def _read_only(self, busy_ms: int = BUSY_MS) -> SqliteReader:
         conn = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False)

@@ -1,0 +1,130 @@
+"""`taskyard node`: who runs tasks on a store, and taking one of them out of service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from taskyard.cli.console import make_console, say_json, show
+from taskyard.cli.errors import AmbiguousNode
+from taskyard.cli.target import SHORTEST, Target, opened
+from taskyard.cli.text import age, clean, counted, cut, seconds_between
+from taskyard.errors import UnknownNode
+from taskyard.ports.store import NodeStatus
+
+ROOMY = 110
+"""Columns of a window from which on there is room for everything."""
+
+SHORT = 8
+"""Characters of an incarnation that are shown: it is random from its first one on."""
+
+Cell = Callable[[NodeStatus], Text]
+
+
+async def list_nodes(target: Target, *, as_json: bool) -> int:
+    async with opened(target.bare()) as yard:
+        found = sorted(await yard.store.nodes(), key=lambda status: (status.node.name, status.node.incarnation))
+        dead = await yard.store.dead_nodes()
+    if as_json:
+        say_json([node_document(status, dead) for status in found])
+        return 0
+    console = make_console()
+    if found:
+        show(console, _table(found, dead, console.width, datetime.now(UTC)))
+    else:
+        show(console, Text("no node is on this store; start one with: taskyard worker module:yard", "dim"))
+    return 0
+
+
+async def drain_node(target: Target, given: str, *, on: bool, as_json: bool) -> int:
+    async with opened(target.bare()) as yard:
+        found = resolve_node(await yard.store.nodes(), given)
+        dead = await yard.store.dead_nodes()
+        await yard.store.drain(found.node.incarnation, on=on)
+    # Not asked for again: a worker that runs nothing may be gone by now.
+    status = msgspec.structs.replace(found, is_draining=on)
+    if as_json:
+        say_json(node_document(status, dead))
+    else:
+        line = Text.assemble(clean(status.node.label), "  ", _state(status, dead), (f"; {_what_next(status)}", "dim"))
+        make_console().print(line, soft_wrap=True)
+    return 0
+
+
+def resolve_node(nodes: Sequence[NodeStatus], given: str) -> NodeStatus:
+    """The one node with this name or incarnation, or whose incarnation begins so."""
+    exact = [status for status in nodes if given in (status.node.name, status.node.incarnation)]
+    begins = [status for status in nodes if status.node.incarnation.startswith(given.lower())]
+    found = exact or (begins if len(given) >= SHORTEST else [])
+    if not found:
+        raise UnknownNode(given)
+    if len(found) > 1:
+        raise AmbiguousNode(given, [clean(status.node.label) for status in found])
+    return found[0]
+
+
+def node_document(status: NodeStatus, dead: Collection[str]) -> dict[str, Any]:
+    node = status.node
+    return {
+        "name": node.name,
+        "incarnation": node.incarnation,
+        "version": node.version,
+        "host": node.host,
+        "pid": node.pid,
+        "queues": node.queues,
+        "sources": node.sources,
+        "running": status.running,
+        "draining": status.is_draining,
+        "alive": node.incarnation not in dead,
+        "beat_at": status.beat_at,
+        "started_at": node.started_at,
+    }
+
+
+def _what_next(status: NodeStatus) -> str:
+    if not status.is_draining:
+        return "it takes tasks again"
+    left = f"it has {counted(status.running, 'task')} to finish, and" if status.running else "it runs nothing, and"
+    return f"{left} takes no new ones"
+
+
+def _table(nodes: Sequence[NodeStatus], dead: Collection[str], width: int, now: datetime) -> Table:
+    """In a narrow window what matters less is left out."""
+    roomy = width >= ROOMY
+    columns: dict[str, Cell] = {
+        "NODE": lambda status: Text(clean(status.node.incarnation[:SHORT])),
+        "NAME": lambda status: Text(cut(clean(status.node.name), 32 if roomy else 20), "bold"),
+        "STATE": lambda status: _state(status, dead),
+        "RUNNING": lambda status: Text(f"{status.running:,}"),
+    }
+    if any(status.beat_at is not None for status in nodes):
+        columns["BEAT"] = lambda status: _ago(status.beat_at, now)
+    if roomy:
+        columns["SINCE"] = lambda status: _ago(status.node.started_at, now)
+        columns["HOST"] = lambda status: Text(cut(clean(status.node.host), 24), "dim")
+        columns["PID"] = lambda status: Text(str(status.node.pid), "dim")
+        columns["VERSION"] = lambda status: Text(cut(clean(status.node.version), 12), "dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, expand=True)
+    for name in columns:
+        table.add_column(name, no_wrap=True, justify="right" if name in ("RUNNING", "PID") else "left")
+    table.add_column("QUEUES", no_wrap=True, overflow="ellipsis", ratio=1)
+    for status in nodes:
+        table.add_row(*(cell(status) for cell in columns.values()), Text(clean(", ".join(status.node.queues)), "dim"))
+    return table
+
+
+def _state(status: NodeStatus, dead: Collection[str]) -> Text:
+    if status.node.incarnation in dead:
+        return Text("✘ dead", "bold red")
+    if status.is_draining:
+        return Text("‖ draining" if status.running else "‖ drained", "magenta")
+    return Text("● alive", "green")
+
+
+def _ago(at: datetime | None, now: datetime) -> Text:
+    return Text("" if at is None else f"{age(seconds_between(at, now))} ago", "dim")

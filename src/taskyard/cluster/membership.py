@@ -1,0 +1,170 @@
+"""This process among the nodes of a store: it joins, gives signs of life where the store wants them, joins anew under
+another incarnation when it was given up, and leaves.
+
+It never touches what runs. Whoever does is told to stop it (`fenced`) before the others may take it over, and to go on
+(`rejoined`) when the node counts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid as uuids
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from taskyard.cluster.heartbeat import Beating, Heartbeat, InThread
+from taskyard.errors import StoreError
+from taskyard.ports.clock import Clock
+from taskyard.ports.store import LeasedStore, Node, Store
+
+log = logging.getLogger("taskyard")
+
+STALL_S = 120.0
+
+REJOIN_FIRST_S, REJOIN_CAP_S = 0.5, 2.0
+"""Between tries to join anew while the store is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSettings:
+    """`stall_s`: a node whose event loop has not run for so long leaves its tasks to others. `beating` says where its
+    heartbeat runs."""
+
+    stall_s: float = STALL_S
+    beating: Callable[[Heartbeat], Beating] = InThread
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Whom the membership tells, on the loop; neither may block or raise. `fenced` gets the incarnation whose claims
+    are no longer to be trusted; `rejoined` that one, and the one that takes its place."""
+
+    fenced: Callable[[str], None]
+    rejoined: Callable[[str, str], None]
+
+
+class Membership:
+    """`describe` makes the node of an incarnation; `is_draining` says whether it was asked to drain."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        describe: Callable[[str], Node],
+        is_draining: Callable[[], bool],
+        settings: LeaseSettings,
+    ) -> None:
+        self._store, self._clock, self._settings = store, clock, settings
+        self._describe, self._is_draining = describe, is_draining
+        self._hooks: Hooks
+        self.incarnation = uuids.uuid4().hex
+        self._heartbeat: Heartbeat | None = None
+        self._beating: Beating | None = None
+        self._fallen: str | None = None
+        self._wake = asyncio.Event()
+        self._is_leaving = False
+
+    def connect(self, hooks: Hooks) -> None:
+        """Before `join`. Apart from the constructor, because who is told is made with our incarnation."""
+        self._hooks = hooks
+
+    # --- joining and leaving ------------------------------------------------------------------------------------------
+
+    async def join(self) -> None:
+        await self._join(self.incarnation)
+
+    async def _join(self, incarnation: str) -> None:
+        began = self._clock.monotonic()
+        await self._store.join(self._describe(incarnation))
+        if self._is_draining():
+            await self._store.drain(incarnation)
+        self.incarnation = incarnation
+        if isinstance(self._store, LeasedStore):
+            self._beat(self._store, incarnation, began)
+
+    def _beat(self, store: LeasedStore, incarnation: str, began_mono: float) -> None:
+        loop = asyncio.get_running_loop()
+
+        def lost(why: str) -> None:
+            """On the heartbeat's thread."""
+            try:
+                loop.call_soon_threadsafe(self._lost, incarnation, why)
+            except RuntimeError:
+                log.error("this node has lost its lease: %s; its event loop is over", why)
+
+        self._heartbeat = Heartbeat(
+            store.lease(incarnation),
+            clock=self._clock,
+            began_mono=began_mono,
+            stall_s=self._settings.stall_s,
+            lost=lost,
+        )
+        self._beating = self._settings.beating(self._heartbeat)
+
+    def tick(self) -> None:
+        """The event loop runs."""
+        if self._heartbeat is not None:
+            self._heartbeat.ticked_mono = self._clock.monotonic()
+
+    def prepare_to_leave(self) -> None:
+        """From here on a lost lease still fences, and nothing is joined anew."""
+        self._is_leaving = True
+
+    async def stop_beating(self) -> None:
+        if self._beating is not None:
+            await self._beating.stop()
+        self._heartbeat = self._beating = None
+
+    async def leave(self) -> None:
+        await self.stop_beating()
+        await self._store.leave(self.incarnation)
+
+    def stay_behind(self) -> None:
+        """Something of ours runs on that nobody can stop: the node goes on beating until the process ends, with nobody
+        left to watch the loop."""
+        if self._heartbeat is not None:
+            self._heartbeat.ticked_mono = math.inf
+
+    # --- losing the lease ---------------------------------------------------------------------------------------------
+
+    def _lost(self, incarnation: str, why: str) -> None:
+        if incarnation != self.incarnation:
+            return
+        log.error(
+            "node %s has lost its lease: %s; what it runs is interrupted, since others may take it over",
+            incarnation[:8],
+            why,
+        )
+        # Here and not in `run`: by then the others may have begun.
+        self._hooks.fenced(incarnation)
+        self._fallen = incarnation
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Join anew whenever the lease was lost, until cancelled."""
+        while True:
+            if self._fallen is None:
+                await self._wake.wait()
+            self._wake.clear()
+            await self.stop_beating()
+            if self._fallen is not None and not self._is_leaving:
+                await self._rejoin(self._fallen)
+            self._fallen = None
+
+    async def _rejoin(self, old: str) -> None:
+        new, tries = uuids.uuid4().hex, 0
+        while True:
+            try:
+                await self._join(new)
+                break
+            except StoreError as error:
+                if tries == 0:
+                    log.warning("cannot join the store anew, trying again until it answers: %s", error)
+                pause = min(REJOIN_FIRST_S * 2 ** min(tries, 10), REJOIN_CAP_S)
+                tries += 1
+                await self._clock.wait(asyncio.Event(), self._clock.monotonic() + pause)
+        log.warning("node %s goes on as %s", old[:8], new[:8])
+        self._hooks.rejoined(old, new)
