@@ -111,7 +111,7 @@ def _make_postgres(url: str, clock: Clock) -> Store:
         if exc.name != "asyncpg":
             raise
         raise StoreUrlInvalid(url, "for PostgreSQL install the driver: pip install 'taskyard[postgres]'") from exc
-    from taskyard.sizing import size_database_pool
+    from taskyard.resources.database import size_database_pool
 
     pool = size_database_pool()
     return PostgresStore(url, clock=clock, pool_size=pool.size, pool_overflow=pool.overflow)
