@@ -315,8 +315,9 @@ def check_executor(name: str, asked: str | None, is_async: bool) -> str:
 
 @dataclass(frozen=True)
 class RemoteFunction:
-    """A function consumer as a worker process gets it: by name. There it is what the import finds: the function, or the
-    consumer that a decorator made of it."""
+    """A function consumer on its way to a worker process, by name. There it becomes what the import finds: the consumer
+    that a decorator made of it, or one made anew, with its signature read. All of that is loading, like the import
+    itself, and is not held against the timeout of the first run."""
 
     crosses_by_name: ClassVar = True
 
@@ -335,21 +336,27 @@ class RemoteFunction:
 
     @property
     def wire_key(self) -> tuple[str, str]:
-        """What a worker has to import for it."""
-        return self.module, self.path
+        """What a worker has to load for it."""
+        return self.module, f"{self.path} as {self.name}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_consumer, (self.name, self.module, self.path)
 
     def __call__(self, record: TaskRecord) -> Any:
-        return _find_call(self.name, self.module, self.path)(record)
+        raise NotImplementedError("it runs in a worker process only")
 
 
 @cache
-def _find_call(name: str, module: str, path: str) -> Callable[[TaskRecord], Any]:
+def load_consumer(name: str, module: str, path: str) -> Callable[[TaskRecord], Any]:
+    """In a worker process: what runs the tasks of a function consumer, with nothing left to load."""
     found: Any = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)
     consumer = getattr(found, "consumer", None)
     if not isinstance(consumer, Consumer):
         consumer, _ = function_consumer(found, name=name)
+    if consumer.warm_up is not None:
+        consumer.warm_up()
     return consumer.call
 
 
@@ -358,6 +365,11 @@ class RemoteInstance:
     """A consumer of the class form as a worker process gets it: a copy of the instance."""
 
     instance: BaseTaskConsumer
+
+    @property
+    def wire_key(self) -> tuple[str, str]:
+        """What a worker has to import for it."""
+        return type(self.instance).__module__, type(self.instance).__qualname__
 
     def __call__(self, record: TaskRecord) -> Any:
         return _plainly(self.instance.name, lambda record: self.instance.consume(record.task))(record)
