@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 from pathlib import Path
 
 
@@ -36,6 +37,11 @@ def is_alive(pid: int) -> bool:
 
 def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def resident(pid: int) -> int:
+    """Bytes in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 async def ended(pid: int) -> None:

@@ -8,13 +8,15 @@ import pytest
 
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.context import RunContext, RunHost
-from taskyard.execution.nursery import NURSERY
+from taskyard.execution.nursery import NURSERY, Nursery
 from taskyard.execution.pool import PoolSettings, WorkerPool
 from taskyard.execution.process import make_pool
 from taskyard.execution.router import ExecutionDispatcher
+from taskyard.execution.spawner import Spawner
 from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
+from taskyard.testing.pipe import Pipe
 from taskyard.testing.samples import a_record
 from tests.execution import deeds
 from tests.execution.asking import PATIENCE_S, Held
@@ -68,6 +70,27 @@ async def open_desk() -> AsyncIterator[Callable[..., Desk]]:
     await all_ended()
 
 
+@pytest.fixture
+async def open_fresh() -> AsyncIterator[Callable[..., Desk]]:
+    """Desks with one worker, whose nursery is their own and not running yet."""
+    pools: list[WorkerPool] = []
+    nurseries: list[Nursery] = []
+
+    def open_one(*, portable: bool = False, **settings: Any) -> Desk:
+        nurseries.append(Nursery())
+        starter = Spawner() if portable else nurseries[-1]
+        settings = {"max_workers": 1, "spare": False, **settings}
+        pools.append(WorkerPool(PoolSettings(**settings), starter=starter, shares=not portable))
+        return Desk(pools[-1])
+
+    yield open_one
+    async with asyncio.timeout(PATIENCE_S):
+        for pool in pools:
+            await pool.shutdown()
+    for nursery in nurseries:
+        nursery.close()
+
+
 async def all_ended() -> None:
     if NURSERY.pid is not None:
         for pid in descendants(NURSERY.pid):
@@ -107,6 +130,19 @@ async def dispatch() -> AsyncIterator[Callable[..., ExecutionDispatcher]]:
         for dispatcher in made:
             await dispatcher.shutdown()
     await all_ended()
+
+
+@pytest.fixture
+def make_pipe(tmp_path) -> Iterator[Callable[[str], Pipe]]:
+    made: list[Pipe] = []
+
+    def make(name: str) -> Pipe:
+        made.append(Pipe(str(tmp_path / name)))
+        return made[-1]
+
+    yield make
+    for pipe in made:
+        pipe.close()
 
 
 @pytest.fixture

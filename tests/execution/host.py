@@ -1,6 +1,6 @@
-"""A host to be killed: runs a call that has hidden a grandchild, says who is there, and waits.
+"""A host to be killed: runs a call that has hidden a grandchild, says who is there, and waits, or just ends.
 
-python -m tests.execution.host FOLDER nursery|portable|forks
+python -m tests.execution.host FOLDER nursery|portable|forks|ends
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from taskyard.execution.calls import PendingCall
 from taskyard.execution.nursery import NURSERY
 from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import make_pool
+from taskyard.testing.pipe import Pipe
 from tests.execution import misdeeds
 
 
@@ -21,10 +22,10 @@ async def main(folder: Path, way: str) -> None:
     pool = make_pool(PoolSettings(max_workers=1), portable=way == "portable")
     worker = (await pool.submit(PendingCall(misdeeds.pid))).data
     keeper = (await pool.submit(PendingCall(misdeeds.keeper))).data
-    call = PendingCall(misdeeds.act_hidden, (str(folder / "hidden"), misdeeds.say_and_hang, (str(folder / "began"),)))
+    began = Pipe(str(folder / "began"))
+    call = PendingCall(misdeeds.act_hidden, (str(folder / "hidden"), misdeeds.say_and_hang, (began.path,)))
     running = pool.submit(call)
-    while not (folder / "began").exists():  # noqa: ASYNC110 -- another process writes it
-        await asyncio.sleep(0.005)
+    await began.wait()
     everybody = {"host": os.getpid(), "worker": worker, "hidden": int((folder / "hidden").read_text())}
     if way != "portable":
         everybody |= {"nursery": NURSERY.pid or 0, "keeper": keeper}
@@ -34,7 +35,8 @@ async def main(folder: Path, way: str) -> None:
     elif way == "forks":
         everybody["child"] = child
     print(json.dumps(everybody), flush=True)
-    await running
+    if way != "ends":
+        await running
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -58,6 +59,7 @@ def write_garbage_on_every_socket() -> None:
 
 def close_everything() -> None:
     os.closerange(3, 1000)
+    hang()
 
 
 def kill_keeper() -> None:
@@ -77,9 +79,14 @@ def hang() -> None:
     time.sleep(FOREVER_S)
 
 
+def say(path: str) -> None:
+    """To a test that waits at the other end of a pipe, or looks for a file."""
+    with open(path, "w") as file:
+        file.write("!")
+
+
 def say_and_hang(path: str) -> None:
-    with open(path, "w") as began:
-        began.write("!")
+    say(path)
     hang()
 
 
@@ -92,8 +99,10 @@ def hold_the_gil() -> None:
     ctypes.PyDLL(None).sleep(FOREVER_S)
 
 
-def ignore_sigterm() -> None:
+def ignore_sigterm(began: str | None = None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if began is not None:
+        say(began)
     while True:
         time.sleep(FOREVER_S)
 
@@ -127,8 +136,8 @@ def _hide(path: str, write_fd: int) -> NoReturn:
     os.execve("/bin/sleep", ["sleep", str(FOREVER_S)], {})
 
 
-def fork_many(path: str, count: int) -> None:
-    """A crowd in which every second one has a session of its own."""
+def fork_many(path: str, began: str, count: int) -> None:
+    """A crowd in which every second one has a session of its own, their numbers in `path`."""
     with open(path, "w") as file:
         for place in range(count):
             child = os.fork()
@@ -137,15 +146,14 @@ def fork_many(path: str, count: int) -> None:
                     os.setsid()
                 hang()
             file.write(f"{child}\n")
-    hang()
+    say_and_hang(began)
 
 
 def run_from_killers(path: str) -> None:
     """A process that is never there for long: it forks, and its parent ends."""
     if os.fork() == 0:
         os.setsid()
-        with open(path, "w") as file:
-            file.write("running")
+        say(path)
         while True:
             if os.fork() != 0:
                 os._exit(0)
@@ -192,13 +200,14 @@ def make_noise() -> str:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def report_in_a_tight_loop(count: int) -> float:
+def report_in_a_tight_loop(count: int) -> tuple[float, float]:
+    """The time it took, and that of the processor."""
     run = current_run()
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     for number in range(count):
         run.progress(number / count, f"step {number}", 1.0)
     run.progress(1.0, "done")
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - worked
 
 
 def report_then_wait(folder: str) -> None:
@@ -210,9 +219,8 @@ def report_then_wait(folder: str) -> None:
         gate.read(1)
 
 
-def wait_until_cancelled(path: str) -> str:
-    with open(path, "w") as began:
-        began.write("!")
+def wait_until_cancelled(began: str) -> str:
+    say(began)
     while not current_run().cancelled:
         time.sleep(0.001)
     return "cleaned up"
@@ -220,12 +228,9 @@ def wait_until_cancelled(path: str) -> str:
 
 def clean_up_on_sigterm(began: str, cleaned: str) -> None:
     try:
-        with open(began, "w") as file:
-            file.write("!")
-        hang()
+        say_and_hang(began)
     finally:
-        with open(cleaned, "w") as file:
-            file.write("!")
+        say(cleaned)
 
 
 def append(path: str, text: str) -> str:
@@ -241,6 +246,11 @@ def look_at_run() -> tuple[str, int, int, str]:
     return run.uuid, run.attempt, run.token, run.source
 
 
+def write_many_logs(count: int) -> None:
+    for number in range(count):
+        logging.getLogger(f"made.up.{number}").warning("said")
+
+
 def write_log(text: str) -> None:
     logging.getLogger("misdeeds").warning(text)
     logging.getLogger("misdeeds").debug("too fine to be sent")
@@ -253,11 +263,43 @@ def keyword(*, value: Any) -> Any:
     return value
 
 
-_kept: list[bytearray] = []
+_kept: list[bytes | bytearray] = []
 
 
 def keep_memory(size: int) -> None:
     _kept.append(bytearray(b"x") * size)
+
+
+def say_pid(path: str) -> None:
+    with open(path, "w") as pipe:
+        pipe.write(f"{os.getpid()}\n")
+
+
+def keep(content: bytes) -> None:
+    _kept.append(content)
+
+
+def kept() -> int:
+    return sum(map(len, _kept))
+
+
+def signals_of_child() -> tuple[int, int]:
+    """Which signals a program that this code starts has blocked, and which it ignores."""
+    status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+    masks = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Sig"))
+    return int(masks["SigBlk"], 16), int(masks["SigIgn"], 16)
+
+
+def sockets_of_child() -> int:
+    """How many sockets a program that is careless about descriptors gets from this process."""
+    shown = subprocess.run(
+        ["ls", "-l", "/proc/self/fd"], close_fds=False, stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    return shown.stdout.count(b"socket:")
+
+
+def surroundings(variable: str) -> tuple[list[str], str | None]:
+    return sys.argv, os.environ.get(variable)
 
 
 class Tool:

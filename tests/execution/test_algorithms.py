@@ -324,8 +324,8 @@ async def test_the_maker_of_workers_can_be_replaced(dispatch):
     handles: list[WorkerHandle] = []
 
     class Counting(Spawner):
-        def spawn(self, settings):
-            handles.append(super().spawn(settings))
+        def spawn(self):
+            handles.append(super().spawn())
             return handles[-1]
 
     pool = ProcessPoolExecutor(

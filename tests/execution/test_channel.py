@@ -57,6 +57,17 @@ def test_a_late_cancel_is_dropped(ends):
     assert not channel.is_canceled(2)
 
 
+def test_cancels_do_not_pile_up(ends):
+    """Of all the calls that were ever canceled, those of long ago are forgotten."""
+    host, channel = ends
+    for number in range(1, 300):
+        say(host, encode(Kind.CALL, number), encode(Kind.CANCEL, number))
+        channel.receive()
+        assert channel.is_canceled(number)
+    assert channel.is_canceled(298)
+    assert len(channel._canceled) < 200
+
+
 def test_the_end_of_the_host(ends):
     """When the host has closed there is nothing more to do, and looking for a cancel harms nobody."""
     host, channel = ends

@@ -7,24 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from taskyard.execution.nursery import NURSERY
 from taskyard.model.execution import ErrorKind
-from tests.execution import misdeeds
+from tests.execution import misdeeds, no_fork
 from tests.execution.census import descendants, ended, is_alive
 
 ROOT = Path(__file__).parents[2]
 PR_GET_CHILD_SUBREAPER = 37
-
-
-async def appears(path):
-    async with asyncio.timeout(20):
-        while not path.exists():  # noqa: ASYNC110 -- written by another process
-            await asyncio.sleep(0.002)
 
 
 # --- the end of the host ----------------------------------------------------------------------------------------------
@@ -55,18 +48,9 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path, way):
 
 async def test_nothing_outlives_a_host_that_ends(tmp_path):
     """A host that just ends, with its pool open and a call running, leaves nothing and waits for nothing."""
-    code = textwrap.dedent(f"""
-        import asyncio, sys
-        from tests.execution import host
-        async def main():
-            running = asyncio.create_task(host.main(host.Path({str(tmp_path)!r}), "nursery"))
-            while not (host.Path({str(tmp_path)!r}) / "began").exists():
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
-        asyncio.run(main())
-    """)
+    command = [sys.executable, "-m", "tests.execution.host", tmp_path, "ends"]
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+        subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
     )
     for pid in json.loads(done.stdout).values():
         await ended(pid)
@@ -76,13 +60,13 @@ async def test_nothing_outlives_a_host_that_ends(tmp_path):
 # --- the end of the nursery -------------------------------------------------------------------------------------------
 
 
-async def test_a_nursery_that_is_killed(desk, tmp_path):
+async def test_a_nursery_that_is_killed(desk, make_pipe, tmp_path):
     """When the nursery is killed its workers and all they hid are gone, running calls are answered `system`, and the
     next call gets a new one."""
     worker = await desk.value(misdeeds.pid)
-    hidden, began = tmp_path / "hidden", tmp_path / "began"
-    call = desk.begin(misdeeds.act_hidden, str(hidden), misdeeds.say_and_hang, (str(began),))
-    await appears(began)
+    hidden, began = tmp_path / "hidden", make_pipe("began")
+    call = desk.begin(misdeeds.act_hidden, str(hidden), misdeeds.say_and_hang, (began.path,))
+    await began.wait()
     old = NURSERY.pid
     assert old is not None
     everybody = descendants(old)
@@ -113,6 +97,21 @@ async def test_keeper_and_nursery_killed_together(desk):
     for pid in everybody:
         await ended(pid)
     assert await desk.value(misdeeds.add, 1, 2) == 3
+
+
+async def test_a_keeper_that_gets_no_process(open_fresh, tmp_path, monkeypatch, capfd):
+    """When no process is to be had for the worker itself, calls are answered `system`, quietly, and it goes on when one
+    is to be had again."""
+    full = tmp_path / "full"
+    full.touch()
+    monkeypatch.setenv(no_fork.PATH, str(full))
+    desk = open_fresh(preload=("tests.execution.no_fork",))
+    error = (await desk.ask(misdeeds.pid)).error
+    assert error is not None
+    assert (error.kind, error.message) == (ErrorKind.SYSTEM, "a worker process was lost before it was ready")
+    full.unlink()
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert capfd.readouterr().err == ""
 
 
 async def test_a_fork_of_the_host_leaves_the_nursery_alone(desk):

@@ -1,20 +1,21 @@
-"""What goes wrong beside a call: threads and forks that outlive it, listeners that raise, signals for everybody."""
+"""What goes wrong beside a call: threads and forks that outlive it, listeners that raise, workers that die half way."""
 
 import asyncio
 import logging
 import os
+import resource
 import signal
 import threading
+from typing import NoReturn
 
 import pytest
 
 from taskyard.execution.context import current_run
-from taskyard.execution.nursery import NURSERY
 from taskyard.futures import ProcessPool
 from taskyard.manager import ExecutorManager, ManagerSettings, get_executor_manager
 from taskyard.model.execution import ErrorKind
 from tests.execution import misdeeds
-from tests.execution.census import descendants
+from tests.execution.census import ended
 
 
 def speak_later(let_go: str) -> None:
@@ -53,12 +54,6 @@ def fork_and_work(path: str) -> int:
 def report(value: float) -> float:
     current_run().progress(value)
     return value
-
-
-def wait_for(begun: str, let_go: str) -> str:
-    write(begun)
-    read(let_go)
-    return "finished"
 
 
 def read(path: str) -> None:
@@ -103,20 +98,6 @@ def _raise(*_: object) -> None:
     raise RuntimeError("a listener failed")
 
 
-async def test_a_signal_for_everybody_leaves_running_calls_their_grace(desk, let_go, tmp_path):
-    """A service manager that stops the host sends SIGTERM to every process of it: what runs may still finish."""
-    begun = str(tmp_path / "begun")
-    os.mkfifo(begun)
-    call = desk.begin(wait_for, begun, let_go)
-    await asyncio.to_thread(read, begun)
-    assert NURSERY.pid is not None
-    for pid in [NURSERY.pid, *descendants(NURSERY.pid)]:
-        os.kill(pid, signal.SIGTERM)
-    await asyncio.to_thread(write, let_go)
-    assert (await call.future).data == "finished"
-    assert await desk.value(misdeeds.add, 1, 2) == 3
-
-
 def test_killing_a_pipelining_pool_answers_every_call():
     """Also those that were answered while their worker was being killed, one after the other."""
     for _ in range(5):
@@ -143,7 +124,7 @@ async def test_calls_that_wait_are_answered_when_no_worker_can_be_started(open_d
 class NoStarter:
     def preload(self, modules: object) -> None: ...
 
-    def spawn(self, settings: object) -> None:
+    def spawn(self) -> None:
         raise OSError("no process is to be had")
 
 
@@ -163,6 +144,93 @@ async def test_a_worker_that_retires_before_it_is_ready_gets_no_call(open_desk):
     await desk.pool.shutdown(wait=False)
     await desk.pool.start()
     assert [await desk.value(misdeeds.add, n, 1) for n in range(3)] == [1, 2, 3]
+
+
+# --- workers that die with a call half sent ---------------------------------------------------------------------------
+
+MORE_THAN_A_SOCKET_HOLDS = 30_000_000
+
+
+async def test_what_was_not_received_is_sent_again(open_desk):
+    """A call whose worker dies before it has all of it has not begun: another worker runs it."""
+    desk = open_desk(max_workers=1, spare=False, portable=True)
+    pid = await desk.value(misdeeds.pid)
+    os.kill(pid, signal.SIGSTOP)
+    call = desk.begin(len, bytes(MORE_THAN_A_SOCKET_HOLDS))
+    os.kill(pid, signal.SIGKILL)
+    assert (await call.future).data == MORE_THAN_A_SOCKET_HOLDS
+    assert desk.pool.numbers.crashed == 1
+
+
+async def test_what_was_not_received_has_its_timeout(open_desk):
+    """A call that ran out of time while it was being sent is a timeout, and not sent again."""
+    desk = open_desk(max_workers=1, spare=False, portable=True)
+    pid = await desk.value(misdeeds.pid)
+    await desk.value(len, b"")
+    os.kill(pid, signal.SIGSTOP)
+    error = (await desk.ask(len, bytes(MORE_THAN_A_SOCKET_HOLDS), timeout_s=0.05)).error
+    assert error is not None
+    assert error.kind is ErrorKind.TIMEOUT
+
+
+async def test_what_workers_die_of_is_not_sent_for_ever(open_desk):
+    """A call that no worker has the memory to receive is answered `system`."""
+    desk = open_desk(max_workers=1, spare=False, portable=True, memory_limit=256 << 20)
+    error = (await desk.ask(len, bytes(400 << 20))).error
+    assert error is not None
+    assert (error.kind, error.message) == (ErrorKind.SYSTEM, "its worker process exited with code 1")
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+
+
+async def test_a_worker_that_is_dying_gets_no_call(open_desk):
+    """One that died in its idleness is passed over, before its keeper has said that it is gone."""
+    desk = open_desk(max_workers=1, spare=False)
+    pid, keeper = await desk.value(misdeeds.pid), await desk.value(misdeeds.keeper)
+    (dying,) = desk.pool._workers
+    os.kill(keeper, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    await ended(pid)
+    call = desk.begin(misdeeds.pid)
+    assert call.worker is not dying
+    os.kill(keeper, signal.SIGCONT)
+    assert (await call.future).data != pid
+    assert desk.pool.numbers.done == 3
+
+
+# --- calls that cannot be sent ----------------------------------------------------------------------------------------
+
+
+class Insatiable:
+    def __reduce__(self) -> NoReturn:
+        raise MemoryError
+
+
+async def test_no_memory_to_send_a_call_is_no_fault_of_the_call(desk):
+    """It is answered `system`, so that it may be tried again."""
+    error = (await desk.ask(misdeeds.keyword, kwargs={"value": Insatiable()})).error
+    assert error is not None
+    assert error.kind is ErrorKind.SYSTEM
+
+
+async def test_no_descriptor_to_send_a_call_is_no_fault_of_the_call(open_desk):
+    """It is answered `system`, and the next call works."""
+    desk = open_desk(max_workers=1, spare=False)
+    await desk.value(misdeeds.pid)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(lowest := os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        call = desk.begin(len, bytes(MORE_THAN_A_SOCKET_HOLDS))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    error = (await call.future).error
+    assert error is not None
+    assert error.kind is ErrorKind.SYSTEM
+    assert "Too many open files" in error.message
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
 
 
 async def test_text_that_mentions_main_is_not_the_script(desk, monkeypatch):

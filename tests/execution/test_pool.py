@@ -4,28 +4,23 @@ import asyncio
 import logging
 import math
 import os
+import pickle
+import sys
 import time
 from functools import partial
 
 import pytest
 
+from taskyard.execution.context import PROGRESS_EVERY_S
 from taskyard.execution.nursery import NURSERY
 from taskyard.execution.pool import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.model.execution import ErrorKind
-from taskyard.testing.pipe import Pipe
-from tests.execution import misdeeds, slow_import
+from tests.execution import deeds, misdeeds, slow_import
 from tests.execution.census import is_alive, open_fds
 from tests.execution.conftest import Desk
 
 BOTH = pytest.mark.parametrize("portable", [False, True], ids=["nursery", "portable"])
-
-
-async def appears(path):
-    """Another process has written the file."""
-    async with asyncio.timeout(20):
-        while not path.exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -90,6 +85,27 @@ async def test_an_import_that_hangs_is_ended(open_desk, monkeypatch):
     assert "imported" in result.error.message
 
 
+@BOTH
+async def test_a_large_setup_holds_up_nobody(open_desk, portable):
+    """Megabytes for a worker's setup are sent as it takes them: nobody waits until it does."""
+    setup = pickle.dumps((misdeeds.keep, (b"x" * 50_000_000,)))
+    desk = open_desk(max_workers=1, setup=setup, portable=portable)
+    await desk.pool.start()
+    (worker,) = desk.pool._workers
+    assert worker._unsent
+    assert await desk.value(misdeeds.kept) == 50_000_000
+
+
+@BOTH
+async def test_surroundings_of_any_bytes(open_desk, monkeypatch, portable):
+    """Arguments and variables of the host that are no valid text are the same in its workers."""
+    odd = os.fsdecode(b"\xff\xfe")
+    monkeypatch.setattr(sys, "argv", [*sys.argv, odd])
+    monkeypatch.setenv("TASKYARD_TESTS_ODD", odd)
+    desk = open_desk(max_workers=1, spare=False, portable=portable)
+    assert await desk.value(misdeeds.surroundings, "TASKYARD_TESTS_ODD") == (sys.argv, odd)
+
+
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -119,16 +135,32 @@ async def test_waiting_for_a_worker_has_a_limit_of_its_own(open_desk):
     desk.pool.end_now(running)
 
 
-async def test_a_spare_is_ready(open_desk):
+async def test_the_limit_on_waiting_holds_where_calls_are_sent_ahead(open_desk, tmp_path):
+    """A call that may not wait for long is not sent ahead, so that it can be answered in time and never begins."""
+    desk = open_desk(max_workers=1, pipeline=4, spare=False)
+    await desk.value(misdeeds.pid)
+    running = desk.begin(misdeeds.hang)
+    waiting = desk.begin(misdeeds.append, str(tmp_path / "ran"), "!", wait_s=0.05)
+    error = (await waiting.future).error
+    assert error is not None
+    assert error.kind is ErrorKind.TIMEOUT
+    assert "no worker was free" in error.message
+    desk.pool.end_now(running)
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_a_spare_is_ready(open_desk, tmp_path):
     """While calls run on all workers, one process more is ready to take the place of one that dies."""
-    desk = open_desk(max_workers=1)
-    pid = await desk.value(misdeeds.pid)
-    dying = desk.begin(misdeeds.hang, timeout_s=0.05)
-    after = desk.begin(misdeeds.pid)
-    await dying.future
-    assert (await after.future).data != pid
-    # From the answer to the hung call to the end of the next: no interpreter was started in between.
-    assert desk.pool.numbers.workers <= 2
+    os.mkfifo(tmp_path / "pids")
+    setup = pickle.dumps((misdeeds.say_pid, (str(tmp_path / "pids"),)))
+    desk = open_desk(max_workers=1, setup=setup)
+    with open(os.open(tmp_path / "pids", os.O_RDWR)) as pids:
+        running = desk.begin(misdeeds.hang)
+        both = [int(await asyncio.to_thread(pids.readline)) for _ in range(2)]
+    desk.pool.end_now(running)
+    dead = (await running.future).worker_pid
+    assert await desk.value(misdeeds.pid) in {*both} - {dead}
 
 
 async def test_numbers(open_desk):
@@ -186,7 +218,7 @@ async def test_a_pool_that_cannot_start_says_so(open_desk, monkeypatch):
     """When no worker can be started each call is answered `system`, none waits for ever, and it goes on when it can."""
     desk = open_desk(max_workers=1)
 
-    def refuse(_):
+    def refuse():
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
@@ -235,29 +267,44 @@ async def test_the_time_of_a_pipelined_call_begins_with_it(open_desk):
     assert all([(await call.future).success for call in calls])
 
 
+async def test_what_was_sent_ahead_stays_as_it_was(open_desk, stage):
+    """A caller may change its buffers as soon as the call is submitted, though its worker cannot take them yet."""
+    desk = open_desk(max_workers=1, pipeline=7, spare=False)
+    await desk.value(misdeeds.pid)
+    held = desk.begin(deeds.hold, (stage.began, stage.gate))
+    await asyncio.to_thread(stage.wait_until_begun)
+    buffers = [bytearray(b"a") * 3_000_000 for _ in range(6)]  # more than a socket holds
+    calls = [desk.begin(bytearray.count, buffer, b"a") for buffer in buffers]
+    for buffer in buffers:
+        buffer[:] = b"b" * len(buffer)
+    stage.let_go()
+    assert (await held.future).success
+    assert [(await call.future).data for call in calls] == [3_000_000] * 6
+
+
 # --- ending a call early ----------------------------------------------------------------------------------------------
 
 
 @BOTH
-async def test_code_that_looks_ends_by_itself(open_desk, tmp_path, portable):
+async def test_code_that_looks_ends_by_itself(open_desk, make_pipe, portable):
     """A cancel reaches `current_run().cancelled`; code that heeds it ends in its own way, and its worker lives on."""
     desk = open_desk(max_workers=1, cancel_grace_s=60, portable=portable)
     pid = await desk.value(misdeeds.pid)
-    path = tmp_path / "began"
-    call = desk.begin(misdeeds.wait_until_cancelled, str(path), run=desk.run())
-    await appears(path)
+    began = make_pipe("began")
+    call = desk.begin(misdeeds.wait_until_cancelled, began.path, run=desk.run())
+    await began.wait()
     desk.pool.interrupt(call)
     assert (await call.future).data == "cleaned up"
     assert await desk.value(misdeeds.pid) == pid
 
 
 @pytest.mark.spec("EXE-07")
-async def test_code_that_does_not_look_can_clean_up(open_desk, tmp_path):
+async def test_code_that_does_not_look_can_clean_up(open_desk, make_pipe, tmp_path):
     """After the grace SIGTERM raises in the code, whose `finally` runs; the answer is `canceled`."""
     desk = open_desk(max_workers=1, cancel_grace_s=0.01, term_grace_s=60)
-    began, cleaned = tmp_path / "began", tmp_path / "cleaned"
-    call = desk.begin(misdeeds.clean_up_on_sigterm, str(began), str(cleaned))
-    await appears(began)
+    began, cleaned = make_pipe("began"), tmp_path / "cleaned"
+    call = desk.begin(misdeeds.clean_up_on_sigterm, began.path, str(cleaned))
+    await began.wait()
     desk.pool.interrupt(call)
     error = (await call.future).error
     assert error is not None
@@ -266,11 +313,13 @@ async def test_code_that_does_not_look_can_clean_up(open_desk, tmp_path):
     assert await desk.value(misdeeds.add, 1, 2) == 3
 
 
-async def test_code_that_ignores_everything_is_killed(open_desk):
+async def test_code_that_ignores_everything_is_killed(open_desk, make_pipe):
     """After SIGTERM comes SIGKILL; the answer is `canceled`, and comes when the process is gone."""
     desk = open_desk(max_workers=1, cancel_grace_s=0.01, term_grace_s=0.01)
     pid = await desk.value(misdeeds.pid)
-    call = desk.begin(misdeeds.ignore_sigterm)
+    began = make_pipe("began")
+    call = desk.begin(misdeeds.ignore_sigterm, began.path)
+    await began.wait()
     desk.pool.interrupt(call)
     error = (await call.future).error
     assert error is not None
@@ -278,35 +327,35 @@ async def test_code_that_ignores_everything_is_killed(open_desk):
     assert not is_alive(pid)
 
 
-async def test_a_pipelined_call_that_is_canceled_before_its_turn(open_desk, tmp_path):
+async def test_a_pipelined_call_that_is_canceled_before_its_turn(open_desk, make_pipe, tmp_path):
     """A cancel of a call that was sent ahead reaches it when its turn comes."""
     desk = open_desk(max_workers=1, pipeline=4, spare=False, cancel_grace_s=60)
     await desk.value(misdeeds.pid)
-    gate = Pipe(str(tmp_path / "gate"))
+    gate = make_pipe("gate")
     first = desk.begin(misdeeds.report_then_wait, str(tmp_path), run=desk.run())
     second = desk.begin(misdeeds.wait_until_cancelled, str(tmp_path / "began"), run=desk.run())
     desk.pool.interrupt(second)
     gate.write()
     assert (await first.future).success
     assert (await second.future).data == "cleaned up"
-    gate.close()
 
 
 # --- what a run says --------------------------------------------------------------------------------------------------
 
 
-async def test_progress_in_a_tight_loop_costs_nothing(desk):
-    """A hundred thousand reports take well under a second, few cross, and the last is kept."""
-    spent_s = await desk.value(misdeeds.report_in_a_tight_loop, 100_000, run=desk.run())
-    assert spent_s < 2
-    assert len(desk.reports) < 20
-    await asyncio.sleep(0)
-    assert desk.reports[0].progress is not None
+async def test_progress_in_a_tight_loop_costs_nothing(desk, monkeypatch):
+    """Of a hundred thousand reports four a second cross, the last among them; the others cost microseconds."""
+    run, heard = desk.run(), []
+    monkeypatch.setattr(run, "progress", lambda *said: heard.append(said))
+    spent_s, worked_s = await desk.value(misdeeds.report_in_a_tight_loop, 100_000, run=run)
+    assert worked_s < 1
+    assert len(heard) <= spent_s / PROGRESS_EVERY_S + 2
+    assert heard[-1] == (1.0, "done", None)
 
 
-async def test_the_last_word_before_a_silence_is_heard(desk, tmp_path):
+async def test_the_last_word_before_a_silence_is_heard(desk, make_pipe, tmp_path):
     """A report that came too soon after another is sent when its time has come, though the code says nothing more."""
-    gate = Pipe(str(tmp_path / "gate"))
+    gate = make_pipe("gate")
     run = desk.run()
     call = desk.begin(misdeeds.report_then_wait, str(tmp_path), run=run)
     async with asyncio.timeout(10):
@@ -316,7 +365,6 @@ async def test_the_last_word_before_a_silence_is_heard(desk, tmp_path):
     assert not call.future.done()
     gate.write()
     await call.future
-    gate.close()
 
 
 async def test_a_run_knows_itself_in_the_worker(desk, caplog):
@@ -335,6 +383,21 @@ async def test_log_lines_reach_the_host(desk, caplog):
     assert [(record.name, record.levelname) for record in caplog.records if record.getMessage() == "from afar"] == [
         ("misdeeds", "WARNING")
     ]
+
+
+async def test_names_of_loggers_do_not_pile_up(desk, caplog):
+    """Whatever names a worker's code makes up for its loggers, the host handles their lines without keeping them."""
+    before = len(logging.root.manager.loggerDict)
+    await desk.value(misdeeds.write_many_logs, 100)
+    assert [record.name for record in caplog.records][-1] == "made.up.99"
+    assert len(logging.root.manager.loggerDict) - before < 10
+
+
+@BOTH
+async def test_what_code_starts_gets_no_wire(open_desk, portable):
+    """A program that user code starts inherits none of the sockets of its worker."""
+    desk = open_desk(max_workers=1, portable=portable)
+    assert await desk.value(misdeeds.sockets_of_child) == 0
 
 
 # --- life -------------------------------------------------------------------------------------------------------------

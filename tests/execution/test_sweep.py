@@ -1,4 +1,4 @@
-"""What the nursery does about the children of a keeper that was killed."""
+"""What the nursery does about the children of a keeper that was killed, and with the descriptors it gets."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ STRAY = 4_000_000
 def nursery(monkeypatch) -> Nursery:
     """Without its loop and its signal handlers, which would become this process's."""
     made = Nursery.__new__(Nursery)
-    made._keepers, made._lost = {}, []
+    made._keepers, made._lost, made._fds, made._buffer = {}, [], [], bytearray()
     monkeypatch.setattr(os, "waitpid", _no_children)
     return made
 
@@ -45,3 +45,14 @@ def test_what_cannot_be_killed_holds_up_its_own_slot_only(nursery, monkeypatch):
     assert ours.recv(64) == GONE_FORMAT.pack(GONE, LOST)
     assert nursery._lost == []
     ours.close()
+
+
+def test_descriptors_stay_in_the_family(nursery):
+    """What the nursery gets for its workers is not inherited by programs that preloaded code may start."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        nursery._host = theirs
+        socket.send_fds(ours, [b"\0"], [ours.fileno()])
+        assert nursery._read()
+    assert [os.get_inheritable(fd) for fd in nursery._fds] == [False]
+    os.close(nursery._fds[0])

@@ -4,30 +4,19 @@ import array
 import contextlib
 import fcntl
 import os
-import pickle
 import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.execution import wire
-from taskyard.execution.wire import Bulk, Head, Kind, Reader, WireError, encode
+from taskyard.execution.wire import HEAD, IS_SHARED, Bulk, Kind, Reader, WireError, encode
 from tests.execution.census import open_fds
-
-
-class Grid:
-    """Stands for an array: its content travels beside the pickle."""
-
-    def __init__(self, content: bytearray | memoryview) -> None:
-        self.content = content
-
-    def __reduce__(self):
-        return Grid, (pickle.PickleBuffer(self.content),)
+from tests.execution.grids import Grid
 
 
 @pytest.fixture
@@ -68,7 +57,7 @@ def test_values_cross_whatever_their_size(pair, size, shares):
     reader = Reader(shares=shares)
     value = (content, Bulk.of(content), Grid(bytearray(content)), "text")
     frame = cross(pair, encode(Kind.CALL, 7, value, marks=1, shares=shares), reader)
-    assert (frame.head.kind, frame.head.call, frame.head.marks) == (Kind.CALL, 7, 1)
+    assert (frame.kind, frame.call, frame.marks & ~IS_SHARED) == (Kind.CALL, 7, 1)
     plain, bulk, grid, text = frame.load()
     assert (plain, bulk, bytes(grid.content), text) == (content, content, content, "text")
     assert type(bulk) is bytes
@@ -109,7 +98,7 @@ def test_many_small_frames_in_one_read(pair):
         reader.receive(other)
         while (frame := reader.next()) is not None:
             assert frame.load() == b"x" * 5000
-            seen.append(frame.head.call)
+            seen.append(frame.call)
     assert seen == list(range(len(seen)))
 
 
@@ -143,36 +132,30 @@ def test_garbage_is_refused(data):
             pass
 
 
-def head(**fields):
-    return {"kind": Kind.CALL, "call": 1, "sizes": (3,), **fields}
+def head(*, kind: int = Kind.CALL, marks: int = 0, parts: int = 0, size: int = 0) -> bytes:
+    return HEAD.pack(kind, marks, parts, 1, size, 0.0, 0.0)
+
+
+def sizes(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}Q", *values)
 
 
 BAD_FRAMES = [
-    pytest.param(head(sizes=()), b"abc", id="no-sizes"),
-    pytest.param(head(sizes=(-1, 4)), b"abc", id="negative-size"),
-    pytest.param(head(sizes=(4,)), b"abc", id="sizes-do-not-fit"),
-    pytest.param(head(kind=99), b"abc", id="unknown-kind"),
-    pytest.param(head(is_shared=True), b"", id="no-descriptor"),
+    pytest.param(head(kind=99, size=3) + b"abc", id="unknown-kind"),
+    pytest.param(head(parts=1, size=3) + b"abc", id="shorter-than-its-sizes"),
+    pytest.param(head(parts=1, size=11) + sizes(4) + b"abc", id="sizes-do-not-fit"),
+    pytest.param(head(parts=2, size=19) + sizes(2**64 - 1, 4) + b"abc", id="sizes-beyond-all-memory"),
+    pytest.param(head(parts=wire.MOST_APART + 2, size=3), id="too-many-parts"),
+    pytest.param(head(marks=IS_SHARED, parts=1, size=8) + sizes(3), id="no-descriptor"),
+    pytest.param(head(size=1 << 62), id="a-huge-body"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "body"), BAD_FRAMES)
-def test_a_bad_head_is_refused(pair, fields, body):
-    """A head that does not fit its body, or says what no head says, is refused."""
+@pytest.mark.parametrize("data", BAD_FRAMES)
+def test_a_bad_head_is_refused(pair, data):
+    """A head that does not fit its body, or says what no head says, is refused before memory is set aside for it."""
     one, other = pair
-    packed = msgspec.msgpack.encode([*fields.values(), *([] if "is_shared" in fields else [False]), 0, 0.0, 0.0])
-    one.send(struct.pack("<IQ", len(packed), len(body)) + packed + body)
-    reader = Reader()
-    reader.receive(other)
-    with pytest.raises(WireError):
-        reader.next()
-
-
-@pytest.mark.parametrize("sizes", [(1 << 31, 10), (10, 1 << 62)], ids=["head", "body"])
-def test_huge_lengths_are_refused(pair, sizes):
-    """A length beyond all reason is refused before any memory is set aside for it."""
-    one, other = pair
-    one.send(struct.pack("<IQ", *sizes))
+    one.send(data)
     reader = Reader()
     reader.receive(other)
     with pytest.raises(WireError):
@@ -201,9 +184,8 @@ def test_a_descriptor_that_could_hurt_is_refused(pair, make):
     one, other = pair
     fd = make()
     fds = open_fds()
-    packed = msgspec.msgpack.encode(Head(Kind.RESULT, 1, (1000,), is_shared=True))
     one.sendmsg(
-        [struct.pack("<IQ", len(packed), 0) + packed],
+        [head(kind=Kind.RESULT, marks=IS_SHARED, parts=1, size=8) + sizes(1000)],
         [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))],
     )
     reader = Reader()

@@ -30,6 +30,8 @@ class PendingCall:
     waiting: asyncio.TimerHandle | None = None
     ending: asyncio.TimerHandle | None = None
     is_new = is_over = is_asked = is_undelivered = False
+    returns = 0
+    """How often a worker died before it had all of it."""
     number = 0
     marks = 0
     """Added to those of its frame."""
@@ -49,27 +51,33 @@ class PendingCall:
     ) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs or {}
         self.timeout_s, self.wait_s, self.run, self.record_first = timeout_s, wait_s, run, record_first
-        self.key = key_of(function)
         self.future: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a worker has to import for it."""
+        return key_of(self.function)
 
     @property
     def is_by_name(self) -> bool:
         """Whether its function crosses as a name. A copy may change between two calls, what a name means does not."""
         function = self.function
         kind = type(function)
+        if kind is FunctionType:
+            return True
         if kind is BuiltinFunctionType:
             return isinstance(function.__self__, ModuleType)  # type: ignore[attr-defined]
-        return kind is FunctionType or getattr(kind, "crosses_by_name", False)
+        return getattr(kind, "crosses_by_name", False)
 
-    def body(self, function: Callable[..., Any] | int) -> Call:
-        """What its worker gets, with the function as that worker knows it."""
+    def body(self, number: int | None) -> Call:
+        """What its worker gets, with the function by the number it has there, if any."""
         args, kwargs = self.args, self.kwargs
         if args and not _PLAIN.issuperset(map(type, args)):
             args = tuple([Bulk.of(arg) for arg in args])
         if kwargs:
             kwargs = {name: Bulk.of(arg) for name, arg in kwargs.items()}
         card = None if self.run is None else card_of(self.run.claim)
-        return function, args, kwargs, card, self.record_first
+        return self.function if number is None else number, args, kwargs, card, self.record_first
 
     def begin(self) -> None:
         self.started_at = time.time()

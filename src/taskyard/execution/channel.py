@@ -10,21 +10,22 @@ from collections import deque
 from os import getpid
 from typing import Any
 
-from taskyard.execution.wire import Frame, Kind, Outgoing, Reader, encode, widen
+from taskyard.execution.wire import CANCEL, Frame, Kind, Outgoing, Reader, encode, widen
 
 
 class Channel:
     """Only the worker itself speaks here: a process that its code forked, and that came back from the call as well,
     ends without a word."""
 
-    def __init__(self, fd: int, *, shares: bool) -> None:
+    def __init__(self, fd: int, *, shares: bool = False) -> None:
         self.shares = shares
         self._sock = socket.socket(fileno=fd)
         self._sock.setblocking(True)
         widen(self._sock)
-        self._reader = Reader(shares=shares)
+        self._reader = Reader(shares=False)  # a setup comes through the socket, whatever its size
         self._arrived: deque[Frame] = deque()
-        self._canceled: set[int] = set()
+        # Who asks for one that is long over is a thread it left behind: the last few will do.
+        self._canceled: deque[int] = deque(maxlen=100)
         self._pid = getpid()
         self.fd, self.is_closed = fd, False
         """`is_closed`: the host has closed its end, and a look at this one has found that out."""
@@ -41,7 +42,7 @@ class Channel:
             self.write(encode(kind, call, value, shares=self.shares))
 
     def write(self, out: Outgoing) -> None:
-        if not self.is_own:
+        if getpid() != self._pid:
             os._exit(0)
         with self._sending:
             while not out.send(self._sock):
@@ -52,11 +53,11 @@ class Channel:
         with self._receiving:
             while True:
                 frame = self._arrived.popleft() if self._arrived else self._reader.next()
-                if frame is not None and frame.head.kind is not Kind.CANCEL:
+                if frame is None:
+                    if not self._reader.receive(self._sock):
+                        return None
+                elif frame.kind is not CANCEL:  # a cancel that is read here came too late for the call it names
                     return frame
-                # A cancel that is read here came too late for the call it names.
-                if frame is None and not self._reader.receive(self._sock):
-                    return None
 
     def is_canceled(self, call: int) -> bool:
         """Whether the host has asked this call to end. Looks at what has arrived, without waiting: one system call,
@@ -80,7 +81,7 @@ class Channel:
 
     def _sort(self) -> None:
         while (frame := self._reader.next()) is not None:
-            if frame.head.kind is Kind.CANCEL:
-                self._canceled.add(frame.head.call)
+            if frame.kind is CANCEL:
+                self._canceled.append(frame.call)
             else:
                 self._arrived.append(frame.detached())

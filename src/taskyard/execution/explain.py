@@ -54,6 +54,11 @@ def canceled(message: str = "canceled while it was running") -> ExecutionError:
     return ExecutionError(kind=ErrorKind.CANCELED, message=message)
 
 
+def fault(message: str) -> ExecutionError:
+    """Something broke that is no doing of the request's."""
+    return ExecutionError(kind=ErrorKind.SYSTEM, message=message)
+
+
 def refused(message: str) -> ExecutionError:
     """The request does not fit the executor: trying again cannot help."""
     return ExecutionError(kind=ErrorKind.VALIDATION, message=message)

@@ -17,17 +17,18 @@ from typing import Any, Protocol
 import msgspec
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.explain import UNRETURNED, clean, explain
+from taskyard.execution.explain import UNRETURNED, clean, explain, fault
 from taskyard.execution.nursery import WorkerHandle
 from taskyard.execution.said import known_fields
+from taskyard.execution.shared import Lender
 from taskyard.execution.wire import (
     CALL,
+    IS_FREE,
     IS_NAMED,
     IS_NEW,
     IS_SPENT,
     RESULT,
     Frame,
-    Head,
     Kind,
     Outgoing,
     Reader,
@@ -38,6 +39,9 @@ from taskyard.execution.wire import (
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 
 log = logging.getLogger("taskyard")
+
+LAST_WORD_S = 1.0
+"""How long a worker whose wire has ended may take to be found dead, which says why; it takes about a millisecond."""
 
 _decode_error = msgspec.msgpack.Decoder(ExecutionError).decode
 
@@ -59,7 +63,7 @@ class HostedWorker:
         self.pid: int | None = None
         self.calls: deque[PendingCall] = deque()
         self.served = 0
-        self.is_ready = self.is_spent = self.is_dying = self.is_retiring = False
+        self.is_ready = self.is_spent = self.is_dying = self.is_retiring = self._is_silent = False
         self.late: list[PendingCall] = []
         """Answered after it had been decided that their worker must die for them."""
         self.complaint: ExecutionError | None = None
@@ -67,7 +71,8 @@ class HostedWorker:
         self._process, self._loop, self._owner = process, loop, owner
         self._shares, self._load_s = shares, load_s
         self._wire, self._reader = process.wire, Reader(shares=shares)
-        self._unsent: deque[Outgoing] = deque()
+        self._lender = Lender(loop)
+        self._unsent: deque[tuple[Outgoing, PendingCall | None]] = deque()
         self._known: set[tuple[str, str]] = set()
         self._functions: dict[Callable[..., Any], int] = {}
         self._deadline_mono = time.monotonic() + load_s
@@ -82,21 +87,23 @@ class HostedWorker:
 
     def give(self, call: PendingCall) -> None:
         """Send the call; raises what pickling it raises, and has then sent nothing."""
-        is_new = call.key not in self._known
-        marks = call.marks | IS_NEW if is_new else call.marks
-        function: Callable[..., Any] | int = call.function
+        number, marks = None, call.marks
         if call.is_by_name:
-            function = self._functions.get(call.function, call.function)
+            number = self._functions.get(call.function)
             marks |= IS_NAMED
-        out = encode(CALL, call.number, call.body(function), marks, shares=self._shares)
-        call.is_new, call.worker = is_new, self
-        if is_new:
+        call.is_new = number is None and call.key not in self._known
+        if call.is_new:
+            marks |= IS_NEW
+        out = encode(CALL, call.number, call.body(number), marks, shares=self._shares, lender=self._lender)
+        call.worker = self
+        if call.is_new:
             self._known.add(call.key)
         self.calls.append(call)
         self.served += 1
         if len(self.calls) == 1:
             self._begin(call)
-        call.is_undelivered = not self._send(out)
+        if not self.send(out, call):
+            call.is_undelivered = True
 
     def _begin(self, call: PendingCall) -> None:
         """The worker turns to this call now."""
@@ -111,7 +118,7 @@ class HostedWorker:
 
     def ask(self, call: PendingCall) -> None:
         """Tell the code that it should end."""
-        self._send(encode(Kind.CANCEL, call.number))
+        self.send(encode(Kind.CANCEL, call.number))
 
     def terminate(self) -> None:
         """SIGTERM for it and its group. Nobody knows when it arrives, so no other call may begin here."""
@@ -126,7 +133,7 @@ class HostedWorker:
     def retire(self, within_s: float) -> None:
         """It has nothing to do, and shall end by itself."""
         self.is_retiring = True
-        self._send(encode(Kind.EXIT))
+        self.send(encode(Kind.EXIT))
         self._deadline_mono = time.monotonic() + within_s
         self._arm()
 
@@ -150,10 +157,12 @@ class HostedWorker:
             if self._deadline_mono < math.inf:
                 self._arm()
             return
-        if self.is_dying:
+        if self.is_dying and not self._is_silent:
             return
-        if not self.is_ready and not self.is_retiring:
-            self.complaint = _fault(f"a worker process did not start within {self._load_s:g} s")
+        if self._is_silent:
+            self.complaint = fault("its worker process closed its wire")
+        elif not self.is_ready and not self.is_retiring:
+            self.complaint = fault(f"a worker process did not start within {self._load_s:g} s")
         elif self.calls:
             call = self.calls[0]
             call.expire("its code could not be imported" if call.is_new else None, self._load_s)
@@ -161,28 +170,31 @@ class HostedWorker:
 
     # --- the wire -----------------------------------------------------------------------------------------------------
 
-    def _send(self, out: Outgoing) -> bool:
-        """Send it now or when there is room; False if nobody is there to read it any more."""
-        if self._unsent:
-            self._unsent.append(out)
-            return True
-        try:
-            if out.send(self._wire):
-                return True
-        except BlockingIOError:
-            pass
-        except OSError:
-            out.drop()  # what is left to know comes by `_gone`
-            return False
-        self._unsent.append(out)
-        self._loop.add_writer(self._wire, self._writable)
-        return True
+    def send(self, out: Outgoing, call: PendingCall | None = None) -> bool:
+        """Send it, the frame of `call` if there is one; False if it has to wait for room, or nobody is there to read it
+        any more."""
+        if not self._unsent:
+            try:
+                if out.send(self._wire):
+                    return True
+            except BlockingIOError:
+                pass
+            except OSError:
+                out.drop()  # what is left to know comes by `_gone`
+                return False
+            self._loop.add_writer(self._wire, self._writable)
+        out.own()
+        self._unsent.append((out, call))
+        return False
 
     def _writable(self) -> None:
         try:
             while self._unsent:
-                if not self._unsent[0].send(self._wire):
+                out, call = self._unsent[0]
+                if not out.send(self._wire):
                     return
+                if call is not None:
+                    call.is_undelivered = False
                 self._unsent.popleft()
         except BlockingIOError:
             return
@@ -192,12 +204,16 @@ class HostedWorker:
 
     def _drop_unsent(self) -> None:
         while self._unsent:
-            self._unsent.popleft().drop()
+            self._unsent.popleft()[0].drop()
 
     def _readable(self) -> None:
-        if not self._read():
-            self._loop.remove_reader(self._wire)
-            self.kill()
+        if self._read():
+            return
+        self._loop.remove_reader(self._wire)
+        if not self.is_dying:
+            self.is_dying = self._is_silent = True
+            self._deadline_mono = time.monotonic() + LAST_WORD_S
+            self._arm()
 
     def _read(self) -> bool:
         """Read once and act on it; whether there may be more."""
@@ -210,25 +226,26 @@ class HostedWorker:
         except ConnectionResetError:
             return False
         except WireError as exc:
-            self.complaint = _fault(f"its worker process wrote what is no answer: {exc}")
+            self.complaint = fault(f"its worker process wrote what is no answer: {exc}")
+            self.kill()
             return False
         return is_open
 
     def _heed(self, frame: Frame) -> None:
         """Who listens may fail: the frames behind this one, an answer among them, must be read all the same."""
         try:
-            self._take(frame)
+            if frame.kind is RESULT:
+                self._answer(frame, self._result(frame))
+            else:
+                self._take(frame)
         except WireError:
             raise
         except Exception:
             log.exception("what a worker process said could not be passed on")
 
     def _take(self, frame: Frame) -> None:
-        head = frame.head
-        kind = head.kind
-        if kind is RESULT:
-            self._answer(head, self._result(frame))
-        elif kind is Kind.ERROR:
+        kind = frame.kind
+        if kind is Kind.ERROR:
             self._take_error(frame)
         elif kind is Kind.READY:
             self.pid, self.is_ready = _load(frame, int), True
@@ -236,12 +253,12 @@ class HostedWorker:
                 self._deadline_mono = math.inf
             self._owner.ready(self)
         elif kind is Kind.STARTED:
-            self._started_new(self._running(head))
+            self._started_new(self._running(frame))
         elif kind is Kind.LOG:
             _relay(_load(frame, tuple))
         elif kind in (Kind.PROGRESS, Kind.NOTE, Kind.CHECKPOINT):
             said = _load(frame, object)
-            if self.calls and self.calls[0].number == head.call:  # else a thread has outlived the call it speaks of
+            if self.calls and self.calls[0].number == frame.call:  # else a thread has outlived the call it speaks of
                 self.calls[0].hear(kind, said)
         else:
             raise WireError(f"{kind.name} from a worker")
@@ -254,13 +271,12 @@ class HostedWorker:
             self._functions[call.function] = len(self._functions)
         self._begin(call)
 
-    def _running(self, head: Head) -> PendingCall:
-        if not self.calls or self.calls[0].number != head.call:
+    def _running(self, frame: Frame) -> PendingCall:
+        if not self.calls or self.calls[0].number != frame.call:
             raise WireError("of a call that is not running")
         return self.calls[0]
 
     def _result(self, frame: Frame) -> ExecutionResult:
-        head = frame.head
         try:
             value = frame.load()
         except Exception as exc:
@@ -268,9 +284,9 @@ class HostedWorker:
             message = f"its result could not be read back from the worker process: {error.message}"
             details = {UNRETURNED: True}
             error = ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=error.types, details=details)
-            return self._failed(head, error)
+            return self._failed(frame, error)
         return ExecutionResult(
-            success=True, data=value, started_at=head.started_at, ended_at=head.ended_at, worker_pid=self.pid
+            success=True, data=value, started_at=frame.started_at, ended_at=frame.ended_at, worker_pid=self.pid
         )
 
     def _take_error(self, frame: Frame) -> None:
@@ -278,25 +294,27 @@ class HostedWorker:
             error = _decode_error(_load(frame, bytes))
         except msgspec.DecodeError as exc:
             raise WireError(f"an error that is none: {exc}") from None
-        if frame.head.call == 0 and not self.is_ready:
+        if frame.call == 0 and not self.is_ready:
             self.complaint = error
             return
-        self._answer(frame.head, self._failed(frame.head, error))
+        self._answer(frame, self._failed(frame, error))
 
-    def _failed(self, head: Head, error: ExecutionError) -> ExecutionResult:
+    def _failed(self, frame: Frame, error: ExecutionError) -> ExecutionResult:
         return ExecutionResult(
-            success=False, error=error, started_at=head.started_at, ended_at=head.ended_at, worker_pid=self.pid
+            success=False, error=error, started_at=frame.started_at, ended_at=frame.ended_at, worker_pid=self.pid
         )
 
-    def _answer(self, head: Head, result: ExecutionResult) -> None:
-        call = self._running(head)
+    def _answer(self, frame: Frame, result: ExecutionResult) -> None:
+        call = self._running(frame)
         self.calls.popleft()
+        if self._lender.borrower == call.number:
+            self._lender.take_back(is_free=bool(frame.marks & IS_FREE))
         if call.is_new:
             self._known.discard(call.key)  # it could not be loaded: the next try has the time of a start again
         if self.is_dying and call.verdict is not None:
             self.late.append(call)  # it is being killed for this call, which is answered when that is done
             return
-        if head.marks & IS_SPENT:
+        if frame.marks & IS_SPENT:
             self.is_spent = True
         self._deadline_mono = math.inf
         if self.calls:
@@ -315,6 +333,7 @@ class HostedWorker:
         if self._timer is not None:
             self._timer.cancel()
         self._drop_unsent()
+        self._lender.close()
         self._reader.close()
         self._wire.close()
         self._owner.gone(self, status)
@@ -356,10 +375,18 @@ def _relay(said: tuple[Any, ...]) -> None:
         )
     except (TypeError, ValueError) as exc:
         raise WireError(f"a log record that is none: {exc}") from None
-    logger = logging.getLogger(record.name)
-    if logger.isEnabledFor(record.levelno):
-        logger.handle(record)
+    logger = _nearest_logger(record.name)
+    # Not `isEnabledFor`, which remembers every level it was asked for.
+    if logging.root.manager.disable < record.levelno >= logger.getEffectiveLevel():
+        (logger.handle if logger.name == record.name else logger.callHandlers)(record)
 
 
-def _fault(message: str) -> ExecutionError:
-    return ExecutionError(kind=ErrorKind.SYSTEM, message=message)
+def _nearest_logger(name: str) -> logging.Logger:
+    """The one of this name, or else the one that it would pass its records on to: the host must not grow by the names
+    that code in its workers makes up."""
+    known = logging.root.manager.loggerDict
+    while name:
+        if isinstance(logger := known.get(name), logging.Logger):
+            return logger
+        name = name.rpartition(".")[0]
+    return logging.root

@@ -18,6 +18,7 @@ import struct
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from taskyard.execution.linux import adopt_orphans, children, close_all, die_with_parent, kill_hard, set_name
@@ -31,7 +32,21 @@ END = signal.SIGRTMIN + 5
 service it stops, and what runs is then the host's to end, when its grace is over."""
 
 LOST = -1
-"""The status of a worker whose keeper was killed: nobody saw it end."""
+"""The status of a worker whose end nobody saw: its keeper was killed, or there was no process for one of them."""
+
+
+def ended(status: int) -> str:
+    """What a wait status says, in words."""
+    if status == LOST:
+        return "was lost"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "a signal"
+        return f"was ended by {name} ({number})"
+    return f"exited with code {os.WEXITSTATUS(status)}"
 
 
 class Wakeups:
@@ -57,23 +72,29 @@ class Wakeups:
         close_all((self.fd, self._write_fd))
 
 
-def keep(control_fd: int, nursery: int, work: Callable[[], None]) -> NoReturn:
-    """Run `work` in a worker and keep it until its tree is gone. Called in a fresh fork of the nursery, which is
-    single-threaded; it never returns."""
+def keep(control_fd: int, wire_fd: int, nursery: int, work: Callable[[int], None]) -> NoReturn:
+    """Run `work` on the wire in a worker, and keep it until its tree is gone. Called in a fresh fork of the nursery,
+    which is single-threaded; it never returns."""
     os.setsid()
     set_name("taskyard-keeper")
     wakeups = Wakeups(signal.SIGCHLD, END)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(nursery, END)
     adopt_orphans()
     keeper = os.getpid()
-    worker = os.fork()
+    try:
+        worker = os.fork()
+    except OSError:  # no process is to be had
+        _say_gone(control_fd, LOST)
     if worker == 0:
         wakeups.close()
+        signal.signal(END, signal.SIG_DFL)
         os.close(control_fd)
-        _be_worker(keeper, work)
-    status = _watch(control_fd, worker, wakeups)
+        _be_worker(keeper, partial(work, wire_fd))
+    os.close(wire_fd)  # so that the host sees it end with the worker's
+    _say_gone(control_fd, _watch(control_fd, worker, wakeups))
+
+
+def _say_gone(control_fd: int, status: int) -> NoReturn:
     with contextlib.suppress(OSError):  # the host is gone
         os.write(control_fd, GONE_FORMAT.pack(GONE, status))
     os._exit(0)

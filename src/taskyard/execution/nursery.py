@@ -10,29 +10,22 @@ import asyncio
 import atexit
 import contextlib
 import itertools
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
+from taskyard.execution.boot import start_interpreter
 from taskyard.execution.keeper import GONE_FORMAT, KILL, LOST, TERM
 from taskyard.execution.nursery_main import LENGTH, Preload, PutDown, Request, Spawn
-from taskyard.execution.scene import Scene, WorkerSettings, present_scene
 
 KEEPER_PATIENCE_S = 0.5
 """How long a keeper may take to end its tree before it is put down itself; it takes about a millisecond."""
-
-_BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from taskyard.execution.nursery_main import main; main(int(sys.argv[2]), int(sys.argv[3]))"
-)
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -106,7 +99,6 @@ class Nursery:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
-        self._scene: Scene | None = None
         self._numbers = itertools.count(1)
         self._preloaded: tuple[str, ...] = ()
         # In a fork of the host this nursery is the parent's, and another thread may hold the lock for ever.
@@ -124,7 +116,7 @@ class Nursery:
             if fresh and self._sock is not None:
                 self._send(Preload(fresh))
 
-    def spawn(self, settings: WorkerSettings) -> NurseryWorker:
+    def spawn(self) -> NurseryWorker:
         """A worker that is starting. Raises `OSError` when there are no descriptors or processes to be had."""
         wire, worker_end = socket.socketpair()
         control, keeper_end = socket.socketpair()
@@ -133,24 +125,21 @@ class Nursery:
         number = next(self._numbers)
         try:
             with self._lock, worker_end, keeper_end:
-                self._ask(number, settings, [worker_end.fileno(), keeper_end.fileno()])
+                self._ask(Spawn(number), [worker_end.fileno(), keeper_end.fileno()])
         except BaseException:
             wire.close()
             control.close()
             raise
         return NurseryWorker(self, number, wire, control)
 
-    def _ask(self, number: int, settings: WorkerSettings, fds: list[int]) -> None:
+    def _ask(self, request: Spawn, fds: list[int]) -> None:
         if self._process is None or self._process.poll() is not None:
             self._begin()
-        scene = present_scene()
-        news = None if scene == self._scene else scene
         try:
-            self._send(Spawn(number, settings, news), fds)
+            self._send(request, fds)
         except (BrokenPipeError, ConnectionResetError):
             self._begin()  # Race: it died after we looked
-            self._send(Spawn(number, settings, scene), fds)
-        self._scene = scene
+            self._send(request, fds)
 
     def _send(self, request: Request, fds: list[int] | None = None) -> None:
         if self._sock is None:
@@ -166,12 +155,8 @@ class Nursery:
         self._forget()
         ours, theirs = socket.socketpair()
         with theirs:
-            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-            boot = [sys.executable, *flags, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
-            self._process = subprocess.Popen(
-                boot, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        self._sock, self._scene = ours, None
+            self._process = start_interpreter("taskyard.execution.nursery_main", [theirs.fileno()], os.getpid())
+        self._sock = ours
         if self._preloaded:
             self._send(Preload(self._preloaded))
 

@@ -23,20 +23,17 @@ from typing import NoReturn
 
 import msgspec
 
+from taskyard.execution.boot import take_signals
 from taskyard.execution.keeper import END, GONE, GONE_FORMAT, LOST, Wakeups, keep
 from taskyard.execution.linux import adopt_orphans, children, close_all, kill_hard, set_name
-from taskyard.execution.scene import Scene, WorkerSettings
 
 LENGTH = struct.Struct("<I")
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker. Two descriptors come along: the worker's end of its wire, the keeper's end of its control. Without
-    a `scene`, that of the spawn before holds."""
+    """Fork a worker. Two descriptors come along: the worker's end of its wire, the keeper's end of its control."""
 
     worker: int
-    settings: WorkerSettings
-    scene: Scene | None = None
 
 
 class PutDown(msgspec.Struct, frozen=True, tag=True):
@@ -68,7 +65,6 @@ class Nursery:
         """By process id: the worker's number and our copy of its control, on which we speak for a dead keeper."""
         self._lost: list[tuple[int, int]] = []
         """The same of keepers that were killed, until nothing is left of what they kept."""
-        self._scene: Scene | None = None
         self._buffer = bytearray()
         self._fds: list[int] = []
 
@@ -91,6 +87,8 @@ class Nursery:
             data, fds, _, _ = socket.recv_fds(self._host, 1 << 16, 64)
         except ConnectionResetError:
             return False
+        for fd in fds:
+            os.set_inheritable(fd, False)  # `recv_fds` leaves out the flag for it
         self._fds += fds
         self._buffer += data
         while len(self._buffer) >= LENGTH.size:
@@ -117,15 +115,11 @@ class Nursery:
 
     def _spawn(self, spawn: Spawn) -> None:
         wire, control = self._fds.pop(0), self._fds.pop(0)
-        self._scene = spawn.scene or self._scene
-        scene, settings = self._scene, spawn.settings
-        if scene is None:
-            raise ValueError("the first spawn must bring its scene")
         nursery = os.getpid()
         try:
             pid = os.fork()
         except OSError:
-            # No process is to be had. The host is told that this one is gone, and why is in its message.
+            # No process is to be had: the host is told that this one is gone.
             os.write(control, GONE_FORMAT.pack(GONE, LOST))
             close_all((wire, control))
             return
@@ -133,7 +127,7 @@ class Nursery:
             # Whatever goes wrong here must end here: further out it would be taken for the end of the nursery.
             try:
                 self._let_go(control)
-                keep(control, nursery, _worker(wire, settings, scene))
+                keep(control, wire, nursery, _work)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -193,13 +187,10 @@ class Nursery:
             self._reap()
 
 
-def _worker(wire: int, settings: WorkerSettings, scene: Scene) -> Callable[[], None]:
-    def work() -> None:
-        from taskyard.execution.worker_main import open_channel, serve
+def _work(wire: int) -> None:
+    from taskyard.execution.worker_main import serve
 
-        serve(open_channel(wire, shares=settings.shares), settings, scene)
-
-    return work
+    serve(wire)
 
 
 def preload(modules: tuple[str, ...]) -> None:
@@ -222,10 +213,7 @@ def main(host_fd: int, host_pid: int) -> NoReturn:
 def _live(host: socket.socket, host_pid: int) -> None:
     set_name("taskyard-nurse")
     adopt_orphans()
-    # The mask of the thread that started us came along: with a death unheard of, its call would wait for ever.
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # see `END`
+    take_signals()
     pidfd = None
     with contextlib.suppress(OSError, AttributeError):  # on an old kernel the socket alone will tell
         pidfd = os.pidfd_open(host_pid)

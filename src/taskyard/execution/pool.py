@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
 from collections import deque
 from typing import Protocol
 
 import msgspec
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.explain import canceled, refused, rejected, waited_long
+from taskyard.execution.explain import canceled, fault, refused, rejected, waited_long
 from taskyard.execution.hosted import HostedWorker
-from taskyard.execution.keeper import LOST
+from taskyard.execution.keeper import ended
 from taskyard.execution.nursery import NURSERY, WorkerHandle
-from taskyard.execution.scene import WorkerSettings, refuse_while_loading
+from taskyard.execution.scene import Setting, WorkerSettings, present_scene, refuse_while_loading
 from taskyard.execution.sizing import default_workers
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+from taskyard.execution.wire import Bulk, Kind, Outgoing, encode
+from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
+
+MOST_RETURNS = 3
+"""How often a call is sent again when its worker died before it had all of it: it may be what workers die of."""
 
 START_AGAIN_S = 0.1
 """When no worker could be started and calls wait: how long until the next try."""
@@ -37,9 +39,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     long a worker may take to start, and to import what a call names. `cancel_grace_s`: from being asked to end to
     SIGTERM; `term_grace_s`: from there to SIGKILL. `recycle_after` calls, or above `recycle_rss` bytes in memory, a
     worker is replaced; `memory_limit` bytes of data are all it can allocate. `pipeline`: calls sent ahead to one
-    worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery. `setup`: as in
-    `WorkerSettings`. `environ`: variables that its workers have on top of the host's; they import what is preloaded
-    themselves, to see them."""
+    worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery. `setup`: a pickled
+    pair of function and arguments, called in each worker before it is ready. `environ`: variables that its workers have
+    on top of the host's; they import what is preloaded themselves, to see them."""
 
     max_workers: int = msgspec.field(default_factory=default_workers)
     queue_limit: int = 1000
@@ -75,11 +77,11 @@ class PoolNumbers(msgspec.Struct, frozen=True):
 
 
 class Starter(Protocol):
-    """Where workers come from: the nursery, or the spawner."""
+    """Where workers come from: the nursery, or the spawner. What they are to be, they are told over their wire."""
 
     def preload(self, modules: tuple[str, ...]) -> None: ...
 
-    def spawn(self, settings: WorkerSettings) -> WorkerHandle: ...
+    def spawn(self) -> WorkerHandle: ...
 
 
 class WorkerPool:
@@ -129,7 +131,7 @@ class WorkerPool:
         call.number = next(self._numbers)
         if call.run is not None:
             call.run.is_waiting = True
-        if not self._waiting and (worker := self._free_worker()) is not None:
+        if not self._waiting and (worker := self._free_worker(call)) is not None:
             self._give(worker, call)
         else:
             self._queue(call)
@@ -188,10 +190,13 @@ class WorkerPool:
             call.fail(rejected(f"all {self.settings.max_workers} worker processes are busy and the queue is full"))
             return
         self._waiting.append(call)
+        self._limit_wait(call)
+        self._grow()
+
+    def _limit_wait(self, call: PendingCall) -> None:
         wait_s = tighter(call.wait_s, self.settings.wait_s)
         if wait_s is not None:
             call.waiting = call.future.get_loop().call_later(wait_s, self._waited_long, call, wait_s)
-        self._grow()
 
     def _waited_long(self, call: PendingCall, wait_s: float) -> None:
         self._forget(call)
@@ -201,10 +206,16 @@ class WorkerPool:
         if call in self._waiting:
             self._waiting.remove(call)
 
-    def _free_worker(self) -> HostedWorker | None:
+    def _free_worker(self, call: PendingCall) -> HostedWorker | None:
+        """One that can take the call now; one that runs another only if this one may wait there as long as it takes:
+        what was sent ahead cannot be called back."""
         if len(self._occupied) < self.settings.max_workers:
-            return self._idle.pop() if self._idle else None
-        if self.settings.pipeline == 1:
+            while self._idle:
+                worker = self._idle.pop()
+                if not worker.is_dying:
+                    return worker
+            return None
+        if self.settings.pipeline == 1 or tighter(call.wait_s, self.settings.wait_s) is not None:
             return None
         fitting = [worker for worker in self._occupied if self._may_pipeline(worker)]
         return min(fitting, key=lambda worker: len(worker.calls), default=None)
@@ -219,7 +230,10 @@ class WorkerPool:
         try:
             worker.give(call)
         except Exception as exc:
-            call.fail(refused(f"it cannot be sent to a worker process: {type(exc).__name__}: {exc}"))
+            message = f"it cannot be sent to a worker process: {type(exc).__name__}: {exc}"
+            # Without memory or descriptors the next try may do better; what does not pickle never will.
+            is_ours = isinstance(exc, OSError | MemoryError)
+            call.fail(fault(message) if is_ours else refused(message))
             if not worker.calls:
                 self._release(worker)
             return
@@ -227,7 +241,7 @@ class WorkerPool:
             self._grow()
 
     def _dispatch(self) -> None:
-        while self._waiting and (worker := self._free_worker()) is not None:
+        while self._waiting and (worker := self._free_worker(self._waiting[0])) is not None:
             self._give(worker, self._waiting.popleft())
         self._grow()
 
@@ -246,25 +260,33 @@ class WorkerPool:
     def _start_worker(self, loop: asyncio.AbstractEventLoop) -> None:
         refuse_while_loading()
         settings = self.settings
-        asked = WorkerSettings(
+        try:
+            setup = self._encode_setup()
+            self._starter.preload(() if settings.environ else settings.preload)
+            process = self._starter.spawn()
+        except Exception as exc:
+            self._cannot_start = True
+            self._blame_start(fault(f"a worker process could not be started: {exc}"))
+            if self._waiting:
+                loop.call_later(START_AGAIN_S, self._grow)  # nothing else would: no worker is on its way
+            return
+        worker = HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s)
+        worker.send(setup)
+        self._workers.add(worker)
+        self._starting += 1
+
+    def _encode_setup(self) -> Outgoing:
+        settings = self.settings
+        worker = WorkerSettings(
             memory_limit=settings.memory_limit,
             recycle_rss=settings.recycle_rss,
             shares=self._shares,
             preload=settings.preload if settings.environ else (),
-            setup=settings.setup,
             environ=settings.environ,
         )
-        try:
-            self._starter.preload(() if settings.environ else settings.preload)
-            process = self._starter.spawn(asked)
-        except Exception as exc:
-            self._cannot_start = True
-            self._blame_start(_fault(f"a worker process could not be started: {exc}"))
-            if self._waiting:
-                loop.call_later(START_AGAIN_S, self._grow)  # nothing else would: no worker is on its way
-            return
-        self._workers.add(HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s))
-        self._starting += 1
+        setting: Setting = (worker, present_scene(), Bulk.of(settings.setup))
+        # Not through a memfd: the loop sends megabytes piece by piece, but would write them into memory at once.
+        return encode(Kind.SETUP, value=setting, shares=False)
 
     def _blame_start(self, error: ExecutionError) -> None:
         """A second start in a row that failed answers one call: so a pool that cannot start never turns in circles,
@@ -335,7 +357,7 @@ class WorkerPool:
         if worker.calls or worker.late:
             self._bury(worker, status)
         elif not worker.is_ready and not self._is_closed:
-            self._blame_start(worker.complaint or _fault(f"a worker process {_ended(status)} before it was ready"))
+            self._blame_start(worker.complaint or fault(f"a worker process {ended(status)} before it was ready"))
         if self._news is not None:
             self._news.set()
         self._dispatch()
@@ -348,10 +370,10 @@ class WorkerPool:
 
     def _bury(self, worker: HostedWorker, status: int) -> None:
         """Answer the call it died with. One behind a call that was answered late may have begun: it cannot be sent
-        again. All others were not touched, and are."""
-        crash = worker.complaint or _fault(f"its worker process {_ended(status)}")
+        again. All others were not touched, and are; so is one that it had not received."""
+        crash = worker.complaint or fault(f"its worker process {ended(status)}")
         begun = list(worker.late)
-        if worker.calls and not worker.calls[0].is_undelivered:
+        if worker.calls and not self._may_return(worker.calls[0]):
             begun.append(worker.calls.popleft())
         for call in begun:
             self._done += 1
@@ -359,14 +381,19 @@ class WorkerPool:
         while worker.calls:
             self._take_back(worker.calls.pop())
 
+    def _may_return(self, call: PendingCall) -> bool:
+        call.returns += call.is_undelivered
+        return call.is_undelivered and call.verdict is None and call.returns <= MOST_RETURNS
+
     def _take_back(self, call: PendingCall) -> None:
-        call.worker = None
+        call.worker, call.is_undelivered = None, False
         if call.is_asked or call.verdict is not None:
             call.give_up()
         elif self._is_closed:
             call.fail(rejected("the process pool was shut down before it began"))
         else:
             self._waiting.appendleft(call)
+            self._limit_wait(call)
 
     # --- ending a call early ------------------------------------------------------------------------------------------
 
@@ -391,21 +418,3 @@ class WorkerPool:
     def _kill(self, worker: HostedWorker, call: PendingCall) -> None:
         call.verdict = canceled("it did not end when asked or terminated, and was killed")
         worker.kill()
-
-
-def _fault(message: str) -> ExecutionError:
-    return ExecutionError(kind=ErrorKind.SYSTEM, message=message)
-
-
-def _ended(status: int) -> str:
-    """What a wait status says, in words."""
-    if status == LOST:
-        return "was lost"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = "a signal"
-        return f"was ended by {name} ({number})"
-    return f"exited with code {os.WEXITSTATUS(status)}"

@@ -40,15 +40,18 @@ class Scene(msgspec.Struct, frozen=True):
 class WorkerSettings(msgspec.Struct, frozen=True):
     """What one worker is held to. `memory_limit`: bytes of private data (RLIMIT_DATA) beyond which allocations fail.
     `recycle_rss`: bytes in memory after a call beyond which the worker asks to be replaced. `shares`: it may use
-    memfds. `preload`: modules it imports before it is ready. `setup`: a pickled pair of function and arguments, called
-    before it is ready. `environ` is set before any of the user's code runs."""
+    memfds. `preload`: modules it imports before it is ready. `environ` is set before any of the user's code runs."""
 
     memory_limit: int | None = None
     recycle_rss: int | None = None
     shares: bool = True
     preload: tuple[str, ...] = ()
-    setup: bytes | None = None
     environ: dict[str, str] = {}
+
+
+Setting = tuple[WorkerSettings, Scene, bytes | None]
+"""What a worker is told first, in a SETUP frame. Last comes a pickled pair of function and arguments, to be called
+before it is ready."""
 
 
 def present_scene() -> Scene:

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-import msgspec
+from taskyard.execution.boot import start_interpreter, take_signals
 
-from taskyard.execution.scene import WorkerSettings, present_scene
-from taskyard.execution.wire import Kind, encode
-
-_BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from taskyard.execution.spawner import main; main(int(sys.argv[2]), int(sys.argv[3]))"
-)
+HAS_WAITID = hasattr(os, "waitid")
+"""Not on macOS before Python 3.13: what a worker leaves in its group is not killed there when it ends by itself."""
 
 
 class SpawnedWorker:
@@ -35,13 +28,11 @@ class SpawnedWorker:
     def __init__(self, process: subprocess.Popen[bytes], wire: socket.socket, lifeline: socket.socket) -> None:
         self.wire = wire
         self._process, self._lifeline = process, lifeline
-        self._is_gone = False
+        self._lock = threading.Lock()
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[int], None]) -> None:
         def wait() -> None:
-            code = self._process.wait()
-            self._signal(signal.SIGKILL)
-            self._is_gone = True
+            code = self._bury()
             self._lifeline.close()
             # As `waitpid` has it: what a signal did in the low byte, an exit code above it.
             status = -code if code < 0 else code << 8
@@ -56,9 +47,20 @@ class SpawnedWorker:
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
+    def _bury(self) -> int:
+        """Wait for its end and kill the rest of its group; its exit code. Until `wait` has returned, its number is no
+        other's, and may be signalled."""
+        if not HAS_WAITID:
+            return self._process.wait()
+        with contextlib.suppress(ChildProcessError):  # the host ignores SIGCHLD: nothing is left of it
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            self._signal(signal.SIGKILL)
+        with self._lock:
+            return self._process.wait()
+
     def _signal(self, signum: signal.Signals) -> None:
-        if not self._is_gone:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._process.returncode is None:
                 os.killpg(self._process.pid, signum)
 
 
@@ -66,23 +68,12 @@ class Spawner:
     def preload(self, modules: tuple[str, ...]) -> None:
         """There is no process to have them in advance; a worker imports what it needs."""
 
-    def spawn(self, settings: WorkerSettings) -> SpawnedWorker:
-        settings = msgspec.structs.replace(settings, shares=False)
+    def spawn(self) -> SpawnedWorker:
         wire, worker_end = socket.socketpair()
         lifeline, worker_line = socket.socketpair()
         try:
             with worker_end, worker_line:
-                fds = (worker_end.fileno(), worker_line.fileno())
-                flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-                process = subprocess.Popen(
-                    [sys.executable, *flags, "-c", _BOOT, json.dumps(sys.path), *map(str, fds)],
-                    pass_fds=fds,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            setup = encode(Kind.SETUP, value=(settings, present_scene()), shares=False)
-            while not setup.send(wire):
-                pass  # blocking, and within what the socket holds
+                process = start_interpreter("taskyard.execution.spawner", [worker_end.fileno(), worker_line.fileno()])
         except BaseException:
             wire.close()
             lifeline.close()
@@ -93,16 +84,15 @@ class Spawner:
 
 def main(fd: int, lifeline_fd: int) -> NoReturn:
     """In the worker."""
-    from taskyard.execution.worker_main import open_channel, serve
+    from taskyard.execution.worker_main import serve
 
     code = 1
     try:
+        take_signals()
+        for inherited in (fd, lifeline_fd):
+            os.set_inheritable(inherited, False)
         _end_with_host(socket.socket(fileno=lifeline_fd))
-        channel = open_channel(fd, shares=False)
-        setup = channel.receive()
-        if setup is not None:
-            settings, scene = setup.load()
-            serve(channel, settings, scene)
+        serve(fd)
         code = 0
     finally:
         os._exit(code)

@@ -1,8 +1,9 @@
 """Frames between the host and a worker, over a socket that nothing else knows of.
 
-A frame is a prefix (two lengths), a msgpack `Head` and a body: a pickle of protocol 5 and the buffers it left out. A
-large body is written to a memfd instead, whose descriptor travels with the frame: the other side maps it, and what it
-unpickles lies in that mapping, writable, without a copy. Nothing here waits or starts a thread.
+A frame is a head of fixed size and a body: a pickle of protocol 5, or the sizes of several parts and these, the pickle
+and the buffers it left out. Large parts are written to a memfd instead, whose descriptor travels with the frame: the
+other side maps it, and what it unpickles lies in that mapping, writable, without a copy. Nothing here waits or starts a
+thread.
 
 What is read is judged before it is used: lengths are bounded, and a memfd that its sender could still shrink is refused
 (touching the lost part would kill the reader). Whatever does not fit raises `WireError`: that worker ends, nobody else.
@@ -19,12 +20,14 @@ import pickle
 import socket
 import struct
 import sys
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
 import msgspec
+
+from taskyard.execution.shared import Bytes, Lender, places, share
 
 SHARED_FROM = 4 << 20
 """Bytes of body from which a memfd is used. Below, two copies through the socket cost less than fresh pages."""
@@ -33,7 +36,7 @@ APART_FROM = 32 << 10
 """Bytes from which a buffer is sent beside the pickle instead of being copied into it."""
 
 MOST_APART = 1000
-"""Buffers beside one pickle; the rest goes into it. Keeps the head small and the vector within what sendmsg takes."""
+"""Buffers beside one pickle; the rest goes into it. Keeps the vector within what sendmsg takes."""
 
 INLINE_LIMIT = 64 << 20
 """Bytes of body a peer that has memfds may send through the socket: far more than it has reason to."""
@@ -41,13 +44,13 @@ INLINE_LIMIT = 64 << 20
 PLAIN_LIMIT = 16 << 30
 """The same for a peer without memfds, which sends everything through the socket."""
 
-HEAD_LIMIT = 64 << 10
 SCRATCH = 256 << 10
 SOCKET_BUFFER = 4 << 20
-ALIGNMENT = 64
-"""What vector instructions like arrays to begin at."""
 
-_PREFIX = struct.Struct("<IQ")
+HEAD = struct.Struct("<BBHQQdd")
+"""Kind, marks, number of parts (0: the body is the pickle), call, bytes of the body, and of answers when the call
+began and ended, in POSIX seconds. One step to write and one to read; msgpack would need a length before it."""
+
 _MOST_FDS = 4
 _ANCILLARY = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -61,8 +64,8 @@ class WireError(Exception):
 
 
 class Kind(IntEnum):
-    """What a frame says. To the worker: SETUP (where it is not forked), CALL, CANCEL (of the
-    call it names) and EXIT; the others come from it."""
+    """What a frame says. To the worker: SETUP (first of all), CALL, CANCEL (of the call it names)
+    and EXIT; the others come from it."""
 
     CALL = 1
     CANCEL = 2
@@ -78,25 +81,11 @@ class Kind(IntEnum):
     CHECKPOINT = 12
 
 
-CALL, RESULT = Kind.CALL, Kind.RESULT
-"""Those of every call: to name one by its class costs 70 ns on Python 3.11."""
+CALL, CANCEL, EXIT, RESULT = Kind.CALL, Kind.CANCEL, Kind.EXIT, Kind.RESULT
+"""Those that every call asks for: to name one by its class costs 70 ns on Python 3.11."""
 
 
-class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """`sizes` are those of the pickle and of the buffers beside it; `marks` is a sum of the flags below; the times are
-    POSIX seconds, of results."""
-
-    kind: Kind
-    call: int
-    sizes: tuple[int, ...]
-    is_shared: bool = False
-    marks: int = 0
-    started_at: float = 0.0
-    ended_at: float = 0.0
-
-
-_encode_head = msgspec.msgpack.Encoder().encode
-_decode_head = msgspec.msgpack.Decoder(Head).decode
+_KINDS = {int(kind): kind for kind in Kind}
 
 IS_NEW = 1
 """Of a call: the worker may have to import what it names, and says when that is done (STARTED)."""
@@ -110,13 +99,17 @@ IS_SPENT = 4
 KEEPS_EXCEPTION = 8
 """Of a call: what it raises is wanted as it is, pickled, beside its text."""
 
+IS_FREE = 16
+"""Of an answer: nothing in the worker lies any more in the memfd that came with the call."""
+
 IS_NAMED = 32
 """Of a call: its function crosses as a name, and keeps a number from the first such call on."""
 
+IS_SHARED = 64
+"""Its parts lie in the memfd that comes with it."""
+
 _MAIN = b"\x8c\x08__main__"
 """The name of the host's script as pickle writes a short text: the same letters inside a longer one do not count."""
-
-Bytes = bytes | bytearray | memoryview
 
 
 class Bulk:
@@ -166,11 +159,19 @@ class Outgoing:
             self.parts[0] = memoryview(self.parts[0])[sent:]
         return not self.parts
 
+    def own(self) -> None:
+        """It has to wait: what is left of it may lie in buffers of the caller's, who is free to change them."""
+        self.parts = [bytes(part) if _may_change(part) else part for part in self.parts]
+
     def drop(self) -> None:
         """It will not be sent (again): let go of its descriptor."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+
+
+def _may_change(part: Bytes) -> bool:
+    return type(part.obj if isinstance(part, memoryview) else part) is not bytes
 
 
 def encode(
@@ -182,8 +183,10 @@ def encode(
     ended_at: float = 0.0,
     *,
     shares: bool = True,
+    lender: Lender | None = None,
 ) -> Outgoing:
-    """The frame that says this; raises what pickling `value` raises. `shares`: large bodies may go through a memfd."""
+    """The frame that says this; raises what pickling `value` raises. `shares`: large bodies may go through a memfd;
+    `lender` may have one for them."""
     apart: list[pickle.PickleBuffer] = []
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
@@ -193,72 +196,49 @@ def encode(
         return False
 
     body = pickle.dumps(value, 5, buffer_callback=keep_inside)
-    if kind is CALL and _MAIN in body:
+    if kind is CALL and body.find(_MAIN) >= 0:  # `in` would raise and catch an error inside, to look for a number first
         marks |= NAMES_MAIN
     size = len(body)
     if not apart and (size < SHARED_FROM or not shares):
-        head = _encode_head(Head(kind, call, (size,), False, marks, started_at, ended_at))
-        return Outgoing([_PREFIX.pack(len(head), size) + head + body])
+        return Outgoing([HEAD.pack(kind, marks, 0, call, size, started_at, ended_at) + body])
     parts: list[Bytes] = [body, *(buffer.raw() for buffer in apart)]
-    sizes = tuple(map(len, parts))
-    is_shared = shares and sum(sizes) >= SHARED_FROM
-    head = _encode_head(Head(kind, call, sizes, is_shared, marks, started_at, ended_at))
-    if is_shared:
-        return Outgoing([_PREFIX.pack(len(head), 0) + head], _share(parts))
-    return Outgoing([_PREFIX.pack(len(head), sum(sizes)) + head, *parts])
+    sizes = list(map(len, parts))
+    table = struct.pack(f"<{len(sizes)}Q", *sizes)
+    if shares and sum(sizes) >= SHARED_FROM:
+        head = HEAD.pack(kind, marks | IS_SHARED, len(sizes), call, len(table), started_at, ended_at)
+        return Outgoing([head + table], share(parts) if lender is None else lender.share(parts, call))
+    head = HEAD.pack(kind, marks, len(sizes), call, len(table) + sum(sizes), started_at, ended_at)
+    return Outgoing([head + table, *parts])
 
 
-def _share(parts: Sequence[Bytes]) -> int:
-    """A sealed memfd with all parts, each at its alignment."""
-    fd = os.memfd_create("taskyard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        end = 0
-        for start, part in zip(_places([len(part) for part in parts]), parts, strict=True):
-            _write_all(fd, part, start)
-            end = start + len(part)
-        os.ftruncate(fd, end)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _write_all(fd: int, part: Bytes, start: int) -> None:
-    left = memoryview(part)
-    while left:
-        written = os.pwrite(fd, left, start)
-        start += written
-        left = left[written:]
-
-
-def _places(sizes: Sequence[int]) -> Iterator[int]:
-    place = 0
-    for size in sizes:
-        yield place
-        place += -(-size // ALIGNMENT) * ALIGNMENT
-
-
-class Frame:
+class Frame(msgspec.Struct, gc=False):
     """One frame as it arrived. Its parts may lie in the reader's own memory: `load` it before the next read, or keep
     what `detached` returns."""
 
-    __slots__ = ("_lies_in_scratch", "head", "parts")
-
-    def __init__(self, head: Head, parts: list[Bytes], lies_in_scratch: bool = False) -> None:
-        self.head, self.parts, self._lies_in_scratch = head, parts, lies_in_scratch
+    kind: Kind
+    call: int
+    marks: int
+    started_at: float
+    ended_at: float
+    parts: list[Bytes]
+    lies_in_scratch: bool = False
+    mapped: weakref.ref[mmap.mmap] | None = None
+    """The memory that its parts lie in, if it is shared, for as long as anything lies in it."""
 
     def detached(self) -> Frame:
-        if not self._lies_in_scratch:
+        if not self.lies_in_scratch:
             return self
-        return Frame(self.head, [bytearray(part) for part in self.parts])
+        parts: list[Bytes] = [bytearray(part) for part in self.parts]
+        return msgspec.structs.replace(self, parts=parts, lies_in_scratch=False)
 
     def load(self) -> Any:
-        """The value; raises whatever unpickling it raises."""
-        if len(self.parts) == 1:
-            return pickle.loads(self.parts[0])
-        body, *apart = self.detached().parts  # arrays will lie in these parts, so they must be theirs
-        return pickle.loads(body, buffers=apart)
+        """The value, once: the frame lets go of its parts. Raises whatever unpickling raises."""
+        parts, self.parts = self.parts, []
+        if len(parts) == 1:
+            return pickle.loads(parts[0])
+        if self.lies_in_scratch:  # arrays will lie in these parts, so they must be theirs
+            parts = [bytearray(part) for part in parts]
+        return pickle.loads(parts[0], buffers=parts[1:])
 
 
 class Reader:
@@ -270,20 +250,21 @@ class Reader:
         self._start = self._end = 0
         self._fds: deque[int] = deque()
         # A frame that is larger than the scratch is collected in a place of its own.
-        self._head: Head | None = None
+        self._large: Frame | None = None
+        self._count = 0
         self._body = memoryview(b"")
         self._filled = 0
 
     def receive(self, sock: socket.socket, flags: int = 0) -> bool:
         """Read once; False at the end of the stream. Raises `BlockingIOError` when there is nothing yet."""
-        if self._head is not None:
+        if self._large is not None:
             free = self._body[self._filled :]
         else:
             free = self._scratch[self._end :] if self._end else self._scratch
         count, ancillary, _, _ = sock.recvmsg_into([free], _ANCILLARY, flags | _CLOEXEC)
         if ancillary:
             self._take_fds(ancillary)
-        if self._head is not None:
+        if self._large is not None:
             self._filled += count
         else:
             self._end += count
@@ -291,31 +272,30 @@ class Reader:
 
     def next(self) -> Frame | None:
         """The next frame that is complete, to be used before the reader is used again."""
-        if self._head is not None:
-            return self._next_large(self._head)
         start, end = self._start, self._end
         if start == end:
-            self._start = self._end = 0
-            return None
-        if end - start < _PREFIX.size:
-            self._make_room(_PREFIX.size)
-            return None
-        head_size, body_size = _PREFIX.unpack_from(self._scratch, start)
-        if head_size > HEAD_LIMIT or body_size > self._limit:
-            raise WireError(f"a frame of {head_size} and {body_size} bytes")
-        body_start = start + _PREFIX.size + head_size
+            return None if self._large is None else self._next_large(self._large)
+        body_start = start + HEAD.size
         if body_start > end:
-            self._make_room(_PREFIX.size + head_size)
+            self._make_room(HEAD.size)
             return None
-        head = self._decode(self._scratch[start + _PREFIX.size : body_start], body_size)
-        self._start = body_start + body_size
-        if self._start <= end:
-            return self._frame(head, self._scratch[body_start : self._start], True)
-        self._start = start
-        if _PREFIX.size + head_size + body_size <= SCRATCH:
-            self._make_room(_PREFIX.size + head_size + body_size)
+        number, marks, count, call, size, started_at, ended_at = HEAD.unpack_from(self._scratch, start)
+        kind = _KINDS.get(number)
+        if kind is None or count > MOST_APART + 1 or size > self._limit:
+            raise WireError(f"a frame of kind {number} with {count} parts and {size} bytes")
+        body_end = body_start + size
+        if body_end <= end:
+            if body_end == end:
+                self._start = self._end = 0
+            else:
+                self._start = body_end
+            frame = Frame(kind, call, marks, started_at, ended_at, [self._scratch[body_start:body_end]], True)
+            return self._parted(frame, count) if count else frame
+        if HEAD.size + size <= SCRATCH:
+            self._make_room(HEAD.size + size)
         else:
-            self._begin_large(head, body_start, body_size)
+            body = self._begin_large(body_start, size)
+            self._large, self._count = Frame(kind, call, marks, started_at, ended_at, [body]), count
         return None
 
     def close(self) -> None:
@@ -329,41 +309,34 @@ class Reader:
             self._scratch[: len(unread)] = unread
             self._start, self._end = 0, len(unread)
 
-    def _begin_large(self, head: Head, body_start: int, body_size: int) -> None:
-        self._head, self._body = head, memoryview(bytearray(body_size))
+    def _begin_large(self, body_start: int, body_size: int) -> memoryview:
+        body = self._body = memoryview(bytearray(body_size))
         self._filled = self._end - body_start
-        self._body[: self._filled] = self._scratch[body_start : self._end]
+        body[: self._filled] = self._scratch[body_start : self._end]
         self._start = self._end = 0
+        return body
 
-    def _next_large(self, head: Head) -> Frame | None:
+    def _next_large(self, frame: Frame) -> Frame | None:
         if self._filled < len(self._body):
             return None
-        body, self._body, self._head = self._body, memoryview(b""), None
-        return self._frame(head, body, False)
+        self._body, self._large = memoryview(b""), None
+        return self._parted(frame, self._count) if self._count else frame
 
-    def _decode(self, data: memoryview, body_size: int) -> Head:
-        try:
-            head = _decode_head(data)
-        except msgspec.DecodeError as exc:
-            raise WireError(f"a head that is none: {exc}") from None
-        sizes = head.sizes
-        if len(sizes) == 1 and sizes[0] == body_size:
-            return head
-        if not sizes or min(sizes) < 0 or (sum(sizes) != body_size and not head.is_shared):
-            raise WireError("a head whose sizes do not fit its body")
-        return head
-
-    def _frame(self, head: Head, body: memoryview, lies_in_scratch: bool) -> Frame:
-        if head.is_shared:
-            return Frame(head, self._map(head.sizes))
-        if len(head.sizes) == 1:
-            return Frame(head, [body], lies_in_scratch)
-        parts: list[Bytes] = []
-        place = 0
-        for size in head.sizes:
-            parts.append(body[place : place + size])
+    def _parted(self, frame: Frame, count: int) -> Frame:
+        """The frame with the parts that its body consists of, or names."""
+        body = memoryview(frame.parts.pop())
+        place = 8 * count
+        if place > len(body):
+            raise WireError("a body that is shorter than the sizes of its parts")
+        sizes = struct.unpack_from(f"<{count}Q", body)
+        if frame.marks & IS_SHARED:
+            return self._map(frame, sizes)
+        if place + sum(sizes) != len(body):
+            raise WireError("parts whose sizes do not fit their body")
+        for size in sizes:
+            frame.parts.append(body[place : place + size])
             place += size
-        return Frame(head, parts, lies_in_scratch)
+        return frame
 
     def _take_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         for level, kind, data in ancillary:
@@ -374,23 +347,26 @@ class Reader:
         if len(self._fds) > _MOST_FDS:
             raise WireError("more descriptors than frames")
 
-    def _map(self, sizes: tuple[int, ...]) -> list[Bytes]:
+    def _map(self, frame: Frame, sizes: tuple[int, ...]) -> Frame:
         if not self._fds:
             raise WireError("a frame without its descriptor")
         fd = self._fds.popleft()
         try:
-            places = list(_places(sizes))
+            starts = list(places(sizes))
+            size = starts[-1] + sizes[-1]
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise WireError("a memfd that may shrink")
-            if os.fstat(fd).st_size < places[-1] + sizes[-1]:
+            if os.fstat(fd).st_size < size:
                 raise WireError("a memfd that is too short")
-            size = places[-1] + sizes[-1]
-            mapped = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, **_UNTRACKED))
+            mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, **_UNTRACKED)
         except (OSError, ValueError) as exc:
             raise WireError(f"a descriptor that cannot be mapped: {exc}") from None
         finally:
             os.close(fd)
-        return [mapped[place : place + size] for place, size in zip(places, sizes, strict=True)]
+        content = memoryview(mapped)
+        frame.parts = [content[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        frame.lies_in_scratch, frame.mapped = False, weakref.ref(mapped)
+        return frame
 
 
 def widen(sock: socket.socket) -> None:

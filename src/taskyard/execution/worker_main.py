@@ -34,8 +34,10 @@ from taskyard.execution.context import CURRENT
 from taskyard.execution.explain import UNLOADED, UNRETURNED, canceled, explain, with_exception
 from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.said import fields_of
-from taskyard.execution.scene import Scene, WorkerSettings, enter, load_main
+from taskyard.execution.scene import Scene, Setting, WorkerSettings, enter, load_main
 from taskyard.execution.wire import (
+    EXIT,
+    IS_FREE,
     IS_NAMED,
     IS_NEW,
     IS_SPENT,
@@ -65,13 +67,15 @@ class Worker:
         self._recycles = settings.recycle_rss is not None
         self._is_terminated = False
         self._running = 0
+        self._has_forked = False
         self._functions: list[Callable[..., Any]] = []
         signal.signal(signal.SIGTERM, self._on_term)
 
     def serve(self) -> None:
+        os.register_at_fork(before=self._on_fork)
         self._channel.send(Kind.READY, value=os.getpid())
         while (frame := self._channel.receive()) is not None:
-            if frame.head.kind is Kind.EXIT:
+            if frame.kind is EXIT:
                 return
             self._answer(frame)
             if self._is_terminated:
@@ -85,8 +89,12 @@ class Worker:
             self._is_terminated = True
             raise SystemExit("terminated")
 
+    def _on_fork(self) -> None:
+        self._has_forked = True
+
     def _answer(self, frame: Frame) -> None:
-        number, marks = frame.head.call, frame.head.marks
+        number, marks = frame.call, frame.marks
+        self._has_forked = False
         try:
             if marks & NAMES_MAIN:
                 load_main(self._scene)
@@ -114,7 +122,8 @@ class Worker:
                 error = with_exception(error, exc)
             self._fail(number, error, started_at)
         else:
-            self._return(number, value, started_at)
+            del call, named, function, args, kwargs  # so that the memory they lay in can be seen to be free
+            self._return(frame, value, started_at)
 
     def _run(self, run: WorkerRun, function: Any, args: Any, kwargs: Any, record_first: bool) -> Any:
         """The call, with a run around it."""
@@ -159,9 +168,13 @@ class Worker:
             return msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, message=message)
         return error
 
-    def _return(self, number: int, value: Any, started_at: float) -> None:
+    def _return(self, frame: Frame, value: Any, started_at: float) -> None:
+        number = frame.call
         try:
             marks = IS_SPENT if self._recycles and self._is_spent() else 0
+            # A process that the code has forked sees the same memory, and nobody knows for how long.
+            if frame.mapped is not None and frame.mapped() is None and not self._has_forked:
+                marks |= IS_FREE
             out = encode(RESULT, number, Bulk.of(value), marks, started_at, time(), shares=self._channel.shares)
         except Exception as exc:
             self._fail(number, _unreturnable(exc), started_at)
@@ -222,7 +235,7 @@ class _Forward(logging.Handler):
             self.handleError(record)
 
 
-def open_channel(fd: int, *, shares: bool) -> Channel:
+def _open_channel(fd: int) -> Channel:
     """The worker's end of its wire, clear of the standard descriptors; nothing can be read from standard input."""
     if fd < LOWEST_FD:
         low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
@@ -230,17 +243,16 @@ def open_channel(fd: int, *, shares: bool) -> Channel:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return Channel(fd, shares=shares)
+    return Channel(fd)
 
 
-def serve(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
+def serve(fd: int) -> None:
     """Be a worker on this end of the wire, until the host closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, which knows what to do about us
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    channel = _open_channel(fd)
     try:
-        if _is_prepared(channel, settings, scene):
-            Worker(channel, settings, scene).serve()
+        if (frame := channel.receive()) is not None:
+            _serve(channel, frame.load())
     except (SystemExit, BrokenPipeError, ConnectionResetError):
         pass
     finally:
@@ -252,20 +264,23 @@ def serve(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
             sys.stderr.flush()
 
 
-def _is_prepared(channel: Channel, settings: WorkerSettings, scene: Scene) -> bool:
+def _serve(channel: Channel, setting: Setting) -> None:
+    settings, scene, setup = setting
+    channel.shares = settings.shares
+    worker = Worker(channel, settings, scene)
     try:
-        _prepare(channel, settings, scene)
+        _prepare(channel, settings, scene, setup)
     except Exception as exc:
         error = explain(exc)
         message = f"a worker process could not start: {error.message}"
         channel.send(
             Kind.ERROR, 0, _encode_error(msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, message=message))
         )
-        return False
-    return True
+    else:
+        worker.serve()
 
 
-def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
+def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: bytes | None) -> None:
     enter(scene, settings.environ)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what was printed is out before a crash
@@ -281,8 +296,8 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = settings.memory_limit if hard == resource.RLIM_INFINITY else min(settings.memory_limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    if settings.setup is not None:
-        if b"__main__" in settings.setup:
+    if setup is not None:
+        if b"__main__" in setup:
             load_main(scene)
-        function, args = pickle.loads(settings.setup)
+        function, args = pickle.loads(setup)
         function(*args)

@@ -10,6 +10,7 @@ class Pipe:
     """A named pipe that this process holds open at both ends."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         os.mkfifo(path)
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._is_set = False
@@ -22,13 +23,13 @@ class Pipe:
         return self._is_set
 
     async def wait(self) -> None:
-        """Until another process has written to it."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._fd, news.set)
+        """Until somebody has written, without looking again and again."""
+        loop, written = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._fd, written.set)
         try:
             while not self.is_set():
-                await news.wait()
-                news.clear()
+                written.clear()
+                await written.wait()
         finally:
             loop.remove_reader(self._fd)
 
