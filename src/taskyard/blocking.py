@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from taskyard.errors import BlockingOnLoop, InvalidInput, NotOpen, TaskyardError
+from taskyard.errors import BlockingOnLoop, InvalidInput, NotOpen, TaskyardError, UnusableConnection
 from taskyard.execution.context import find_current_run
 from taskyard.execution.loop_thread import ServingThread
 from taskyard.handle import TaskHandle
@@ -177,6 +177,14 @@ class BlockingExecutor:
         return self._call("run", self._executor.run(algorithm, payload, **options))
 
 
+def _refuse_connection(options: Mapping[str, Any]) -> None:
+    if options.get("connection") is not None:
+        raise UnusableConnection(
+            "a connection belongs to the event loop it was made on, and yard.blocking() runs on another; await "
+            "yard.submit(…, connection=…) on the connection's own"
+        )
+
+
 async def _cut_short(executor: ExecutorProtocol) -> None:
     try:
         async with asyncio.timeout(UNWIND_S):
@@ -216,9 +224,11 @@ class BlockingYard:
         return _run_on(self._entered[-1][0], self._yard, what, coroutine)
 
     def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
+        _refuse_connection(options)
         return self._call("submit", self._yard.submit(name, args, **options))
 
     def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
+        _refuse_connection(options)
         return self._call("submit_many", self._yard.submit_many(name, arguments, **options))
 
     def result(self, task: TaskHandle | str, *, timeout_s: float | None = None) -> Any:

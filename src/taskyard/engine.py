@@ -20,7 +20,7 @@ from datetime import datetime
 from taskyard.cluster.membership import Hooks as MemberHooks
 from taskyard.cluster.membership import LeaseSettings, Membership
 from taskyard.cluster.rescuer import Rescuer
-from taskyard.errors import NotOpen, StoreError, StoreReplaced
+from taskyard.errors import NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
@@ -31,11 +31,12 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.store import Add, Added, Applied, Node, Store
+from taskyard.ports.store import Add, Added, Applied, Node, Store, TransactionalStore
 from taskyard.queueing.admission import Hold, Slots
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
 from taskyard.queueing.outcomes import OutcomeWatcher
+from taskyard.queueing.pending import insist
 from taskyard.scheduling.due import DueLoop
 from taskyard.version import VERSION
 
@@ -161,9 +162,26 @@ class Engine:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
         return self._dispatcher.add(add)
 
-    async def submit(self, add: Add) -> list[Added]:
-        """The same, on the spot where the store and what else is going on allow it."""
-        return self._dispatcher.add_now(add) or await self._dispatcher.add(add)
+    async def submit(self, add: Add, *, prompt: bool = True) -> list[Added]:
+        """The same, on the spot where the store and what else is going on allow it, unless not `prompt`. While the same
+        work is being submitted in a transaction that has not ended, that is waited for, then `SubmitPending`."""
+        try:
+            return (self._dispatcher.add_now(add) if prompt else None) or await self._dispatcher.add(add)
+        except SubmitPending:
+            return await insist(lambda: self._dispatcher.add(add), self._clock)
+
+    async def submit_within(self, connection: object, add: Add) -> list[Added]:
+        """The same inside of a transaction of the user's own."""
+        store = self._store
+        if not isinstance(store, TransactionalStore):
+            raise UnusableConnection(
+                f"a {type(store).__name__} takes no part in transactions of your own; use PostgreSQL, or leave "
+                f"`connection` out and the task is stored at once"
+            )
+        try:
+            return await store.add_within(connection, add)
+        except SubmitPending:
+            return await insist(lambda: store.add_within(connection, add), self._clock)
 
     def find_outcome(self, uuid: str) -> Outcome | None:
         """How the task ended, if this node remembers; None says nothing."""

@@ -175,6 +175,43 @@ class DuplicateTask(InvalidInput):
         )
 
 
+class UnusableConnection(InvalidInput):
+    """The connection given to `submit` cannot carry a task, and the message says why: give another, or leave it out.
+    Nothing was stored, and as a rule its transaction is as it was."""
+
+
+class NotInTransaction(UnusableConnection):
+    """There is no transaction on the connection to be part of: begin one, and submit inside of it."""
+
+    def __init__(self, why: str = "no transaction is open on this connection") -> None:
+        super().__init__(
+            f"{why}; submit inside of one that is, as in `async with connection.transaction():`, or leave `connection` "
+            f"out and the task is stored at once"
+        )
+
+
+class OtherDatabase(UnusableConnection):
+    """The connection leads to another database than the yard's store: give one to the same database."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        super().__init__(
+            f"the connection leads to another database than the yard's store {store}, which the task would never be "
+            f"seen in; connect to the same one, or leave `connection` out"
+        )
+
+
+class StaleTransaction(UnusableConnection):
+    """The same work was submitted by somebody else since the transaction began, and at its isolation level that cannot
+    be seen: roll back, and run the transaction again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the same work was submitted after this transaction began, which it cannot see at its isolation level; "
+            "roll it back and run it again"
+        )
+
+
 class UnknownTask(InvalidInput):
     """No task has this id in this store: it was never here, or was pruned."""
 

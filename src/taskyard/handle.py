@@ -128,7 +128,8 @@ class ConsumerFunction(Generic[P, R]):
         """Store the task and return its handle once it is safe."""
         yard = self._yard
         add = yard.prepare(self.consumer, self._signature.bind(args, kwargs), self._options)
-        (added,) = await yard.engine.submit(add)
+        connection, engine = self._options.connection, yard.engine
+        (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))
         return TaskHandle(yard, added.uuid, added.is_new)
 
     async def submit_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[TaskHandle]:

@@ -22,7 +22,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     `timeout_s` may only be shorter than the consumer's own: a longer one is refused.
     `key`: of the tasks with one key in a queue, only so many run at once as the queue's `per_key` says, in order.
     `dedupe` with `dedupe_key` (or without: then source and arguments are the key): what to do if the same work is
-    pending already."""
+    pending already.
+    `connection`: yours to the database the store is in, with a transaction open. The task is part of that transaction:
+    it exists when, and only when, you commit."""
 
     priority: Priority = Priority.NORMAL
     delay_s: float | None = None
@@ -33,6 +35,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetryPolicy | None = None
     dedupe: Dedupe = Dedupe.ALLOW
     dedupe_key: str | None = None
+    connection: Any = None
 
     @classmethod
     def of(cls, **given: Any) -> Self:

@@ -396,11 +396,13 @@ class Yard:
 
     async def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
         """Store one task for the consumer `name` and return its handle once it is safe. `options` as in `TaskOptions`:
-        priority, delay_s, schedule_at, queue, key, timeout_s, retry, dedupe, dedupe_key."""
+        priority, delay_s, schedule_at, queue, key, timeout_s, retry, dedupe, dedupe_key,
+        connection."""
         consumer = self.get_consumer(name)
         checked = TaskOptions.of(**options) if options else DEFAULTS
         add = self.prepare(consumer, _named(name, args or {}), checked)
-        (added,) = await self.engine.submit(add)
+        connection, engine = checked.connection, self.engine
+        (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))
         return TaskHandle(self, added.uuid, added.is_new)
 
     async def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
@@ -428,7 +430,11 @@ class Yard:
                 await asyncio.sleep(0)
         if not records:
             return []
-        added = await self.engine.add(Add(records, options.dedupe, self._parent()))
+        add, connection = Add(records, options.dedupe, self._parent()), options.connection
+        if connection is None:
+            added = await self.engine.submit(add, prompt=False)
+        else:
+            added = await self.engine.submit_within(connection, add)
         return [TaskHandle(self, one.uuid, one.is_new) for one in added]
 
     def _parent(self) -> Claim | None:

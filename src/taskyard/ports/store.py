@@ -249,6 +249,19 @@ class PromptStore(Protocol):
         ...
 
 
+@runtime_checkable
+class TransactionalStore(Protocol):
+    """A store in a database that a user may have transactions of his own in."""
+
+    async def add_within(self, connection: object, add: Add) -> list[Added]:
+        """Store the tasks inside of the transaction that is open on the user's `connection`: they exist from its commit
+        on, and never if it is not committed. The next turn of any node promotes them. What keeps the tasks out is
+        raised, as a turn would answer it, and leaves the transaction as it was; `UnusableConnection` if the connection
+        cannot carry them. A task that is pending and merged into may end before the transaction does. `SubmitPending`,
+        at once, while another transaction that has not ended submits the same work."""
+        ...
+
+
 class Lease(Protocol):
     """A node's word that it lives, given again and again. It is used by one thread, on an event loop of that thread's
     own, over a connection of its own: neither a busy event loop nor a store at work may hold it up."""

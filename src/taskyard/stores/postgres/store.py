@@ -31,9 +31,9 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Applied, Node, NodeStatus, Report, Schema, Signals, TaskFilter, Turned
+from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Schema, Signals, TaskFilter, Turned
 from taskyard.stores.migrate import schema_at
-from taskyard.stores.postgres import commands, reader
+from taskyard.stores.postgres import commands, reader, within
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulse
 from taskyard.stores.postgres.link import Gate, Links
@@ -90,6 +90,7 @@ class PostgresStore:
         self._joined: set[str] = set()
         self._written = 0
         self._tidying: asyncio.Task[None] | None = None
+        self._where = ""
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -245,6 +246,12 @@ class PostgresStore:
             log.debug("events were not trimmed: %s", error)  # the next time will do
         finally:
             self._tidying = None
+
+    async def add_within(self, connection: object, add: Add) -> list[Added]:
+        async with self._asked():
+            if not self._where:
+                self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
+            return await within.add_within(connection, add, url=self.url, where=self._where)
 
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 

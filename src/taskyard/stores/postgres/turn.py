@@ -169,7 +169,7 @@ class Turn:
             elif answers is None or not add.records:
                 added.append([Added(record.uuid) for record in add.records])
             else:
-                added.append(_answered(add, msgspec.json.decode(next(given))))
+                added.append(answered(add, msgspec.json.decode(next(given))))
         return added
 
 
@@ -229,7 +229,8 @@ def _columns(records: list[TaskRecord], *, with_slots: bool) -> tuple[list[Any] 
     )
 
 
-def _answered(add: Add, said: Any) -> list[Added] | TaskyardError:
+def answered(add: Add, said: Any) -> list[Added] | TaskyardError:
+    """What the database says of one add, in our words."""
     if isinstance(said, list):
         return [
             Added(record.uuid) if holder is None else Added(holder, is_new=False)

@@ -353,16 +353,18 @@ BEGIN
     END LOOP;
 END $$;
 
--- Queue what is due, of these queues: by due time, then by age, at most {{promote_at_most}}.
+-- Queue what is due, of these queues: by due time, then by age, at most {{promote_at_most}}. Of a task at place 0 nobody
+-- has heard yet: it was submitted in a transaction of somebody else's.
 CREATE FUNCTION taskyard.promote_1(
     p_first integer, p_now timestamptz, p_queues text[], OUT told integer, OUT key_queues text[], OUT keys text[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_ids bigint[]; v_uuids text[]; v_queues text[]; v_sources text[]; v_kinds text[];
+    n_kinds text[]; n_uuids text[]; n_queues text[]; n_sources text[];
 BEGIN
     WITH d AS MATERIALIZED (
-        SELECT x.id, x.state, x.ord,
+        SELECT x.id, x.state, x.ord, x.position = 0 AS is_new,
             CASE WHEN x.state = 'scheduled' THEN nextval('taskyard.seq') * {{gap}} ELSE x.position END AS place
         FROM (SELECT id, state, position, row_number() OVER (ORDER BY due_at, id) AS ord FROM (
             SELECT id, state, position, due_at FROM taskyard.task
@@ -372,17 +374,20 @@ BEGIN
         UPDATE taskyard.task AS t
         SET state = 'queued', position = d.place, parked = t.key IS NOT NULL, updated_at = p_now
         FROM d WHERE t.id = d.id
-        RETURNING d.ord, d.state AS was, t.id, t.uuid, t.queue, t.source, t.key
+        RETURNING d.ord, d.state AS was, d.is_new, t.id, t.uuid, t.queue, t.source, t.key
     ), counted AS (
         INSERT INTO taskyard.tally
         SELECT queue, was, -count(*) FROM queued GROUP BY queue, was
         UNION ALL SELECT queue, 'queued', count(*) FROM queued GROUP BY queue
     )
     SELECT array_agg(id), array_agg('queued'::text), array_agg(uuid), array_agg(queue), array_agg(source),
-        array_agg(queue) FILTER (WHERE key IS NOT NULL), array_agg(key) FILTER (WHERE key IS NOT NULL)
-    INTO v_ids, v_kinds, v_uuids, v_queues, v_sources, key_queues, keys
+        array_agg(queue) FILTER (WHERE key IS NOT NULL), array_agg(key) FILTER (WHERE key IS NOT NULL),
+        array_agg('submitted'::text) FILTER (WHERE is_new), array_agg(uuid) FILTER (WHERE is_new),
+        array_agg(queue) FILTER (WHERE is_new), array_agg(source) FILTER (WHERE is_new)
+    INTO v_ids, v_kinds, v_uuids, v_queues, v_sources, key_queues, keys, n_kinds, n_uuids, n_queues, n_sources
     FROM (SELECT * FROM queued ORDER BY ord) AS o;
-    told := taskyard.tell_1(p_first, v_kinds, v_uuids, v_queues, v_sources, ARRAY[p_now]);
+    told := taskyard.tell_1(p_first, n_kinds, n_uuids, n_queues, n_sources, ARRAY[p_now]);
+    told := told + taskyard.tell_1(p_first + told, v_kinds, v_uuids, v_queues, v_sources, ARRAY[p_now]);
     PERFORM taskyard.lower_1(v_ids);
 END $$;
 

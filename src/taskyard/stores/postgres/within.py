@@ -1,0 +1,129 @@
+"""Adding tasks on a connection of the user's own, inside of the transaction that is open there.
+
+What a connection may be: asyncpg's, or SQLAlchemy's asynchronous connection or session over asyncpg. SQLAlchemy itself
+is never imported; it is known by what it can do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from taskyard.errors import (
+    InvalidInput,
+    NotInTransaction,
+    OtherDatabase,
+    StaleTransaction,
+    StoreDenied,
+    UnusableConnection,
+)
+from taskyard.model.task import TaskRecord
+from taskyard.ports.store import Add, Added
+from taskyard.stores.postgres.place import Connection, hide_password, typed_errors
+from taskyard.stores.postgres.rows import find_unstorable
+from taskyard.stores.postgres.turn import answered
+from taskyard.stores.rows import json_or_none
+
+SUBMIT = "SELECT taskyard.submit_1($1)"
+
+WHEREABOUTS = "SELECT taskyard.whereabouts_1()"
+
+
+async def add_within(given: object, add: Add, *, url: str, where: str) -> list[Added]:
+    """`where` is what `WHEREABOUTS` says of the store at `url`."""
+    said = _encode(add, where)
+    with _named_errors(url):
+        conn = await _find_connection(given)
+        if not conn.is_in_transaction():
+            raise NotInTransaction
+        answer = msgspec.json.decode(await conn.fetchval(SUBMIT, said))
+    if isinstance(answer, dict) and answer["why"] == "elsewhere":
+        raise OtherDatabase(hide_password(url))
+    added = answered(add, answer)
+    if isinstance(added, Exception):
+        raise added
+    return added
+
+
+def _encode(add: Add, where: str) -> str:
+    for record in add.records:
+        if (why := find_unstorable(record)) is not None:
+            raise InvalidInput(f"task {record.uuid} cannot be stored: {why}")
+    said: dict[str, Any] = {"where": where, "dedupe": add.dedupe, "tasks": [_task(record) for record in add.records]}
+    if (claim := add.parent) is not None:
+        said["parent"] = {"id": claim.record.id, "token": claim.token, "attempt": claim.attempt}
+    return msgspec.json.encode(said).decode()
+
+
+def _task(record: TaskRecord) -> dict[str, Any]:
+    return {
+        "uuid": record.uuid,
+        "source": record.source,
+        "queue": record.queue,
+        "args": record.args,
+        "priority": record.priority,
+        "key": record.key,
+        "slot": record.dedupe_slot,
+        "timeout_s": record.timeout_s,
+        "retry": json_or_none(record.retry),
+        "due_at": record.due_at,
+        "created_at": record.created_at,
+    }
+
+
+async def _find_connection(given: Any) -> Connection:
+    """asyncpg's connection inside of what was given."""
+    if isinstance(given, asyncpg.Connection):  # or one of a pool, which says that it is one
+        return given
+    if not _awaits(given, "get_raw_connection"):
+        if not _awaits(given, "connection"):
+            raise UnusableConnection(_unknown(given))
+        given = await given.connection()  # that of a session, in the transaction it has or begins now
+    if given.closed:
+        raise UnusableConnection("this connection is closed; submit while it is open")
+    conn = (await given.get_raw_connection()).driver_connection
+    if not isinstance(conn, asyncpg.Connection):
+        raise UnusableConnection(_unknown(conn))
+    if not conn.is_in_transaction():
+        # SQLAlchemy begins its transaction with the first statement of its own.
+        await given.exec_driver_sql("SELECT 1")
+    return conn
+
+
+def _awaits(given: object, name: str) -> bool:
+    return inspect.iscoroutinefunction(getattr(type(given), name, None))
+
+
+def _unknown(given: object) -> str:
+    return (
+        f"a {type(given).__module__}.{type(given).__qualname__} cannot carry a task; give a connection of asyncpg's, "
+        f"or an AsyncConnection or AsyncSession of SQLAlchemy's on postgresql+asyncpg://"
+    )
+
+
+@contextmanager
+def _named_errors(url: str) -> Iterator[None]:
+    """What goes wrong on a connection that is not ours."""
+    with typed_errors(url):
+        try:
+            yield
+        except asyncpg.InterfaceError as exc:
+            why = f"this connection cannot be used ({exc}); submit while it is open and does nothing else"
+            raise UnusableConnection(why) from exc
+        except asyncpg.InFailedSQLTransactionError:
+            raise NotInTransaction("the transaction on this connection has failed and must be rolled back") from None
+        except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as exc:
+            raise OtherDatabase(hide_password(url)) from exc
+        except asyncpg.ReadOnlySQLTransactionError as exc:
+            why = "the transaction on this connection is read-only; submit in one that may write"
+            raise UnusableConnection(why) from exc
+        except asyncpg.SerializationError as exc:
+            raise StaleTransaction from exc
+        except asyncpg.InsufficientPrivilegeError as exc:
+            hint = "let the user of this connection submit with `GRANT USAGE ON SCHEMA taskyard TO …`"
+            raise StoreDenied(hide_password(url), str(exc), hint) from exc

@@ -1,0 +1,104 @@
+-- Submitting inside of a transaction of somebody else's. It may stay open for as long as he likes, so it takes none of
+-- the locks that turns wait for, and writes no event: readers of events would have to wait for it. The tasks are put
+-- down as scheduled and due, at place 0, and the first turn after the commit gives them a place and tells of them.
+
+CREATE TYPE taskyard.submitted_1 AS (
+    uuid text, source text, queue text, args text, priority smallint, key text, slot text, timeout_s double precision,
+    retry text, due_at timestamptz, created_at timestamptz
+);
+
+-- Which database on which server this is: a copy of it is another.
+CREATE FUNCTION taskyard.whereabouts_1() RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT (SELECT system_identifier FROM pg_control_system()) || '/' ||
+        (SELECT oid FROM pg_database WHERE datname = current_database())
+$$;
+
+-- One add, as JSON text in and out: a connection of somebody else's may have its own ideas about every other type.
+-- The answer is a list with null for each new task and the holder's uuid for each that was merged, or an object that
+-- says what kept all of them out; neither is an error, which would cost the caller his transaction.
+-- Whoever may use the schema may submit; what is in it, he need not be allowed to see.
+CREATE FUNCTION taskyard.submit_1(p_add text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_add json := p_add::json;
+    v_dedupe text := v_add ->> 'dedupe';
+    v_tasks taskyard.submitted_1[];
+    v_holders text[];
+    v_hash integer;
+    v_found record;
+    v_ids bigint[];
+BEGIN
+    IF v_add ->> 'where' <> taskyard.whereabouts_1() THEN
+        RETURN '{"why":"elsewhere"}';
+    END IF;
+    IF v_add -> 'parent' IS NOT NULL AND NOT EXISTS (
+        SELECT FROM json_to_record(v_add -> 'parent') AS p(id bigint, token bigint, attempt integer)
+        JOIN taskyard.task AS t ON t.id = p.id AND t.token = p.token AND t.attempt = p.attempt AND t.state = 'running'
+    ) THEN
+        RETURN '{"why":"lost"}';
+    END IF;
+    v_tasks := ARRAY(SELECT t FROM json_populate_recordset(NULL::taskyard.submitted_1, v_add -> 'tasks') AS t);
+    v_holders := array_fill(NULL::text, ARRAY[cardinality(v_tasks)]);
+    IF v_dedupe <> 'allow' THEN
+        -- Whoever holds a slot for good is seen without a lock. For the others: turns share this lock while they look
+        -- and store, and never wait for it. Nor do we here: who waits for a transaction that waits for him waits for
+        -- ever, since no server knows of both.
+        FOR v_hash IN
+            SELECT DISTINCT hashtext(r.slot) FROM unnest(v_tasks) AS r WHERE r.slot IS NOT NULL
+                AND NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.dedupe_slot = r.slot)
+            ORDER BY 1
+        LOOP
+            IF NOT pg_try_advisory_xact_lock(1953721204, v_hash) THEN
+                RETURN '{"why":"busy"}';
+            END IF;
+        END LOOP;
+        WITH r AS (
+            SELECT u.uuid, u.slot, u.ord, first_value(u.uuid) OVER (PARTITION BY u.slot ORDER BY u.ord) AS first_uuid,
+                row_number() OVER (PARTITION BY u.slot ORDER BY u.ord) AS nth
+            FROM unnest(v_tasks) WITH ORDINALITY
+                AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, ord)
+        ), held AS (
+            SELECT r.slot, r.ord, t.uuid, CASE WHEN t.uuid IS NOT NULL THEN t.uuid
+                WHEN r.slot IS NOT NULL AND r.nth > 1 THEN r.first_uuid END AS holder
+            FROM r LEFT JOIN taskyard.task AS t ON t.dedupe_slot = r.slot
+        )
+        SELECT array_agg(holder ORDER BY ord) AS holders,
+            (array_agg(json_build_object('why', 'duplicate', 'uuid', coalesce(uuid, ''), 'slot', slot) ORDER BY ord)
+                FILTER (WHERE holder IS NOT NULL))[1] AS first
+        INTO v_found FROM held;
+        IF v_dedupe = 'refuse' AND v_found.first IS NOT NULL THEN
+            RETURN v_found.first;
+        END IF;
+        v_holders := v_found.holders;
+    END IF;
+    SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u WHERE EXISTS (SELECT FROM taskyard.ended AS e WHERE e.uuid = u.uuid);
+    IF FOUND THEN
+        RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
+    END IF;
+    WITH stored AS (
+        INSERT INTO taskyard.task (
+            id, position, due_at, created_at, updated_at, timeout_s, priority, parked, state, uuid, source, queue, args,
+            key, dedupe_slot, retry)
+        SELECT nextval('taskyard.seq'), 0, due_at, created_at, created_at, timeout_s, priority, false, 'scheduled', uuid,
+            source, queue, args, key, CASE WHEN v_dedupe <> 'allow' THEN slot END, retry
+        FROM unnest(v_tasks) WITH ORDINALITY
+            AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, ord)
+        WHERE v_holders[u.ord] IS NULL
+        ON CONFLICT DO NOTHING
+        RETURNING id
+    )
+    SELECT array_agg(id) INTO v_ids FROM stored;
+    IF coalesce(cardinality(v_ids), 0) < (SELECT count(*) FROM unnest(v_holders) AS h WHERE h IS NULL) THEN
+        -- A uuid was there already. Not by an exception: it would need a transaction in the transaction each time.
+        DELETE FROM taskyard.task WHERE id = ANY (v_ids);
+        SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u
+        GROUP BY u.uuid HAVING count(*) > 1 OR EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = u.uuid) LIMIT 1;
+        RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
+    END IF;
+    INSERT INTO taskyard.tally
+    SELECT queue, 'scheduled', count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
+    -- Heard when the transaction has been committed, and by the process that submits as well.
+    PERFORM pg_notify('taskyard', 'transaction tasks') WHERE v_ids IS NOT NULL;
+    RETURN to_json(v_holders);
+END $$;

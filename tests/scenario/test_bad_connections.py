@@ -1,0 +1,203 @@
+"""Connections that cannot carry a task, each told what to do about it."""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Iterator
+
+import asyncpg
+import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
+
+from taskyard import (
+    InvalidInput,
+    NotInTransaction,
+    OtherDatabase,
+    StoreDenied,
+    UnusableConnection,
+    Yard,
+)
+from taskyard.ports.store import TransactionalStore
+from taskyard.stores.postgres.place import migrate
+from taskyard.testing.postgres import Databases
+from taskyard.testing.samples import a_record, an_add
+from tests.scenario.gates import PATIENCE_S
+from tests.scenario.jobs import build
+from tests.scenario.processes import run_python
+from tests.scenario.transactions import by_asyncpg, engine, undone
+
+
+async def submit(yard: Yard, connection: object, n: int = 1) -> int:
+    handle = await yard.submit("add", {"a": n}, connection=connection)
+    return int(await handle.result(timeout_s=PATIENCE_S))
+
+
+@pytest.fixture
+async def yard(postgres_url):
+    async with build(postgres_url) as yard:
+        yield yard
+        assert await yard.store.list_tasks() == []
+
+
+async def test_without_a_transaction(yard, postgres_url):
+    """A connection on which no transaction is open is refused: the task would be there whatever happens next."""
+    conn = await asyncpg.connect(postgres_url)
+    with pytest.raises(NotInTransaction, match="no transaction is open"):
+        await submit(yard, conn)
+    await conn.close()
+    async with engine(postgres_url) as made:
+        connection = await made.execution_options(isolation_level="AUTOCOMMIT").connect()
+        with pytest.raises(NotInTransaction):
+            await submit(yard, connection)
+        await connection.close()
+
+
+async def test_a_transaction_that_has_failed(yard, postgres_url):
+    """After an error of the user's own, nothing can be part of his transaction any more, and he is told."""
+    conn = await asyncpg.connect(postgres_url)
+    await conn.execute("BEGIN")
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await conn.execute("SELECT 1 / 0")
+    with pytest.raises(NotInTransaction, match="has failed"):
+        await submit(yard, conn)
+    await conn.close()
+
+
+async def test_a_transaction_that_may_not_write(yard, postgres_url):
+    """A read-only transaction can carry no task."""
+    conn = await asyncpg.connect(postgres_url)
+    async with conn.transaction(readonly=True):
+        with pytest.raises(UnusableConnection, match="read-only"):
+            await submit(yard, conn)
+        await conn.execute("ROLLBACK; BEGIN")
+    await conn.close()
+
+
+async def test_a_connection_that_is_closed(yard, postgres_url):
+    """A connection that was closed, given back to its pool, or cut off by the server is refused in our words."""
+    conn = await asyncpg.connect(postgres_url)
+    await conn.execute("BEGIN")
+    await conn.close()
+    with pytest.raises(UnusableConnection, match="cannot be used"):
+        await submit(yard, conn)
+    async with asyncpg.create_pool(postgres_url, min_size=1, max_size=1) as pool:
+        async with pool.acquire() as pooled:
+            pass
+        with pytest.raises(UnusableConnection, match="cannot be used"):
+            await submit(yard, pooled)
+    async with engine(postgres_url) as made:
+        async with made.begin() as connection:
+            pass
+        with pytest.raises(UnusableConnection, match="closed"):
+            await submit(yard, connection)
+
+
+async def test_a_connection_that_is_busy(yard, postgres_url):
+    """One connection does one thing at a time: a second submit beside the first is refused, as asyncpg itself does."""
+    async with undone(by_asyncpg(postgres_url)) as theirs:
+        both = [yard.submit("add", {"a": n}, connection=theirs.connection) for n in range(2)]
+        [refused] = [one for one in await asyncio.gather(*both, return_exceptions=True) if isinstance(one, Exception)]
+        assert isinstance(refused, UnusableConnection)
+        assert "another operation is in progress" in str(refused)
+
+
+@pytest.fixture(params=["empty", "ours"])
+def other_url(request: pytest.FixtureRequest, databases: Databases) -> str:
+    """Another database, with or without a schema of ours."""
+    url = databases.make()
+    if request.param == "ours":
+        databases.run(migrate, url)
+    return url
+
+
+async def test_a_connection_to_another_database(yard, other_url):
+    """Another database is told from the yard's own, also if it has the same tables."""
+    conn = await asyncpg.connect(other_url)
+    await conn.execute("BEGIN")
+    with pytest.raises(OtherDatabase, match="another database"):
+        await submit(yard, conn)
+    await conn.close()
+
+
+@pytest.mark.parametrize("kind", ["nothing-of-ours", "sqlite3", "sqlalchemy-sync", "sqlalchemy-session-sync", "engine"])
+async def test_what_is_no_connection_of_a_kind_we_know(yard, postgres_url, kind):
+    """Anything else than a connection we know is refused by its name, and left as it is."""
+    sync = sqlalchemy.create_engine("sqlite://")
+    lite = sqlite3.connect(":memory:")
+    with sync.connect() as connection, Session(sync) as session:
+        given = {
+            "nothing-of-ours": "postgresql://db/app",
+            "sqlite3": lite,
+            "sqlalchemy-sync": connection,
+            "sqlalchemy-session-sync": session,
+            "engine": sync,
+        }[kind]
+        with pytest.raises(UnusableConnection, match=f"{type(given).__name__} cannot carry a task"):
+            await submit(yard, given)
+        assert not session.in_transaction()
+    sync.dispose()
+    lite.close()
+
+
+@pytest.mark.parametrize("url", ["memory://", "sqlite"])
+async def test_a_store_that_is_no_postgres(tmp_path, postgres_url, url):
+    """On a store that takes no part in transactions, a connection is refused rather than left out of account."""
+    async with build(f"sqlite:///{tmp_path / 'work.db'}" if url == "sqlite" else url) as yard:
+        async with by_asyncpg(postgres_url) as theirs:
+            with pytest.raises(UnusableConnection, match="use PostgreSQL"):
+                await submit(yard, theirs.connection)
+            with pytest.raises(UnusableConnection, match="use PostgreSQL"):
+                await yard.submit_many("add", [{"a": 1}], connection=theirs.connection)
+        assert await yard.store.list_tasks() == []
+
+
+def test_the_blocking_face_takes_none(postgres_url):
+    """A connection lives on a loop, which the blocking face has not: it says so."""
+    with build(postgres_url).blocking(serve=False) as sync:
+        with pytest.raises(UnusableConnection, match="event loop"):
+            sync.submit("add", {"a": 1}, connection=object())
+        with pytest.raises(UnusableConnection, match="event loop"):
+            sync.submit_many("add", [{"a": 1}], connection=object())
+
+
+async def test_what_cannot_be_stored_costs_no_transaction(yard, postgres_url):
+    """What PostgreSQL cannot hold is refused before anything is sent, and the transaction goes on."""
+    assert isinstance(yard.store, TransactionalStore)
+    async with undone(by_asyncpg(postgres_url)) as theirs:
+        with pytest.raises(InvalidInput, match="cannot be stored"):
+            await yard.store.add_within(theirs.connection, an_add(a_record(key="a\0b")))
+        await theirs.write("SELECT 1")
+
+
+@pytest.fixture
+def clerk(databases: Databases, postgres_url: str) -> Iterator[str]:
+    """A user of the database without any right."""
+    name = f"taskyard_clerk_{os.getpid()}"
+    databases.execute(f"CREATE ROLE {name}", postgres_url)
+    yield name
+    databases.execute(f"DROP OWNED BY {name}; DROP ROLE {name}", postgres_url)
+
+
+async def test_whoever_may_use_the_schema_may_submit(postgres_url, clerk):
+    """A user without any right is told which one he needs; with that one he submits, and sees nothing of the tables."""
+    conn = await asyncpg.connect(postgres_url)
+    async with build(postgres_url) as yard:
+        async with undone(conn.transaction()):
+            await conn.execute(f"SET LOCAL ROLE {clerk}")
+            with pytest.raises(StoreDenied, match="GRANT USAGE ON SCHEMA taskyard"):
+                await submit(yard, conn)
+        await conn.execute(f"GRANT USAGE ON SCHEMA taskyard TO {clerk}")
+        async with conn.transaction():
+            await conn.execute(f"SET LOCAL ROLE {clerk}")
+            handle = await yard.submit("add", {"a": 1}, connection=conn)
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                async with conn.transaction():
+                    await conn.execute("SELECT * FROM taskyard.task")
+        assert await handle.result(timeout_s=PATIENCE_S) == 2
+    await conn.close()
+
+
+def test_the_package_does_without_sqlalchemy():
+    """A session is known by what it can do: the store that takes one never imports SQLAlchemy."""
+    run_python("import sys, taskyard.stores.postgres; assert 'sqlalchemy' not in sys.modules")
