@@ -39,6 +39,7 @@ def grows_at_most(value: float) -> Bar:
 
 
 PROCESS_PEERS = ("run_in_executor", "pebble", "loky", "multiprocessing.Pool", "anyio.to_process")
+POSTGRES_PEERS = ("PgQueuer", "Procrastinate")
 
 # By scenario and by the name of the side that ours is held against.
 BARS: dict[tuple[str, str], Bar] = {
@@ -53,6 +54,17 @@ BARS: dict[tuple[str, str], Bar] = {
     ("lateness", "call_at + one raw commit"): at_most(1.5),
     ("claim", "1,000 queued"): at_most(2),
     ("backlog", "empty"): grows_at_most(50e6),
+    ("pg_drain", "PgQueuer"): at_least(1.7),
+    ("pg_drain", "Procrastinate"): at_least(10),
+    ("pg_drain", "raw claim 100 + complete 100"): at_least(0.5),
+    ("pg_clients", "raw insert, 16 connections"): at_least(0.6),
+    **{("pg_clients", peer): at_least(2) for peer in POSTGRES_PEERS},
+    ("pg_batch", "raw unnest of 1,000"): at_least(0.4),
+    **{("pg_batch", peer): at_least(1.5) for peer in POSTGRES_PEERS},
+    ("pg_idle", "raw NOTIFY + one raw claim"): at_most(1.5),
+    ("pg_nodes", "one node"): at_least(0.8),
+    ("pg_claim", "empty"): at_most(2),
+    ("pg_backlog", "empty"): at_least(0.5),
     ("import", "saq"): at_most(1.2),
     ("call", "anyio.to_process"): at_most(0.8),
     ("call", "raw socketpair + pickle"): at_most(3),

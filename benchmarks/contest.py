@@ -47,3 +47,10 @@ class Contest:
     def _against(self, name: str, ours: list[float], readings: dict[str, list[Reading]]) -> Finding:
         other = [reading.value for reading in readings[name]]
         return Finding(self.title, name, self.unit, ours, other, BARS.get((self.key, name)))
+
+
+def hold_together(contests: Sequence[Contest], settings: Settings) -> list[Finding]:
+    """All their sides take turns in the same rounds; a side that takes part in several is read once a round."""
+    sides = {side.name: side for contest in contests for side in contest.sides(settings)}
+    readings = read_in_turn([*sides.values()], rounds=settings.rounds)
+    return [finding for contest in contests for finding in contest.judge(readings)]

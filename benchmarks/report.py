@@ -12,7 +12,8 @@ import apsw
 from benchmarks.finding import Finding
 
 HEADINGS = ["scenario", "ours", "peer or limit", "ratio (lowest … highest)", "bar", "met"]
-SHOWN_VERSIONS = ["taskyard", "uvloop", "apsw", "huey", "saq", "taskiq", "pebble", "loky", "anyio", "numpy"]
+SHOWN_VERSIONS = ["taskyard", "uvloop", "apsw", "asyncpg", "huey", "saq", "taskiq", "pgqueuer", "procrastinate"]
+SHOWN_VERSIONS += ["pebble", "loky", "anyio", "numpy"]
 
 PREFACE = """\
 # Benchmarks

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.pool import PoolSettings
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 
 Ask = Callable[..., Awaitable[Any]]

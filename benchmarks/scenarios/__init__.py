@@ -4,7 +4,20 @@ from collections.abc import Callable
 
 from benchmarks.contest import Settings
 from benchmarks.finding import Finding
-from benchmarks.scenarios import backlog, batch, clients, drain, idle, importing, lateness, memory, processes
+from benchmarks.scenarios import (
+    backlog,
+    batch,
+    clients,
+    drain,
+    idle,
+    importing,
+    lateness,
+    memory,
+    nodes,
+    postgres,
+    postgres_backlog,
+    processes,
+)
 
 Scenario = Callable[[Settings], list[Finding]]
 
@@ -16,6 +29,12 @@ SCENARIOS: dict[str, Scenario] = {
     "idle": idle.run,
     "lateness": lateness.run,
     "backlog": backlog.run,
+    "pg_drain": postgres.drain,
+    "pg_clients": postgres.clients,
+    "pg_batch": postgres.batch,
+    "pg_idle": postgres.idle,
+    "pg_nodes": nodes.run,
+    "pg_backlog": postgres_backlog.run,
     "import": importing.run,
     "calls": processes.calls,
     "parallel": processes.parallel,

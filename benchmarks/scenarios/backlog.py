@@ -32,10 +32,10 @@ def _sizes(many: int) -> dict[str, int]:
 
 def _backlog(folder: Path, name: str, queued: int, claims: int) -> Side:
     """Fills a store of that size once; every reading is then taken in it, as in one that has been in use."""
-    database = str(folder / f"{queued}.db")
+    dsn = f"sqlite:///{folder / f'{queued}.db'}"
     if queued:
-        Side(f"filling with {queued:,}", "benchmarks.ours:fill_backlog", {"database": database, "count": queued}).read()
-    return Side(name, "benchmarks.ours:claim_from_backlog", {"database": database, "queued": queued, "claims": claims})
+        Side(f"filling with {queued:,}", "benchmarks.ours.backlog:fill", {"dsn": dsn, "count": queued}).read()
+    return Side(name, "benchmarks.ours.backlog:claim", {"dsn": dsn, "queued": queued, "claims": claims})
 
 
 def _judge(many: str, readings: dict[str, list[Reading]]) -> list[Finding]:

@@ -19,7 +19,7 @@ def run(settings: Settings) -> list[Finding]:
         "batch",
         f"SQLite, FULL: `submit_many` of {SIZE:,}",
         Unit.RATE,
-        ours=Side("taskyard", "benchmarks.ours:batch", work),
+        ours=Side("taskyard", "benchmarks.ours.submitting:batch", work),
         others=[
             Side("raw insert, 1,000 per commit", "benchmarks.limits.raw_sqlite:insert_batches", work),
             Side("the same, rows ready-made", "benchmarks.limits.raw_sqlite:insert_ready_batches", work),

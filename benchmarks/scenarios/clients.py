@@ -14,7 +14,7 @@ def run(settings: Settings) -> list[Finding]:
         "clients",
         f"SQLite, FULL: {CLIENTS} clients submitting one by one",
         Unit.RATE,
-        ours=Side("taskyard", "benchmarks.ours:clients", {"count": count, "clients": CLIENTS}),
+        ours=Side("taskyard", "benchmarks.ours.submitting:clients", {"count": count, "clients": CLIENTS}),
         others=[
             Side(
                 "raw insert, one per commit",

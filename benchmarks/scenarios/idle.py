@@ -15,6 +15,6 @@ def run(settings: Settings) -> list[Finding]:
         "idle",
         "SQLite, FULL: submit → started, idle yard, p50",
         Unit.SECONDS,
-        ours=Side("taskyard", "benchmarks.ours:idle", work),
+        ours=Side("taskyard", "benchmarks.ours.running:idle", work),
         others=[Side("one raw commit", "benchmarks.limits.raw_sqlite:commit", work)],
     ).hold(settings)

@@ -14,6 +14,6 @@ def run(settings: Settings) -> list[Finding]:
         "lateness",
         f"SQLite, FULL: lateness of {COUNT:,} tasks due within {WITHIN_S:.0f} s, p99",
         Unit.SECONDS,
-        ours=Side("taskyard", "benchmarks.ours:lateness", work),
+        ours=Side("taskyard", "benchmarks.ours.running:lateness", work),
         others=[Side("call_at + one raw commit", "benchmarks.limits.timers:call_at_and_commit", work)],
     ).hold(settings)

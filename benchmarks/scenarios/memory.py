@@ -4,10 +4,10 @@ Like is held against like. The peers have one submitter, and their clock stops w
 limit has what a future per submit is for: a client for each task that waits for its result.
 """
 
-from benchmarks.contest import Contest, Settings
+from benchmarks.contest import Contest, Settings, hold_together
 from benchmarks.finding import Finding
 from benchmarks.reading import Unit
-from benchmarks.sides import Side, read_in_turn
+from benchmarks.sides import Side
 
 
 def run(settings: Settings) -> list[Finding]:
@@ -16,7 +16,7 @@ def run(settings: Settings) -> list[Finding]:
         "memory",
         "memory: no-op, submit → run → result kept",
         Unit.RATE,
-        ours=Side("taskyard", "benchmarks.ours:memory", {"count": count, "clients": "one"}),
+        ours=Side("taskyard", "benchmarks.ours.running:memory", {"count": count, "clients": "one"}),
         others=[
             Side("taskiq", "benchmarks.peers.taskiq_memory:read", {"count": count}),
             Side("huey", "benchmarks.peers.huey_memory:read", {"count": count}),
@@ -27,10 +27,7 @@ def run(settings: Settings) -> list[Finding]:
         "memory",
         "memory: the same, a waiting client per task",
         Unit.RATE,
-        ours=Side("taskyard, many", "benchmarks.ours:memory", {"count": count, "clients": "many"}),
+        ours=Side("taskyard, many", "benchmarks.ours.running:memory", {"count": count, "clients": "many"}),
         others=[Side("bare loop", "benchmarks.limits.bare_loop:read", {"count": count, "clients": "many"})],
     )
-    contests = [by_one, by_many]
-    sides = [side for contest in contests for side in contest.sides(settings)]
-    readings = read_in_turn(sides, rounds=settings.rounds)
-    return [finding for contest in contests for finding in contest.judge(readings)]
+    return hold_together([by_one, by_many], settings)

@@ -23,6 +23,7 @@ from taskyard.errors import (
     InvalidRetry,
     NaiveDatetime,
     NoCurrentRun,
+    NoScript,
     NotInTransaction,
     NotJson,
     NotOpen,
@@ -88,7 +89,8 @@ if TYPE_CHECKING:
     from taskyard.execution.mock import MockExecutor, NoopExecutor
     from taskyard.execution.nursery import WorkerHandle
     from taskyard.execution.policy import ExecutionPolicy
-    from taskyard.execution.pool import PoolNumbers, PoolSettings
+    from taskyard.execution.pool import PoolNumbers
+    from taskyard.execution.pool_settings import PoolSettings
     from taskyard.execution.process import ProcessPoolExecutor
     from taskyard.execution.router import ExecutionDispatcher
     from taskyard.manager import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
@@ -115,7 +117,7 @@ _LATER = {
     "MockExecutor": "taskyard.execution.mock",
     "NoopExecutor": "taskyard.execution.mock",
     "PoolNumbers": "taskyard.execution.pool",
-    "PoolSettings": "taskyard.execution.pool",
+    "PoolSettings": "taskyard.execution.pool_settings",
     "ProcessPoolExecutor": "taskyard.execution.process",
     "WorkerHandle": "taskyard.execution.nursery",
     "get_executor_manager": "taskyard.manager",
@@ -188,6 +190,7 @@ __all__ = [
     "MockExecutor",
     "NaiveDatetime",
     "NoCurrentRun",
+    "NoScript",
     "NoopExecutor",
     "NotInTransaction",
     "NotJson",

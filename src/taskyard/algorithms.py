@@ -3,16 +3,16 @@ calls. The arguments of such a task are the fields of the `Input`, its result is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Any
 
 from taskyard.consumers import Signature, check_consumer, check_executor, fitting
 from taskyard.errors import InvalidAlgorithm, NotJson
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
-from taskyard.execution.installed import Installed, Payload, RemoteAlgorithm, Resident, settle_in
+from taskyard.execution.installed import AsyncResident, Installed, Payload, RemoteAlgorithm, Resident, settle_in
 from taskyard.execution.isolated import settings_for
-from taskyard.execution.pool import PoolSettings
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.model.algorithm import AlgorithmSpec, choose_place
 from taskyard.model.execution import ISOLATED, PROCESS
 from taskyard.model.retry import RetryPolicy
@@ -114,7 +114,11 @@ class ResidentTask:
         self._form.warm_up()
 
     def __call__(self, record: TaskRecord) -> Any:
-        return self._form.result(self._resident(self._form.payload(record)))
+        outcome = self._resident(self._form.payload(record))
+        return self._finish(outcome) if isinstance(self._resident, AsyncResident) else self._form.result(outcome)
+
+    async def _finish(self, outcome: Awaitable[Any]) -> Any:
+        return self._form.result(await outcome)
 
 
 def settle_in_task(spec: AlgorithmSpec, module: str, path: str) -> ResidentTask:

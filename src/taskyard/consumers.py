@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
 
+PLACES = INLINE, THREAD, PROCESS, ISOLATED
+"""The words for `executor`."""
+
+
 class Signature:
     """What a function takes, as something arguments can be checked against."""
 
@@ -187,7 +191,7 @@ def function_consumer(
     retry: RetryPolicy | None = None,
     executor: str | None = None,
 ) -> tuple[Consumer, Signature]:
-    """A consumer of a function; async ones run on the loop, others in threads."""
+    """A consumer of a function. `executor` is where it runs, if not on the loop (async ones) or in a thread."""
     name = name or getattr(function, "__name__", "")
     if not name or name == "<lambda>":
         raise InvalidConsumer("this callable has no name of its own; give it one with name='…'")
@@ -301,22 +305,21 @@ def check_consumer(
         raise InvalidConsumer(f"consumer {quote(name)}: {exc}") from None
 
 
-def check_executor(name: str, asked: str | None, is_async: bool) -> str:
-    """Where it runs; `InvalidConsumer` if it cannot run where it was asked to."""
-    fitting = (INLINE,) if is_async else (THREAD, PROCESS, ISOLATED)
+def check_executor(name: str, asked: object, is_async: bool) -> str:
+    """Where it runs. Both kinds of functions run everywhere; a plain one blocks the event loop only if it is asked."""
     if asked is None:
-        return fitting[0]
-    if asked not in fitting:
-        kind = "an async function runs" if is_async else "a plain function would block the event loop; it runs"
-        places = " or ".join(f"executor={place!r}" for place in fitting)
-        raise InvalidConsumer(f"consumer {quote(name)}: executor={quote(asked)} does not fit; {kind} with {places}")
+        return INLINE if is_async else THREAD
+    if not isinstance(asked, str) or asked not in PLACES:
+        known = ", ".join(map(repr, PLACES))
+        raise InvalidConsumer(f"consumer {quote(name)}: there is no executor={quote(asked)}; the words are {known}")
     return asked
 
 
 @dataclass(frozen=True)
 class RemoteFunction:
-    """A function consumer as a worker process gets it: by name. There it is what the import finds: the function, or the
-    consumer that a decorator made of it."""
+    """A function consumer on its way to a worker process, by name. There it becomes what the import finds: the consumer
+    that a decorator made of it, or one made anew, with its signature read. All of that is loading, like the import
+    itself, and is not held against the timeout of the first run."""
 
     crosses_by_name: ClassVar = True
 
@@ -335,21 +338,27 @@ class RemoteFunction:
 
     @property
     def wire_key(self) -> tuple[str, str]:
-        """What a worker has to import for it."""
-        return self.module, self.path
+        """What a worker has to load for it."""
+        return self.module, f"{self.path} as {self.name}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_consumer, (self.name, self.module, self.path)
 
     def __call__(self, record: TaskRecord) -> Any:
-        return _find_call(self.name, self.module, self.path)(record)
+        raise NotImplementedError("it runs in a worker process only")
 
 
 @cache
-def _find_call(name: str, module: str, path: str) -> Callable[[TaskRecord], Any]:
+def load_consumer(name: str, module: str, path: str) -> Callable[[TaskRecord], Any]:
+    """In a worker process: what runs the tasks of a function consumer, with nothing left to load."""
     found: Any = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)
     consumer = getattr(found, "consumer", None)
     if not isinstance(consumer, Consumer):
         consumer, _ = function_consumer(found, name=name)
+    if consumer.warm_up is not None:
+        consumer.warm_up()
     return consumer.call
 
 
@@ -359,5 +368,13 @@ class RemoteInstance:
 
     instance: BaseTaskConsumer
 
+    @property
+    def wire_key(self) -> tuple[str, str]:
+        """What a worker has to import for it."""
+        return type(self.instance).__module__, type(self.instance).__qualname__
+
     def __call__(self, record: TaskRecord) -> Any:
-        return _plainly(self.instance.name, lambda record: self.instance.consume(record.task))(record)
+        consume = self.instance.consume
+        if inspect.iscoroutinefunction(consume):
+            return consume(record.task)  # a coroutine, which the worker runs
+        return _plainly(self.instance.name, lambda record: consume(record.task))(record)

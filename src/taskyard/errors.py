@@ -7,6 +7,7 @@ What a consumer raises to steer its own run (`RetryLater`, `Cancel`) is a branch
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,15 @@ def _remake(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     error = cls.__new__(cls)
     error.args = args
     return error
+
+
+def hide_password(url: str) -> str:
+    """An address as a message may show it; also one that is not quite right, such as with an @ in its password."""
+    return _IN_OPTIONS.sub(r"\1…", _IN_URL.sub(r"\1:…@", url))
+
+
+_IN_URL = re.compile(r"(://[^/@:?#\s]*):\S*@")
+_IN_OPTIONS = re.compile(r"([?&](?:ssl)?password=)[^&#\s]*")
 
 
 class TaskyardError(Exception):
@@ -242,6 +252,16 @@ class UnguardedScript(TaskyardError):
         )
 
 
+class NoScript(TaskyardError):
+    """A function that stands in no file was sent to a worker process, which cannot find it there: save it to one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "it was defined in an interactive session, with `python -c` or on standard input, where worker processes "
+            "cannot find it; save it to a file and import it from there"
+        )
+
+
 class IllegalMove(TaskyardError):
     """A state change outside the one table of legal moves: a bug, never a user's fault."""
 
@@ -368,7 +388,7 @@ class StoreUrlInvalid(StoreError, InvalidInput):
         self, url: str | None, hint: str = "use memory://, sqlite:///path/to/work.db or postgresql://user@host/database"
     ) -> None:
         self.url = url
-        what = "no store was given" if url is None else f"{quote(url)} is not a store"
+        what = "no store was given" if url is None else f"{quote(hide_password(url))} is not a store"
         super().__init__(f"{what}; {hint}")
 
 

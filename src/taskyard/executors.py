@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor, settings_of
-from taskyard.execution.pool import PoolSettings
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD

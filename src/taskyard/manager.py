@@ -19,8 +19,9 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import msgspec
 
-from taskyard.errors import TaskyardError
+from taskyard.errors import TaskyardError, quote
 from taskyard.execution.bridge import bridge_here, outcome
+from taskyard.execution.checks import check_flag, check_function, check_memory, check_seconds, check_whole
 from taskyard.execution.forks import Home
 from taskyard.execution.futures import ProcessPool
 from taskyard.execution.io_pool import ThreadPool
@@ -57,10 +58,9 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         Unpicklable(self.unpicklable)
-        if self.retries < 0:
-            raise ValueError("retries must not be negative")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ValueError("timeout_s must be greater than 0")
+        check_whole("retries", self.retries, least=0)
+        if self.timeout_s is not None:
+            check_seconds("timeout_s", self.timeout_s)
 
 
 class ManagerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +73,16 @@ class ManagerSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit: int | None = None
     portable: bool = not HAS_NURSERY
     calls: CallOptions = CallOptions()
+
+    def __post_init__(self) -> None:
+        for name in ("cpu_workers", "io_workers", "recycle_after"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
+        if self.memory_limit is not None:
+            check_memory("memory_limit", self.memory_limit)
+        check_flag("portable", self.portable)
+        if not isinstance(self.calls, CallOptions):
+            raise TypeError(f"calls must be CallOptions, not {quote(self.calls)}")
 
 
 class ManagerNumbers(msgspec.Struct, frozen=True):
@@ -167,6 +177,7 @@ class ExecutorManager:
                 return await self._run_io(func, args, kwargs)
 
     async def _run_io(self, func: Callable[..., T], args: Args, kwargs: dict[str, Any]) -> T:
+        check_function(func)
         self._refuse_closed()
         call = functools.partial(func, *args, **kwargs)
         future = self.io_executor.submit(contextvars.copy_context().run, call)
@@ -208,7 +219,7 @@ class ExecutorManager:
             numbers.io_executor.active,
             numbers.cpu_executor.queued + numbers.io_executor.queued,
         )
-        self.cpu_executor.kill_workers(wait=False)
+        self.cpu_executor.kill_workers(wait=False, why=f"its manager was shut down and could wait {after_s:g} s only")
         left = self.io_executor.abandon()
         if left:
             log.warning("[ExecutorManager] %d threads are left behind: a thread cannot be ended", left)

@@ -12,7 +12,6 @@ from taskyard.cluster.membership import STALL_S
 from taskyard.errors import InvalidInput, StoreUrlInvalid, quote
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Store
-from taskyard.resources.database import size_database_pool
 
 STORE_VARIABLE = "TASKYARD_STORE"
 STALL_VARIABLE = "TASKYARD_STALL_S"
@@ -112,5 +111,7 @@ def _make_postgres(url: str, clock: Clock) -> Store:
         if exc.name != "asyncpg":
             raise
         raise StoreUrlInvalid(url, "for PostgreSQL install the driver: pip install 'taskyard[postgres]'") from exc
+    from taskyard.resources.database import size_database_pool
+
     pool = size_database_pool()
-    return PostgresStore(url, clock=clock, pool_size=pool.size, max_overflow=pool.overflow)
+    return PostgresStore(url, clock=clock, pool_size=pool.size, pool_overflow=pool.overflow)

@@ -62,7 +62,7 @@ from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:
     from taskyard.execution.algorithm import Algorithm
-    from taskyard.execution.pool import PoolSettings
+    from taskyard.execution.pool_settings import PoolSettings
     from taskyard.model.algorithm import AlgorithmSpec
 
 P = ParamSpec("P")
@@ -198,6 +198,7 @@ class Yard:
             raise DuplicateConsumer(consumer.name)
         self._consumers[consumer.name] = consumer
         if self._engine is not None:
+            _warm_up(consumer)
             self._engine.look()
 
     @property
@@ -238,7 +239,7 @@ class Yard:
         the yard is opened. `settings` as in `PoolSettings`: max_workers, memory_limit, recycle_after, …"""
         if self._engine is not None:
             raise InvalidInput("define process pools before the yard is opened")
-        from taskyard.execution.pool import PoolSettings
+        from taskyard.execution.pool_settings import PoolSettings
 
         try:
             self._pools[consumer] = PoolSettings(**settings)
@@ -303,8 +304,7 @@ class Yard:
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
         for consumer in self._consumers.values():
-            if consumer.warm_up is not None:
-                consumer.warm_up()
+            _warm_up(consumer)
         await store.open()
         engine = self._make_engine(store, serve)
         try:
@@ -493,6 +493,11 @@ class Yard:
                     yield event
                 if not page.events:
                     await changes.wait()
+
+
+def _warm_up(consumer: Consumer) -> None:
+    if consumer.warm_up is not None:
+        consumer.warm_up()
 
 
 def _named(consumer: str, args: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,69 +4,130 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Callable
+from typing import Any
 
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor
 from taskyard.execution.mock import MockExecutor, NoopExecutor
-from taskyard.execution.pool import PoolSettings
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.router import ExecutionDispatcher
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.algorithm import AlgorithmSpec
-from taskyard.model.execution import ErrorKind, ExecutionRequest
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
-from taskyard.testing.contract import AnswerContract, ExecutorContract
+from taskyard.testing.contract import AnswerContract, CodeContract, ExecutorContract
 
 
-class TestInProcessExecutor(ExecutorContract):
+async def swallow(_: object) -> str:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return "late"
+    return "never"
+
+
+async def fall_over(_: object) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise RuntimeError("in the clean-up")
+
+
+async def leak(_: object) -> None:
+    inner = asyncio.get_running_loop().create_future()
+    inner.cancel()
+    await inner
+
+
+class Left:
+    """Of the last run on this loop."""
+
+    task: asyncio.Task[None] | None = None
+
+
+async def leave_behind(_: object) -> None:
+    Left.task = asyncio.create_task(asyncio.sleep(600))
+
+
+async def see_what_is_left(_: object) -> tuple[bool, bool]:
+    assert Left.task is not None
+    return Left.task.cancelled(), Left.task.get_loop() is asyncio.get_running_loop()
+
+
+class AsyncContract(ExecutorContract):
+    """What async code may rely on wherever it runs."""
+
     is_async = True
+
+    async def test_code_that_swallows_its_deadline_timed_out_all_the_same(self, executor: ExecutorProtocol) -> None:
+        """Code that catches the cancellation of its deadline and returns late is answered as `timeout`."""
+        error = await self._error(executor, swallow, timeout_s=0.001)
+        assert error.kind is ErrorKind.TIMEOUT
+
+    async def test_code_that_raises_at_its_deadline_timed_out_all_the_same(self, executor: ExecutorProtocol) -> None:
+        """Code that raises something else when its deadline interrupts it is answered as `timeout`."""
+        error = await self._error(executor, fall_over, timeout_s=0.001)
+        assert error.kind is ErrorKind.TIMEOUT
+
+    async def test_a_cancellation_nobody_asked_for_is_an_error(self, executor: ExecutorProtocol) -> None:
+        """Code that lets a CancelledError of something it awaited through has failed, with that."""
+        error = await self._error(executor, leak)
+        assert (error.kind, error.type) == (ErrorKind.RUNTIME, "CancelledError")
+
+    async def _error(self, executor: ExecutorProtocol, call: Callable[..., Any], **fields: Any) -> ExecutionError:
+        result = await self.begin(executor, self._spec(call), **fields)
+        assert result.error is not None
+        return result.error
+
+    def _spec(self, call: Callable[..., Any]) -> Consumer:
+        return Consumer(name="code", encode=str, call=call, is_async=True, executor="any")
+
+
+class OwnLoopContract(AsyncContract):
+    """Away from the host's loop, async code has one of its own."""
+
+    async def test_the_loop_stays_and_what_runs_on_it_does_not(self, executor: ExecutorProtocol) -> None:
+        """A worker keeps its loop from one call to the next; a task that a call leaves behind is cancelled."""
+        assert (await self.begin(executor, self._spec(leave_behind))).success
+        assert (await self.begin(executor, self._spec(see_what_is_left))).data == (True, True)
+
+
+class TestInProcessExecutor(AsyncContract):
     queue_limit = None
 
     def make_executor(self) -> ExecutorProtocol:
         return InProcessExecutor()
 
-    async def test_code_that_swallows_its_deadline_timed_out_all_the_same(self, executor: ExecutorProtocol) -> None:
-        """Code that catches the cancellation of its deadline and returns late is answered as `timeout`."""
 
-        async def deaf(_: object) -> str:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                return "late"
-            return "never"
+class TestInProcessExecutorPlain(CodeContract):
+    is_async = False
 
-        error = await self._error(executor, deaf, timeout_s=0.001)
+    def make_executor(self) -> ExecutorProtocol:
+        return InProcessExecutor()
+
+    async def test_a_plain_function_runs_on_the_loop(self, executor: ExecutorProtocol) -> None:
+        """It runs in the loop's own thread, in the task that submits it."""
+        spec = self.spec(lambda _: (threading.get_ident(), asyncio.current_task()))
+        submitted = self.begin(executor, spec)
+        assert (await submitted).data == (threading.get_ident(), submitted)
+
+    async def test_nobody_can_stop_it(self, executor: ExecutorProtocol) -> None:
+        """It is told to no one that it was stopped: past its deadline it is answered `timeout`, when it has ended."""
+        ended: list[str] = []
+
+        def linger(_: object) -> None:
+            threading.Event().wait(0.01)
+            ended.append("by itself")
+
+        error = (await self.begin(executor, self.spec(linger), timeout_s=0.001)).error
+        assert not executor.abilities.kills
+        assert ended == ["by itself"]
+        assert error is not None
         assert error.kind is ErrorKind.TIMEOUT
-
-    async def test_code_that_raises_at_its_deadline_timed_out_all_the_same(self, executor: ExecutorProtocol) -> None:
-        """Code that raises something else when its deadline interrupts it is answered as `timeout`."""
-
-        async def angry(_: object) -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                raise RuntimeError("in the clean-up")
-
-        error = await self._error(executor, angry, timeout_s=0.001)
-        assert error.kind is ErrorKind.TIMEOUT
-
-    async def test_a_cancellation_nobody_asked_for_is_an_error(self, executor: ExecutorProtocol) -> None:
-        """Code that lets a CancelledError of something it awaited through has failed, with that."""
-
-        async def leaky(_: object) -> None:
-            inner = asyncio.get_running_loop().create_future()
-            inner.cancel()
-            await inner
-
-        error = await self._error(executor, leaky)
-        assert (error.kind, error.type) == (ErrorKind.RUNTIME, "CancelledError")
-
-    async def _error(self, executor, call, **fields):
-        spec = Consumer(name="code", encode=str, call=call, is_async=True, executor="inline")
-        result = await self.begin(executor, spec, **fields)
-        assert result.error is not None
-        return result.error
 
 
 SMALL_POOL = PoolSettings(
@@ -102,6 +163,13 @@ class TestIsolatedProcessPoolExecutor(ExecutorContract):
         return IsolatedProcessPoolExecutor(lambda _: SMALL_POOL)
 
 
+class TestProcessPoolExecutorAsync(OwnLoopContract):
+    is_remote = True
+
+    def make_executor(self) -> ExecutorProtocol:
+        return ProcessPoolExecutor(settings=SMALL_POOL)
+
+
 class TestMockExecutor(AnswerContract):
     def make_executor(self) -> ExecutorProtocol:
         return MockExecutor({"code": 7})
@@ -116,10 +184,11 @@ class RoutedContract(AnswerContract):
     """The dispatcher in front of an executor, asked for an algorithm."""
 
     place: str
+    is_async = False
 
     def make_executor(self) -> ExecutorProtocol:
         dispatcher = ExecutionDispatcher(place=self.place)
-        dispatcher.install(pass_on_async if self.place == "inline" else pass_on, spec=AlgorithmSpec("code"))
+        dispatcher.install(pass_on_async if self.is_async else pass_on, spec=AlgorithmSpec("code"))
         return dispatcher
 
     async def test_it_can_what_its_place_can(self, executor: ExecutorProtocol) -> None:
@@ -138,11 +207,19 @@ async def pass_on_async(payload: int) -> int:
 
 
 class TestRoutedInline(RoutedContract):
+    place, is_async = "inline", True
+
+
+class TestRoutedInlinePlain(RoutedContract):
     place = "inline"
 
 
 class TestRoutedThread(RoutedContract):
     place = "thread"
+
+
+class TestRoutedThreadAsync(RoutedContract):
+    place, is_async = "thread", True
 
 
 class TestRoutedProcess(RoutedContract):
@@ -153,8 +230,17 @@ class TestRoutedIsolated(RoutedContract):
     place = "isolated"
 
 
+class TestRoutedIsolatedAsync(RoutedContract):
+    place, is_async = "isolated", True
+
+
 class TestRoutedNoop(RoutedContract):
     place = "noop"
+
+
+class TestThreadExecutorAsync(OwnLoopContract):
+    def make_executor(self) -> ExecutorProtocol:
+        return ThreadExecutor(max_workers=self.workers, queue_limit=1)
 
 
 class TestThreadExecutor(ExecutorContract):

@@ -23,6 +23,7 @@ class LeasedShakyStore(ShakyStore):
         self.close_hangs = False
         self.beat_takes_s = 0.0
         self.lists_away: Exception | None = None
+        self.join_unanswered: Exception | None = None
 
     async def list_tasks(self, *args: Any, **options: Any) -> list[TaskRecord]:
         if self.lists_away is not None:
@@ -32,6 +33,8 @@ class LeasedShakyStore(ShakyStore):
     async def join(self, node: Node) -> None:
         await super().join(node)
         self.joined.append(node.incarnation)
+        if self.join_unanswered is not None:
+            raise self.join_unanswered
 
     def lease(self, incarnation: str) -> "ShakyLease":
         return ShakyLease(self, incarnation)

@@ -34,8 +34,10 @@ class ShakyStore(MemoryStore):
         self.unanswered: StoreError | None = None
         self.held: asyncio.Event | None = None
         self.answers_held: asyncio.Event | None = None
+        self.outcomes_held: asyncio.Event | None = None
         self.refuses_nodes = False
         self.dead: list[str] = []
+        self.rescue_unanswered: StoreError | None = None
         self.asked: list[int] = []
         self._watchers: list[Callable[[], None]] = []
 
@@ -65,13 +67,19 @@ class ShakyStore(MemoryStore):
 
     async def rescue(self, incarnation: str) -> list[str]:
         self.dead.remove(incarnation)
-        return await super().rescue(incarnation)
+        uuids = await super().rescue(incarnation)
+        if self.rescue_unanswered is not None:
+            raise self.rescue_unanswered
+        return uuids
 
     async def outcomes(self, uuids: Any) -> list[Outcome | None]:
         if self.away is not None:
             raise self.away
         self.asked.append(len(uuids))
-        return await super().outcomes(uuids)
+        found = await super().outcomes(uuids)
+        if self.outcomes_held is not None:
+            await self.outcomes_held.wait()
+        return found
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
         self._watchers.append(changed)

@@ -126,6 +126,18 @@ async def test_a_lost_node_goes_on_under_another_incarnation(rig, caplog):
     assert rig.engine.refused == 0
 
 
+async def test_no_incarnation_joins_twice(rig):
+    """After a join whose answer was lost, which the others may have heard and given up, another name is tried."""
+    rig.store.beat_error = StoreUnavailable("gone")
+    rig.store.join_unanswered = OutcomeUnknown("connection lost")
+    await pass_time(rig, 30)
+    rig.store.beat_error = rig.store.join_unanswered = None
+    await pass_time(rig, 5)
+    assert len(rig.store.joined) > 2
+    assert len(set(rig.store.joined)) == len(rig.store.joined)
+    assert rig.engine.incarnation == rig.store.joined[-1]
+
+
 async def test_a_node_that_was_given_up_writes_nothing(rig, caplog):
     """A node that hears that it was given up stops what it runs; what it would have written is refused and counted, and
     the task is as the others left it."""

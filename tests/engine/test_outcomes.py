@@ -103,6 +103,22 @@ async def test_an_unknown_task_is_gone(rig):
         await rig.outcome("01890000-0000-7000-8000-000000000000")
 
 
+async def test_a_wait_that_began_before_its_task_was_stored_harms_no_later_one(rig):
+    """Who waits once the task is stored is not told that it is gone, though the store was asked before it came."""
+    record = rig.record("never")
+    rig.store.outcomes_held = asyncio.Event()
+    early = asyncio.create_task(rig.outcome(record.uuid))
+    await quiet()
+    await rig.offer(record)
+    late = [asyncio.create_task(rig.outcome(record.uuid)) for _ in range(2)]
+    await quiet()
+    rig.store.outcomes_held.set()
+    with pytest.raises(ResultGone):
+        await early
+    await rig.engine.apply([record.uuid], Cancel())
+    assert {(await waiter).state for waiter in late} == {"canceled"}
+
+
 async def test_waiters_that_gave_up_leave_nothing(rig):
     """A waiter that is cancelled is forgotten; the others on the same task are not."""
     work = Work()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskyard.errors import StoreUnavailable
+from taskyard.errors import OutcomeUnknown, StoreUnavailable
 from taskyard.model.limits import Demand
 from taskyard.ports.store import Add
 from tests.engine.support import Rig, Work
@@ -27,6 +27,17 @@ async def test_a_dead_node_s_task_runs_here(rig):
     assert await rig.probes.rescued.next() == [uuid]
     assert work.began == [uuid]
     assert [run.state for run in await rig.store.list_runs(uuid)] == ["interrupted"]
+
+
+async def test_a_rescue_whose_answer_was_lost(rig):
+    """What a rescue has brought back is run here, also when nobody heard that it was carried out."""
+    work = Work()
+    rig.consumer("work", work)
+    uuid = await claimed_elsewhere(rig)
+    rig.store.rescue_unanswered = OutcomeUnknown("connection lost")
+    rig.store.dead.append("dead")
+    await rig.advance(1)
+    assert work.began == [uuid]
 
 
 async def test_the_rescuer_survives_an_outage(rig, caplog):

@@ -1,36 +1,49 @@
 """Consumers in every place, as a user writes them."""
 
+import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
-from taskyard import BaseTaskConsumer, RetryPolicy, Task, Yard, current_run
+from taskyard import BaseTaskConsumer, ConsumerFunction, RetryPolicy, Task, Yard, current_run
 
 yard = Yard("memory://")
 NO_RETRY = RetryPolicy(max_retries=0)
 
 
-@yard.consumer(executor="thread", retry=NO_RETRY)
-def in_thread(path: str, quality: int = 80) -> dict[str, object]:
-    return work(path, quality)
-
-
-@yard.consumer(executor="process", retry=NO_RETRY)
-def in_process(path: str, quality: int = 80) -> dict[str, object]:
-    return work(path, quality)
-
-
-@yard.consumer(executor="isolated", concurrent_count=2, retry=NO_RETRY)
-def in_isolation(path: str, quality: int = 80) -> dict[str, object]:
-    return work(path, quality)
-
-
-def work(path: str, quality: int) -> dict[str, object]:
+def work(path: str, quality: int = 80) -> dict[str, object]:
     if quality < 0:
         raise ValueError(f"quality {quality}")
     run = current_run()
     run.progress(0.5, "half way")
     return {"path": path, "quality": quality, "attempt": run.attempt, "source": run.source}
+
+
+async def work_async(path: str, quality: int = 80) -> dict[str, object]:
+    await asyncio.sleep(0)
+    return work(path, quality)
+
+
+async def rest(seconds: float) -> None:
+    """Says that it has begun, and when it is cut short that it has cleaned up."""
+    current_run().progress(0.1, "begun")
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        current_run().log("cleaned up", level=logging.WARNING)
+
+
+def everywhere(function: Callable[..., Any]) -> dict[str, ConsumerFunction[..., Any]]:
+    """The same function as a consumer in each place: one word makes the difference."""
+    name = function.__name__
+    places = ("inline", "thread", "process", "isolated")
+    return {word: yard.consumer(name=f"{name}_{word}", executor=word, retry=NO_RETRY)(function) for word in places}
+
+
+WORK = [*everywhere(work).values(), *everywhere(work_async).values()]
+REST = everywhere(rest)
 
 
 @yard.consumer(executor="process")
@@ -48,7 +61,7 @@ def deadly() -> None:
     os._exit(1)
 
 
-@yard.consumer(executor="process", retry=NO_RETRY)
+@yard.consumer(executor="isolated", retry=NO_RETRY)
 def endless() -> None:
     time.sleep(600)
 
@@ -63,6 +76,11 @@ async def resume_inline(how: str) -> object:
 
 @yard.consumer(executor="thread", retry=SOON)
 def resume_in_thread(how: str) -> object:
+    return resume(how)
+
+
+@yard.consumer(executor="process", retry=SOON)
+async def resume_async(how: str) -> object:
     return resume(how)
 
 
@@ -105,5 +123,17 @@ class Square(BaseTaskConsumer):
         return int(task.args["n"]) ** 2 + self.offset
 
 
+class AsyncSquare(BaseTaskConsumer):
+    name = "async_square"
+    executor = "process"
+
+    async def consume(self, task: Task) -> int:
+        await asyncio.sleep(0)
+        return int(task.args["n"]) ** 2
+
+
 yard.register(Square(offset=1))
-yard.define_pool(max_workers=2, cancel_grace_s=0.05, term_grace_s=0.05)
+yard.register(AsyncSquare())
+yard.define_pool(max_workers=2, cancel_grace_s=20)
+yard.define_pool("rest_isolated", cancel_grace_s=20)
+yard.define_pool("endless", cancel_grace_s=0.05, term_grace_s=0.05)

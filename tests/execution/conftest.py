@@ -9,7 +9,8 @@ import pytest
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.context import RunContext, RunHost
 from taskyard.execution.nursery import NURSERY, Nursery
-from taskyard.execution.pool import PoolSettings, WorkerPool
+from taskyard.execution.pool import Starter, WorkerPool
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.execution.router import ExecutionDispatcher
 from taskyard.execution.spawner import Spawner
@@ -72,13 +73,15 @@ async def open_desk() -> AsyncIterator[Callable[..., Desk]]:
 
 @pytest.fixture
 async def open_fresh() -> AsyncIterator[Callable[..., Desk]]:
-    """Desks with one worker, whose nursery is their own and not running yet."""
+    """Desks with one worker, whose nursery is their own and not running yet, or that of the desk they are `beside`."""
     pools: list[WorkerPool] = []
     nurseries: list[Nursery] = []
 
-    def open_one(*, portable: bool = False, **settings: Any) -> Desk:
+    def open_one(*, portable: bool = False, beside: Desk | None = None, **settings: Any) -> Desk:
         nurseries.append(Nursery())
-        starter = Spawner() if portable else nurseries[-1]
+        starter: Starter = Spawner() if portable else nurseries[-1]
+        if beside is not None:
+            starter = beside.pool._starter
         settings = {"max_workers": 1, "spare": False, **settings}
         pools.append(WorkerPool(PoolSettings(**settings), starter=starter, shares=not portable))
         return Desk(pools[-1])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.nursery import NURSERY
-from taskyard.execution.pool import PoolSettings
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.testing.pipe import Pipe
 from tests.execution import misdeeds

@@ -134,7 +134,7 @@ def test_what_cannot_be_installed_says_so():
     yard.install(Ledger)
     with pytest.raises(DuplicateConsumer):
         yard.install(Ledger)
-    with pytest.raises(InvalidConsumer, match="executor='mock' does not fit"):
+    with pytest.raises(InvalidConsumer, match="no executor='mock'"):
         yard.install(algorithms.report, spec=spec("elsewhere", executor="mock"))
     with pytest.raises(InvalidAlgorithm, match="top level of a module"):
         yard.install(lambda given: given, spec=spec("nameless"))

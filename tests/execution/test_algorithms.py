@@ -70,8 +70,15 @@ async def test_every_worker_initializes_and_shuts_down(dispatch, tmp_path):
 @pytest.mark.spec("EXE-09")
 @pytest.mark.parametrize(
     ("algorithm", "hints"),
-    [(Ledger, {"isolated_pool": True}), (Ledger, {"executor": "thread"}), (AsyncLedger, {})],
-    ids=["process", "thread", "inline"],
+    [
+        (Ledger, {"isolated_pool": True}),
+        (Ledger, {"executor": "thread"}),
+        (Ledger, {"executor": "inline"}),
+        (AsyncLedger, {}),
+        (AsyncLedger, {"executor": "thread"}),
+        (AsyncLedger, {"executor": "isolated"}),
+    ],
+    ids=["isolated", "thread", "inline", "inline-async", "thread-async", "isolated-async"],
 )
 async def test_after_run_follows_a_failure_too(dispatch, algorithm, hints):
     """`after_run` hears of every run, with what it raised, and the instance goes on."""
@@ -83,14 +90,16 @@ async def test_after_run_follows_a_failure_too(dispatch, algorithm, hints):
 
 
 async def test_instances_of_this_process_are_shut_down_too(dispatch, tmp_path):
-    """In threads and on the loop `shutdown` comes with the dispatcher's."""
-    dispatcher = dispatch((Ledger, spec("thread", executor="thread")), AsyncLedger)
+    """In threads and on the loop `shutdown` comes with the dispatcher's, on the loop that `initialize` was on."""
+    in_thread = AsyncLedger, spec("async-thread", executor="thread")
+    dispatcher = dispatch((Ledger, spec("thread", executor="thread")), AsyncLedger, in_thread)
     before = AsyncLedger.shut
     await dispatcher.run("thread", {"n": 1, "folder": str(tmp_path)})
+    await dispatcher.run("async-thread", {"n": 1})
     await dispatcher.run(AsyncLedger, {"n": 1})
     await dispatcher.shutdown()
     assert [path.name for path in tmp_path.iterdir()] == [f"shutdown-{os.getpid()}"]
-    assert AsyncLedger.shut == before + 1
+    assert AsyncLedger.shut == before + 2
 
 
 async def test_an_instance_never_serves_two_runs_at_once(dispatch):
@@ -219,9 +228,9 @@ async def test_output_that_does_not_fit_is_the_algorithm_s_fault(dispatch):
 
 @pytest.mark.spec("EXE-03")
 @pytest.mark.parametrize("place", ["inline", "thread", "process", "isolated"])
-async def test_functions_are_algorithms_as_well(dispatch, place):
-    """A function needs a spec and no more; its annotations are its Input and Output."""
-    code = algorithms.double_async if place == "inline" else algorithms.double
+@pytest.mark.parametrize("code", [algorithms.double, algorithms.double_async])
+async def test_functions_are_algorithms_as_well(dispatch, place, code):
+    """A function, async or not, needs a spec and no more; its annotations are its Input and Output."""
     dispatcher = dispatch((code, spec("double", executor=place)))
     assert (await dispatcher.run("double", "21")).data == 42
     assert (await dispatcher.run("double", "x")).error.kind is ErrorKind.VALIDATION
@@ -237,9 +246,6 @@ class NoAlgorithm:
 @pytest.mark.parametrize(
     ("target", "given", "says"),
     [
-        (algorithms.double_async, spec("a", executor="process"), "it is async"),
-        (algorithms.double_async, spec("a", executor="thread"), "it is async"),
-        (algorithms.double, spec("a", executor="inline"), "would block the event loop"),
         (algorithms.double, None, "has no spec"),
         (lambda given: given, spec("a"), "top level of a module"),
         (three_parameters, spec("a"), "must take the input"),

@@ -49,9 +49,9 @@ async def test_waiting_for_a_worker_has_a_limit_of_its_own(dispatch, hold, place
     held = hold()
     running = begin(dispatcher, "wait", held.folder)
     await held.began()
-    error = (await dispatcher.run("wait", "never", wait_s=0.05)).error
+    error = (await dispatcher.run("wait", "never", wait_s=0.2)).error
     assert error.kind is ErrorKind.TIMEOUT
-    assert "no worker was free" in error.message
+    assert error.message == "no worker was free for it within 0.2 s"
     held.let_go()
     assert (await running).data == "!"
 

@@ -1,13 +1,14 @@
 """The host and its processes: nothing outlives the host, and the host stays what it was."""
 
 import asyncio
+import contextlib
 import ctypes
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,28 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path, way):
     finally:
         for name in spared & everybody.keys():
             os.kill(everybody[name], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("stopped", [["nursery"], ["keeper"], ["keeper", "nursery"]], ids="+".join)
+async def test_nothing_that_is_stopped_outlives_a_host(tmp_path, stopped):
+    """After kill -9 of the host all is gone soon, though somebody has stopped the processes that see to it."""
+    command = [sys.executable, "-m", "tests.execution.host", tmp_path, "nursery"]
+    host = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert host.stdout is not None
+    with host.stdout:
+        everybody = json.loads(await asyncio.to_thread(host.stdout.readline))
+    try:
+        for name in stopped:
+            os.kill(everybody[name], signal.SIGSTOP)
+        host.kill()
+        host.wait()
+        async with asyncio.timeout(4):
+            for pid in everybody.values():
+                await ended(pid)
+    finally:
+        for name in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(everybody[name], signal.SIGCONT)
 
 
 async def test_nothing_outlives_a_host_that_ends(tmp_path):
@@ -94,17 +117,15 @@ async def test_a_nursery_that_is_killed_while_workers_start(open_fresh):
     assert [(await call.future).data for call in calls] == [1, 2, 3]
 
 
-async def test_a_nursery_that_takes_its_time_to_die(open_fresh):
-    """One that was given up and replaced, but is not dead yet, is waited for in the end, and not just dropped."""
+async def test_a_nursery_that_is_replaced_is_gone(open_fresh):
+    """One that was given up, stopped as it may be, is dead and waited for before another takes its place."""
     desk = open_fresh()
     await desk.value(misdeeds.pid)
     nursery = desk.pool._starter
     old = nursery.pid
     os.kill(old, signal.SIGSTOP)
     nursery._begin()
-    gc.collect()  # would complain of a process that nobody has waited for
-    os.kill(old, signal.SIGCONT)
-    await asyncio.to_thread(nursery.close)
+    assert nursery.pid != old
     assert not os.path.exists(f"/proc/{old}")
 
 
@@ -124,6 +145,19 @@ async def test_keeper_and_nursery_killed_together(desk):
     for pid in everybody:
         await ended(pid)
     assert await desk.value(misdeeds.add, 1, 2) == 3
+
+
+async def test_a_keeper_that_is_stopped_when_the_nursery_is_killed(desk):
+    """It goes on, and ends what it keeps."""
+    worker, keeper = await desk.value(misdeeds.pid), await desk.value(misdeeds.keeper)
+    call = desk.begin(misdeeds.hang)
+    assert NURSERY.pid is not None
+    os.kill(keeper, signal.SIGSTOP)
+    os.kill(NURSERY.pid, signal.SIGKILL)
+    async with asyncio.timeout(4):
+        assert (await call.future).error is not None
+        await ended(worker)
+        await ended(keeper)
 
 
 async def test_a_keeper_that_gets_no_process(open_fresh, tmp_path, monkeypatch, capfd):
@@ -186,7 +220,7 @@ async def test_the_host_is_left_as_it_was(desk):
 SCRIPT = """
 import asyncio, dataclasses, os, sys
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.pool import PoolSettings
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 
 print("read by", "host" if __name__ == "__main__" else "worker", flush=True)
@@ -224,13 +258,96 @@ def _run(*command, cwd):
 
 
 @pytest.mark.parametrize("way", [[], ["portable"]], ids=["nursery", "portable"])
-@pytest.mark.parametrize("start", [["script.py"], ["-m", "script"]], ids=["file", "module"])
+@pytest.mark.parametrize(
+    "start",
+    [["script.py"], ["-m", "script"], ["-m", "app"], ["app"], ["app.pyz"]],
+    ids=["file", "module", "package", "folder", "archive"],
+)
 def test_functions_of_a_script(tmp_path, start, way):
     """Functions and classes of a script's `__main__` work, there and back; the script's own work is not done again."""
     (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text(SCRIPT)
+    zipapp.create_archive(tmp_path / "app")
     done = _run(*start, *way, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "done", "read by host", "read by worker"]
+
+
+NESTED = """
+import dataclasses, os, sys
+from taskyard.futures import ProcessPool
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+def move(point):
+    assert isinstance(point, Point), type(point)
+    return Point(point.x + 1)
+
+def move_elsewhere(point, portable):
+    with ProcessPool(1, portable=portable, spare=False) as pool:
+        return pool.submit(move, point).result(30), pool.submit(os.getppid).result(30)
+
+def main(portable):
+    os.chdir("/")
+    with ProcessPool(1, portable=portable) as pool:
+        moved, parent = pool.submit(move_elsewhere, Point(1), portable).result(30)
+    assert moved == Point(2) and parent != os.getpid(), moved
+    print("done")
+
+if __name__ == "__main__":
+    main("portable" in sys.argv)
+"""
+
+
+@pytest.mark.parametrize("way", [[], ["portable"]], ids=["nursery", "portable"])
+@pytest.mark.parametrize("start", [["script.py"], ["-m", "script"], ["app"]], ids=["file", "module", "folder"])
+def test_functions_of_a_script_in_a_pool_inside_a_worker(tmp_path, monkeypatch, start, way):
+    """They are found there as well."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "script.py").write_text(NESTED)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text(NESTED)
+    done = _run(*start, *way, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_a_pool_inside_a_worker_knows_the_script_before_its_worker_does(tmp_path):
+    """A pool that was opened when the script was not needed yet finds its functions later."""
+    (tmp_path / "library.py").write_text(LIBRARY)
+    (tmp_path / "script.py").write_text(KEPT)
+    done = _run("script.py", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+LIBRARY = """
+from taskyard.futures import ProcessPool
+
+pool = None
+
+def open_pool():
+    global pool
+    pool = ProcessPool(1)
+    return pool.submit(abs, -1).result(30)
+"""
+
+KEPT = """
+import library
+from taskyard.futures import ProcessPool
+
+def add(number):
+    return number + 1
+
+def use_pool():
+    return library.pool.submit(add, 1).result(30)
+
+if __name__ == "__main__":
+    with ProcessPool(1, spare=False) as pool:
+        assert pool.submit(library.open_pool).result(30) == 1
+        print(pool.submit(use_pool).result(30))
+"""
 
 
 def test_an_unguarded_script_is_told_so(tmp_path):
@@ -241,8 +358,34 @@ def test_an_unguarded_script_is_told_so(tmp_path):
     assert 'if __name__ == "__main__":' in done.stderr
 
 
+UNGUARDED = """
+from taskyard.futures import ProcessPool
+
+def add(number):
+    return number + 1
+
+print(ProcessPool(1).submit(add, 1).result(30))
+"""
+
+
+def test_an_unguarded_script_gets_no_other_advice(tmp_path):
+    """The error of a future says that one thing only."""
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    done = _run("script.py", cwd=tmp_path)
+    assert done.stderr.endswith('put what it does under `if __name__ == "__main__":`\n')
+
+
 def test_functions_of_an_interactive_session(tmp_path):
-    """A function that no file holds cannot be found by a worker, and the answer says so."""
+    """A function that no file holds cannot be found by a worker, and the answer says what to do."""
     done = _run("-c", SCRIPT, cwd=tmp_path)
     assert done.returncode == 1
     assert "could not be loaded in a worker process" in done.stderr
+    assert "save it to a file" in done.stderr
+
+
+def test_functions_on_standard_input(tmp_path):
+    """The same from a future, without other advice; what is imported works, whatever text it is given."""
+    script = UNGUARDED.replace("print(", 'assert ProcessPool(1).submit(str, "__main__").result(30)\nprint(')
+    command = [sys.executable, "-"]
+    done = subprocess.run(command, cwd=tmp_path, input=script, capture_output=True, text=True, timeout=50, check=False)
+    assert done.stderr.endswith("cannot find it; save it to a file and import it from there\n")

@@ -6,10 +6,10 @@ import logging
 import pytest
 
 from taskyard import EventKind, TaskFailed, TaskState
-from tests.execution.app import resume_in_process, resume_in_thread, resume_inline, save, yard
+from tests.execution.app import resume_async, resume_in_process, resume_in_thread, resume_inline, save, yard
 
 PLACES = pytest.mark.parametrize(
-    "consumer", [resume_inline, resume_in_thread, resume_in_process], ids=lambda given: given.__name__
+    "consumer", [resume_inline, resume_in_thread, resume_in_process, resume_async], ids=lambda given: given.__name__
 )
 SAVED = {"at": [7, "é"]}
 
@@ -74,7 +74,7 @@ async def test_a_run_logs(consumer, caplog):
         f"found None, 100% sure {tail}1]",
         f"found {SAVED}, 100% sure {tail}2]",
     ]
-    if consumer is resume_in_process:  # where whatever is logged crosses to the host
+    if consumer in (resume_in_process, resume_async):  # where whatever is logged crosses to the host
         lines += [record for record in caplog.records if record.name == "somebody.else"]
     said = {(line.task, line.source, line.attempt) for line in lines}
     assert said == {(handle.uuid, consumer.__name__, 1), (handle.uuid, consumer.__name__, 2)}

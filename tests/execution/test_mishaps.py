@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import resource
+import select
 import signal
 import threading
 from typing import NoReturn
@@ -60,6 +61,12 @@ def read(path: str) -> None:
     """Wait until another process, or thread, writes there."""
     with open(path) as pipe:
         pipe.read(1)
+
+
+def wait_and_return(size: int, path: str | None = None) -> bytes:
+    if path is not None:
+        read(path)
+    return bytes(size)
 
 
 def write(path: str) -> None:
@@ -128,10 +135,12 @@ class NoStarter:
         raise OSError("no process is to be had")
 
 
-async def test_a_manager_that_could_not_be_made_is_not_kept():
+async def test_a_manager_that_could_not_be_made_is_not_kept(monkeypatch):
     """The next one is made anew, with what it is given."""
-    with pytest.raises(ValueError, match="max_workers"):
-        ExecutorManager(ManagerSettings(cpu_workers=-1))
+    with monkeypatch.context() as patch:
+        patch.setattr("taskyard.manager.count_workers", _raise)
+        with pytest.raises(RuntimeError):
+            ExecutorManager()
     manager = get_executor_manager(ManagerSettings(cpu_workers=1))
     assert manager.cpu_executor.max_workers == 1
     await manager.shutdown()
@@ -228,6 +237,24 @@ async def test_no_descriptor_to_send_a_call_is_no_fault_of_the_call(open_desk):
     assert error.kind is ErrorKind.SYSTEM
     assert "Too many open files" in error.message
     assert await desk.value(misdeeds.add, 1, 2) == 3
+
+
+# --- late timers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000])
+async def test_an_answer_that_has_arrived_is_no_timeout(open_desk, let_go, size):
+    """When the timer is found first, as by a host that was stopped meanwhile, the wire is read before it is judged."""
+    desk = open_desk(max_workers=1, spare=False, portable=True)
+    await desk.value(wait_and_return, 0)
+    call = desk.begin(wait_and_return, size, let_go, timeout_s=60)
+    (worker,) = desk.pool._workers
+    write(let_go)
+    select.select([worker._wire], [], [])
+    worker._deadline_mono = 0.0
+    worker._fire()
+    assert (await call.future).data == bytes(size)
+    assert desk.pool.numbers.killed == 0
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -7,13 +7,12 @@ import os
 import pickle
 import sys
 import time
-from functools import partial
 
 import pytest
 
 from taskyard.execution.context import PROGRESS_EVERY_S
 from taskyard.execution.nursery import NURSERY
-from taskyard.execution.pool import PoolSettings
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.model.execution import ErrorKind
 from tests.execution import deeds, misdeeds, slow_import
@@ -401,13 +400,6 @@ async def test_what_code_starts_gets_no_wire(open_desk, portable):
 
 
 # --- life -------------------------------------------------------------------------------------------------------------
-
-
-def test_settings_make_sense():
-    """A pool without workers, or one that promises less than nothing, is refused."""
-    for make in (partial(PoolSettings, max_workers=0), partial(PoolSettings, queue_limit=-1)):
-        with pytest.raises(ValueError, match="must be at least 1"):
-            make()
 
 
 def test_a_pool_may_move_to_another_loop():

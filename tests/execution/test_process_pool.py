@@ -122,7 +122,7 @@ def test_a_running_call_can_be_killed(pool, stage):
     assert waiting.kill()
     assert waiting.cancelled()
     assert held.kill()
-    with pytest.raises(CallKilled):
+    with pytest.raises(CallKilled, match="its future was told to"):
         held.result(PATIENCE_S)
     assert not is_alive(pid)
     assert not held.kill()
@@ -135,7 +135,8 @@ def test_killing_all(stage):
     held, pid = begin(pool, stage)
     waiting = [pool.submit(deeds.echo, n) for n in range(3)]
     pool.kill_workers()
-    assert isinstance(held.exception(timeout=0), CallKilled)
+    with pytest.raises(CallKilled, match="its pool was told to kill its workers"):
+        held.result(timeout=0)
     assert all(future.cancelled() for future in waiting)
     assert not is_alive(pid)
     with pytest.raises(RuntimeError):
@@ -148,7 +149,8 @@ def test_ctrl_c_in_a_block_does_not_wait(stage):
     held, _ = begin(pool, stage)
     with pytest.raises(KeyboardInterrupt), pool:
         raise KeyboardInterrupt
-    assert isinstance(held.exception(timeout=0), CallKilled)
+    with pytest.raises(CallKilled, match="its host was interrupted"):
+        held.result(timeout=0)
 
 
 # --- what cannot cross ------------------------------------------------------------------------------------------------
@@ -169,9 +171,8 @@ def test_what_cannot_be_sent_is_named(pool):
 @pytest.mark.spec("MGR-05")
 def test_a_result_that_cannot_be_sent(pool):
     """A result that cannot come back is told apart from a call that was not made."""
-    with pytest.raises(
-        CannotCross, match="lock cannot run in a worker process: its result could not be sent"
-    ) as raised:
+    why = "lock has run in a worker process, but its result could not be sent back"
+    with pytest.raises(CannotCross, match=rf"{why}.*; return what can be pickled") as raised:
         pool.submit(deeds.lock).result(PATIENCE_S)
     assert raised.value.has_run
 
@@ -224,13 +225,6 @@ def test_start_methods():
             assert pool.submit(deeds.echo, method).result(PATIENCE_S) == method
     with pytest.raises(ValueError, match="never forks the process it serves"):
         ProcessPool(1, multiprocessing.get_context("fork"))
-
-
-@pytest.mark.parametrize("limit", [0, -1.0, float("nan")])
-def test_a_limit_is_positive(limit):
-    """A timeout that no call can keep is refused."""
-    with pytest.raises(ValueError, match="timeout_s must be greater than 0"):
-        ProcessPool(1, timeout_s=limit)
 
 
 # --- life -------------------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from taskyard import ErrorKind, InvalidConsumer, TaskCanceled, TaskFailed, TaskState, Yard
-from tests.execution.app import endless, in_isolation, in_process, in_thread, too_slow, where, yard
+from taskyard import ErrorKind, EventKind, InvalidConsumer, TaskCanceled, TaskFailed, TaskState, Yard
+from tests.execution.app import REST, WORK, endless, too_slow, where, yard
 
-PLACES = pytest.mark.parametrize("consumer", [in_thread, in_process, in_isolation], ids=lambda given: given.__name__)
+PLACES = pytest.mark.parametrize("consumer", WORK, ids=lambda given: given.__name__)
 
 
 async def is_running(handle):
@@ -21,7 +21,8 @@ async def is_running(handle):
 @pytest.mark.spec("EXE-03")
 @PLACES
 async def test_the_same_code_in_every_place(consumer):
-    """Whatever the place, arguments, results, the run, its progress and its errors are the same."""
+    """Whatever the place and the kind of function, arguments, results, the run, its progress and its errors are the
+    same."""
     async with yard:
         handle = await consumer.submit("a.png", quality=7)
         result = await handle.result(timeout_s=20)
@@ -40,6 +41,34 @@ async def test_processes_are_other_processes():
     async with yard:
         assert await (await where.submit()).result(timeout_s=20) != os.getpid()
         assert await (await yard.submit("square", {"n": 5})).result(timeout_s=20) == 26
+        assert await (await yard.submit("async_square", {"n": 5})).result(timeout_s=20) == 25
+
+
+@pytest.mark.spec("EXE-03")
+@pytest.mark.parametrize("place", REST)
+async def test_a_cancel_interrupts_async_code_everywhere(place, caplog):
+    """Async code that is canceled is interrupted where it waits, and cleans up."""
+    async with yard:
+        handle = await REST[place].submit(600)
+        async with asyncio.timeout(20):
+            async for event in yard.events(after=0):
+                if event.kind is EventKind.PROGRESS:
+                    break
+        await handle.cancel()
+        with pytest.raises(TaskCanceled):
+            await handle.result(timeout_s=20)
+        [said] = [record.getMessage() for record in caplog.records if record.name == "taskyard.run"]
+        assert said.startswith("cleaned up")
+
+
+@pytest.mark.spec("EXE-05")
+@pytest.mark.parametrize("place", REST)
+async def test_a_timeout_ends_async_code_everywhere(place):
+    """Async code past its timeout is failed as such."""
+    async with yard:
+        with pytest.raises(TaskFailed) as raised:
+            await (await REST[place].options(timeout_s=0.05).submit(600)).result(timeout_s=20)
+        assert raised.value.kind == ErrorKind.TIMEOUT
 
 
 @pytest.mark.spec("EXE-05", "EXE-20")

@@ -18,9 +18,12 @@ def file_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'work.db'}"
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, file_url: str) -> str:
-    """The address of an empty store: each test that asks for it runs once on memory and once on a file."""
+    """The address of an empty store: each test that asks for it runs on memory, on a file and on a database."""
+    if request.param == "postgres":
+        found: str = request.getfixturevalue("postgres_url")
+        return found
     return "memory://" if request.param == "memory" else file_url
 
 

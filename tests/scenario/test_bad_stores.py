@@ -30,7 +30,7 @@ from tests.scenario.processes import TOP, environment, run_python
 
 # --- where the store is -----------------------------------------------------------------------------------------------
 
-FORMS = r"use memory:// or sqlite:///path/to/work\.db"
+FORMS = r"use memory://, sqlite:///path/to/work\.db or postgresql://user@host/database"
 
 URLS = [
     ("redis://localhost", FORMS),

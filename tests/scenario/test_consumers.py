@@ -239,8 +239,12 @@ BAD = [
     pytest.param(lambda yard: yard.consumer(variadic), "arguments are stored by name", id="variadic"),
     pytest.param(lambda yard: yard.consumer(concurrent_count=0)(plain), "from 1 to 1,000,000", id="no-slots"),
     pytest.param(lambda yard: yard.consumer(timeout_s=0)(plain), "more than 0", id="no-time"),
-    pytest.param(lambda yard: yard.consumer(executor="inline")(plain), "would block the event loop", id="blocking"),
-    pytest.param(lambda yard: yard.consumer(executor="thread")(swift), "executor='inline'", id="async-in-thread"),
+    pytest.param(
+        lambda yard: yard.consumer(executor="bogus")(plain),
+        "no executor='bogus'; the words are 'inline', 'thread', 'process', 'isolated'",
+        id="nowhere",
+    ),
+    pytest.param(lambda yard: yard.consumer(executor=["inline"])(plain), "the words are", id="no-word"),
     pytest.param(lambda yard: yard.consumer(yielding), "is a generator", id="generator"),
     pytest.param(lambda yard: yard.consumer(swiftly_yielding), "is a generator", id="async-generator"),
 ]

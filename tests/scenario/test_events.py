@@ -58,7 +58,8 @@ async def test_what_happens_is_told_as_it_happens(url, gates):
             "failed",
         ]
         assert await listener.until(EventKind.CANCELED, gone.uuid) == ["submitted", "canceled"]
-        assert [event.seq for event in listener.events] == list(range(1, len(listener.events) + 1))
+        numbers = [event.seq for event in listener.events]
+        assert numbers == sorted(set(numbers))
         assert {(event.source, event.queue) for event in listener.events} == {("gate", "q")}
         await listener.close()
 

@@ -64,7 +64,7 @@ async def test_a_shutdown_forces_the_rest(stage, caplog, portable):
     await asyncio.sleep(0)
     await manager.shutdown(timeout=0.05)
     assert not is_alive(pid)
-    with pytest.raises(BrokenProcessPool):
+    with pytest.raises(BrokenProcessPool, match=r"its manager was shut down and could wait 0\.05 s only"):
         await held
     for dropped in (waiting, thread_waiting):
         with pytest.raises(ManagerClosed):

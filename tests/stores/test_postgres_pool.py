@@ -6,10 +6,6 @@ import asyncpg
 import pytest
 
 from taskyard import UnknownTask, Yard
-from taskyard.resources.database import size_database_pool
-from taskyard.scheduling.clock import SystemClock
-from taskyard.settings import make_store
-from taskyard.stores.postgres import PostgresStore
 
 pytestmark = pytest.mark.spec("MGR-11")
 
@@ -23,36 +19,31 @@ async def count(conn: asyncpg.Connection, sql: str) -> int:
     return found
 
 
-async def test_the_environment_bounds_the_pool(postgres_url, monkeypatch):
-    """With DB_POOL_SIZE=2 and DB_MAX_OVERFLOW=3, twenty readers share five connections; two stay when they are done."""
-    monkeypatch.setenv("DB_POOL_SIZE", "2")
-    monkeypatch.setenv("DB_MAX_OVERFLOW", "3")
+@pytest.mark.parametrize(("size", "overflow"), [(2, 3), (1, 0), (None, None)], ids=["2+3", "1+0", "default"])
+async def test_the_environment_bounds_the_pool(postgres_url, monkeypatch, size, overflow):
+    """Many readers share as many connections as DB_POOL_SIZE and DB_MAX_OVERFLOW make together, or ten and ten; the
+    former stay when they are done."""
+    for name, value in {"ENVIRONMENT": None, "DB_POOL_SIZE": size, "DB_MAX_OVERFLOW": overflow}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, str(value))
+    most, on_top = (20, 10) if size is None else (size + overflow, overflow)
     conn, theirs = await asyncpg.connect(postgres_url), await asyncpg.connect(postgres_url)
     async with Yard(postgres_url).client() as yard:
         await theirs.execute("BEGIN; LOCK TABLE taskyard.task")
-        reading = [asyncio.create_task(yard.handle(f"task-{n}").record()) for n in range(20)]
+        reading = [asyncio.create_task(yard.handle(f"task-{n}").record()) for n in range(most + 9)]
         async with asyncio.timeout(PATIENCE_S):
-            while await count(conn, f"{OURS} AND wait_event_type = 'Lock'") < 5:
+            while await count(conn, f"{OURS} AND wait_event_type = 'Lock'") < most:
                 assert not any(one.done() for one in reading)
-        assert await count(conn, f"{OURS} AND wait_event_type = 'Lock'") == 5
+        await asyncio.sleep(0.2)  # nothing else would tell that no more come
+        assert await count(conn, f"{OURS} AND wait_event_type = 'Lock'") == most
         before = await count(conn, OURS)
         await theirs.execute("COMMIT")
         answers = await asyncio.gather(*reading, return_exceptions=True)
         assert {type(answer) for answer in answers} == {UnknownTask}
         async with asyncio.timeout(PATIENCE_S):
-            while await count(conn, OURS) > before - 3:
+            while await count(conn, OURS) > before - on_top:
                 pass
-        assert await count(conn, OURS) == before - 3
+        assert await count(conn, OURS) == before - on_top
     await conn.close()
     await theirs.close()
-
-
-@pytest.mark.parametrize("environment", ["production", "development"])
-def test_a_store_takes_the_sizes_of_this_process(environment, monkeypatch):
-    """What the resources say of this process is what its store is made with."""
-    for name in ("DB_POOL_SIZE", "DB_MAX_OVERFLOW"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ENVIRONMENT", environment)
-    store, pool = make_store("postgresql://nobody@nowhere/none", SystemClock()), size_database_pool()
-    assert isinstance(store, PostgresStore)
-    assert (store.pool_size, store.max_overflow) == (pool.size, pool.overflow)

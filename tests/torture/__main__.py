@@ -1,7 +1,9 @@
-"""`python -m tests.torture [NAME …]`: breaks promises on purpose, and prints the figures reached.
+"""`python -m tests.torture [NAME …] [SEED=n] [TRIALS=n] [FULL=1]`: breaks promises on purpose, and prints the figures
+reached.
 
 `SEED=n` repeats the choices of an earlier run (the timing of processes stays its own), `FULL=1` raises the counts to
-those the promises speak of. Exits 1 if any trial failed.
+those the promises speak of, `TRIALS=n` sets them. All three may also come with the environment. Exits 1 if any trial
+failed.
 """
 
 import logging
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.torture import cancels, dedupe, fencing, full, images, kills, rescue, stops, syscalls, timeouts
+from tests.torture import cancels, dedupe, fencing, full, images, kills, rescue, simulation, stops, syscalls, timeouts
 from tests.torture.figures import Figures
 from tests.torture.zygote import Zygote
 
@@ -41,20 +43,24 @@ SCENARIOS: dict[str, Scenario] = {
     "cancels-between": Scenario(cancels.run_in_two, 1_000, 5_000),
     "dedupe": Scenario(dedupe.run, 200, 1_000),
     "timeouts": Scenario(timeouts.run, 1_000, 10_000),
+    "simulation": Scenario(simulation.run, 20_000, 100_000),
 }
 
 
-def main(names: list[str]) -> int:
+def main(words: list[str]) -> int:
+    names = [word for word in words if "=" not in word]
+    given = dict(os.environ) | dict(word.split("=", 1) for word in words if "=" in word)
     unknown = [name for name in names if name not in SCENARIOS]
     if unknown:
         print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(SCENARIOS)}", file=sys.stderr)
         return 2
     logging.getLogger("taskyard").setLevel(logging.CRITICAL)  # deaths and retries are the point here
-    is_full = os.environ.get("FULL", "") not in ("", "0")
-    seed = int(os.environ.get("SEED") or random.SystemRandom().getrandbits(31))
+    is_full = given.get("FULL", "") not in ("", "0")
+    trials = int(given.get("TRIALS") or 0)
+    seed = int(given.get("SEED") or random.SystemRandom().getrandbits(31))
     print(f"SEED={seed}", flush=True)
     try:
-        rows = [_run(name, is_full, seed) for name in names or SCENARIOS]
+        rows = [_run(name, trials or _trials(name, is_full), seed) for name in names or SCENARIOS]
     finally:
         Zygote.end()
     print(f"\n{table(rows)}\n\nSEED={seed}")
@@ -64,11 +70,15 @@ def main(names: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _run(name: str, is_full: bool, seed: int) -> Figures:
+def _trials(name: str, is_full: bool) -> int:
     scenario = SCENARIOS[name]
+    return scenario.full if is_full else scenario.trials
+
+
+def _run(name: str, trials: int, seed: int) -> Figures:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"torture-{name}-") as where:
-        figures = scenario.run(Path(where), trials=scenario.full if is_full else scenario.trials, seed=seed)
+        figures = SCENARIOS[name].run(Path(where), trials=trials, seed=seed)
     took = f"{time.monotonic() - began:.0f} s"
     figures.note = f"{figures.note}; {took}" if figures.note else took
     print(f"{name}: {figures.trials} trials, {len(figures.failures)} failures, {figures.note}", flush=True)

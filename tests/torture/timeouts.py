@@ -9,7 +9,8 @@ from pathlib import Path
 
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.nursery import NURSERY
-from taskyard.execution.pool import PoolSettings, WorkerPool
+from taskyard.execution.pool import WorkerPool
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.model.execution import ErrorKind
 from tests.execution import misdeeds

@@ -62,6 +62,7 @@ EXAMPLES = [
     errors.TaskFailed("a-1", kind="runtime", message="boom", error_type="ValueError", traceback="line 1"),
     errors.TaskSkipped("a-1"),
     errors.TaskyardError("anything"),
+    errors.NoScript(),
     errors.UnguardedScript(),
     errors.UnknownAlgorithm("detector", ["words 1.0"]),
     errors.UnknownConsumer("fetch", ["shrink"]),

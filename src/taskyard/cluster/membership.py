@@ -30,10 +30,11 @@ REJOIN_FIRST_S, REJOIN_CAP_S = 0.5, 2.0
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
     """`stall_s`: a node whose event loop has not run for so long leaves its tasks to others. `beating` says where its
-    heartbeat runs."""
+    heartbeat runs, `new_incarnation` names the node: no two that ever join one store may have the same."""
 
     stall_s: float = STALL_S
     beating: Callable[[Heartbeat], Beating] = InThread
+    new_incarnation: Callable[[], str] = lambda: uuids.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Membership:
         self._store, self._clock, self._settings = store, clock, settings
         self._describe, self._is_draining = describe, is_draining
         self._hooks: Hooks
-        self.incarnation = uuids.uuid4().hex
+        self.incarnation = settings.new_incarnation()
         self._heartbeat: Heartbeat | None = None
         self._beating: Beating | None = None
         self._fallen: str | None = None
@@ -155,8 +156,10 @@ class Membership:
             self._fallen = None
 
     async def _rejoin(self, old: str) -> None:
-        new, tries = uuids.uuid4().hex, 0
+        tries = 0
         while True:
+            # Another one each time: a join whose answer was lost may have been heard, and given up since.
+            new = self._settings.new_incarnation()
             try:
                 await self._join(new)
                 break

@@ -46,19 +46,23 @@ class Rescuer:
     async def step(self) -> None:
         for incarnation in await self._store.dead_nodes():
             # Several nodes may see the same death: the store lets one of them have the tasks, the others get none.
-            uuids = await self._store.rescue(incarnation)
+            uuids = await self._rescue(incarnation)
             log.warning("node %s died; took back %d of its tasks", incarnation, len(uuids))
-            self._rescued(uuids)
-            self._probes.rescued(uuids)
         for incarnation, (is_over, buried) in list(self._former.items()):
             if is_over(incarnation):
-                await self._take_back_own(incarnation)
+                if uuids := await self._rescue(incarnation):
+                    log.warning("took back %d tasks that this node had as %s", len(uuids), incarnation[:8])
                 del self._former[incarnation]
                 buried(incarnation)
 
-    async def _take_back_own(self, incarnation: str) -> None:
-        uuids = await self._store.rescue(incarnation)
-        if uuids:
-            log.warning("took back %d tasks that this node had as %s", len(uuids), incarnation[:8])
-            self._rescued(uuids)
-            self._probes.rescued(uuids)
+    async def _rescue(self, incarnation: str) -> list[str]:
+        try:
+            uuids = await self._store.rescue(incarnation)
+        except Exception:
+            # It may have been carried out all the same, and then nobody is told: the node is not dead any more, and who
+            # has written something gets no hint of it.
+            self._rescued(())
+            raise
+        self._rescued(uuids)
+        self._probes.rescued(uuids)
+        return uuids

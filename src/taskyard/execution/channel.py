@@ -27,6 +27,8 @@ class Channel:
         # Who asks for one that is long over is a thread it left behind: the last few will do.
         self._canceled: deque[int] = deque(maxlen=100)
         self._pid = getpid()
+        self.fd, self.is_closed = fd, False
+        """`is_closed`: the host has closed its end, and a look at this one has found that out."""
         self._sending, self._receiving = threading.Lock(), threading.Lock()
 
     @property
@@ -63,9 +65,12 @@ class Channel:
         if call not in self._canceled and self.is_own and self._receiving.acquire(blocking=False):
             try:
                 self._sort()  # the cancel may have come in one piece with its call
-                with contextlib.suppress(OSError):  # nothing has arrived, or the host has closed
+                with contextlib.suppress(BlockingIOError):  # nothing has arrived
                     while self._reader.receive(self._sock, socket.MSG_DONTWAIT):
                         self._sort()
+                    self.is_closed = True
+            except OSError:
+                self.is_closed = True
             finally:
                 self._receiving.release()
         return call in self._canceled

@@ -71,7 +71,8 @@ def rejected(message: str, *types: str, retry_after_s: float | None = None) -> E
 
 
 def waited_long(wait_s: float) -> ExecutionError:
-    message = f"no worker was free for it within {wait_s:g} s"
+    # What is left of a limit after the way here differs a little from what the caller wrote.
+    message = f"no worker was free for it within {round(wait_s, 2 if wait_s >= 0.1 else 4):g} s"
     return ExecutionError(kind=ErrorKind.TIMEOUT, message=message, types=("TimeoutError",))
 
 

@@ -15,9 +15,12 @@ from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
+from taskyard.errors import quote
+from taskyard.execution.checks import check_flag, check_function, check_seconds, check_whole
 from taskyard.execution.chunk import Chunk
-from taskyard.execution.pool import PoolNumbers, PoolSettings
+from taskyard.execution.pool import PoolNumbers
 from taskyard.execution.pool_loop import CallFuture, PoolLoop, Work
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import HAS_NURSERY
 from taskyard.execution.raising import CannotCross, name_of
 
@@ -56,8 +59,9 @@ class ProcessPool(Executor):
         portable: bool = not HAS_NURSERY,
         **options: Unpack[PoolOptions],
     ) -> None:
-        if timeout_s is not None and not timeout_s > 0:
-            raise ValueError("timeout_s must be greater than 0")
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
+        check_flag("portable", portable)
         settings = _settings(max_workers, _setup(initializer, initargs), options)
         self.max_workers, self._timeout_s = settings.max_workers, timeout_s
         self._loop = PoolLoop(settings, portable=_is_portable(mp_context, portable))
@@ -75,12 +79,20 @@ class ProcessPool(Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
         """Call `fn` in a worker process. Functions of a script's `__main__` work; lambdas and nested ones do not."""
-        return self.submit_within(self._timeout_s, fn, *args, **kwargs)
+        return self._submit(self._timeout_s, fn, args, kwargs)
 
     def submit_within(
         self, timeout_s: float | None, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> CallFuture[T]:
         """As `submit`, with a time limit of its own."""
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
+        return self._submit(timeout_s, fn, args, kwargs)
+
+    def _submit(
+        self, timeout_s: float | None, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallFuture[T]:
+        check_function(fn)
         future: CallFuture[T] = CallFuture()
         self._loop.submit(Work(future, fn, args, kwargs, timeout_s))
         return future
@@ -94,6 +106,7 @@ class ProcessPool(Executor):
             raise ValueError("chunksize must be >= 1.")
         if chunksize == 1:
             return super().map(fn, *iterables, timeout=timeout)
+        check_function(fn)
         rows = zip(*iterables, strict=False)
         chunks = iter(lambda: tuple(itertools.islice(rows, chunksize)), ())
         return _unchunk(super().map(Chunk(fn), chunks, timeout=timeout))
@@ -102,9 +115,10 @@ class ProcessPool(Executor):
         """Take nothing new; what was submitted is still done, unless `cancel_futures`: then only what runs is."""
         self._loop.shutdown(wait=wait, cancel=cancel_futures)
 
-    def kill_workers(self, *, wait: bool = True) -> None:
-        """End now: what waits is cancelled, what runs is killed with everything it started, and raises `CallKilled`."""
-        self._loop.shutdown(wait=wait, kill=True)
+    def kill_workers(self, *, wait: bool = True, why: str = "its pool was told to kill its workers") -> None:
+        """End now: what waits is cancelled, what runs is killed with everything it started, and raises `CallKilled`,
+        which says `why`."""
+        self._loop.shutdown(wait=wait, kill=why)
 
     @property
     def ended(self) -> Future[None]:
@@ -115,7 +129,7 @@ class ProcessPool(Executor):
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         # Ctrl-C reaches the standard library's workers by itself. Ours are in sessions of their own.
-        self._loop.shutdown(wait=True, kill=isinstance(exc, KeyboardInterrupt))
+        self._loop.shutdown(wait=True, kill="its host was interrupted" if isinstance(exc, KeyboardInterrupt) else "")
         return None
 
 
@@ -131,12 +145,10 @@ def _settings(max_workers: int | None, setup: bytes | None, options: PoolOptions
     given: dict[str, Any] = {**options, "setup": setup}
     most = given.pop("max_tasks_per_child", None)
     if most is not None:
+        check_whole("max_tasks_per_child", most, most=None)
         given["recycle_after"] = most
     if max_workers is not None:
         given["max_workers"] = max_workers
-    for name in ("max_workers", "recycle_after"):
-        if given.get(name) is not None and given[name] <= 0:
-            raise ValueError(f"{name} must be greater than 0")
     return PoolSettings(**given)
 
 
@@ -145,6 +157,8 @@ def _setup(initializer: Callable[..., object] | None, initargs: tuple[Any, ...])
         return None
     if not callable(initializer):
         raise TypeError("initializer must be a callable")
+    if not isinstance(initargs, Iterable):
+        raise TypeError(f"initargs must be a tuple of arguments for the initializer, not {quote(initargs)}")
     try:
         return pickle.dumps((initializer, tuple(initargs)), 5)
     except Exception as exc:
@@ -152,6 +166,10 @@ def _setup(initializer: Callable[..., object] | None, initargs: tuple[Any, ...])
 
 
 def _is_portable(context: BaseContext | None, portable: bool) -> bool:
+    if not isinstance(context, BaseContext | None):
+        raise TypeError(
+            f"mp_context must be a context, such as multiprocessing.get_context('spawn'), not {quote(context)}"
+        )
     method = "forkserver" if context is None else context.get_start_method()
     if method == "fork":
         raise ValueError(

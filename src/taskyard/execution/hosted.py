@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import select
 import time
 from collections import deque
 from collections.abc import Callable
@@ -42,6 +43,9 @@ log = logging.getLogger("taskyard")
 
 LAST_WORD_S = 1.0
 """How long a worker whose wire has ended may take to be found dead, which says why; it takes about a millisecond."""
+
+MOST_READS = 64
+"""More than it takes to read all that the socket of a worker holds."""
 
 _decode_error = msgspec.msgpack.Decoder(ExecutionError).decode
 
@@ -153,6 +157,7 @@ class HostedWorker:
 
     def _fire(self) -> None:
         self._timer, self._timer_mono = None, math.inf
+        self._catch_up()
         if time.monotonic() < self._deadline_mono:
             if self._deadline_mono < math.inf:
                 self._arm()
@@ -167,6 +172,16 @@ class HostedWorker:
             call = self.calls[0]
             call.expire("its code could not be imported" if call.is_new else None, self._load_s)
         self.kill()
+
+    def _catch_up(self) -> None:
+        """Read what has arrived: an answer that came in time counts, though a host that was stopped meanwhile finds
+        its timers first. Not for ever: who never stops talking must not be waited for."""
+        poll = select.poll()
+        poll.register(self._wire, select.POLLIN)
+        for _ in range(MOST_READS):
+            if self.is_dying or time.monotonic() < self._deadline_mono or not poll.poll(0):
+                return
+            self._readable()
 
     # --- the wire -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Async consumers on the event loop: the coroutine runs inside the caller's own asyncio task."""
+"""Code on the event loop: a coroutine runs inside the caller's own asyncio task, a plain function right here."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from taskyard.execution.context import RunContext
-from taskyard.execution.explain import canceled, explain, refused, timed_out
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.execution.explain import canceled, explain, rejected, timed_out
+from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
 
 class InProcessExecutor:
-    """No limit of its own: what runs at once is decided by whoever submits. A coroutine that never awaits cannot be
-    interrupted, and holds up the loop."""
+    """No limit of its own: what runs at once is decided by whoever submits. A plain function, or a coroutine that never
+    awaits, cannot be interrupted, and holds up the loop: only what takes milliseconds belongs here."""
 
     abilities = Abilities()
 
@@ -36,16 +36,17 @@ class InProcessExecutor:
 
     async def submit(self, request: ExecutionRequest) -> ExecutionResult:
         started_at = self._now()
-        if self._is_closed or not request.spec.is_async:
-            return ExecutionResult(
-                success=False, error=self._refuse(request), started_at=started_at, ended_at=started_at
-            )
+        if self._is_closed:
+            error = rejected("the in-process executor is shut down")
+            return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=started_at)
         run: RunContext | None = request.context
         if run is not None and run.task is not None:
             run.interrupt = run.task.cancel
         self._running += 1
         try:
-            if request.timeout_s is None:
+            if not request.spec.is_async:
+                data = _call(request)
+            elif request.timeout_s is None:
                 data = await request.spec.call(request.payload)
             else:
                 data = await self._within(request)
@@ -58,11 +59,6 @@ class InProcessExecutor:
             if self._idle is not None and not self._running:
                 self._idle.set()
         return ExecutionResult(success=True, data=data, started_at=started_at, ended_at=self._now())
-
-    def _refuse(self, request: ExecutionRequest) -> ExecutionError:
-        if self._is_closed:
-            return ExecutionError(kind=ErrorKind.REJECTED, message="the in-process executor is shut down")
-        return refused(f"{request.spec.name!r} is not async; give it executor='thread'")
 
     async def _within(self, request: ExecutionRequest) -> Any:
         deadline = asyncio.timeout(request.timeout_s)
@@ -96,6 +92,16 @@ class InProcessExecutor:
         if run is not None:
             run.raised = exc
         return explain(exc)
+
+
+def _call(request: ExecutionRequest) -> Any:
+    """A plain function. Nobody can stop it, or tell it anything: it has timed out if it took too long."""
+    began_mono = time.monotonic()
+    try:
+        return request.spec.call(request.payload)
+    finally:
+        if request.timeout_s is not None and time.monotonic() - began_mono > request.timeout_s:
+            raise _TimedOut
 
 
 def _is_stepping(run: RunContext | None) -> bool:

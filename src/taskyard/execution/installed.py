@@ -2,7 +2,8 @@
 
 In a worker process there is one instance, made when the first call that names the algorithm is unpickled: that is part
 of loading, like the import, so a slow `initialize` is not held against the first request's timeout. In this process
-(threads, the loop) there are as many as ever ran at once, because an instance never serves two runs at a time.
+(threads, the loop) there are as many as ever ran at once, because an instance never serves two runs at a time; one
+whose `run` is async stays with the event loop it was initialized on.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any, NamedTuple, get_type_hints
 
 from taskyard.errors import InvalidAlgorithm, InvalidArguments, InvalidOutput, quote, shorten
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
+from taskyard.execution.code_loop import find_loop_here, loop_here
 from taskyard.execution.context import find_current_run
 from taskyard.execution.said import LOG_FIELDS
 from taskyard.execution.wire import Bulk
 from taskyard.model.algorithm import AlgorithmSpec
-from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
+from taskyard.model.execution import ISOLATED, PROCESS
 
 log = logging.getLogger("taskyard")
 
@@ -65,6 +67,11 @@ class Resident:
         self.spec, self.algorithm = spec, algorithm
         self._fit = fitter(algorithm.Output)
 
+    def settle(self) -> None:
+        """In a worker process, before its first call."""
+        self.open()
+        atexit.register(self.close)
+
     def open(self) -> None:
         self.algorithm.initialize()
 
@@ -105,7 +112,14 @@ class Resident:
 
 
 class AsyncResident(Resident):
-    """The same for one whose `run` is async."""
+    """The same for one whose `run` is async: a call is a coroutine."""
+
+    def settle(self) -> None:
+        loop_here().run(self.open_async())
+        loop_here().at_close(self.close_async)
+
+    def __call__(self, payload: Payload) -> Any:
+        return self.call_async(payload)
 
     async def open_async(self) -> None:
         await _awaited(self.algorithm.initialize())
@@ -153,7 +167,7 @@ class Installed:
             run, self.takes, self.gives = target, algorithm.Input, algorithm.Output
         self.is_async = inspect.iscoroutinefunction(run)
         self.call: Callable[[Payload], Any] = self._call_async if self.is_async else self._call
-        self._idle: deque[AsyncResident] = deque()
+        self._idle: deque[Any] = deque()
 
     @cached_property
     def remote(self) -> RemoteAlgorithm:
@@ -167,11 +181,6 @@ class Installed:
         """`InvalidAlgorithm` if it cannot run there as it is written."""
         if place in (PROCESS, ISOLATED):
             _ = self.remote
-        if self.is_async and place in (THREAD, PROCESS, ISOLATED):
-            raise InvalidAlgorithm(self.name, f"it is async, and runs with executor={INLINE!r}, not {place!r}")
-        if not self.is_async and place == INLINE:
-            why = "it is not async and would block the event loop; it runs in threads or processes"
-            raise InvalidAlgorithm(self.name, why)
 
     def warm_up(self) -> None:
         """Import Pydantic and read the types now, not while the first request waits."""
@@ -185,14 +194,11 @@ class Installed:
         except ValueError as exc:
             raise InvalidArguments(self.name, problems(exc)) from None
 
-    def _make(self) -> AsyncResident:
-        return AsyncResident(self.spec, make_algorithm(self.spec, self._target))
-
     def _call(self, payload: Payload) -> Any:
         try:
             resident = self._idle.pop()
         except IndexError:
-            resident = self._make()
+            resident = make_resident(self.spec, self._target)
             resident.open()
         try:
             return resident(payload)
@@ -200,15 +206,19 @@ class Installed:
             self._idle.append(resident)
 
     async def _call_async(self, payload: Payload) -> Any:
+        here = find_loop_here()
+        idle = self._idle if here is None else here.kept.setdefault(self, deque())
         try:
-            resident = self._idle.pop()
+            resident = idle.pop()
         except IndexError:
-            resident = self._make()
+            resident = AsyncResident(self.spec, make_algorithm(self.spec, self._target))
             await resident.open_async()
+            if here is not None:
+                here.at_close(resident.close_async)
         try:
             return await resident.call_async(payload)
         finally:
-            self._idle.append(resident)
+            idle.append(resident)
 
     async def close(self) -> None:
         """Shut down the instances of this process; nothing runs any more."""
@@ -253,9 +263,8 @@ def settle_in(spec: AlgorithmSpec, module: str, path: str) -> Resident:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-        resident = Resident(spec, make_algorithm(spec, found))
-        resident.open()
-        atexit.register(resident.close)
+        resident = make_resident(spec, found)
+        resident.settle()
         _residents[key] = resident
     return resident
 
@@ -265,6 +274,11 @@ def make_algorithm(spec: AlgorithmSpec, target: Any) -> Algorithm:
         algorithm: Algorithm = target()
         return algorithm
     return FunctionAlgorithm(spec, target)
+
+
+def make_resident(spec: AlgorithmSpec, target: Any) -> Resident:
+    kind = AsyncResident if inspect.iscoroutinefunction(getattr(target, "run", target)) else Resident
+    return kind(spec, make_algorithm(spec, target))
 
 
 def spec_of(target: Any) -> AlgorithmSpec:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
+from taskyard.execution.checks import check_whole
 from taskyard.execution.forks import Home
 from taskyard.execution.pool import PoolNumbers
 
@@ -41,8 +42,7 @@ class ThreadPool(Executor):
     a shutdown."""
 
     def __init__(self, max_workers: int) -> None:
-        if max_workers <= 0:
-            raise ValueError("max_workers must be greater than 0")
+        check_whole("max_workers", max_workers)
         self.max_workers = max_workers
         self.ended: Future[None] = Future()
         self._news = threading.Condition()

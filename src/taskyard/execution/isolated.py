@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from taskyard.execution.explain import failed, rejected
-from taskyard.execution.pool import PoolNumbers, PoolSettings, WorkerPool
+from taskyard.execution.pool import PoolNumbers, WorkerPool
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import HAS_NURSERY, make_pool, submit_to
 from taskyard.model.algorithm import ExecutionHints
 from taskyard.model.execution import ExecutionRequest, ExecutionResult

@@ -5,7 +5,8 @@ It is the worker's parent and the subreaper of everything below it. So whatever 
 parent is gone, and belongs to that worker beyond doubt. When a subreaper has no children left, it has no descendants:
 that the whole tree is gone is known from `waitpid`, not from a search.
 
-It talks to the host over a socket of its own: TERM and KILL come in, GONE goes out, last of all.
+It talks to the host over a socket of its own: TERM and KILL come in, GONE goes out, last of all. When its nursery ends
+it gets SIGCONT, which reaches it also when somebody has stopped it, and sees that it has another parent.
 """
 
 from __future__ import annotations
@@ -21,9 +22,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
-from taskyard.execution.linux import adopt_orphans, children, close_all, die_with_parent, kill_hard, set_name
+from taskyard.execution.linux import (
+    adopt_orphans,
+    children,
+    close_all,
+    die_with_parent,
+    kill_hard,
+    set_name,
+    signal_at_end_of_parent,
+)
 
-TERM, KILL, GONE = b"T", b"K", b"G"
+TERM, KILL, GONE, HEARD = b"T", b"K", b"G", b"H"
+"""HEARD comes from the nursery, which has been asked to put the keeper down."""
+
 GONE_FORMAT = struct.Struct("<ci")
 """GONE and the worker's wait status."""
 
@@ -77,8 +88,8 @@ def keep(control_fd: int, wire_fd: int, nursery: int, work: Callable[[int], None
     which is single-threaded; it never returns."""
     os.setsid()
     set_name("taskyard-keeper")
-    wakeups = Wakeups(signal.SIGCHLD, END)
-    die_with_parent(nursery, END)
+    wakeups = Wakeups(signal.SIGCHLD, signal.SIGCONT, END)
+    signal_at_end_of_parent(signal.SIGCONT)
     adopt_orphans()
     keeper = os.getpid()
     try:
@@ -87,11 +98,12 @@ def keep(control_fd: int, wire_fd: int, nursery: int, work: Callable[[int], None
         _say_gone(control_fd, LOST)
     if worker == 0:
         wakeups.close()
-        signal.signal(END, signal.SIG_DFL)
+        for signum in (signal.SIGCONT, END):
+            signal.signal(signum, signal.SIG_DFL)
         os.close(control_fd)
         _be_worker(keeper, partial(work, wire_fd))
     os.close(wire_fd)  # so that the host sees it end with the worker's
-    _say_gone(control_fd, _watch(control_fd, worker, wakeups))
+    _say_gone(control_fd, _watch(control_fd, worker, wakeups, nursery))
 
 
 def _say_gone(control_fd: int, status: int) -> NoReturn:
@@ -105,7 +117,7 @@ def _be_worker(keeper: int, work: Callable[[], None]) -> NoReturn:
     try:
         os.setsid()
         set_name("taskyard-worker")
-        die_with_parent(keeper, signal.SIGKILL)
+        die_with_parent(keeper)
         work()
         code = 0
     except BaseException:
@@ -114,15 +126,15 @@ def _be_worker(keeper: int, work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _watch(control_fd: int, worker: int, wakeups: Wakeups) -> int:
+def _watch(control_fd: int, worker: int, wakeups: Wakeups, nursery: int) -> int:
     """The worker's status, once nothing is left of its tree."""
     poll = select.poll()
     poll.register(control_fd, select.POLLIN)
     poll.register(wakeups.fd, select.POLLIN)
+    ready: set[int] = set()
     while True:
-        ready = {fd for fd, _ in poll.poll()}
         wakeups.drain()
-        must_end = END in wakeups.seen  # our nursery is gone, or ends everything
+        must_end = END in wakeups.seen or os.getppid() != nursery  # which ends everything, or is gone
         if control_fd in ready:
             asked = _read(control_fd)
             must_end = must_end or not asked or KILL in asked
@@ -132,6 +144,7 @@ def _watch(control_fd: int, worker: int, wakeups: Wakeups) -> int:
         status = None if must_end else _reap(worker)
         if must_end or status is not None:
             return sweep(worker, status)
+        ready = {fd for fd, _ in poll.poll()}
 
 
 def _read(control_fd: int) -> bytes:

@@ -23,12 +23,17 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def die_with_parent(parent: int, signum: int) -> None:
-    """Get `signum` when `parent` ends; at once if it has. The parent must be single-threaded: what counts for the
-    kernel is the end of the thread that forked."""
+def signal_at_end_of_parent(signum: int) -> None:
+    """Get `signum` when the parent ends. What counts for the kernel is the end of the thread that forked: from a parent
+    with threads it may come early, and comes again when the next thread ends, the last one's end included."""
     _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when `parent`, which must be single-threaded, ends; at once if it has."""
+    signal_at_end_of_parent(signal.SIGKILL)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def set_name(name: str) -> None:

@@ -24,10 +24,14 @@ from typing import NoReturn
 import msgspec
 
 from taskyard.execution.boot import take_signals
-from taskyard.execution.keeper import END, GONE, GONE_FORMAT, LOST, Wakeups, keep
-from taskyard.execution.linux import adopt_orphans, children, close_all, kill_hard, set_name
+from taskyard.execution.keeper import END, GONE, GONE_FORMAT, HEARD, LOST, Wakeups, keep
+from taskyard.execution.linux import adopt_orphans, children, close_all, kill_hard, set_name, signal_at_end_of_parent
 
-LENGTH = struct.Struct("<I")
+HEAD = struct.Struct("<IB")
+"""Before each request: its length, and the number of descriptors that come with it."""
+
+IMPORTED = b"I"
+"""What the host is told for each module it asked for, whether the import worked or not."""
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
@@ -37,21 +41,24 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
 
 
 class PutDown(msgspec.Struct, frozen=True, tag=True):
-    """Kill a keeper that does not answer, and sweep what it kept."""
+    """Kill a keeper that does not answer, and sweep what it kept. The host hears at once that this was heard."""
 
     worker: int
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
-    """Import these modules, so that workers forked from now on have them."""
+    """Import this module, so that workers forked from now on have it."""
 
-    modules: tuple[str, ...]
+    module: str
 
 
 Request = Spawn | PutDown | Preload
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 
+
+KEEPER_PATIENCE_S = 0.5
+"""How long a keeper may take to end its tree before it is put down itself; it takes about a millisecond."""
 
 SWEEP_AGAIN_MS = 100
 """How soon what could not be ended at once is killed again."""
@@ -91,37 +98,54 @@ class Nursery:
             os.set_inheritable(fd, False)  # `recv_fds` leaves out the flag for it
         self._fds += fds
         self._buffer += data
-        while len(self._buffer) >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(self._buffer)
-            end = LENGTH.size + size
+        while len(self._buffer) >= HEAD.size:
+            size, count = HEAD.unpack_from(self._buffer)
+            end = HEAD.size + size
             if len(self._buffer) < end:
                 break
-            request = _decode(memoryview(self._buffer)[LENGTH.size : end])
+            request = bytes(self._buffer[HEAD.size : end])
             del self._buffer[:end]
-            self._do(request)
+            own, self._fds = self._fds[:count], self._fds[count:]
+            self._heed(request, own)
         return bool(data)
 
-    def _do(self, request: Request) -> None:
-        match request:
-            case Spawn():
-                self._spawn(request)
-            case PutDown(worker):
-                for pid, (kept, _) in self._keepers.items():
-                    if kept == worker:
-                        os.kill(pid, signal.SIGKILL)
-            case Preload(modules):
-                preload(modules)
-                gc.freeze()
+    def _heed(self, request: bytes, fds: list[int]) -> None:
+        """Whatever is wrong with one request, others need this process: who asked finds its descriptors closed, which
+        is the answer of a start that failed."""
+        try:
+            self._do(_decode(request), fds)
+        except Exception:
+            traceback.print_exc()
+            close_all(fds)
 
-    def _spawn(self, spawn: Spawn) -> None:
-        wire, control = self._fds.pop(0), self._fds.pop(0)
+    def _do(self, request: Request, fds: list[int]) -> None:
+        match request:
+            case Spawn(worker):
+                wire, control = fds
+                self._spawn(worker, wire, control)
+            case PutDown(worker):
+                self._put_down(worker)
+            case Preload(module):
+                preload(module)
+                gc.freeze()
+                with contextlib.suppress(OSError):  # it has gone meanwhile
+                    self._host.send(IMPORTED, socket.MSG_DONTWAIT)
+
+    def _put_down(self, worker: int) -> None:
+        for pid, kept in self._keepers.items():
+            if kept[0] == worker:
+                os.kill(pid, signal.SIGKILL)
+        for number, control in (*self._keepers.values(), *self._lost):
+            if number == worker:
+                with contextlib.suppress(OSError):
+                    os.write(control, HEARD)
+
+    def _spawn(self, worker: int, wire: int, control: int) -> None:
         nursery = os.getpid()
         try:
             pid = os.fork()
         except OSError:
-            # No process is to be had: the host is told that this one is gone.
-            os.write(control, GONE_FORMAT.pack(GONE, LOST))
-            close_all((wire, control))
+            close_all((wire, control))  # no process is to be had, and so the host is told
             return
         if pid == 0:
             # Whatever goes wrong here must end here: further out it would be taken for the end of the nursery.
@@ -133,7 +157,7 @@ class Nursery:
             finally:
                 os._exit(1)
         os.close(wire)
-        self._keepers[pid] = (spawn.worker, control)
+        self._keepers[pid] = (worker, control)
 
     def _let_go(self, control: int) -> None:
         """In the fork: a keeper must hold nothing of the host or of other workers, or their ends would go unnoticed."""
@@ -172,11 +196,12 @@ class Nursery:
         """Every keeper ends what it keeps; then whatever is left goes."""
         for pid in self._keepers:
             os.kill(pid, END)
-        self._wait_until(lambda: not self._keepers, within_s=5.0)
+            os.kill(pid, signal.SIGCONT)  # it may have been stopped
+        self._wait_until(lambda: not self._keepers, within_s=KEEPER_PATIENCE_S)
         for pid in self._keepers:
             kill_hard(pid)
         self._keepers.clear()
-        self._wait_until(self._is_swept, within_s=1.0)
+        self._wait_until(self._is_swept, within_s=5.0)
 
     def _wait_until(self, is_done: Callable[[], bool], *, within_s: float) -> None:
         patience = time.monotonic() + within_s
@@ -193,11 +218,10 @@ def _work(wire: int) -> None:
     serve(wire)
 
 
-def preload(modules: tuple[str, ...]) -> None:
-    for name in modules:
-        # One that cannot be imported here will say so in the worker that needs it.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+def preload(module: str) -> None:
+    # One that cannot be imported here, or wants to end the process, will say so in the worker that needs it.
+    with contextlib.suppress(BaseException):
+        importlib.import_module(module)
 
 
 def main(host_fd: int, host_pid: int) -> NoReturn:
@@ -214,6 +238,8 @@ def _live(host: socket.socket, host_pid: int) -> None:
     set_name("taskyard-nurse")
     adopt_orphans()
     take_signals()
+    # Stopped, it would not see the host's end. That the signal also comes when a thread of the host ends is no harm.
+    signal_at_end_of_parent(signal.SIGCONT)
     pidfd = None
     with contextlib.suppress(OSError, AttributeError):  # on an old kernel the socket alone will tell
         pidfd = os.pidfd_open(host_pid)

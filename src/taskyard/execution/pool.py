@@ -19,8 +19,8 @@ from taskyard.execution.explain import canceled, fault, refused, rejected, waite
 from taskyard.execution.hosted import HostedWorker
 from taskyard.execution.keeper import ended
 from taskyard.execution.nursery import NURSERY, WorkerHandle
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.scene import Setting, WorkerSettings, present_scene, refuse_while_loading
-from taskyard.execution.sizing import default_workers
 from taskyard.execution.wire import Bulk, Kind, Outgoing, encode
 from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
@@ -30,37 +30,6 @@ MOST_RETURNS = 3
 
 START_AGAIN_S = 0.1
 """When no worker could be started and calls wait: how long until the next try."""
-
-
-class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pool behaves. `max_workers`: by default the usable cores less one.
-
-    `queue_limit`: calls that may wait; more are rejected. `wait_s`: how long one may wait for a worker. `load_s`: how
-    long a worker may take to start, and to import what a call names. `cancel_grace_s`: from being asked to end to
-    SIGTERM; `term_grace_s`: from there to SIGKILL. `recycle_after` calls, or above `recycle_rss` bytes in memory, a
-    worker is replaced; `memory_limit` bytes of data are all it can allocate. `pipeline`: calls sent ahead to one
-    worker; more than 1 suits short calls only. `preload`: modules imported once, in the nursery. `setup`: a pickled
-    pair of function and arguments, called in each worker before it is ready. `environ`: variables that its workers have
-    on top of the host's; they import what is preloaded themselves, to see them."""
-
-    max_workers: int = msgspec.field(default_factory=default_workers)
-    queue_limit: int = 1000
-    wait_s: float | None = None
-    load_s: float = 60.0
-    cancel_grace_s: float = 5.0
-    term_grace_s: float = 1.0
-    recycle_after: int | None = None
-    recycle_rss: int | None = None
-    memory_limit: int | None = None
-    pipeline: int = 1
-    spare: bool = True
-    preload: tuple[str, ...] = ()
-    setup: bytes | None = None
-    environ: dict[str, str] = {}
-
-    def __post_init__(self) -> None:
-        if self.max_workers < 1 or self.queue_limit < 0 or self.pipeline < 1:
-            raise ValueError("max_workers and pipeline must be at least 1, and queue_limit not negative")
 
 
 class PoolNumbers(msgspec.Struct, frozen=True):
@@ -150,8 +119,8 @@ class WorkerPool:
         elif worker.calls and call is worker.calls[0]:
             self._ask(worker, call)
 
-    def end_now(self, call: PendingCall) -> None:
-        """Have the call end without grace: nobody waits for it any more."""
+    def end_now(self, call: PendingCall, why: str = "its caller has gone") -> None:
+        """Have the call end without grace."""
         worker = call.worker
         if worker is None:
             if not call.is_over:
@@ -160,10 +129,10 @@ class WorkerPool:
         elif not worker.calls:
             return  # it was answered, and its worker is being killed for it
         elif call is worker.calls[0]:
-            call.verdict = canceled("killed, because its caller has gone")
+            call.verdict = canceled(f"killed, because {why}")
             worker.kill()
         else:
-            call.verdict = canceled("given up, because its caller has gone")
+            call.verdict = canceled(f"given up, because {why}")
 
     async def shutdown(self, *, wait: bool = True) -> None:
         """Take nothing new; what waits is rejected, what runs goes on. With `wait`, until every worker is gone."""
@@ -283,7 +252,7 @@ class WorkerPool:
             memory_limit=settings.memory_limit,
             recycle_rss=settings.recycle_rss,
             shares=self._shares,
-            preload=settings.preload if settings.environ else (),
+            preload=settings.preload,
             environ=settings.environ,
         )
         setting: Setting = (worker, present_scene(), Bulk.of(settings.setup))

@@ -23,7 +23,8 @@ import msgspec
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.forks import Home
 from taskyard.execution.loop_thread import LoopThread
-from taskyard.execution.pool import PoolNumbers, PoolSettings
+from taskyard.execution.pool import PoolNumbers
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.execution.raising import to_exception
 from taskyard.execution.scene import refuse_while_loading
@@ -51,7 +52,7 @@ class CallFuture(Future[T]):
         owner = self.owner  # the loop's thread may forget it at any moment
         if self.done() or owner is None:
             return False
-        owner.end_now(self)
+        owner.end_now(self, "its future was told to")
         return True
 
 
@@ -129,8 +130,8 @@ class PoolLoop:
                 self._is_woken = True
                 thread.loop.call_soon_threadsafe(self._drain)
 
-    def shutdown(self, *, wait: bool, cancel: bool = False, kill: bool = False) -> None:
-        """Take nothing new, and end when all is done; `cancel` what waits, `kill` what runs."""
+    def shutdown(self, *, wait: bool, cancel: bool = False, kill: str = "") -> None:
+        """Take nothing new, and end when all is done; `cancel` what waits; `kill` all, for that reason."""
         if self._home.is_elsewhere:
             return  # it is the parent's
         self._home.claim()
@@ -147,10 +148,10 @@ class PoolLoop:
     def abandon(self) -> None:
         """Nobody holds the pool any more: the work that it has is its last. May come from the collector at any moment,
         so it takes no lock."""
-        self._tell(self._end, False, False)
+        self._tell(self._end, False, "")
 
-    def end_now(self, future: CallFuture[Any]) -> None:
-        self._tell(self._end_call, future)
+    def end_now(self, future: CallFuture[Any], why: str) -> None:
+        self._tell(self._end_call, future, why)
 
     def _start(self) -> LoopThread:
         refuse_while_loading()
@@ -222,7 +223,7 @@ class PoolLoop:
         except Exception:
             # No way to get here is known; a future that is never done would be worse than this one.
             log.exception("a call could not be given to its process pool")
-            self._pool.end_now(call)
+            self._pool.end_now(call, "it could not be given to its pool")
 
     def _over(self, call: FutureCall) -> None:
         """Worker first, caller second: whoever is woken wants the interpreter for itself, and the worker would wait.
@@ -249,7 +250,7 @@ class PoolLoop:
                 log.exception("the answer to a call could not be told")
         self._note_idle()
 
-    def _end(self, cancel: bool, kill: bool) -> None:
+    def _end(self, cancel: bool, kill: str) -> None:
         self._collect()
         self._is_ending = True
         while (cancel or kill) and self._waiting:
@@ -257,12 +258,12 @@ class PoolLoop:
             future.cancel()
             future.set_running_or_notify_cancel()  # tells those who wait for several futures
         for call in list(self._given) if kill else ():
-            self._pool.end_now(call)
+            self._pool.end_now(call, kill)
         self._feed()
 
-    def _end_call(self, future: CallFuture[Any]) -> None:
+    def _end_call(self, future: CallFuture[Any], why: str) -> None:
         if future.call is not None:
-            self._pool.end_now(future.call)
+            self._pool.end_now(future.call, why)
 
 
 _RUNNING: set[PoolLoop] = set()

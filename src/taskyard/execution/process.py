@@ -1,4 +1,4 @@
-"""Sync consumers in worker processes, which can be killed and whose crashes touch one run only: the shared pool."""
+"""Code in worker processes, which can be killed and whose crashes touch one run only: the shared pool."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.context import RunContext
-from taskyard.execution.explain import failed, refused
-from taskyard.execution.pool import PoolNumbers, PoolSettings, Starter, WorkerPool
+from taskyard.execution.pool import PoolNumbers, Starter, WorkerPool
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.spawner import Spawner
 from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
@@ -64,8 +64,6 @@ class ProcessPoolExecutor:
 
 async def submit_to(pool: WorkerPool, request: ExecutionRequest) -> ExecutionResult:
     """Run the request in the pool; what an executor's `submit` does."""
-    if request.spec.is_async:
-        return failed(refused(f"{request.spec.name!r} is async; give it executor='inline'"))
     run: RunContext | None = request.context
     is_record = run is not None and request.payload is run.claim.record
     call = PendingCall(

@@ -12,10 +12,15 @@ from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from taskyard.errors import InvalidInput, TaskyardError
+from taskyard.errors import InvalidInput, NoScript, TaskyardError, UnguardedScript
 from taskyard.execution.chunk import Chunk
 from taskyard.execution.explain import EXCEPTION, UNLOADED, UNRETURNED
 from taskyard.model.execution import ErrorKind, ExecutionError
+
+SENDABLE = "; use a function at the top level of a module, and arguments that can be pickled, or use a thread"
+
+_INSTRUCTIVE = frozenset({NoScript.__name__, UnguardedScript.__name__})
+"""What says itself what to do about it."""
 
 
 class WorkerDied(TaskyardError, BrokenProcessPool):
@@ -41,14 +46,12 @@ class CallTimedOut(TaskyardError, TimeoutError):
 
 class CannotCross(InvalidInput, pickle.PicklingError, ValueError):
     """The function, an argument or the result cannot go from one process to another: change it, or use a thread.
-    `has_run`: it was the result; what the function did is done."""
+    `has_run`: it was the result; what the function did is done. `advice` says what to do, where `why` does not."""
 
-    def __init__(self, function: str, why: str, *, has_run: bool = False) -> None:
+    def __init__(self, function: str, why: str, *, has_run: bool = False, advice: str = SENDABLE) -> None:
         self.function, self.why, self.has_run = function, why, has_run
-        how = "return what can be pickled"
-        if not has_run:
-            how = "use a function at the top level of a module, and arguments that can be pickled"
-        super().__init__(f"{function} cannot run in a worker process: {why}; {how}, or use a thread")
+        what = "has run in a worker process, but" if has_run else "cannot run in a worker process:"
+        super().__init__(f"{function} {what} {why}{advice}")
 
 
 class RemoteError(TaskyardError):
@@ -100,7 +103,7 @@ def _find_raised(error: ExecutionError) -> BaseException | None:
 def _translate(error: ExecutionError, name: str) -> BaseException:
     kind, message = error.kind, error.message
     if kind is ErrorKind.VALIDATION or UNLOADED in error.details:
-        return CannotCross(name, message)
+        return CannotCross(name, message, advice="" if _INSTRUCTIVE.intersection(error.types) else SENDABLE)
     elif kind is ErrorKind.TIMEOUT:
         return CallTimedOut(name, message)
     elif kind in (ErrorKind.CANCELED, ErrorKind.REJECTED):
@@ -108,7 +111,7 @@ def _translate(error: ExecutionError, name: str) -> BaseException:
     elif kind is ErrorKind.RUNTIME:
         return RemoteError(error.types, message)
     elif UNRETURNED in error.details:
-        return CannotCross(name, message, has_run=True)
+        return CannotCross(name, message, has_run=True, advice="; return what can be pickled, or use a thread")
     elif EXCEPTION in error.details and "MemoryError" in error.types:
         return MemoryError(message)
     return WorkerDied(name, message)

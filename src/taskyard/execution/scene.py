@@ -20,13 +20,16 @@ from taskyard.errors import UnguardedScript
 
 MAIN_ALIAS = "__mp_main__"
 
-_script_path = getattr(sys.modules["__main__"], "__file__", None)
+_script_file: str | None = getattr(sys.modules["__main__"], "__file__", None)
 """Kept, because a script loses its `__file__` when its last line has run, and pools may still have work then."""
+
+_script_path = _script_file and os.path.abspath(_script_file)
+"""Of the folder that the script was started in, which it may leave."""
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """`main_name` is that of a script started with `python -m`, `main_path` that of one started as a file; neither: an
-    interactive session or `-c`, whose functions cannot be found by a worker."""
+    """`main_name` is that of a script started with `python -m`, `main_path` that of one started as a file, a folder or
+    an archive; neither: an interactive session, `-c` or standard input, whose functions cannot be found by a worker."""
 
     sys_path: list[str]
     argv: list[str]
@@ -35,6 +38,10 @@ class Scene(msgspec.Struct, frozen=True):
     main_name: str | None = None
     main_path: str | None = None
     log_level: int = logging.WARNING
+
+    @property
+    def has_script(self) -> bool:
+        return not (self.main_name is self.main_path is None)
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -56,11 +63,9 @@ before it is ready."""
 
 def present_scene() -> Scene:
     """The host's, now."""
-    main = sys.modules["__main__"]
     # What a worker makes of the script's own classes names the alias: it must mean the script here as well.
-    sys.modules.setdefault(MAIN_ALIAS, main)
-    spec = getattr(main, "__spec__", None)
-    path = getattr(main, "__file__", _script_path)
+    sys.modules.setdefault(MAIN_ALIAS, sys.modules["__main__"])
+    main_name, main_path = _find_script()
     try:
         folder = os.getcwd()
     except OSError:  # it was removed
@@ -70,14 +75,31 @@ def present_scene() -> Scene:
         argv=list(sys.argv),
         environ=dict(os.environ),
         folder=folder,
-        main_name=getattr(spec, "name", None),
-        main_path=os.path.abspath(path) if spec is None and path and os.path.exists(path) else None,
+        main_name=main_name,
+        main_path=main_path,
         log_level=logging.getLogger().getEffectiveLevel(),
     )
 
 
+def _find_script() -> tuple[str | None, str | None]:
+    """The script by its name, or by its path. In a worker it is that of the host, whether it was needed yet or not."""
+    if _entered is not None:
+        return _entered.main_name, _entered.main_path
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return spec.name, None
+    file: str | None = getattr(main, "__file__", _script_file)
+    path = _script_path if file is None or file == _script_file else os.path.abspath(file)
+    if path is not None and spec is not None:
+        path = os.path.dirname(path)  # of a folder or an archive, started as such
+    return None, path if path is not None and os.path.exists(path) else None
+
+
 def enter(scene: Scene, environ: dict[str, str]) -> None:
     """In the worker: make it the present one, except for the script; `environ` goes on top of the host's."""
+    global _entered
+    _entered = scene
     sys.path[:] = scene.sys_path
     sys.argv[:] = scene.argv
     wanted = {**scene.environ, **environ}
@@ -114,6 +136,7 @@ def _run_script(scene: Scene) -> dict[str, Any] | None:
     return None
 
 
+_entered: Scene | None = None
 _is_loading = _is_loaded = False
 
 

@@ -1,7 +1,8 @@
-"""Sync consumers in threads: a bounded pool of daemon threads, started when they are first needed.
+"""Code in threads: a bounded pool of daemon threads, started when they are first needed.
 
 A thread cannot be stopped. A run that is cancelled or past its deadline is told (`current_run().cancelled`), and keeps
-its thread until it ends: two runs of one task never overlap. The threads are daemons, so that one that never ends
+its thread until it ends: two runs of one task never overlap. Async code has an event loop of its thread's, and is
+cancelled there. The threads are daemons, so that one that never ends
 cannot hold up the end of the process; `concurrent.futures` would join it for ever.
 """
 
@@ -10,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from taskyard.execution.code_loop import close_loop_here, loop_here
 from taskyard.execution.context import RunContext
-from taskyard.execution.explain import canceled, explain, refused, rejected, timed_out, waited_long
+from taskyard.execution.explain import canceled, explain, rejected, timed_out, waited_long
 from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
@@ -34,7 +37,7 @@ class ThreadExecutor:
         self._max_workers, self._queue_limit, self._now = max_workers, queue_limit, now
         self._waiting: deque[_Job] = deque()
         self._running = 0
-        self._threads: set[threading.Thread] = set()
+        self._threads: dict[threading.Thread, asyncio.Future[None]] = {}
         self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
         self._idle: asyncio.Event | None = None
@@ -63,12 +66,14 @@ class ThreadExecutor:
             if run is not None:
                 run.abandoned = job.is_started
             job.interrupt()
+            if job.is_started and request.spec.is_async:
+                await job.ended()  # it is being cancelled as well
+                if run is not None:
+                    run.abandoned = False
             raise
         return job.result(self._now())
 
     def _refuse(self, request: ExecutionRequest) -> ExecutionError | None:
-        if request.spec.is_async:
-            return refused(f"{request.spec.name!r} is async; give it executor='inline'")
         if self._is_closed:
             return rejected("the thread executor is shut down")
         if self._running >= self._max_workers and len(self._waiting) >= self._queue_limit:
@@ -94,9 +99,10 @@ class ThreadExecutor:
             self._work.put(job)
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=_work, args=(self._work,), name="taskyard-thread", daemon=True)
+        gone = asyncio.get_running_loop().create_future()
+        thread = threading.Thread(target=_work, args=(self._work, gone), name="taskyard-thread", daemon=True)
         thread.start()  # raises when the system has no more
-        self._threads.add(thread)
+        self._threads[thread] = gone
 
     def _done(self, job: _Job) -> None:
         self._running -= 1
@@ -113,12 +119,12 @@ class ThreadExecutor:
             await self._idle.wait()
         for _ in self._threads:
             self._work.put(None)
-        if self._running == 0:
-            # Each of them has nothing left but to read that None.
-            for thread in self._threads:
-                thread.join()
-        self._threads.clear()
+        threads, self._threads = self._threads, {}
         self._work = queue.SimpleQueue()
+        if self._running == 0:
+            for thread, gone in threads.items():
+                await gone  # what async code has left to do at the end may take a moment
+                thread.join()
 
 
 class _Job:
@@ -138,6 +144,9 @@ class _Job:
         self._started_at = 0.0
         self._value: Any = None
         self._raised: BaseException | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._is_asked = self._is_canceled = False
+        self._cancel: Callable[[], object] | None = None
 
     def wait_at_most(self, wait_s: float | None) -> None:
         if wait_s is not None and not self.is_started:
@@ -156,6 +165,8 @@ class _Job:
         """In the thread."""
         try:
             self._value = self._context.run(self.request.spec.call, self.request.payload)
+            if self.request.spec.is_async:
+                self._value = loop_here().run(self._value, during=self._steered, context=self._context)
         except BaseException as exc:
             # SystemExit too, which would end the thread without a word.
             self._raised = exc
@@ -163,12 +174,37 @@ class _Job:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._over)
 
+    @contextlib.contextmanager
+    def _steered(self, task: asyncio.Task[Any]) -> Iterator[None]:
+        """In the thread, while its coroutine runs."""
+        self._cancel = functools.partial(task.get_loop().call_soon_threadsafe, self._cancel_once, task)
+        # Race: whoever asks may have done so before he could find this. If both see each other, the second is no news.
+        if self._is_asked:
+            self._cancel_once(task)
+        try:
+            yield
+        finally:
+            self._cancel = None
+
+    def _cancel_once(self, task: asyncio.Task[Any]) -> None:
+        if not self._is_canceled:
+            self._is_canceled = True
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until the code has ended, whoever else has stopped waiting for it."""
+        if not self.is_over:
+            self._ended = self._loop.create_future()
+            await self._ended
+
     def _over(self) -> None:
         self.is_over = True
         if self._deadline is not None:
             self._deadline.cancel()
         if not self.finished.done():
             self.finished.set_result(None)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
         self._done(self)
 
     def _expire(self) -> None:
@@ -176,15 +212,26 @@ class _Job:
         run: RunContext | None = self.request.context
         if run is not None:
             run.expired = True
+        if self.request.spec.is_async:
+            self.interrupt()
+        elif run is not None:
             run.note(
                 f"past its timeout of {self.request.timeout_s:g} s; a thread cannot be stopped, "
                 f"so it keeps its slot until it ends"
             )
 
     def interrupt(self) -> None:
-        """A job that waits for a thread is given up; one that runs has been told by its context's flag."""
-        if not self.is_started and not self.finished.done():
-            self.finished.set_result(None)
+        """A job that waits for a thread is given up; one that runs has been told by its context's flag, and is
+        cancelled if it is async."""
+        if not self.is_started:
+            if not self.finished.done():
+                self.finished.set_result(None)
+            return
+        self._is_asked = True
+        cancel = self._cancel
+        if cancel is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has just been closed
+                cancel()
 
     def reject(self, why: str) -> None:
         self._refuse(rejected(why))
@@ -210,12 +257,19 @@ class _Job:
             return timed_out(self.request.timeout_s or 0.0)
         if self._raised is None:
             return None
+        if isinstance(self._raised, asyncio.CancelledError) and run is not None and run.cancel_asked:
+            return canceled()
         if run is not None:
             run.raised = self._raised
         return explain(self._raised)
 
 
-def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
+def _work(jobs: queue.SimpleQueue[_Job | None], gone: asyncio.Future[None]) -> None:
     while (job := jobs.get()) is not None:
         job.run()
         del job  # an idle thread must not keep the last arguments alive
+    try:
+        close_loop_here()
+    finally:
+        with contextlib.suppress(RuntimeError):  # the host's loop is closed: nobody waits for this
+            gone.get_loop().call_soon_threadsafe(gone.set_result, None)

@@ -108,8 +108,9 @@ IS_NAMED = 32
 IS_SHARED = 64
 """Its parts lie in the memfd that comes with it."""
 
-_MAIN = b"\x8c\x08__main__"
-"""The name of the host's script as pickle writes a short text: the same letters inside a longer one do not count."""
+_SCRIPT_NAMES = (b"\x8c\x08__main__", b"\x8c\x0b__mp_main__")
+"""Those of the host's script, in the host and in a worker that is host to others, as pickle writes a short text: the
+same letters inside a longer one do not count."""
 
 
 class Bulk:
@@ -196,7 +197,8 @@ def encode(
         return False
 
     body = pickle.dumps(value, 5, buffer_callback=keep_inside)
-    if kind is CALL and body.find(_MAIN) >= 0:  # `in` would raise and catch an error inside, to look for a number first
+    # Not `in`, which would raise and catch an error inside, to look for a number first.
+    if kind is CALL and body.find(b"main__") >= 0 and any(name in body for name in _SCRIPT_NAMES):
         marks |= NAMES_MAIN
     size = len(body)
     if not apart and (size < SHARED_FROM or not shares):

@@ -1,4 +1,5 @@
-"""The worker: reads calls from its wire and runs them one after the other, in its main thread.
+"""The worker: reads calls from its wire and runs them one after the other, in its main thread; what an async function
+returns, on an event loop there.
 
 Standard output and error stay those of the host, standard input is empty, and the wire has a descriptor above all
 three: whatever user code prints, it cannot reach the protocol. What a call raises is answered as text; what cannot be
@@ -7,6 +8,7 @@ answered (a result that does not pickle) is answered as such. The process ends w
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import fcntl
@@ -19,15 +21,18 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import time
+from types import CoroutineType
 from typing import Any
 
 import msgspec
 
+from taskyard.errors import NoScript
 from taskyard.execution.channel import Channel
+from taskyard.execution.code_loop import close_loop_here, loop_here
 from taskyard.execution.context import CURRENT
-from taskyard.execution.explain import UNLOADED, UNRETURNED, explain, with_exception
+from taskyard.execution.explain import UNLOADED, UNRETURNED, canceled, explain, with_exception
 from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.said import fields_of
 from taskyard.execution.scene import Scene, Setting, WorkerSettings, enter, load_main
@@ -96,10 +101,11 @@ class Worker:
                 load_main(self._scene)
             call: Call = frame.load()
         except Exception as exc:
-            self._fail(number, _unloadable(exc), time())
+            is_lost = marks & NAMES_MAIN and not self._scene.has_script and isinstance(exc, AttributeError)
+            self._fail(number, _unloadable(NoScript() if is_lost else exc), time())
             return
         named, args, kwargs, card, record_first = call
-        function = self._functions[named] if isinstance(named, int) else named
+        function: Any = self._functions[named] if marks & IS_NAMED and isinstance(named, int) else named
         if marks & IS_NEW:
             if marks & IS_NAMED:
                 self._functions.append(function)
@@ -108,7 +114,7 @@ class Worker:
         self._running = number
         try:
             if card is None:
-                value = function(*args, **kwargs)
+                value = self._finish(function(*args, **kwargs))
             else:
                 value = self._run(WorkerRun(card, number, self._channel), function, args, kwargs, record_first)
         except BaseException as exc:
@@ -125,12 +131,39 @@ class Worker:
         """The call, with a run around it."""
         mark = CURRENT.set(run)
         try:
-            return function(run.claim.record, *args, **kwargs) if record_first else function(*args, **kwargs)
+            return self._finish(
+                function(run.claim.record, *args, **kwargs) if record_first else function(*args, **kwargs)
+            )
         finally:
             run.end()
             CURRENT.reset(mark)
 
+    def _finish(self, value: Any) -> Any:
+        """The value; if it is a coroutine, what that returns."""
+        return loop_here().run(value, during=self._steered) if type(value) is CoroutineType else value
+
+    @contextlib.contextmanager
+    def _steered(self, task: asyncio.Task[Any]) -> Iterator[None]:
+        """While a coroutine runs, a cancel of the host's cancels it."""
+        loop, channel = task.get_loop(), self._channel
+
+        def heed() -> None:
+            if channel.is_canceled(self._running):
+                task.cancel()
+            elif not channel.is_closed:
+                return
+            loop.remove_reader(channel.fd)
+
+        loop.add_reader(channel.fd, heed)
+        loop.call_soon(heed)  # it may have been read already, in one piece with its call
+        try:
+            yield
+        finally:
+            loop.remove_reader(channel.fd)
+
     def _explain(self, exc: BaseException) -> ExecutionError:
+        if isinstance(exc, asyncio.CancelledError) and self._channel.is_canceled(self._running):
+            return canceled()
         error = explain(exc)
         if isinstance(exc, MemoryError) and self._settings.memory_limit is not None:
             message = f"it wanted more memory than its worker's limit of {self._settings.memory_limit >> 20} MiB"
@@ -225,6 +258,8 @@ def serve(fd: int) -> None:
     except (SystemExit, BrokenPipeError, ConnectionResetError):
         pass
     finally:
+        with contextlib.suppress(Exception):
+            close_loop_here()
         atexit._run_exitfuncs()
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -258,13 +293,21 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
     if settings.shares:
         keep_freed_memory(KEEP_FREED)
     for name in settings.preload:
-        importlib.import_module(name)
+        _preload(name)
     if settings.memory_limit is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = settings.memory_limit if hard == resource.RLIM_INFINITY else min(settings.memory_limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     if setup is not None:
-        if b"__main__" in setup:
+        if b"main__" in setup:
             load_main(scene)
         function, args = pickle.loads(setup)
         function(*args)
+
+
+def _preload(name: str) -> None:
+    """The nursery has imported it, unless it could not, or has no part in this."""
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as exc:
+        raise ImportError(f"the module {name!r} in its preload could not be imported: {explain(exc).message}") from exc

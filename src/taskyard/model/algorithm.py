@@ -6,9 +6,9 @@ from enum import StrEnum
 
 import msgspec
 
-from taskyard.errors import InvalidInput
+from taskyard.errors import InvalidInput, quote
 from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
-from taskyard.model.given import check_count, check_name, check_timeout
+from taskyard.model.given import check_count, check_gpu, check_memory, check_name, check_rate, check_timeout
 
 SHARED = (INLINE, THREAD, PROCESS)
 
@@ -50,10 +50,12 @@ class ExecutionHints(msgspec.Struct, frozen=True, kw_only=True):
         for field, seconds in (("wait_s", self.wait_s), ("timeout_s", self.timeout_s), ("load_s", self.load_s)):
             if seconds is not None:
                 check_timeout(seconds, field=field)
-        if self.rate_limit is not None and not 0 < self.rate_limit < 1e9:
-            raise InvalidInput(f"rate_limit must be a positive number of requests a second, not {self.rate_limit}")
-        if self.memory_limit is not None and self.memory_limit < 1:
-            raise InvalidInput(f"memory_limit must be a positive number of bytes, not {self.memory_limit}")
+        if self.rate_limit is not None:
+            check_rate("rate_limit", self.rate_limit)
+        if self.memory_limit is not None:
+            check_memory("memory_limit", self.memory_limit)
+        if self.gpu is not None:
+            check_gpu(self.gpu)
         if self.executor in SHARED and self.wants_own_workers:
             raise InvalidInput(
                 f"executor={self.executor!r} shares its workers; isolated_pool, gpu, memory_limit and recycle_after "
@@ -78,6 +80,11 @@ class AlgorithmSpec(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         check_name("the name of an algorithm", self.name)
         check_name(f"the version of {self.name!r}", self.version)
+        if not isinstance(self.execution, ExecutionHints):
+            raise InvalidInput(
+                f"the execution of {self.name!r} must be ExecutionHints, such as ExecutionHints(timeout_s=5), "
+                f"not {quote(self.execution)}"
+            )
 
 
 def choose_place(hints: ExecutionHints, *, is_async: bool) -> str:

@@ -20,6 +20,9 @@ LARGEST_COUNT = 1_000_000
 LARGEST_PAYLOAD = 1_000_000_000
 """Bytes: what SQLite lets one value have."""
 
+LEAST_MEMORY = 32 << 20
+"""Bytes: what an idle worker process has, and a little to work with."""
+
 LONGEST_S = 1e9
 """30 years. Timers and databases take no endless number; None is what means no limit."""
 
@@ -53,6 +56,26 @@ def check_count(field: str, value: Any, *, least: int, most: int = LARGEST_COUNT
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{field} must be a whole number from {least} to {most:,}{hint}, not {quote(value)}")
     return value
+
+
+def check_rate(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise InvalidInput(f"{field} must be a positive number of requests a second, not {quote(value)}")
+    return float(value)
+
+
+def check_memory(field: str, value: Any) -> int:
+    """`value` if it is a number of bytes that a worker process can live with."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < LEAST_MEMORY:
+        raise InvalidInput(f"{field} must be a number of bytes, at least {LEAST_MEMORY:,}, not {quote(value)}")
+    return value
+
+
+def check_gpu(value: Any) -> int | str:
+    """`value` if CUDA_VISIBLE_DEVICES can say it."""
+    if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, int) and value < 0):
+        raise InvalidInput(f'gpu must be a number from 0 on, or text such as "0,1" ("" for none), not {quote(value)}')
+    return check_text("gpu", value) if isinstance(value, str) else value
 
 
 def check_keep(value: Any) -> float | None:

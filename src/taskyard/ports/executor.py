@@ -22,8 +22,9 @@ class Abilities(msgspec.Struct, frozen=True):
 
 
 class ExecutorProtocol(Protocol):
-    """Runs requests. Whatever user code does (raise, return nonsense, time out), `submit` answers with a result; it
-    raises only `asyncio.CancelledError`, and only when its own caller is cancelled and no cancel was asked."""
+    """Runs requests, of plain functions and of async ones (`spec.is_async`) alike. Whatever user code does (raise,
+    return nonsense, time out), `submit` answers with a result; it raises only `asyncio.CancelledError`, and only when
+    its own caller is cancelled and no cancel was asked."""
 
     @property
     def abilities(self) -> Abilities: ...

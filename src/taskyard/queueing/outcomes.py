@@ -104,6 +104,10 @@ class OutcomeWatcher:
         if not also:
             self._also.pop(uuid, None)
 
+    def _waiters(self, uuid: str) -> list[Waiter]:
+        first = self._waiting.get(uuid)
+        return [] if first is None else [first, *self._also.get(uuid, ())]
+
     def _take(self, uuid: str) -> list[Waiter]:
         """All who wait for the task, who wait no longer."""
         first = self._waiting.pop(uuid, None)
@@ -203,18 +207,31 @@ class OutcomeWatcher:
         ask = [uuid for uuid in dict.fromkeys(uuids) if uuid in self._waiting]
         for start in range(0, len(ask), ASK_AT_MOST):
             part = ask[start : start + ASK_AT_MOST]
-            for uuid, outcome in zip(part, await self._store.outcomes(part), strict=True):
+            asked = [self._waiters(uuid) for uuid in part]
+            for uuid, waiters, outcome in zip(part, asked, await self._store.outcomes(part), strict=True):
                 if outcome is None:
-                    self._fail(uuid, ResultGone(uuid))
+                    self._gone(uuid, waiters)
                 elif outcome.state in ENDED:
                     self._tell(outcome)
+
+    def _gone(self, uuid: str, asked: Sequence[Waiter]) -> None:
+        """The store did not know the task when it was asked for these waiters. Race: it may have been added since, and
+        whoever began to wait for it after that is asked for again."""
+        later = [waiter for waiter in self._waiters(uuid) if waiter not in asked]
+        self._fail(uuid, ResultGone(uuid), but=later)
+        if later:
+            self._waiting[uuid], *also = later
+            if also:
+                self._also[uuid] = also
+            self._new.append(uuid)
+            self._wake.set()
 
     def _tell(self, outcome: Outcome) -> None:
         for waiter in self._take(outcome.uuid):
             if not waiter.done():
                 waiter.set_result(outcome)
 
-    def _fail(self, uuid: str, error: Exception) -> None:
+    def _fail(self, uuid: str, error: Exception, *, but: Sequence[Waiter] = ()) -> None:
         for waiter in self._take(uuid):
-            if not waiter.done():
+            if not waiter.done() and waiter not in but:
                 waiter.set_exception(error)

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from taskyard.errors import quote
+from taskyard.model.given import LARGEST_COUNT
 from taskyard.resources.cpu import CpuBudget, cpu_budget
 
 CPU_WORKERS = "CPU_EXECUTOR_WORKERS"
@@ -75,7 +77,7 @@ def _find_count(environ: Mapping[str, str], name: str, warn: Callable[[str], Non
         count = int(value)
     except ValueError:
         count = -1
-    if count < 0:
-        warn(f"{name} is {value!r}, which is no whole number from 0 on; the default is used")
+    if not 0 <= count <= LARGEST_COUNT:
+        warn(f"{name} is {quote(value)}, which is no whole number from 0 to {LARGEST_COUNT:,}; the default is used")
         return None
     return count or None

@@ -18,9 +18,13 @@ LONGEST_S = 86_400.0
 STEPPED_S = 0.01
 """A wall clock that is further than this from where it was expected has stepped."""
 
-AGAIN_AFTER_S = 0.005
-"""When a turn leaves the same moment behind as the next (more was due than one turn promotes, or the store's clock is
-behind ours), it is asked again after this, not at once."""
+AGAIN_AFTER_S, AGAIN_CAP_S = 0.005, 1.28
+"""When a turn leaves the same moment behind as the next, it is asked again after this, not at once: more was due than
+one turn promotes, or the store's clock is behind ours. After `AGAIN_OFTEN` times it can only be the clock, which may be
+behind for hours: then the wait doubles each time."""
+
+AGAIN_OFTEN = 100
+"""As many turns promote 100,000 tasks of one moment."""
 
 
 class DueLoop:
@@ -28,6 +32,7 @@ class DueLoop:
         self._clock, self._due = clock, due
         self._next: datetime | None = None
         self._last: datetime | None = None
+        self._again = 0
         self._until_mono = 0.0
         self._wake = asyncio.Event()
 
@@ -64,14 +69,19 @@ class DueLoop:
             if left > 0:
                 await self._sleep(min(left, LONGEST_S))
                 continue
-            if due == self._last:
-                await self._clock.wait(asyncio.Event(), self._clock.monotonic() + AGAIN_AFTER_S)
+            self._again = self._again + 1 if due == self._last else 0
+            if self._again:
+                await self._clock.wait(asyncio.Event(), self._clock.monotonic() + _pause_s(self._again))
             self._last, self._next = due, None
             self._due()
 
     async def _sleep(self, seconds: float) -> None:
         self._until_mono = self._clock.monotonic() + seconds
         await self._clock.wait(self._wake, self._until_mono)
+
+
+def _pause_s(again: int) -> float:
+    return min(AGAIN_CAP_S, AGAIN_AFTER_S * 2.0 ** min(max(0, again - AGAIN_OFTEN), 10))
 
 
 def _seconds(due: datetime, now: datetime) -> float:

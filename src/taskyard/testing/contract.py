@@ -14,11 +14,22 @@ import pytest
 
 # Before they are imported: a failing assert in a suite should show its values as one in a test module does.
 pytest.register_assert_rewrite(
-    "taskyard.testing.store_contract", "taskyard.testing.executor_contract", "taskyard.testing.answer_contract"
+    "taskyard.testing.store_contract",
+    "taskyard.testing.executor_contract",
+    "taskyard.testing.code_contract",
+    "taskyard.testing.answer_contract",
 )
 
 from taskyard.testing.answer_contract import AnswerContract  # noqa: E402
+from taskyard.testing.code_contract import CodeContract  # noqa: E402
 from taskyard.testing.executor_contract import ExecutorContract  # noqa: E402
 from taskyard.testing.store_contract import DurableStoreContract, PromptStoreContract, StoreContract  # noqa: E402
 
-__all__ = ["AnswerContract", "DurableStoreContract", "ExecutorContract", "PromptStoreContract", "StoreContract"]
+__all__ = [
+    "AnswerContract",
+    "CodeContract",
+    "DurableStoreContract",
+    "ExecutorContract",
+    "PromptStoreContract",
+    "StoreContract",
+]

@@ -18,68 +18,14 @@ from typing import Any, Protocol
 
 import pytest
 
-from taskyard.errors import Cancel, RetryLater
-from taskyard.execution.context import CURRENT, RunContext, RunHost, current_run
-from taskyard.execution.explain import MESSAGE_CHARS, TRACEBACK_CHARS
-from taskyard.model.execution import ErrorKind, ExecutionRequest, ExecutionResult
-from taskyard.model.task import Claim
+from taskyard.model.execution import ErrorKind, ExecutionRequest
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
-from taskyard.ports.store import Report
-from taskyard.testing.answer_contract import AnswerContract
+from taskyard.testing.code_contract import CodeContract, echo
 from taskyard.testing.pipe import Pipe
-from taskyard.testing.samples import a_record
 
 SHORT_S = 0.01
 PATIENCE_S = 10.0
-
-
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no words")
-
-
-class MyLookupError(KeyError):
-    pass
-
-
-RAISED = [
-    pytest.param(ValueError("bad"), ("ValueError",), "bad", id="plain"),
-    pytest.param(MyLookupError("x"), ("MyLookupError", "KeyError", "LookupError"), "'x'", id="bases-by-name"),
-    pytest.param(Exception("any"), ("Exception",), "any", id="most-general"),
-    pytest.param(RuntimeError(), ("RuntimeError",), "RuntimeError", id="without-text"),
-    pytest.param(RuntimeError("\ud800"), ("RuntimeError",), "\\ud800", id="lone-surrogate"),
-    pytest.param(SystemExit(1), ("SystemExit",), "1", id="exits"),
-    pytest.param(KeyboardInterrupt(), ("KeyboardInterrupt",), "KeyboardInterrupt", id="interrupts"),
-    pytest.param(StopAsyncIteration("on"), ("StopAsyncIteration", "RuntimeError"), "", id="stops-iteration"),
-    pytest.param(Unspeakable(), ("Unspeakable",), "Unspeakable, whose text could not be read", id="cannot-be-printed"),
-]
-
-
-def echo(payload: Any) -> Any:
-    return payload
-
-
-def fail(error: BaseException, _: Any) -> None:
-    raise error
-
-
-def put_off(_: Any) -> None:
-    raise RetryLater(2.5)
-
-
-def fail_deep(_: Any) -> None:
-    def down(n: int) -> None:
-        if n:
-            down(n - 1)
-        raise ValueError("x" * 100_000)
-
-    down(300)
-
-
-def see_run(_: Any) -> tuple[str, int, int, str]:
-    run = current_run()
-    return run.uuid, run.attempt, run.token, run.source
 
 
 def kill_own_process(signum: int) -> None:
@@ -88,11 +34,28 @@ def kill_own_process(signum: int) -> None:
 
 def wait_at_gate(folder: str, payload: Any) -> Any:
     """Say that it began and wait to be let go, across processes."""
-    with open(f"{folder}/began", "w") as began:
-        began.write("!")
+    _say_began(folder)
     with open(f"{folder}/gate") as gate:
         gate.read(1)
     return payload
+
+
+async def wait_at_gate_async(folder: str, payload: Any) -> Any:
+    """The same for async code, which can be cancelled meanwhile."""
+    _say_began(folder)
+    gate, is_open = os.open(f"{folder}/gate", os.O_RDONLY | os.O_NONBLOCK), asyncio.Event()
+    asyncio.get_running_loop().add_reader(gate, is_open.set)
+    try:
+        await is_open.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(gate)
+        os.close(gate)
+    return payload
+
+
+def _say_began(folder: str) -> None:
+    with open(f"{folder}/began", "w") as began:
+        began.write("!")
 
 
 class Flag(Protocol):
@@ -108,39 +71,13 @@ class Hold:
     let_go: Callable[[], None]
 
 
-@dataclass
-class Host:
-    """A run to go with a request, and what it reported."""
+class ExecutorContract(CodeContract):
+    """The rest of it: ending code early, capacity, life. `workers` are the threads or processes it is made with, beyond
+    which it queues `queue_limit` and rejects (None: it never rejects). An executor that kills is made with a grace for
+    cancels well below a second."""
 
-    run: RunContext
-    reports: list[Report]
-    has_reported: asyncio.Event
-
-
-class ExecutorContract(AnswerContract):
-    """Subclass it, say whether the executor runs async code and whether in other processes, and write `make_executor`;
-    `workers` are the threads or processes it is made with, beyond which it queues `queue_limit` and rejects (None: it
-    never rejects). An executor that kills is made with a grace for cancels well below a second."""
-
-    is_async: bool
-    is_remote = False
     workers = 2
     queue_limit: int | None = 1
-
-    def request(self, payload: Any) -> ExecutionRequest:
-        return ExecutionRequest(spec=self.spec(echo), payload=payload, request_id="r")
-
-    # --- what to run --------------------------------------------------------------------------------------------------
-
-    def spec(self, function: Callable[[Any], Any]) -> Consumer:
-        async def call_async(payload: Any) -> Any:
-            return function(payload)
-
-        call = call_async if self.is_async else function
-        return Consumer(name="code", encode=str, call=call, is_async=self.is_async, executor="any")
-
-    def raising(self, error: BaseException) -> Consumer:
-        return self.spec(functools.partial(fail, error))
 
     @pytest.fixture(autouse=True)
     def _gates(self) -> Iterator[None]:
@@ -153,12 +90,14 @@ class ExecutorContract(AnswerContract):
     def hold(self) -> Hold:
         if self.is_remote:
             return self._remote_hold()
-        began, released, loop = threading.Event(), threading.Event(), asyncio.get_running_loop()
+        began, released, loops = threading.Event(), threading.Event(), []
         gate = asyncio.Event()
 
         async def wait_async(payload: Any) -> Any:
+            loops.append(asyncio.get_running_loop())
             began.set()
-            await gate.wait()
+            if not released.is_set():
+                await gate.wait()
             return payload
 
         def wait(payload: Any) -> Any:
@@ -168,7 +107,9 @@ class ExecutorContract(AnswerContract):
 
         def let_go() -> None:
             released.set()
-            loop.call_soon_threadsafe(gate.set)
+            for loop in loops:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(gate.set)
 
         call = wait_async if self.is_async else wait
         spec = Consumer(name="hold", encode=str, call=call, is_async=self.is_async, executor="any")
@@ -178,101 +119,16 @@ class ExecutorContract(AnswerContract):
         folder = tempfile.mkdtemp(dir=self._folder)
         began, gate = Pipe(f"{folder}/began"), Pipe(f"{folder}/gate")
         self._pipes += [began, gate]
-        return Hold(self.spec(functools.partial(wait_at_gate, folder)), began, gate.write)
-
-    def host(self) -> Host:
-        reports: list[Report] = []
-        has_reported = asyncio.Event()
-
-        def report(report: Report) -> None:
-            reports.append(report)
-            has_reported.set()
-
-        run = RunContext(Claim(a_record(), 1, 1), RunHost(asyncio.get_running_loop(), report))
-        return Host(run, reports, has_reported)
-
-    def begin(
-        self,
-        executor: ExecutorProtocol,
-        spec: Consumer,
-        payload: Any = None,
-        *,
-        host: Host | None = None,
-        **fields: Any,
-    ) -> asyncio.Task[ExecutionResult]:
-        """The request in a task of its own, as the runner does it."""
-        run = host.run if host is not None else None
-
-        async def submit() -> ExecutionResult:
-            if run is not None:
-                run.task = asyncio.current_task()
-                CURRENT.set(run)
-            request = ExecutionRequest(spec=spec, payload=payload, request_id="r", context=run, **fields)
-            return await executor.submit(request)
-
-        return asyncio.get_running_loop().create_task(submit())
+        wait: Callable[..., Any] = wait_at_gate_async if self.is_async else wait_at_gate
+        call = functools.partial(wait, folder)
+        spec = Consumer(name="code", encode=str, call=call, is_async=self.is_async, executor="any")
+        return Hold(spec, began, gate.write)
 
     async def started(self, hold: Hold) -> None:
         """The code has begun to run."""
         async with asyncio.timeout(PATIENCE_S):
             while not hold.began.is_set():  # noqa: ASYNC110 -- a thread sets it, and must not need the loop to do so
                 await asyncio.sleep(0.001)
-
-    # --- results and errors -------------------------------------------------------------------------------------------
-
-    @pytest.mark.spec("EXE-01")
-    async def test_what_code_returns_is_the_result(self, executor: ExecutorProtocol) -> None:
-        """The value comes back as it is, with the times between which it was made."""
-        value = ("value", 7) if self.is_remote else object()
-        result = await self.begin(executor, self.spec(echo), value)
-        assert result.success
-        assert result.data == value
-        assert result.error is None
-        assert 0 < result.started_at <= result.ended_at
-
-    @pytest.mark.spec("EXE-07")
-    @pytest.mark.parametrize(("error", "types", "message"), RAISED)
-    async def test_what_code_raises_is_an_answer(
-        self, executor: ExecutorProtocol, error: BaseException, types: tuple[str, ...], message: str
-    ) -> None:
-        """Whatever code raises, `submit` answers with its class, its bases, its text and its traceback."""
-        result = await self.begin(executor, self.raising(error))
-        assert not result.success
-        assert result.error is not None
-        assert result.error.kind is ErrorKind.RUNTIME
-        assert set(result.error.types) & set(types)
-        assert message in result.error.message
-        assert "in fail" in (result.error.traceback or "") or isinstance(error, Unspeakable)
-
-    async def test_errors_are_bounded(self, executor: ExecutorProtocol) -> None:
-        """An endless message and an endless traceback are cut to what a store should keep."""
-        error = (await self.begin(executor, self.spec(fail_deep))).error
-        assert error is not None
-        assert len(error.message) <= MESSAGE_CHARS
-        assert len(error.traceback or "") <= TRACEBACK_CHARS
-
-    async def test_steering(self, executor: ExecutorProtocol) -> None:
-        """`Cancel` is answered as canceled, `RetryLater` with the delay it asks for."""
-        canceled = (await self.begin(executor, self.raising(Cancel("enough")))).error
-        later = (await self.begin(executor, self.spec(put_off))).error
-        assert canceled is not None
-        assert later is not None
-        assert (canceled.kind, canceled.message) == (ErrorKind.CANCELED, "enough")
-        assert (later.type, later.details) == ("RetryLater", {"delay_s": 2.5})
-
-    async def test_a_consumer_of_the_wrong_kind_is_refused(self, executor: ExecutorProtocol) -> None:
-        """Sync code where async is expected, or the other way round, is refused unrun, as `validation`."""
-        wrong = Consumer(name="wrong", encode=str, call=lambda _: 1 / 0, is_async=not self.is_async, executor="any")
-        error = (await self.begin(executor, wrong)).error
-        assert error is not None
-        assert error.kind is ErrorKind.VALIDATION
-
-    async def test_code_sees_its_run(self, executor: ExecutorProtocol) -> None:
-        """`current_run()` inside the code is the run that was handed in, or stands for it."""
-        host = self.host()
-        result = await self.begin(executor, self.spec(see_run), host=host)
-        run = host.run
-        assert result.data == (run.uuid, run.attempt, run.token, run.source)
 
     # --- ending early -------------------------------------------------------------------------------------------------
 
@@ -292,17 +148,6 @@ class ExecutorContract(AnswerContract):
         error = (await running).error
         assert error is not None
         assert error.kind is ErrorKind.TIMEOUT
-
-    async def test_code_within_its_deadline_is_left_alone(self, executor: ExecutorProtocol) -> None:
-        """A timeout that does not pass changes nothing."""
-        result = await self.begin(executor, self.spec(echo), 7, timeout_s=60)
-        assert result.data == 7
-
-    async def test_a_timeout_of_its_own_is_the_code_s_error(self, executor: ExecutorProtocol) -> None:
-        """A TimeoutError that the code raises within its deadline is `runtime`, not `timeout`."""
-        error = (await self.begin(executor, self.raising(TimeoutError("theirs")), timeout_s=60)).error
-        assert error is not None
-        assert (error.kind, error.type) == (ErrorKind.RUNTIME, "TimeoutError")
 
     async def test_a_cancel_reaches_the_code(self, executor: ExecutorProtocol) -> None:
         """A run that is asked to cancel knows, and async code is interrupted and answered as canceled."""

@@ -58,12 +58,16 @@ class Databases:
         self._made: list[str] = []
         self._shared: str | None = None
 
-    def make(self) -> str:
-        """The address of a new database with nothing in it."""
+    def make(self, *, copy_of: str | None = None) -> str:
+        """The address of a new database: with nothing in it, or with what is in another that nobody is connected to."""
         name = f"taskyard_{os.getpid()}_{len(self._made)}"
-        self.execute(f"CREATE DATABASE {name}")
+        self.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {_name(copy_of)} STRATEGY file_copy" if copy_of else ""))
         self._made.append(name)
         return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+
+    def drop(self, url: str) -> None:
+        """The database at `url`, whoever is connected to it."""
+        self.execute(f"DROP DATABASE IF EXISTS {_name(url)} WITH (FORCE)")
 
     def empty(self) -> str:
         """The address of the database with our schema, where nothing is stored and nobody else is connected."""
@@ -97,6 +101,10 @@ class Databases:
         return asyncio.run(run())
 
 
+def _name(url: str) -> str:
+    return urlsplit(url).path[1:]
+
+
 async def _empty(conn: asyncpg.Connection) -> None:
     await conn.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -112,14 +120,15 @@ async def _empty(conn: asyncpg.Connection) -> None:
 
 class Server:
     """One server in a folder of its own: `start`, then `url`, then `stop`. `settings` are lines of its configuration;
-    without `FAST` it is as durable as PostgreSQL is by default."""
+    without `FAST` it is as durable as PostgreSQL is by default. `disk` is a folder for its data, if that matters."""
 
-    def __init__(self, *, version: int = 18, settings: tuple[str, ...] = ()) -> None:
+    def __init__(self, *, version: int = 18, settings: tuple[str, ...] = (), disk: Path | None = None) -> None:
         self._bin = binaries(version)
         self._settings = settings
         # Not below pytest's folders: the path of a Unix socket may not be longer than 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="taskyard-pg-")
         self.folder = Path(self._folder.name)
+        self._data = (disk or self.folder) / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
@@ -134,14 +143,13 @@ class Server:
 
     def start(self) -> None:
         """The first time in an empty folder, afterwards with what is there."""
-        data = self.folder / "data"
-        if not data.exists():
-            self._run("initdb", "-D", str(data), "--no-sync", "-U", "taskyard", "-A", "trust", "-E", "UTF8")
+        if not self._data.exists():
+            self._run("initdb", "-D", str(self._data), "--no-sync", "-U", "taskyard", "-A", "trust", "-E", "UTF8")
             self.port = _free_port()
         listen = [f"port={self.port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={self.folder}"]
         settings = [*listen, "max_connections=200", *self._settings]
         command = _unprivileged(self._bin / "postgres", die_with_us=True)
-        command += ["-D", str(data), *(part for setting in settings for part in ("-c", setting))]
+        command += ["-D", str(self._data), *(part for setting in settings for part in ("-c", setting))]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._wait()

@@ -25,7 +25,7 @@ APART_S = 0.02
 """Between two hints of one process. Others look when they hear one: with more of them they would look for nothing."""
 
 POLL_S = 1.0
-"""How often it is looked whether anybody has written, should a hint have been lost; jittered by a quarter."""
+"""How often it is looked whether anybody has written, should a hint have been lost: after a little longer than that."""
 
 
 class Hints:
@@ -41,15 +41,20 @@ class Hints:
         self._is_sending = False
         self._unsent: str | None = None
         self._snapshot = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
         is_first = self._changed is None
         self._changed, self._nodes_changed = changed, nodes_changed
         if is_first:
-            for loop in (self._listen, self._poll):
-                self._spawn(loop)
+            self._spawn(self._listen)
+            self._spawn(self._poll)
 
     async def close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -106,7 +111,7 @@ class Hints:
                 with typed_errors(self._url):
                     await conn.add_listener(CHANNEL, self._on_hint)
                     while True:
-                        await asyncio.sleep(5 * POLL_S)
+                        await asyncio.sleep(10 * POLL_S)
                         await conn.execute("SELECT 1")
             except StoreError as error:
                 self._gate.trouble()
@@ -116,15 +121,24 @@ class Hints:
                     conn.terminate()
 
     async def _poll(self) -> None:
+        try:
+            async with self._reads.use() as conn:
+                with typed_errors(self._url):
+                    self.saw(await conn.fetchval("SELECT pg_current_snapshot()::text"))
+        except StoreError:
+            self._poll_later()  # whoever calls a verb next is told
+
+    def saw(self, snapshot: str) -> None:
         """Whatever anybody writes, the set of running transactions is another afterwards."""
-        while True:
-            await asyncio.sleep(POLL_S * (0.75 + random.random() / 2))
-            try:
-                async with self._reads.use() as conn:
-                    with typed_errors(self._url):
-                        snapshot = await conn.fetchval("SELECT pg_current_snapshot()::text")
-            except StoreError:
-                continue  # whoever calls a verb next is told
-            if snapshot != self._snapshot and self._changed is not None:
-                self._changed()
-            self._snapshot = snapshot
+        if snapshot != self._snapshot and self._changed is not None:
+            self._changed()
+        self._snapshot = snapshot
+        self._poll_later()
+
+    def _poll_later(self) -> None:
+        """A timer that is put off needs no wake-up of its own: a node asks once a second for the beats of others."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._changed is not None and not self._is_closed:
+            delay = POLL_S * (1.25 + random.random() / 4)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._spawn, self._poll)

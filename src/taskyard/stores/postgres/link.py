@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from taskyard.errors import StoreError
@@ -20,8 +20,13 @@ CALM_AFTER_S = 10.0
 class Gate:
     """Lets through who wants to connect; in times of trouble one after the other, at least `APART_S` apart."""
 
-    def __init__(self, monotonic: Callable[[], float], lot: Callable[[], float] = random.random) -> None:
-        self._monotonic, self._lot = monotonic, lot
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        lot: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._monotonic, self._lot, self._sleep = monotonic, lot, sleep
         self._next_mono = 0.0
         self._troubled_until = 0.0
 
@@ -36,7 +41,7 @@ class Gate:
         turn = max(now, self._next_mono)
         self._next_mono = turn + APART_S * (1 + self._lot())
         if turn > now:
-            await asyncio.sleep(turn - now)
+            await self._sleep(turn - now)
 
 
 class Links:
@@ -67,12 +72,11 @@ class Links:
             conn = await self._take()
             try:
                 yield conn
-            except LOST:
-                self._gate.trouble()
-                conn.terminate()
-                raise
             except BaseException as exc:
                 if not isinstance(exc, Exception):
+                    conn.terminate()
+                elif isinstance(exc, LOST) or isinstance(exc.__cause__, LOST):  # which has got a name of ours by now
+                    self._gate.trouble()
                     conn.terminate()
                 raise
             finally:

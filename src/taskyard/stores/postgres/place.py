@@ -22,6 +22,7 @@ from taskyard.errors import (
     StoreTooOld,
     StoreUnavailable,
     StoreUnreachable,
+    hide_password,
 )
 from taskyard.stores.migrate import migrations
 
@@ -73,13 +74,6 @@ PLANS = {
 }
 
 Connection = asyncpg.Connection
-
-
-def hide_password(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":…@")).geturl()
 
 
 async def connect(url: str, *, settings: dict[str, str] | None = None, command_s: float = COMMAND_S) -> Connection:

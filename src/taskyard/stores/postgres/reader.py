@@ -138,7 +138,11 @@ async def nodes(conn: Connection) -> list[NodeStatus]:
     ]
 
 
-async def beats(conn: Connection) -> dict[str, int]:
-    """How often each node has beaten."""
-    rows = await conn.fetch("SELECT incarnation, beats FROM taskyard.node")
-    return {row["incarnation"]: row["beats"] for row in rows}
+async def beats(conn: Connection) -> tuple[dict[str, int], str]:
+    """How often each node has beaten, and which transactions run."""
+    row = await conn.fetchrow(
+        "SELECT array_agg(incarnation), array_agg(beats), pg_current_snapshot()::text FROM taskyard.node"
+    )
+    assert row is not None
+    nodes, counted, snapshot = row
+    return dict(zip(nodes or (), counted or (), strict=True)), snapshot

@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 import asyncpg
 import msgspec
 
-from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreBusy, StoreError, UnknownNode
+from taskyard.errors import (
+    ForkedStore,
+    InvalidInput,
+    NotOpen,
+    StoreBusy,
+    StoreError,
+    UnknownNode,
+    hide_password,
+)
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
@@ -29,11 +37,11 @@ from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulse
 from taskyard.stores.postgres.link import Gate, Links
 from taskyard.stores.postgres.place import (
+    COMMAND_S,
     PLANS,
     Connection,
     check_version,
     find_version,
-    hide_password,
     migrate,
     once,
     typed_errors,
@@ -58,14 +66,22 @@ TRIES = 20
 
 class PostgresStore:
     def __init__(
-        self, url: str, *, clock: Clock, lease_s: float = LEASE_S, pool_size: int = 10, max_overflow: int = 10
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        lease_s: float = LEASE_S,
+        command_s: float = COMMAND_S,
+        pool_size: int = 10,
+        pool_overflow: int = 10,
     ) -> None:
         """`lease_s` is how long a node may be silent before the others take over what it runs; the same everywhere.
-        Of the connections for reading, `pool_size` stay open, and `max_overflow` may come on top while all are busy."""
+        `command_s` is how long an answer of the database is waited for. Of the connections for reading, `pool_size` are
+        kept open, and `pool_overflow` more are opened while all of them are busy."""
         self.url = url
         self._clock = clock
-        self._lease_s = lease_s
-        self.pool_size, self.max_overflow = pool_size, max_overflow
+        self._lease_s, self._command_s = lease_s, command_s
+        self._pool_size, self._pool_overflow = pool_size, pool_overflow
         self._pid = 0
         self._is_open = False
         self._in_flight = 0
@@ -84,9 +100,10 @@ class PostgresStore:
         self._pid = os.getpid()
         await self.migrate()
         gate = Gate(self._clock.monotonic)
-        self._turns = Links(self.url, gate, most=1, settings=PLANS)
-        self._writes = Links(self.url, gate, most=2, settings=PLANS)
-        self._reads = Links(self.url, gate, most=self.pool_size + self.max_overflow, keep=self.pool_size)
+        links = partial(Links, self.url, gate, command_s=self._command_s)
+        self._turns = links(most=1, settings=PLANS)
+        self._writes = links(most=2, settings=PLANS)
+        self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size)
         self._hints = Hints(self.url, gate, self._reads)
         self._pulse = Pulse(self._clock.monotonic, self._lease_s)
         self._lanes.clear()
@@ -295,7 +312,10 @@ class PostgresStore:
             self._hints.tell(of_nodes=True)
 
     async def dead_nodes(self) -> list[str]:
-        dead = self._pulse.look(await self._ask(reader.beats))
+        beats, snapshot = await self._ask(reader.beats)
+        # A node asks this once a second: whether anybody has written is then answered as well.
+        self._hints.saw(snapshot)
+        dead = self._pulse.look(beats)
         return [incarnation for incarnation in dead if incarnation not in self._joined]
 
     async def rescue(self, incarnation: str) -> list[str]:

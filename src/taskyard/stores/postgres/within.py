@@ -21,10 +21,11 @@ from taskyard.errors import (
     StaleTransaction,
     StoreDenied,
     UnusableConnection,
+    hide_password,
 )
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Add, Added
-from taskyard.stores.postgres.place import Connection, hide_password, typed_errors
+from taskyard.stores.postgres.place import Connection, typed_errors
 from taskyard.stores.postgres.rows import find_unstorable
 from taskyard.stores.postgres.turn import answered
 from taskyard.stores.rows import json_or_none
