@@ -37,13 +37,16 @@ def _remake(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     return error
 
 
-def hide_password(url: str) -> str:
-    """An address as a message may show it; also one that is not quite right, such as with an @ in its password."""
-    return _IN_OPTIONS.sub(r"\1…", _IN_URL.sub(r"\1:…@", url))
-
+HIDDEN = "***"
 
 _IN_URL = re.compile(r"(://[^/@:?#\s]*):\S*@")
 _IN_OPTIONS = re.compile(r"([?&](?:ssl)?password=)[^&#\s]*")
+
+
+def hide_password(text: str) -> str:
+    """A text as it may be shown if there are addresses in it; also such as are not quite right, with an @ in a
+    password."""
+    return _IN_OPTIONS.sub(rf"\1{HIDDEN}", _IN_URL.sub(rf"\1:{HIDDEN}@", text)) if "://" in text else text
 
 
 class TaskyardError(Exception):
@@ -387,8 +390,8 @@ class StoreUrlInvalid(StoreError, InvalidInput):
     def __init__(
         self, url: str | None, hint: str = "use memory://, sqlite:///path/to/work.db or postgresql://user@host/database"
     ) -> None:
-        self.url = url
-        what = "no store was given" if url is None else f"{quote(hide_password(url))} is not a store"
+        self.url = None if url is None else hide_password(url)
+        what = "no store was given" if url is None else f"{quote(self.url)} is not a store"
         super().__init__(f"{what}; {hint}")
 
 

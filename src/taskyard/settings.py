@@ -80,8 +80,10 @@ def _check_postgres_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if it is no number
-    except ValueError as exc:
-        raise StoreUrlInvalid(url, f"{exc}; an address is postgresql://user:password@host:5432/database") from None
+    except ValueError:
+        # Not what is wrong with it: it may be a part of the password.
+        hint = "an address is postgresql://user:password@host:5432/database, with %40 for an @ in the password"
+        raise StoreUrlInvalid(url, hint) from None
     if not parts.path.strip("/") and "host=" not in parts.query and "dbname=" not in parts.query:
         raise StoreUrlInvalid(url, "name the database, as in postgresql://user@host/database")
 

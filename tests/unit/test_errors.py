@@ -97,3 +97,22 @@ def test_every_public_error_has_an_example():
     named = [getattr(module, name) for module in (taskyard, taskyard.futures) for name in module.__all__]
     public = {found for found in named if isinstance(found, type) and issubclass(found, BaseException)}
     assert public <= {type(error) for error in EXAMPLES}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://me:sesame@host/app", "postgresql://me:***@host/app"),
+        ("postgresql://me:ses@me@host:5/app", "postgresql://me:***@host:5/app"),
+        ("postgresql://me:ses/me@host/app", "postgresql://me:***@host/app"),
+        ("postgresql://:sesame@/app?host=/run", "postgresql://:***@/app?host=/run"),
+        ("postgresql://me@host/app?user=me&password=sesame&x=1", "postgresql://me@host/app?user=me&password=***&x=1"),
+        ("from http://a:b@c to http://d:e@f", "from http://a:***@c to http://d:***@f"),
+        ("postgresql://host:5432/app", "postgresql://host:5432/app"),
+        ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
+        ("me:sesame@host", "me:sesame@host"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(text, shown):
+    """A password in an address is hidden, also where it should have been escaped, and nothing else is."""
+    assert errors.hide_password(text) == shown

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from taskyard.cli.documents import sum_states
+from taskyard.cli.story import look_back
 from taskyard.model.event import Event, EventKind
 from taskyard.model.state import ENDED, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
@@ -132,8 +133,7 @@ class Board:
 
     async def _start(self) -> int:
         if self._cursor is None:
-            newest = (await self._store.events(after=-1)).last
-            self._cursor = max(0, newest - LOOK_BACK)
+            self._cursor = await look_back(self._store, LOOK_BACK)
         return self._cursor
 
     async def _read(self, latest: Mapping[str, Event]) -> None:

@@ -62,12 +62,14 @@ class NothingToMigrate(InvalidInput):
 
 
 class StoreMissing(StoreError):
-    """There is no such file: correct the address. A command that only looks never makes one."""
+    """There is no such file, or nothing of ours in the database: correct the address. A command that only looks never
+    makes one."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            f"there is no store at {path}; it is made by the first `taskyard run`, or by the first submit of an app"
+            f"there is no store at {path}; it is made by the first `taskyard run`, by the first submit of an app, or "
+            f"in a database by `taskyard migrate`"
         )
 
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from taskyard.cli.documents import Revealed
-from taskyard.cli.text import clean, clock_time, redact_text
+from taskyard.cli.text import clean, clock_time
+from taskyard.errors import hide_password
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
 
@@ -59,4 +60,4 @@ class LineHandler(logging.Handler):
 
 def _hider(record: logging.LogRecord) -> Callable[[str], str]:
     task = getattr(record, "task_record", None)
-    return redact_text if task is None else Revealed(task).text
+    return hide_password if task is None else Revealed(task).text

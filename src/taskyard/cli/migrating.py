@@ -7,7 +7,7 @@ from rich.text import Text
 from taskyard.cli.console import make_console, say_json
 from taskyard.cli.errors import DONE, REFUSED, NothingToMigrate, NotShared
 from taskyard.cli.target import Target, describe_store, patiently, refuse_held
-from taskyard.cli.text import clean, redact_text
+from taskyard.cli.text import clean
 from taskyard.ports.store import MigratingStore, Schema
 from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import make_store
@@ -15,7 +15,7 @@ from taskyard.settings import make_store
 
 async def migrate_store(target: Target, *, check: bool, as_json: bool) -> int:
     yard = target.bare()
-    name = redact_text(describe_store(yard))
+    name = describe_store(yard)
     if name == "memory://":
         raise NotShared
     store = make_store(yard.where, SystemClock()) if yard.where is None or isinstance(yard.where, str) else yard.where

@@ -8,8 +8,8 @@ import logging
 from collections.abc import AsyncIterator
 
 from taskyard.cli.logs import STORY
-from taskyard.cli.story import Happening, Teller, subject
-from taskyard.cli.target import store_path
+from taskyard.cli.story import Happening, Teller, look_back, subject
+from taskyard.cli.target import is_shared
 from taskyard.errors import NotOpen
 from taskyard.model.event import EventKind
 from taskyard.ports.store import Store
@@ -27,7 +27,7 @@ async def narrated(yard: Yard) -> AsyncIterator[None]:
     """Inside, the runs of this yard's node are logged. What ends while the yard stops is told as well, so the story is
     read through a client of its own where the store can have one."""
     node = yard.engine.incarnation
-    if store_path(yard) is None:
+    if not is_shared(yard):
         async with _following(yard, node):
             yield
         return
@@ -40,7 +40,7 @@ async def _following(reader: Yard, node: str) -> AsyncIterator[None]:
     store = reader.store
     teller = Teller(store, node=node)
     # From a little earlier on: this node may have started its first tasks already, and no other has its incarnation.
-    place = [max(0, (await store.events(after=-1)).last - LOOK_BACK)]
+    place = [await look_back(store, LOOK_BACK)]
     task = asyncio.create_task(_follow(reader, store, teller, place))
     try:
         yield

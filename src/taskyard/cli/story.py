@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -123,6 +124,24 @@ class Teller:
 def _edge(event: Event, run: Run) -> datetime:
     """When the run began, for an event that begins one; else when it ended."""
     return run.started_at if event.kind is _K.STARTED else run.ended_at
+
+
+async def look_back(store: Store, events: int) -> int:
+    """The number after which there are about so many events, or all there are. Numbers only grow: on some stores they
+    follow each other, on others there is a gap of any size after each."""
+    newest = (await store.events(after=-1)).last
+    reach = events
+    while True:
+        start = max(0, newest - reach)
+        page = await store.events(after=start, limit=events)
+        if start == 0 or page.missed or len(page.events) == events:
+            break
+        reach *= 16
+    seen: deque[int] = deque(maxlen=events)
+    while page.events:
+        seen.extend(event.seq for event in page.events)
+        page = await store.events(after=page.last)
+    return seen[0] - 1 if seen else newest
 
 
 def subject(event: Event) -> str:

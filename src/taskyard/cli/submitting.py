@@ -74,7 +74,7 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
             arguments = _fitting(known, order.arguments)  # what is wrong is told before the store is perhaps made
     else:
         yard = target.bare()
-    async with opened(yard):
+    async with opened(yard, makes=target.app_name is not None):
         consumer = yard.consumers.get(order.name) or await _unchecked(yard, order)
         (handle,) = await yard.submit_many_to(consumer, [arguments], options)
         record = await handle.record()

@@ -21,8 +21,10 @@ from taskyard.cli.console import complain
 from taskyard.cli.errors import AmbiguousTask, AppNotFound, NoStoreGiven, NotShared, StoreHeld, StoreMissing, UsageError
 from taskyard.cli.locks import find_sqlite_writer, find_turn_holder
 from taskyard.cli.text import cut
-from taskyard.errors import UnknownTask, quote
-from taskyard.settings import find_store_url
+from taskyard.errors import UnknownTask, hide_password, quote
+from taskyard.ports.store import MigratingStore
+from taskyard.scheduling.clock import SystemClock
+from taskyard.settings import find_store_url, make_store
 from taskyard.yard import Yard
 
 T = TypeVar("T")
@@ -55,7 +57,8 @@ class Target:
         url = find_store_url(self.store)
         if url is not None:
             if self.store is None and isinstance(yard.where, str) and yard.where != url:
-                complain("note", f"TASKYARD_STORE ({url}) is used, not the app's own store ({yard.where})")
+                note = f"TASKYARD_STORE ({url}) is used, not the app's own store ({yard.where})"
+                complain("note", hide_password(note))
             yard.use_store(url)
         return yard
 
@@ -133,23 +136,39 @@ def store_path(yard: Yard) -> Path | None:
     return Path(os.path.realpath(Path(url.removeprefix("sqlite:///")).expanduser()))
 
 
+def is_shared(yard: Yard) -> bool:
+    """Whether its store is given by an address at which another yard finds the same."""
+    url = yard.where if yard.where is not None else find_store_url(None)
+    return isinstance(url, str) and url != "memory://"
+
+
 def describe_store(yard: Yard) -> str:
     url = yard.where if yard.where is not None else find_store_url(None)
-    return url if isinstance(url, str) else type(url).__name__
+    return hide_password(url) if isinstance(url, str) else type(url).__name__
 
 
 @asynccontextmanager
-async def opened(yard: Yard) -> AsyncIterator[Yard]:
-    """The yard without its workers, for as long as the block lasts."""
+async def opened(yard: Yard, *, makes: bool = False) -> AsyncIterator[Yard]:
+    """The yard without its workers, for as long as the block lasts. Unless it `makes` the store, that must be there."""
     if describe_store(yard) == "memory://":
         raise NotShared
     refuse_held(yard)
+    if not makes:
+        await _refuse_unmade(yard)
     client = yard.client()
     await patiently(yard, client.__aenter__())
     try:
         yield yard
     finally:
         await client.__aexit__(None, None, None)
+
+
+async def _refuse_unmade(yard: Yard) -> None:
+    """A command that only looks makes no tables in a database that may have been named by mistake."""
+    if is_shared(yard) and store_path(yard) is None:
+        store = make_store(yard.where if isinstance(yard.where, str) else None, SystemClock())
+        if isinstance(store, MigratingStore) and (await store.schema()).version == 0:
+            raise StoreMissing(describe_store(yard))
 
 
 def refuse_held(yard: Yard) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from taskyard.errors import HIDDEN, hide_password
+
 # C0 and C1 controls (0x9B alone starts an escape sequence on some terminals), line and paragraph separators, marks that
 # turn the direction of writing, invisible tags, lone surrogates.
 _UNSAFE = re.compile(
@@ -24,9 +26,6 @@ _SECRET_WORDS = frozenset({
     "apikey", "credential", "credentials", "auth", "authorization", "bearer", "cookie", "cookies", "otp", "pin",
 })  # fmt: skip
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
-
-HIDDEN = "***"
 
 
 # --- safe -------------------------------------------------------------------------------------------------------------
@@ -86,11 +85,7 @@ def redact(value: Any) -> Any:
         return {k: HIDDEN if is_secret(str(k)) and v not in (None, "") else redact(v) for k, v in value.items()}
     if isinstance(value, list):
         return [redact(one) for one in value]
-    return redact_text(value) if isinstance(value, str) else value
-
-
-def redact_text(text: str) -> str:
-    return _URL_PASSWORD.sub(rf"\1{HIDDEN}@", text) if "://" in text else text
+    return hide_password(value) if isinstance(value, str) else value
 
 
 def secrets_of(value: Any) -> set[str]:
@@ -112,7 +107,7 @@ def hide(text: str, secrets: set[str]) -> str:
     """`text` without the secrets of its task, longest first."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    return redact_text(text)
+    return hide_password(text)
 
 
 # --- short ------------------------------------------------------------------------------------------------------------

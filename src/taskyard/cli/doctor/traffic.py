@@ -11,6 +11,7 @@ from pathlib import Path
 import apsw
 
 from taskyard.cli.doctor.finding import Finding, problem, warning
+from taskyard.cli.doctor.work import Work, work
 from taskyard.cli.documents import sum_states
 from taskyard.cli.locks import find_node_holder, node_file
 from taskyard.cli.text import clean, counted, duration, seconds_between
@@ -22,9 +23,6 @@ from taskyard.stores.sqlite.sidecar import LockFile
 from taskyard.stores.sqlite.store import boot_id
 
 RUNNING_AT_MOST = 10_000
-
-CLOCK_S = 60.0
-"""How far ahead of us the newest event may be."""
 
 
 class Traffic:
@@ -97,47 +95,17 @@ class Traffic:
     # --- tasks --------------------------------------------------------------------------------------------------------
 
     def tasks(self) -> Iterator[Finding]:
-        counts = sum_states(self._reader.count())
-        text = ", ".join(f"{n:,} {state}" for state, n in counts.items()) or "none yet"
-        yield Finding("tasks", text, data={"counts": counts})
-        yield from self._oldest_running()
-        yield from self._unserved()
-        yield from self._overdue()
-        yield from self._clock()
-
-    def _oldest_running(self) -> Iterator[Finding]:
-        if self._running:
-            task = min(self._running, key=lambda task: task.started_at or self._now)
-            since = seconds_between(task.started_at, self._now)
-            text = f"{clean(task.source)} {clean(task.uuid)}, for {duration(since)}"
-            yield Finding("oldest running", text, data={"uuid": task.uuid, "running_s": since})
-
-    def _unserved(self) -> Iterator[Finding]:
-        """Tasks that wait for a consumer which no living worker has."""
-        served = {source for node in self.alive for source in node.sources}
         rows = self._conn.execute("SELECT DISTINCT source FROM task WHERE state = 'queued' AND parked = 0").fetchall()
-        for source in sorted(str(source) for (source,) in rows):
-            if source in served:
-                continue
-            what = "no worker runs" if not self.alive else "no running worker has this consumer"
-            advice = "start a worker whose app has it: taskyard worker module:yard"
-            yield warning("unserved", f"tasks for {clean(source)!r} wait, and {what}", advice, source=source)
-
-    def _overdue(self) -> Iterator[Finding]:
-        """What is due is queued at once by any worker; if it is not, none is at work."""
-        row = self._conn.execute("SELECT min(due_at) FROM task WHERE state IN ('scheduled', 'retrying')").fetchone()
-        late = None if row is None or row[0] is None else (self._now - from_us(int(row[0]))).total_seconds()
-        if late is not None and late > CLOCK_S:
-            text = f"a task has been due for {duration(late)} and was not queued"
-            yield warning("overdue", text, "start a worker" if not self.alive else "see whether its workers hang")
-
-    def _clock(self) -> Iterator[Finding]:
+        due = self._conn.execute("SELECT min(due_at) FROM task WHERE state IN ('scheduled', 'retrying')").get
         newest = self._conn.execute("SELECT max(updated_at) FROM task").get
-        ahead = 0.0 if newest is None else (from_us(int(str(newest))) - self._now).total_seconds()
-        if ahead > CLOCK_S:
-            yield warning(
-                "clock",
-                f"the store's newest entry is {duration(ahead)} in the future",
-                "a clock was or is wrong; check this machine's with `timedatectl`",
-                ahead_s=ahead,
+        yield from work(
+            Work(
+                counts=sum_states(self._reader.count()),
+                running=self._running,
+                waiting=[str(source) for (source,) in rows],
+                workers=self.alive,
+                due_at=None if due is None else from_us(int(str(due))),
+                newest_at=None if newest is None else from_us(int(str(newest))),
+                now=self._now,
             )
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from taskyard.cli.errors import DONE, REFUSED, NoStoreGiven
 from taskyard.cli.target import Target, describe_store, store_path
 from taskyard.cli.text import clean, counted
 from taskyard.errors import StoreError
-from taskyard.settings import find_store_url
+from taskyard.settings import POSTGRES, find_store_url
 from taskyard.stores.sqlite.place import check_place, to_store_error
 from taskyard.yard import Yard
 
@@ -47,16 +48,35 @@ def _store(target: Target) -> Iterator[Finding]:
         return
     yard = Yard(url) if url is not None else target.load()
     yield Finding("store", describe_store(yard), data={"url": describe_store(yard)})
-    path = store_path(yard)
-    if path is None:
+    path, where = store_path(yard), yard.where or find_store_url(None)
+    if path is not None:
+        yield from _place(path)
+    elif isinstance(where, str) and where.startswith(POSTGRES):
+        yield from _server(where)
+    else:
         yield _out_of_reach(describe_store(yard))
-        return
-    yield from _place(path)
+
+
+def _server(url: str) -> list[Finding]:
+    try:
+        from taskyard.cli.doctor.server import server
+    except ModuleNotFoundError as exc:
+        if exc.name != "asyncpg":
+            raise
+        advice = "install it: pip install 'taskyard[postgres]'"
+        return [problem("server", "the driver for PostgreSQL is missing here", advice)]
+
+    async def examined() -> list[Finding]:
+        return [finding async for finding in server(url)]
+
+    return asyncio.run(examined())
 
 
 def _out_of_reach(store: str) -> Finding:
     if store != "memory://":
-        return Finding("file", "not a SQLite file: there is nothing to examine from outside")
+        return Finding(
+            "file", "neither a SQLite file nor a PostgreSQL database: there is nothing to examine from outside"
+        )
     return warning(
         "file",
         "none: a store in memory lives only inside its own process, so there is nothing to examine",

@@ -1,0 +1,241 @@
+"""The command line on a PostgreSQL server, and what it says when the server does not want."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import pytest
+
+from taskyard.cli.doctor import server as examination
+from taskyard.stores.migrate import migrations
+from taskyard.testing.postgres import FAST, Databases, Server
+from tests.cli.shell import Done, Shell
+
+NEWEST = migrations("postgres")[-1][0]
+
+SECRET = "sesame"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server that asks `app` for his password, with a database of his and a user without rights."""
+
+    port: int
+    databases: Databases
+
+    def url(self, user: str = f"app:{SECRET}", database: str = "app") -> str:
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    server = Server(settings=FAST)
+    try:
+        server.start()
+        databases = Databases(server.url)
+        databases.execute(f"CREATE ROLE app LOGIN PASSWORD '{SECRET}'")
+        databases.execute("CREATE ROLE clerk LOGIN")
+        rules = server.folder / "data" / "pg_hba.conf"
+        rules.write_text("host all app all scram-sha-256\n" + rules.read_text())
+        databases.execute("SELECT pg_reload_conf()")
+        yield Place(server.port, databases)
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def url(place: Place) -> str:
+    """The address of an empty database, with its password."""
+    place.databases.execute("DROP DATABASE IF EXISTS app WITH (FORCE)")
+    place.databases.execute("CREATE DATABASE app OWNER app")
+    return place.url()
+
+
+def test_a_day_at_the_shell(shell: Shell, url: str) -> None:
+    """Every command works on PostgreSQL as on a file, and none of them ever prints the password."""
+    said: list[Done] = []
+
+    def do(*arguments: str) -> Done:
+        said.append(shell.here(*arguments, TASKYARD_STORE=url))
+        return said[-1]
+
+    assert do("migrate", "--check").code == 1
+    assert do("migrate").out == f"{url.replace(SECRET, '***')}  ✔ schema 0 → {NEWEST}  ({names()})\n"
+    (first, failing, running) = [
+        do("submit", *task, "--app", "app:yard", "--json").json["uuid"]
+        for task in (("add", "a=1"), ("boom", "why=x"), ("hold",))
+    ]
+    worker = shell.start("worker", "app:yard", "-v", TASKYARD_STORE=url)
+    worker.hear("hold has begun")
+    worker.hear(f"failed    boom {failing}")
+    assert do("submit", "add", "a=41", "--app", "app:yard", "--wait").out.endswith("42\n")
+    assert json.loads(do("show", first, "--json").out)["result"] == 2
+    assert f"{running}  ● running" in do("ls").out
+    assert "half way" in do("watch", "--once").out
+    (node,) = do("node", "ls", "--json").json
+    assert (node["alive"], node["queues"], node["beat_at"] is None) == (True, ["cpu", "default"], False)
+    assert f"{node['name']} ({node['incarnation'][:8]})" in do("doctor").out
+    assert do("retry", failing).code == 0
+    worker.hear(f"failed    boom {failing}")
+    assert do("cancel", running, "--reason", "enough").code == 0
+    worker.hear(f"canceled  hold {running}")
+    assert do("node", "drain", node["name"]).code == 0
+    assert worker.end() == 0
+    assert do("watch", "--until-idle").code == 0
+    assert do("node", "ls", "--json").json == []
+    everything = "".join(done.out + done.err for done in said) + worker.said
+    assert "is running" in everything
+    assert "***" in everything
+    assert SECRET not in everything
+
+
+def names() -> str:
+    return ", ".join(f"{number:04}_{name}" for number, name in enumerate(("tables", "turn", "commands", "submit"), 1))
+
+
+def test_run_shows_no_password(shell: Shell, url: str) -> None:
+    """What `run` says of the store has no password in it, be it the app's own or that of the environment."""
+    (shell.folder / "other.py").write_text(f"from taskyard import Yard\nyard = Yard({url!r})\n")
+    shell.ok("migrate", "--app", "other:yard")
+    run = shell.start("run", "other:yard", "--store", url)
+    run.hear("Ctrl-C")
+    note = shell.here("submit", "nothing", "--app", "other:yard", TASKYARD_STORE="sqlite:///work.db")
+    assert "app:***@127.0.0.1" in run.said
+    assert "app:***@127.0.0.1" in note.err
+    assert SECRET not in run.said + note.out + note.err
+
+
+def test_looking_makes_nothing(shell: Shell, place: Place, url: str) -> None:
+    """A command that only looks makes no tables in a database that has none; it says what does."""
+    for command in ("ls", "show 01a1", "cancel 01a1", "watch --once", "node ls", "submit add"):
+        done = shell.here(*command.split(), "--store", url)
+        assert done.code == 3, done
+        assert "there is no store at" in done.err
+    assert "none yet" in shell.here("doctor", "--store", url).out
+
+    async def look(conn: asyncpg.Connection) -> object:
+        return await conn.fetchval("SELECT to_regnamespace('taskyard')")
+
+    assert place.databases.run(look, place.url(user="taskyard")) is None
+
+
+BAD = [
+    pytest.param("app:wrong1", "app", "password authentication failed", "correct the user and the pass", id="password"),
+    pytest.param(f"app:{SECRET}", "nowhere", '"nowhere" does not exist', "createdb nowhere", id="database"),
+    pytest.param(f"app:{SECRET}@127.0.0.1:1#", "app", "cannot be reached", "check that the server runs", id="away"),
+    pytest.param("clerk", "app", "permission denied", "GRANT CREATE ON DATABASE", id="rights"),
+]
+
+
+@pytest.mark.parametrize(("user", "database", "why", "advice"), BAD)
+@pytest.mark.parametrize("command", ["ls", "migrate", "worker", "submit", "node ls", "doctor"])
+def test_what_is_wrong_is_said(shell: Shell, place: Place, url: str, user, database, why, advice, command) -> None:
+    """Each command says in one line why the database cannot be used and what to do, and never the password."""
+    bad = place.url(user, database).replace(f"#@127.0.0.1:{place.port}", "")
+    words = {"worker": ["worker", "app:yard"], "submit": ["submit", "add", "a=1", "--app", "app:yard"]}
+    arguments = [*words.get(command, command.split()), "--store", bad]
+    done = (shell.run if command == "worker" else shell.here)(*arguments)
+    text = " ".join((done.out + done.err).split())
+    if user == "clerk" and command in ("ls", "node ls", "doctor"):
+        assert "there is no store at" in text or "none yet" in text  # to look, he needs no right to make it
+        return
+    assert done.code == (1 if command == "doctor" else 3), done
+    assert why in text
+    assert advice in text
+    assert SECRET not in text
+    assert "wrong1" not in text
+    if command != "worker":
+        assert "wrong1" not in (in_json := shell.here(*arguments, "--json").out)
+        assert SECRET not in in_json
+
+
+def test_a_user_without_rights_on_the_schema(shell: Shell, place: Place, url: str) -> None:
+    """Where the schema is somebody else's, whoever may not use it is told which right he needs."""
+    shell.here("migrate", "--store", url)
+    for command in (["ls"], ["worker", "app:yard"], ["doctor"]):
+        done = shell.run(*command, "--store", place.url("clerk"))
+        assert done.code == (1 if command == ["doctor"] else 3), done
+        assert "give this user all rights on the schema taskyard" in " ".join((done.out + done.err).split())
+
+
+@pytest.mark.parametrize(
+    "address",
+    [f"postgresql://app:{address}" for address in ("ses@me@host:port/app", "sesame@host:x/app", "ses/ame@host")],
+)
+def test_an_address_that_makes_no_sense(shell: Shell, address: str) -> None:
+    """An address that cannot be understood is a slip at the command line; it is repeated without its password."""
+    for options in ([], ["--json"]):
+        done = shell.here("ls", "--store", address, *options)
+        assert done.code == 2
+        assert "is not a store" in done.out + done.err
+        assert "ses" not in done.out + done.err
+
+
+def test_a_newer_schema_is_left_alone(shell: Shell, place: Place, url: str) -> None:
+    """A database that a newer version has migrated is refused with 3 and advice by whatever command."""
+    shell.here("migrate", "--store", url)
+    place.databases.execute("INSERT INTO taskyard.migration (number) VALUES (99)", place.url("taskyard"))
+    for command in (["ls"], ["migrate"], ["migrate", "--check"], ["worker", "app:yard"]):
+        done = shell.run(*command, "--store", url)
+        assert done.code == 3, done
+        assert "has schema version 99" in done.err
+    done = shell.here("doctor", "--store", url)
+    assert done.code == 1
+    assert "upgrade Taskyard" in done.out
+
+
+# --- the doctor -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("MGR-11")
+def test_the_doctor_tells_the_size_of_the_pool(shell: Shell, url: str) -> None:
+    """The size of the pool is shown with where it comes from; a variable that makes no sense is a warning."""
+    found = findings(shell, url, DB_POOL_SIZE="7", DB_MAX_OVERFLOW="many", ENVIRONMENT="")
+    pool, complaint = found["database pool"]
+    assert (pool["pool_size"], pool["pool_size_source"]) == (7, "DB_POOL_SIZE")
+    assert (pool["pool_overflow"], pool["pool_overflow_source"]) == (10, "development")
+    assert (complaint["level"], "DB_MAX_OVERFLOW" in complaint["text"]) == ("warning", True)
+    (production,) = findings(shell, url, ENVIRONMENT="production")["database pool"]
+    assert "production: cores * 10" in production["text"]
+
+
+def findings(shell: Shell, url: str, **variables: str) -> dict[str, list[dict[str, Any]]]:
+    """What the doctor finds, by topic."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for finding in shell.here("doctor", "--store", url, "--json", **variables).json["findings"]:
+        found.setdefault(finding["topic"], []).append(finding)
+    return found
+
+
+@contextmanager
+def forgotten(url: str) -> Iterator[None]:
+    """Somebody's transaction, left open."""
+    with asyncio.Runner() as runner:
+        conn = runner.run(asyncpg.connect(url))
+        runner.run(conn.execute("SET application_name = 'forgetful'"))
+        runner.run(conn.execute("BEGIN"))
+        yield
+        runner.run(conn.close())
+
+
+def test_the_doctor_sees_what_is_in_the_way(shell: Shell, place: Place, url: str, monkeypatch) -> None:
+    """Settings that break a promise, a transaction that somebody keeps open, work for nobody and a silent node."""
+    monkeypatch.setattr(examination, "OPEN_S", 0.0)
+    shell.here("submit", "add", "a=1", "--app", "app:yard", "--store", url)
+    place.databases.execute(
+        """INSERT INTO taskyard.node (incarnation, beat_at, info) VALUES ('feedbeef', now() - interval '1 hour',
+        '{"incarnation":"feedbeef","name":"lost","pid":1,"host":"far"}')""",
+        place.url("taskyard"),
+    )
+
+    with forgotten(url):
+        found = findings(shell, url)
+    assert "forgetful" in found["open transaction"][0]["text"]
+    assert {one["setting"] for one in found["settings"]} >= {"fsync", "synchronous_commit"}
+    assert "'add' wait" in found["unserved"][0]["text"]
+    assert "said nothing for 1 h" in found["silent worker"][0]["text"]
+    assert (found["schema"][0]["schema"], found["tasks"][0]["counts"]) == (NEWEST, {"queued": 1})
