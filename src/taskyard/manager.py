@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import logging
 import os
 import threading
@@ -26,7 +27,7 @@ from taskyard.execution.futures import ProcessPool
 from taskyard.execution.io_pool import ThreadPool
 from taskyard.execution.pool import PoolNumbers
 from taskyard.execution.process import HAS_NURSERY
-from taskyard.execution.raising import CallKilled, CannotCross, WorkerDied
+from taskyard.execution.raising import CallKilled, CannotCross, WorkerDied, name_of
 from taskyard.resources.workers import count_workers
 
 P = ParamSpec("P")
@@ -57,10 +58,12 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         Unpicklable(self.unpicklable)
-        if self.retries < 0:
-            raise ValueError("retries must not be negative")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ValueError("timeout_s must be greater than 0")
+        retries: object = self.retries
+        timeout_s: object = self.timeout_s
+        if not isinstance(retries, int) or retries < 0:
+            raise ValueError(f"retries must be a whole number from 0 on, not {self.retries!r}")
+        if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+            raise ValueError(f"timeout_s must be a number of seconds greater than 0, not {self.timeout_s!r}")
 
 
 class ManagerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +148,7 @@ class ExecutorManager:
         return CpuCalls(functools.partial(self._run_cpu, CallOptions(**changed)))
 
     async def _run_cpu(self, options: CallOptions, func: Callable[..., T], args: Args, kwargs: dict[str, Any]) -> T:
+        _refuse_async(func)
         left = options.retries
         while True:
             self._refuse_closed()
@@ -167,6 +171,7 @@ class ExecutorManager:
                 return await self._run_io(func, args, kwargs)
 
     async def _run_io(self, func: Callable[..., T], args: Args, kwargs: dict[str, Any]) -> T:
+        _refuse_async(func)
         self._refuse_closed()
         call = functools.partial(func, *args, **kwargs)
         future = self.io_executor.submit(contextvars.copy_context().run, call)
@@ -232,6 +237,11 @@ class CpuCalls:
         """As `ExecutorManager.run_cpu_intensive`."""
         result: T = await self._run(func, args, kwargs)
         return result
+
+
+def _refuse_async(func: Callable[..., Any]) -> None:
+    if inspect.iscoroutinefunction(func):
+        raise TypeError(f"{name_of(func)} is async, and calling it only makes a coroutine; await it on the event loop")
 
 
 async def _result(future: Future[T]) -> T:

@@ -71,7 +71,8 @@ def rejected(message: str, *types: str, retry_after_s: float | None = None) -> E
 
 
 def waited_long(wait_s: float) -> ExecutionError:
-    message = f"no worker was free for it within {wait_s:g} s"
+    # Rounded: it may be what is left of a longer time.
+    message = f"no worker was free for it within {round(wait_s, 3) or wait_s:g} s"
     return ExecutionError(kind=ErrorKind.TIMEOUT, message=message, types=("TimeoutError",))
 
 

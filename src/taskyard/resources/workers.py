@@ -17,6 +17,9 @@ MAX_WORKERS = "EXECUTOR_GLOBAL_MAX_WORKERS"
 IO_PER_CORE, IO_AT_MOST = 5, 20
 """Threads that wait need no core of their own, but each takes memory."""
 
+MOST_WORKERS = 10_000
+"""A larger number is a slip of the hand."""
+
 log = logging.getLogger("taskyard")
 
 
@@ -75,6 +78,9 @@ def _find_count(environ: Mapping[str, str], name: str, warn: Callable[[str], Non
         count = int(value)
     except ValueError:
         count = -1
+    if count > MOST_WORKERS:
+        warn(f"{name} is {value!r}, more than any machine could use; the default is used")
+        return None
     if count < 0:
         warn(f"{name} is {value!r}, which is no whole number from 0 on; the default is used")
         return None
