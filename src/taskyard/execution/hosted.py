@@ -113,7 +113,7 @@ class HostedWorker:
         """The worker turns to this call now."""
         call.begin()
         # What must be imported first has the time of a start, not of the call.
-        limit_s = self._load_s if call.is_new else call.timeout_s
+        limit_s = call.load_s(self._load_s) if call.is_new else call.timeout_s
         if limit_s is None:
             self._deadline_mono = math.inf
         else:
@@ -169,8 +169,7 @@ class HostedWorker:
         elif not self.is_ready and not self.is_retiring:
             self.complaint = fault(f"a worker process did not start within {self._load_s:g} s")
         elif self.calls:
-            call = self.calls[0]
-            call.expire("its code could not be imported" if call.is_new else None, self._load_s)
+            self.calls[0].expire(self._load_s)
         self.kill()
 
     def _catch_up(self) -> None:
