@@ -9,6 +9,7 @@ from typing import Any
 
 from taskyard.execution.context import RunContext
 from taskyard.execution.explain import canceled, explain, rejected, timed_out
+from taskyard.execution.idle import Idle
 from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
@@ -23,16 +24,15 @@ class InProcessExecutor:
         self._now = now
         self._running = 0
         self._is_closed = False
-        self._idle: asyncio.Event | None = None
+        self._idle = Idle()
 
     async def start(self) -> None:
         self._is_closed = False
 
     async def shutdown(self, *, wait: bool = True) -> None:
         self._is_closed = True
-        if wait and self._running:
-            self._idle = asyncio.Event()
-            await self._idle.wait()
+        if wait:
+            await self._idle.wait_while(lambda: self._running)
 
     async def submit(self, request: ExecutionRequest) -> ExecutionResult:
         started_at = self._now()
@@ -56,8 +56,7 @@ class InProcessExecutor:
             return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=self._now())
         finally:
             self._running -= 1
-            if self._idle is not None and not self._running:
-                self._idle.set()
+            self._idle.tell()
         return ExecutionResult(success=True, data=data, started_at=started_at, ended_at=self._now())
 
     async def _within(self, request: ExecutionRequest) -> Any:

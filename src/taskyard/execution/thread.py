@@ -22,6 +22,7 @@ from typing import Any
 from taskyard.execution.code_loop import close_loop_here, loop_here
 from taskyard.execution.context import RunContext
 from taskyard.execution.explain import canceled, explain, rejected, timed_out, waited_long
+from taskyard.execution.idle import Idle
 from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
@@ -40,7 +41,7 @@ class ThreadExecutor:
         self._threads: dict[threading.Thread, asyncio.Future[None]] = {}
         self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
-        self._idle: asyncio.Event | None = None
+        self._idle = Idle()
 
     async def start(self) -> None:
         """Threads are started on demand; this only opens the executor again after a shutdown."""
@@ -107,16 +108,14 @@ class ThreadExecutor:
     def _done(self, job: _Job) -> None:
         self._running -= 1
         self._hand_out()
-        if self._idle is not None and self._running == 0:
-            self._idle.set()
+        self._idle.tell()
 
     async def shutdown(self, *, wait: bool = True) -> None:
         self._is_closed = True
         while self._waiting:
             self._waiting.popleft().reject("the thread executor was shut down before it began")
-        if wait and self._running:
-            self._idle = asyncio.Event()
-            await self._idle.wait()
+        if wait:
+            await self._idle.wait_while(lambda: self._running)
         for _ in self._threads:
             self._work.put(None)
         threads, self._threads = self._threads, {}
