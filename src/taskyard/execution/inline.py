@@ -40,8 +40,9 @@ class InProcessExecutor:
             error = rejected("the in-process executor is shut down")
             return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=started_at)
         run: RunContext | None = request.context
-        if run is not None and run.task is not None:
-            run.interrupt = run.task.cancel
+        interrupt: _Interrupt | None = None
+        if run is not None and run.task is not None and request.spec.is_async:
+            run.interrupt = interrupt = _Interrupt(run.task)
         self._running += 1
         try:
             if not request.spec.is_async:
@@ -55,6 +56,8 @@ class InProcessExecutor:
             error = self._explain(exc, request)
             return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=self._now())
         finally:
+            if interrupt is not None:
+                interrupt.take_back()
             self._running -= 1
             self._idle.tell()
         return ExecutionResult(success=True, data=data, started_at=started_at, ended_at=self._now())
@@ -80,17 +83,42 @@ class InProcessExecutor:
         if isinstance(exc, GeneratorExit) and not _is_stepping(run):
             raise exc  # this coroutine is being closed, with the loop gone
         if isinstance(exc, asyncio.CancelledError):
-            task = asyncio.current_task()
             if run is not None and run.cancel_asked:
-                if task is not None:
-                    task.uncancel()
                 return canceled()
+            task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise exc
             # Nobody cancelled this task: the consumer awaited something that was cancelled, and let it through.
         if run is not None:
             run.raised = exc
         return explain(exc)
+
+
+class _Interrupt:
+    """Cancels the caller's task, in which the code runs. The caller itself is not meant: once the code has ended,
+    whatever it made of the cancellation, that is taken back."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+        self._times = 0
+        self._is_over = False
+
+    def __call__(self) -> None:
+        if asyncio.current_task() is self._task:
+            # The code itself asks. If it awaits nothing more, the caller's next await must not be hit instead.
+            self._task.get_loop().call_soon(self._cancel)
+        else:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if not self._is_over:
+            self._times += 1
+            self._task.cancel()
+
+    def take_back(self) -> None:
+        self._is_over = True
+        for _ in range(self._times):
+            self._task.uncancel()
 
 
 def _call(request: ExecutionRequest) -> Any:
