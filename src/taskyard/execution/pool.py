@@ -17,6 +17,7 @@ import msgspec
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.explain import canceled, fault, refused, rejected, waited_long
 from taskyard.execution.hosted import HostedWorker
+from taskyard.execution.idle import Idle
 from taskyard.execution.keeper import ended
 from taskyard.execution.nursery import NURSERY, WorkerHandle
 from taskyard.execution.pool_settings import PoolSettings
@@ -69,7 +70,7 @@ class WorkerPool:
         self._done = self._crashed = self._killed = self._recycled = 0
         self._is_closed = False
         self._starts = self._failed_starts = self._failed_up_to = 0
-        self._news: asyncio.Event | None = None
+        self._news = Idle()
 
     @property
     def numbers(self) -> PoolNumbers:
@@ -141,9 +142,8 @@ class WorkerPool:
             self._waiting.popleft().fail(rejected("the process pool was shut down before it began"))
         for worker in [worker for worker in self._workers if worker not in self._occupied]:
             self._retire(worker)
-        while wait and self._workers:
-            self._news = asyncio.Event()
-            await self._news.wait()
+        if wait:
+            await self._news.wait_while(lambda: self._workers)
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
@@ -335,8 +335,7 @@ class WorkerPool:
             error = worker.complaint or fault(f"a worker process {ended(status)} before it was ready")
             # A nursery that is killed can take two starts with it: what it got before, and what it got while it died.
             self._blame_start(error, tries=2 if worker.complaint else 3, place=worker.place)
-        if self._news is not None:
-            self._news.set()
+        self._news.tell()
         self._dispatch()
 
     def _count_end(self, worker: HostedWorker) -> None:
