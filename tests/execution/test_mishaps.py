@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import math
 import os
+import pickle
 import resource
 import select
 import signal
@@ -12,10 +14,12 @@ from typing import NoReturn
 import pytest
 
 from taskyard.execution.context import current_run
+from taskyard.execution.nursery import WorkerHandle
+from taskyard.execution.pool import Starter
 from taskyard.futures import ProcessPool
 from taskyard.manager import ExecutorManager, ManagerSettings, get_executor_manager
 from taskyard.model.execution import ErrorKind
-from tests.execution import misdeeds
+from tests.execution import deeds, misdeeds
 from tests.execution.census import ended
 
 
@@ -129,10 +133,64 @@ async def test_calls_that_wait_are_answered_when_no_worker_can_be_started(open_d
 
 
 class NoStarter:
+    """Fails so often, and then hands on to another."""
+
+    def __init__(self, times: float = math.inf, then: Starter | None = None) -> None:
+        self.tries, self._times, self._then = 0, times, then
+
     def preload(self, modules: object) -> None: ...
 
-    def spawn(self) -> None:
-        raise OSError("no process is to be had")
+    def spawn(self) -> WorkerHandle:
+        self.tries += 1
+        if self._then is None or self.tries <= self._times:
+            raise OSError("no process is to be had")
+        return self._then.spawn()
+
+
+async def test_a_start_that_fails_is_no_matter_of_calls_that_others_serve(open_desk, monkeypatch, stage):
+    """While a worker lives, calls wait for it, and one try at a time is made to start another."""
+    desk = open_desk(max_workers=2, spare=False)
+    await desk.value(misdeeds.pid)
+    starter = NoStarter()
+    monkeypatch.setattr(desk.pool, "_starter", starter)
+    held = desk.begin(deeds.hold, (stage.began, stage.gate))
+    await asyncio.to_thread(stage.wait_until_begun)
+    calls = [desk.begin(misdeeds.add, n, 1) for n in range(20)]
+    assert starter.tries == 1
+    stage.let_go()
+    assert (await held.future).success
+    assert [(await call.future).data for call in calls] == list(range(1, 21))
+
+
+async def test_a_start_that_failed_is_tried_again(open_desk, monkeypatch, stage):
+    """A call that waits is served by a worker that could not be started at first, though the other one stays busy."""
+    desk = open_desk(max_workers=2, spare=False)
+    await desk.value(misdeeds.pid)
+    monkeypatch.setattr(desk.pool, "_starter", NoStarter(times=2, then=desk.pool._starter))
+    held = desk.begin(deeds.hold, (stage.began, stage.gate))
+    await asyncio.to_thread(stage.wait_until_begun)
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    stage.let_go()
+    assert (await held.future).success
+
+
+async def test_a_setup_that_fails_is_no_matter_of_calls_that_others_serve(open_desk, monkeypatch, tmp_path, stage):
+    """Workers that die while they start answer no call that a living one will serve."""
+    setup = pickle.dumps((os.mkdir, (str(tmp_path / "only_once"),)))
+    desk = open_desk(max_workers=2, spare=False, setup=setup)
+    await desk.value(misdeeds.pid)
+    ends: asyncio.Queue[int] = asyncio.Queue()
+    take_note = desk.pool.gone
+    monkeypatch.setattr("taskyard.execution.pool.START_AGAIN_S", 0.001)
+    monkeypatch.setattr(desk.pool, "gone", lambda *said: (take_note(*said), ends.put_nowait(1)))
+    held = desk.begin(deeds.hold, (stage.began, stage.gate))
+    await asyncio.to_thread(stage.wait_until_begun)
+    calls = [desk.begin(misdeeds.add, n, 1) for n in range(5)]
+    for _ in range(4):
+        await ends.get()
+    stage.let_go()
+    assert (await held.future).success
+    assert [(await call.future).data for call in calls] == list(range(1, 6))
 
 
 async def test_a_manager_that_could_not_be_made_is_not_kept(monkeypatch):
