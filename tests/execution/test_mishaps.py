@@ -9,18 +9,19 @@ import resource
 import select
 import signal
 import threading
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from taskyard.execution.context import current_run
+from taskyard.execution.hosted import HostedWorker
 from taskyard.execution.nursery import WorkerHandle
 from taskyard.execution.pool import Starter
 from taskyard.futures import ProcessPool
 from taskyard.manager import ExecutorManager, ManagerSettings, get_executor_manager
 from taskyard.model.execution import ErrorKind
 from tests.execution import deeds, misdeeds
-from tests.execution.census import ended
+from tests.execution.census import ended, open_fds
 
 
 def speak_later(let_go: str) -> None:
@@ -106,7 +107,7 @@ async def test_a_listener_that_raises_loses_no_answer(desk, monkeypatch):
 
 
 def _raise(*_: object) -> None:
-    raise RuntimeError("a listener failed")
+    raise RuntimeError("it failed")
 
 
 def test_killing_a_pipelining_pool_answers_every_call():
@@ -130,6 +131,9 @@ async def test_calls_that_wait_are_answered_when_no_worker_can_be_started(open_d
         results = [await call.future for call in calls]
     assert {result.error.kind for result in results if result.error} == {ErrorKind.SYSTEM}
     assert len([result for result in results if result.error]) == 5
+
+
+ADD_READER = "asyncio.SelectorEventLoop.add_reader"
 
 
 class NoStarter:
@@ -162,6 +166,39 @@ async def test_a_start_that_fails_is_no_matter_of_calls_that_others_serve(open_d
     assert [(await call.future).data for call in calls] == list(range(1, 21))
 
 
+@pytest.mark.parametrize("portable", [False, True], ids=["nursery", "portable"])
+async def test_a_worker_that_cannot_be_watched(open_desk, monkeypatch, portable):
+    """It is ended, its call is answered `system`, and nothing of either is left behind."""
+    desk = open_desk(max_workers=1, spare=False, portable=portable)
+    await open_desk(max_workers=1, spare=False).value(misdeeds.pid)  # has the nursery started
+    fds = open_fds()
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start" if portable else ADD_READER, _raise)
+        call = desk.begin(misdeeds.add, 1, 2)
+    error = (await call.future).error
+    assert error is not None
+    assert (error.kind, error.message) == (ErrorKind.SYSTEM, "a worker process could not be started: it failed")
+    assert open_fds() == fds
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert desk.pool.numbers.done == 1
+
+
+async def test_a_worker_that_cannot_be_heard(open_desk, monkeypatch):
+    """It counts as one that could not start, and the next one serves its call."""
+    desk = open_desk(max_workers=1, spare=False)
+    add_reader = asyncio.SelectorEventLoop.add_reader
+    fails = iter([False, True])
+
+    def fail_second_time(*args: Any) -> None:
+        if next(fails, False):
+            raise OSError("no room to listen")
+        add_reader(*args)
+
+    monkeypatch.setattr(ADD_READER, fail_second_time)
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert desk.pool.numbers.crashed == 1
+
+
 async def test_a_start_that_failed_is_tried_again(open_desk, monkeypatch, stage):
     """A call that waits is served by a worker that could not be started at first, though the other one stays busy."""
     desk = open_desk(max_workers=2, spare=False)
@@ -182,7 +219,12 @@ async def test_a_setup_that_fails_is_no_matter_of_calls_that_others_serve(open_d
     ends: asyncio.Queue[int] = asyncio.Queue()
     take_note = desk.pool.gone
     monkeypatch.setattr("taskyard.execution.pool.START_AGAIN_S", 0.001)
-    monkeypatch.setattr(desk.pool, "gone", lambda *said: (take_note(*said), ends.put_nowait(1)))
+
+    def gone(worker: HostedWorker, status: int) -> None:
+        take_note(worker, status)
+        ends.put_nowait(status)
+
+    monkeypatch.setattr(desk.pool, "gone", gone)
     held = desk.begin(deeds.hold, (stage.began, stage.gate))
     await asyncio.to_thread(stage.wait_until_begun)
     calls = [desk.begin(misdeeds.add, n, 1) for n in range(5)]

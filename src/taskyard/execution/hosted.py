@@ -84,8 +84,16 @@ class HostedWorker:
         self._timer_mono = math.inf
         widen(self._wire)
         process.watch(loop, self._gone)
-        loop.add_reader(self._wire, self._readable)
         self._arm()
+
+    def set_up(self, setup: Outgoing) -> None:
+        """Listen to it, and tell it what it is to be. Where that fails it ends as if it had failed to start."""
+        try:
+            self._loop.add_reader(self._wire, self._readable)
+            self.send(setup)
+        except Exception as exc:
+            self.complaint = fault(f"a worker process could not be started: {exc}")
+            self.kill()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

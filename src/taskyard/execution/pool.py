@@ -88,6 +88,7 @@ class WorkerPool:
 
     async def start(self, *, warm: bool = True) -> None:
         """Open it; `warm`: have a worker ready soon."""
+        refuse_while_loading()
         self._is_closed = False
         self._bind(asyncio.get_running_loop())
         if warm:
@@ -95,6 +96,7 @@ class WorkerPool:
 
     def submit(self, call: PendingCall) -> asyncio.Future[ExecutionResult]:
         """Run the call as soon as there is a worker. The future always gets a result; cancelling it ends nothing."""
+        refuse_while_loading()
         self._bind(call.future.get_loop())
         if self._is_closed:
             call.fail(rejected("the process pool is shut down"))
@@ -236,23 +238,23 @@ class WorkerPool:
         return sum(not worker.is_dying and not worker.is_retiring for worker in self._workers)
 
     def _start_worker(self, loop: asyncio.AbstractEventLoop) -> bool:
-        refuse_while_loading()
+        """Whether one is on its way. Never raises: who asks has a call in the queue, or is a callback of the loop's."""
         settings = self.settings
         try:
             setup = self._encode_setup()
             self._starter.preload(() if settings.environ else settings.preload)
             process = self._starter.spawn()
+            worker = HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s)
         except Exception as exc:
             self._blame_start(fault(f"a worker process could not be started: {exc}"), tries=1)
             if self._waiting:
                 self._start_later(loop)  # nothing else may: perhaps no worker is on its way
             return False
-        worker = HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s)
-        worker.send(setup)
         self._workers.add(worker)
         self._starting += 1
         self._starts += 1
         worker.place = self._starts
+        worker.set_up(setup)
         return True
 
     def _encode_setup(self) -> Outgoing:
