@@ -203,7 +203,7 @@ class WorkerPool:
         self._occupied.add(worker)
         try:
             worker.give(call)
-        except Exception as exc:
+        except BaseException as exc:  # what pickles is anybody's code
             message = f"it cannot be sent to a worker process: {type(exc).__name__}: {exc}"
             # Without memory or descriptors the next try may do better; what does not pickle never will.
             is_ours = isinstance(exc, OSError | MemoryError)
