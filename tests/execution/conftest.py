@@ -9,11 +9,12 @@ import pytest
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.context import RunContext, RunHost
 from taskyard.execution.nursery import NURSERY, Nursery
-from taskyard.execution.pool import Starter, WorkerPool
+from taskyard.execution.pool import WorkerPool
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.execution.router import ExecutionDispatcher
 from taskyard.execution.spawner import Spawner
+from taskyard.execution.starting import Starter
 from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report

@@ -15,8 +15,7 @@ import pytest
 
 from taskyard.execution.context import current_run
 from taskyard.execution.hosted import HostedWorker
-from taskyard.execution.nursery import WorkerHandle
-from taskyard.execution.pool import Starter
+from taskyard.execution.starting import Starter, WorkerHandle
 from taskyard.futures import ProcessPool
 from taskyard.manager import ExecutorManager, ManagerSettings, get_executor_manager
 from taskyard.model.execution import ErrorKind

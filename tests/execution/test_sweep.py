@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from taskyard.execution import nursery_main
-from taskyard.execution.keeper import GONE, GONE_FORMAT, LOST
+from taskyard.execution.keeper import GONE, GONE_FORMAT
 from taskyard.execution.nursery_main import Nursery
+from taskyard.execution.starting import LOST
 
 STRAY = 4_000_000
 """No process has this number."""

@@ -19,9 +19,9 @@ import msgspec
 
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.explain import UNRETURNED, clean, explain, fault
-from taskyard.execution.nursery import WorkerHandle
 from taskyard.execution.said import known_fields
 from taskyard.execution.shared import Lender
+from taskyard.execution.starting import WorkerHandle
 from taskyard.execution.wire import (
     CALL,
     IS_FREE,
@@ -31,6 +31,7 @@ from taskyard.execution.wire import (
     RESULT,
     Frame,
     Kind,
+    NoRoom,
     Outgoing,
     Reader,
     WireError,
@@ -247,6 +248,10 @@ class HostedWorker:
         except BlockingIOError:
             return True
         except ConnectionResetError:
+            return False
+        except NoRoom as exc:
+            self.complaint = fault(f"what its worker process said could not be received here: {exc}")
+            self.kill()
             return False
         except WireError as exc:
             self.complaint = fault(f"its worker process wrote what is no answer: {exc}")

@@ -20,13 +20,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import msgspec
 
 from taskyard.execution.boot import start_interpreter
-from taskyard.execution.keeper import GONE, GONE_FORMAT, HEARD, KILL, LOST, TERM
+from taskyard.execution.keeper import GONE, GONE_FORMAT, HEARD, KILL, TERM
 from taskyard.execution.nursery_main import HEAD, KEEPER_PATIENCE_S, Preload, PutDown, Request, Spawn
+from taskyard.execution.starting import LOST
 
 NURSERY_PATIENCE_S = 5.0
 """How long the nursery may take to hear that a keeper must be put down, before it is killed and replaced, which ends
@@ -41,20 +41,6 @@ SEND_S = 1
 log = logging.getLogger("taskyard")
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class WorkerHandle(Protocol):
-    """A worker's process, as its pool sees it. `on_gone` is called once, on the loop, when the process and everything
-    it started are gone, with its wait status. If `watch` raises, the process is being ended, and its wire is closed.
-    `terminate` and `kill` may be called at any time, and more than once."""
-
-    wire: socket.socket
-
-    def watch(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[int], None]) -> None: ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
 
 
 class NurseryWorker:

@@ -24,8 +24,9 @@ from typing import NoReturn
 import msgspec
 
 from taskyard.execution.boot import take_signals
-from taskyard.execution.keeper import END, GONE, GONE_FORMAT, HEARD, LOST, Wakeups, keep
+from taskyard.execution.keeper import END, GONE, GONE_FORMAT, HEARD, Wakeups, keep
 from taskyard.execution.linux import adopt_orphans, children, close_all, kill_hard, set_name, signal_at_end_of_parent
+from taskyard.execution.starting import LOST
 
 HEAD = struct.Struct("<IB")
 """Before each request: its length, and the number of descriptors that come with it."""

@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from typing import Protocol
 
 import msgspec
 
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.explain import canceled, fault, refused, rejected, waited_long
 from taskyard.execution.hosted import HostedWorker
-from taskyard.execution.keeper import ended
-from taskyard.execution.nursery import NURSERY, WorkerHandle
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.scene import Setting, WorkerSettings, present_scene, refuse_while_loading
+from taskyard.execution.starting import Starter, ended
 from taskyard.execution.wire import Bulk, Kind, Outgoing, encode
 from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
@@ -45,18 +43,10 @@ class PoolNumbers(msgspec.Struct, frozen=True):
     recycled: int
 
 
-class Starter(Protocol):
-    """Where workers come from: the nursery, or the spawner. What they are to be, they are told over their wire."""
-
-    def preload(self, modules: tuple[str, ...]) -> None: ...
-
-    def spawn(self) -> WorkerHandle: ...
-
-
 class WorkerPool:
     """Belongs to the event loop it is first used on; after a shutdown it may move to another."""
 
-    def __init__(self, settings: PoolSettings, *, starter: Starter = NURSERY, shares: bool = True) -> None:
+    def __init__(self, settings: PoolSettings, *, starter: Starter, shares: bool = True) -> None:
         self.settings = settings
         self._starter, self._shares = starter, shares
         self._loop: asyncio.AbstractEventLoop | None = None
