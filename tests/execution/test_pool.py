@@ -105,6 +105,13 @@ async def test_surroundings_of_any_bytes(open_desk, monkeypatch, portable):
     assert await desk.value(misdeeds.surroundings, "TASKYARD_TESTS_ODD") == (sys.argv, odd)
 
 
+@BOTH
+async def test_a_search_path_with_what_is_no_text(open_fresh, monkeypatch, tmp_path, portable):
+    """A `Path` in `sys.path`, which Python itself passes over, keeps no worker from starting."""
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
+    assert await open_fresh(portable=portable).value(misdeeds.add, 1, 2) == 3
+
+
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
