@@ -25,6 +25,8 @@ from tests.execution.asking import PATIENCE_S, Held
 from tests.execution.census import descendants, ended
 from tests.execution.kinds import PROCESSES, THREADS, Maker
 
+PRELOAD = ("tests.execution.misdeeds",)
+
 
 class Desk:
     """A pool, and short ways to ask it."""
@@ -61,7 +63,7 @@ async def open_desk() -> AsyncIterator[Callable[..., Desk]]:
     pools: list[WorkerPool] = []
 
     def open_one(*, portable: bool = False, **settings: Any) -> Desk:
-        settings.setdefault("preload", ("tests.execution.misdeeds",))
+        settings.setdefault("preload", PRELOAD)
         pools.append(make_pool(PoolSettings(**settings), portable=portable))
         return Desk(pools[-1])
 
@@ -96,9 +98,16 @@ async def open_fresh() -> AsyncIterator[Callable[..., Desk]]:
 
 
 async def all_ended() -> None:
-    if NURSERY.pid is not None:
-        for pid in descendants(NURSERY.pid):
+    for nursery in NURSERY.pids:
+        for pid in descendants(nursery):
             await ended(pid)  # a keeper that has said its last word
+
+
+def nursery_pid() -> int:
+    """Of the one that desks have their workers from."""
+    pid = NURSERY.find_pid(PRELOAD)
+    assert pid is not None
+    return pid
 
 
 @pytest.fixture

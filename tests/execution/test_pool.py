@@ -224,7 +224,7 @@ async def test_a_pool_that_cannot_start_says_so(open_desk, monkeypatch):
     """When no worker can be started each call is answered `system`, none waits for ever, and it goes on when it can."""
     desk = open_desk(max_workers=1)
 
-    def refuse():
+    def refuse(_):
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:

@@ -24,7 +24,8 @@ _PYTHONS_OWN = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 def search_path() -> list[str]:
     """Where the host finds modules. What is no text there, such as a `Path`, its interpreter passes over too."""
-    return [entry for entry in sys.path if isinstance(entry, str)]
+    entries: list[object] = list(sys.path)
+    return [entry for entry in entries if isinstance(entry, str)]
 
 
 def start_interpreter(module: str, fds: Sequence[int], *numbers: int) -> subprocess.Popen[bytes]:

@@ -232,8 +232,7 @@ class WorkerPool:
         settings = self.settings
         try:
             setup = self._encode_setup()
-            self._starter.preload(() if settings.environ else settings.preload)
-            process = self._starter.spawn()
+            process = self._starter.spawn(() if settings.environ else settings.preload)
             worker = HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s)
         except Exception as exc:
             self._blame_start(fault(f"a worker process could not be started: {exc}"), tries=1)

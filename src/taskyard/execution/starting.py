@@ -44,6 +44,6 @@ class WorkerHandle(Protocol):
 class Starter(Protocol):
     """Where workers come from: the nursery, or the spawner. What they are to be, they are told over their wire."""
 
-    def preload(self, modules: tuple[str, ...]) -> None: ...
-
-    def spawn(self) -> WorkerHandle: ...
+    def spawn(self, preload: tuple[str, ...] = ()) -> WorkerHandle:
+        """One that is starting. `preload`: modules that it may have in advance; those it has not it imports."""
+        ...
