@@ -74,6 +74,26 @@ async def test_a_module_that_cannot_be_preloaded(open_fresh, write_module, body,
     assert nursery.find_pid() == pid
 
 
+DICE = """
+import os
+state = os.urandom(8)
+
+def seed():
+    global state
+    state = os.urandom(8)
+"""
+
+
+async def test_workers_throw_dice_of_their_own(open_fresh, write_module, tmp_path):
+    """Workers of one nursery do not share the state of NumPy's generator. (A package with its names stands for it.)"""
+    (tmp_path / "numpy").mkdir()
+    write_module("numpy/__init__", "")
+    write_module("numpy/random", DICE)
+    desk = open_fresh(recycle_after=1, preload=["numpy.random"])
+    states = [await desk.value(eval, "__import__('numpy.random').random.state") for _ in range(3)]
+    assert len(set(states)) == 3
+
+
 async def test_a_module_that_ends_the_nursery(open_fresh, write_module, caplog, stage):
     """It is tried once, and its own pool fails alone: what runs in others goes on."""
     innocent = open_fresh()

@@ -159,8 +159,12 @@ class WorkerPool:
 
     def _limit_wait(self, call: PendingCall) -> None:
         wait_s = tighter(call.wait_s, self.settings.wait_s)
-        if wait_s is not None:
-            call.waiting = call.future.get_loop().call_later(wait_s, self._waited_long, call, wait_s)
+        if wait_s is None:
+            return
+        loop = call.future.get_loop()
+        if call.wait_until_mono is None:
+            call.wait_until_mono = loop.time() + wait_s
+        call.waiting = loop.call_at(call.wait_until_mono, self._waited_long, call, wait_s)
 
     def _waited_long(self, call: PendingCall, wait_s: float) -> None:
         self._forget(call)

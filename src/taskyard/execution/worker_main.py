@@ -292,7 +292,7 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
     root = logging.getLogger()
     root.addHandler(_Forward(channel))
     root.setLevel(scene.log_level)
-    random.seed()
+    _reseed()
     if settings.shares:
         keep_freed_memory(KEEP_FREED)
     for name in settings.preload:
@@ -306,6 +306,13 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
             load_main(scene)
         function, args = pickle.loads(setup)
         function(*args)
+
+
+def _reseed() -> None:
+    """Forks of one nursery would all throw the same dice, NumPy's too if it is preloaded."""
+    random.seed()
+    if (numpys := sys.modules.get("numpy.random")) is not None:
+        numpys.seed()
 
 
 def _preload(name: str) -> None:
