@@ -374,8 +374,8 @@ async def test_the_maker_of_workers_can_be_replaced(dispatch):
     handles: list[WorkerHandle] = []
 
     class Counting(Spawner):
-        def spawn(self):
-            handles.append(super().spawn())
+        def spawn(self, preload=()):
+            handles.append(super().spawn(preload))
             return handles[-1]
 
     pool = ProcessPoolExecutor(

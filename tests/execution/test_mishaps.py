@@ -15,8 +15,7 @@ import pytest
 
 from taskyard.execution.context import current_run
 from taskyard.execution.hosted import HostedWorker
-from taskyard.execution.nursery import WorkerHandle
-from taskyard.execution.pool import Starter
+from taskyard.execution.starting import Starter, WorkerHandle
 from taskyard.futures import ProcessPool
 from taskyard.manager import ExecutorManager, ManagerSettings, get_executor_manager
 from taskyard.model.execution import ErrorKind
@@ -142,13 +141,11 @@ class NoStarter:
     def __init__(self, times: float = math.inf, then: Starter | None = None) -> None:
         self.tries, self._times, self._then = 0, times, then
 
-    def preload(self, modules: object) -> None: ...
-
-    def spawn(self) -> WorkerHandle:
+    def spawn(self, preload: tuple[str, ...] = ()) -> WorkerHandle:
         self.tries += 1
         if self._then is None or self.tries <= self._times:
             raise OSError("no process is to be had")
-        return self._then.spawn()
+        return self._then.spawn(preload)
 
 
 async def test_a_start_that_fails_is_no_matter_of_calls_that_others_serve(open_desk, monkeypatch, stage):

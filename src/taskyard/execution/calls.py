@@ -28,6 +28,8 @@ class PendingCall:
     worker: HostedWorker | None = None
     verdict: ExecutionError | None = None
     waiting: asyncio.TimerHandle | None = None
+    wait_until_mono: float | None = None
+    """Until when it may wait for a worker, by its loop's clock; also when it has to wait again."""
     ending: asyncio.TimerHandle | None = None
     is_new = is_over = is_asked = is_undelivered = False
     returns = 0

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import msgspec
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.explain import UNRETURNED, clean, explain, fault
-from taskyard.execution.nursery import WorkerHandle
-from taskyard.execution.said import known_fields
+from taskyard.execution.explain import UNRETURNED, explain, fault
+from taskyard.execution.relay import relay
 from taskyard.execution.shared import Lender
+from taskyard.execution.starting import WorkerHandle
 from taskyard.execution.wire import (
     CALL,
     IS_FREE,
@@ -31,6 +31,7 @@ from taskyard.execution.wire import (
     RESULT,
     Frame,
     Kind,
+    NoRoom,
     Outgoing,
     Reader,
     WireError,
@@ -247,6 +248,10 @@ class HostedWorker:
             return True
         except ConnectionResetError:
             return False
+        except NoRoom as exc:
+            self.complaint = fault(f"what its worker process said could not be received here: {exc}")
+            self.kill()
+            return False
         except WireError as exc:
             self.complaint = fault(f"its worker process wrote what is no answer: {exc}")
             self.kill()
@@ -278,7 +283,7 @@ class HostedWorker:
         elif kind is Kind.STARTED:
             self._started_new(self._running(frame))
         elif kind is Kind.LOG:
-            _relay(_load(frame, tuple))
+            relay(_load(frame, tuple))
         elif kind in (Kind.PROGRESS, Kind.NOTE, Kind.CHECKPOINT):
             said = _load(frame, object)
             if self.calls and self.calls[0].number == frame.call:  # else a thread has outlived the call it speaks of
@@ -380,36 +385,3 @@ def _load(frame: Frame, expected: type) -> Any:
     if not isinstance(value, expected):
         raise WireError(f"a body of the wrong type: {type(value).__name__}")
     return value
-
-
-def _relay(said: tuple[Any, ...]) -> None:
-    """A log record of the worker's, through the host's handlers."""
-    try:
-        name, level, text, created, fields = said
-        record = logging.makeLogRecord(
-            {
-                "name": str(name),
-                "levelno": int(level),
-                "levelname": logging.getLevelName(int(level)),
-                "msg": clean(str(text)),
-                "created": float(created),
-                **known_fields(fields),
-            }
-        )
-    except (TypeError, ValueError) as exc:
-        raise WireError(f"a log record that is none: {exc}") from None
-    logger = _nearest_logger(record.name)
-    # Not `isEnabledFor`, which remembers every level it was asked for.
-    if logging.root.manager.disable < record.levelno >= logger.getEffectiveLevel():
-        (logger.handle if logger.name == record.name else logger.callHandlers)(record)
-
-
-def _nearest_logger(name: str) -> logging.Logger:
-    """The one of this name, or else the one that it would pass its records on to: the host must not grow by the names
-    that code in its workers makes up."""
-    known = logging.root.manager.loggerDict
-    while name:
-        if isinstance(logger := known.get(name), logging.Logger):
-            return logger
-        name = name.rpartition(".")[0]
-    return logging.root

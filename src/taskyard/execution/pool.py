@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from typing import Protocol
 
 import msgspec
 
@@ -18,10 +17,9 @@ from taskyard.execution.calls import PendingCall
 from taskyard.execution.explain import canceled, fault, refused, rejected, waited_long
 from taskyard.execution.hosted import HostedWorker
 from taskyard.execution.idle import Idle
-from taskyard.execution.keeper import ended
-from taskyard.execution.nursery import NURSERY, WorkerHandle
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.scene import Setting, WorkerSettings, present_scene, refuse_while_loading
+from taskyard.execution.starting import Starter, ended
 from taskyard.execution.wire import Bulk, Kind, Outgoing, encode
 from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
@@ -46,18 +44,10 @@ class PoolNumbers(msgspec.Struct, frozen=True):
     recycled: int
 
 
-class Starter(Protocol):
-    """Where workers come from: the nursery, or the spawner. What they are to be, they are told over their wire."""
-
-    def preload(self, modules: tuple[str, ...]) -> None: ...
-
-    def spawn(self) -> WorkerHandle: ...
-
-
 class WorkerPool:
     """Belongs to the event loop it is first used on; after a shutdown it may move to another."""
 
-    def __init__(self, settings: PoolSettings, *, starter: Starter = NURSERY, shares: bool = True) -> None:
+    def __init__(self, settings: PoolSettings, *, starter: Starter, shares: bool = True) -> None:
         self.settings = settings
         self._starter, self._shares = starter, shares
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -169,8 +159,12 @@ class WorkerPool:
 
     def _limit_wait(self, call: PendingCall) -> None:
         wait_s = tighter(call.wait_s, self.settings.wait_s)
-        if wait_s is not None:
-            call.waiting = call.future.get_loop().call_later(wait_s, self._waited_long, call, wait_s)
+        if wait_s is None:
+            return
+        loop = call.future.get_loop()
+        if call.wait_until_mono is None:
+            call.wait_until_mono = loop.time() + wait_s
+        call.waiting = loop.call_at(call.wait_until_mono, self._waited_long, call, wait_s)
 
     def _waited_long(self, call: PendingCall, wait_s: float) -> None:
         self._forget(call)
@@ -242,8 +236,7 @@ class WorkerPool:
         settings = self.settings
         try:
             setup = self._encode_setup()
-            self._starter.preload(() if settings.environ else settings.preload)
-            process = self._starter.spawn()
+            process = self._starter.spawn(() if settings.environ else settings.preload)
             worker = HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s)
         except Exception as exc:
             self._blame_start(fault(f"a worker process could not be started: {exc}"), tries=1)

@@ -72,10 +72,8 @@ class SpawnedWorker:
 
 
 class Spawner:
-    def preload(self, modules: tuple[str, ...]) -> None:
-        """There is no process to have them in advance; a worker imports what it needs."""
-
-    def spawn(self) -> SpawnedWorker:
+    def spawn(self, preload: tuple[str, ...] = ()) -> SpawnedWorker:
+        """There is no process to have modules in advance; a worker imports what it needs."""
         wire, worker_end = socket.socketpair()
         lifeline, worker_line = socket.socketpair()
         try:
