@@ -38,8 +38,12 @@ def _remake(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
 
 
 def hide_password(url: str) -> str:
-    """An address as a message may show it."""
-    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:…@", url)
+    """An address as a message may show it; also one that is not quite right, such as with an @ in its password."""
+    return _IN_OPTIONS.sub(r"\1…", _IN_URL.sub(r"\1:…@", url))
+
+
+_IN_URL = re.compile(r"(://[^/@:?#\s]*):\S*@")
+_IN_OPTIONS = re.compile(r"([?&](?:ssl)?password=)[^&#\s]*")
 
 
 class TaskyardError(Exception):

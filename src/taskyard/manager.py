@@ -155,6 +155,7 @@ class ExecutorManager:
         return CpuCalls(functools.partial(self._run_cpu, CallOptions(**changed)))
 
     async def _run_cpu(self, options: CallOptions, func: Callable[..., T], args: Args, kwargs: dict[str, Any]) -> T:
+        check_function(func)
         left = options.retries
         while True:
             self._refuse_closed()

@@ -96,7 +96,8 @@ async def test_a_connection_that_is_closed(yard, postgres_url):
 async def test_a_connection_that_is_busy(yard, postgres_url):
     """One connection does one thing at a time: a second submit beside the first is refused, as asyncpg itself does."""
     async with undone(by_asyncpg(postgres_url)) as theirs:
-        both = [yard.submit("add", {"a": n}, connection=theirs.connection) for n in range(2)]
+        await yard.submit("add", {"a": 0}, connection=theirs.connection)  # the first one has more to ask
+        both = [yard.submit("add", {"a": n}, connection=theirs.connection) for n in (1, 2)]
         [refused] = [one for one in await asyncio.gather(*both, return_exceptions=True) if isinstance(one, Exception)]
         assert isinstance(refused, UnusableConnection)
         assert "another operation is in progress" in str(refused)

@@ -204,9 +204,25 @@ async def test_retries_of_what_died(manager, tmp_path, caplog):
 
 def test_options_are_checked():
     """Options that make no sense are refused."""
-    for options in ({"retries": -1}, {"timeout_s": 0}, {"unpicklable": "perhaps"}):
-        with pytest.raises(ValueError, match=r"retries|timeout_s|perhaps"):
+    for options in (
+        {"retries": -1},
+        {"retries": "2"},
+        {"timeout_s": 0},
+        {"timeout_s": "1"},
+        {"unpicklable": "perhaps"},
+    ):
+        with pytest.raises((TypeError, ValueError), match=r"retries|timeout_s|perhaps"):
             CallOptions(**options)
+
+
+@pytest.mark.parametrize("run", ["run_cpu_intensive", "run_io_intensive"])
+async def test_async_functions_are_refused(manager, run):
+    """A call that would only make a coroutine, which nobody awaits, is refused with what to do."""
+
+    async def wait() -> None: ...
+
+    with pytest.raises(TypeError, match=r"wait.* is async.*await it"):
+        await getattr(manager, run)(wait)
 
 
 async def test_a_time_limit(manager):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -24,6 +26,8 @@ from taskyard.errors import (
 )
 from taskyard.stores.migrate import migrations
 
+T = TypeVar("T")
+
 CONNECT_S = 4.0
 """How long a connection may take to come about. Shorter than it takes TCP to send its second repetition."""
 
@@ -32,6 +36,14 @@ COMMAND_S = 8.0
 
 MIGRATE_S = 300.0
 """How long a migration may take, or wait for another process that migrates."""
+
+ALTER_S = 1.0
+"""How long a migration waits for those who use a table, while everybody else waits behind it."""
+
+MAY_CREATE = (
+    "a user who may create the schema and owns it must bring it up to date: `GRANT CREATE ON DATABASE … TO …`, or run "
+    "`taskyard migrate` as that user"
+)
 
 OLDEST_SERVER = 15
 
@@ -83,6 +95,17 @@ async def connect(url: str, *, settings: dict[str, str] | None = None, command_s
         raise StoreTooOld(hide_password(url), version, OLDEST_SERVER)
     _limit_socket(conn)
     return conn
+
+
+async def once(url: str, do: Callable[[Connection], Awaitable[T]]) -> T:
+    """Do something on a connection that is needed for nothing else."""
+    conn = await connect(url)
+    try:
+        with typed_errors(url):
+            return await do(conn)
+    finally:
+        with suppress(*LOST):
+            await conn.close(timeout=1.0)
 
 
 def _limit_socket(conn: Connection) -> None:
@@ -162,35 +185,59 @@ async def find_version(conn: Connection) -> int:
     return version
 
 
-async def migrate(conn: Connection, url: str = "") -> int:
-    """Bring the schema up to date; the version that it had before. All of them are one transaction, and of several
-    processes one migrates while the others wait and then find nothing to do. A schema that is newer than this version
-    of Taskyard is left alone."""
-    known = migrations("postgres")
-    newest = known[-1][0]
-    with typed_errors(url):
-        version = await find_version(conn)
-        if version < newest:
-            version = await _apply(conn, known)
+def check_version(version: int, url: str) -> None:
+    """Raise `StoreTooNew` if a newer Taskyard has been here."""
+    newest = migrations("postgres")[-1][0]
     if version > newest:
         raise StoreTooNew(hide_password(url), version, newest)
+
+
+async def migrate(conn: Connection, url: str = "") -> int:
+    """Bring the schema up to date; the version that was found. All of it is one transaction, and of several processes
+    one migrates while the others wait and then find nothing to do. A schema that is newer than this version of Taskyard
+    is left alone."""
+    known = migrations("postgres")
+    with typed_errors(url):
+        version = await find_version(conn)
+        if version < known[-1][0]:
+            try:
+                version = await apply(conn, known)
+            except asyncpg.InsufficientPrivilegeError as exc:
+                raise StoreDenied(hide_password(url), str(exc), MAY_CREATE) from exc
+    check_version(version, url)
     return version
 
 
-async def _apply(conn: Connection, known: list[tuple[int, str]]) -> int:
-    async with conn.transaction():
-        await conn.execute(f"SET LOCAL statement_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
-        await conn.execute(f"SET LOCAL lock_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
-        await conn.execute(f"SELECT pg_advisory_xact_lock({MIGRATING}, 0)", timeout=MIGRATE_S)
-        if await conn.fetchval("SELECT to_regnamespace('taskyard')") is None:
-            await conn.execute("CREATE SCHEMA taskyard")
-        await conn.execute(
-            "CREATE TABLE IF NOT EXISTS taskyard.migration "
-            "(number integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
-        )
-        version = await find_version(conn)
-        for number, sql in known:
-            if number > version:
-                await conn.execute(sql, timeout=MIGRATE_S)
-                await conn.execute("INSERT INTO taskyard.migration (number) VALUES ($1)", number)
+async def apply(conn: Connection, known: Sequence[tuple[int, str]], *, wait_s: float = MIGRATE_S) -> int:
+    """Apply those of the migrations that are missing; the version that was found.
+
+    Whoever alters a table waits for all who use it, and everybody else then waits behind him. A transaction that
+    somebody keeps open must not stop the nodes that way: it is tried again and again, never for long."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            async with conn.transaction():
+                return await _apply(conn, known)
+        except asyncpg.LockNotAvailableError:
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(ALTER_S * (1 + random.random()))
+
+
+async def _apply(conn: Connection, known: Sequence[tuple[int, str]]) -> int:
+    await conn.execute(f"SET LOCAL statement_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
+    await conn.execute(f"SET LOCAL lock_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
+    await conn.execute(f"SELECT pg_advisory_xact_lock({MIGRATING}, 0)", timeout=MIGRATE_S)
+    await conn.execute(f"SET LOCAL lock_timeout = '{ALTER_S * 1000:.0f}ms'")
+    if await conn.fetchval("SELECT to_regnamespace('taskyard')") is None:
+        await conn.execute("CREATE SCHEMA taskyard")
+    await conn.execute(
+        "CREATE TABLE IF NOT EXISTS taskyard.migration "
+        "(number integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
+    )
+    version = await find_version(conn)
+    for number, sql in known:
+        if number > version:
+            await conn.execute(sql, timeout=MIGRATE_S)
+            await conn.execute("INSERT INTO taskyard.migration (number) VALUES ($1)", number)
     return version

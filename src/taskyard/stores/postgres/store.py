@@ -20,7 +20,6 @@ from taskyard.errors import (
     NotOpen,
     StoreBusy,
     StoreError,
-    StoreTooNew,
     UnknownNode,
     hide_password,
 )
@@ -41,9 +40,10 @@ from taskyard.stores.postgres.place import (
     COMMAND_S,
     PLANS,
     Connection,
-    connect,
+    check_version,
     find_version,
     migrate,
+    once,
     typed_errors,
 )
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
@@ -110,24 +110,12 @@ class PostgresStore:
         self._is_open = True
 
     async def schema(self) -> Schema:
-        async with self._visit() as conn:
-            with typed_errors(self.url):
-                found = schema_at(await find_version(conn), "postgres")
-        if found.version > found.newest:
-            raise StoreTooNew(hide_password(self.url), found.version, found.newest)
-        return found
+        version = await once(self.url, find_version)
+        check_version(version, self.url)
+        return schema_at(version, "postgres")
 
     async def migrate(self) -> Schema:
-        async with self._visit() as conn:
-            return schema_at(await migrate(conn, self.url), "postgres")
-
-    @asynccontextmanager
-    async def _visit(self) -> AsyncIterator[Connection]:
-        conn = await connect(self.url)
-        try:
-            yield conn
-        finally:
-            conn.terminate()
+        return schema_at(await once(self.url, partial(migrate, url=self.url)), "postgres")
 
     async def close(self) -> None:
         if not self._is_open:

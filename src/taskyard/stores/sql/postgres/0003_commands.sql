@@ -216,10 +216,15 @@ BEGIN
     RETURN least(v_max, v_ours);
 END $$;
 
+-- What events_1 answers with: not the row itself, which may get more columns some day.
+CREATE TYPE taskyard.told_1 AS (
+    xid bigint, first integer, n integer, kind text, queue text, source text, ats timestamptz[], uuids text[]
+);
+
 -- Events after a number, about `p_limit` of them; the number of the newest there is, and of the last that was trimmed.
 -- An event's number is its transaction's, times {{events_at_most}}, plus its place in it.
 CREATE FUNCTION taskyard.events_1(
-    p_after bigint, p_limit integer, OUT newest bigint, OUT gone bigint, OUT page taskyard.event[]
+    p_after bigint, p_limit integer, OUT newest bigint, OUT gone bigint, OUT page taskyard.told_1[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -234,7 +239,8 @@ BEGIN
             SELECT counted.e FROM (
                 SELECT found.e, sum((found.e).n) OVER (ORDER BY (found.e).xid, (found.e).first) - (found.e).n AS before
                 FROM (
-                    SELECT e FROM taskyard.event AS e
+                    SELECT ROW(e.xid, e.first, e.n, e.kind, e.queue, e.source, e.ats, e.uuids)::taskyard.told_1 AS e
+                    FROM taskyard.event AS e
                     WHERE e.xid < v_horizon AND e.xid >= p_after / {{events_at_most}}
                         AND e.xid * {{events_at_most}} + e.first + e.n - 1 > p_after
                     ORDER BY e.xid, e.first LIMIT p_limit) AS found) AS counted

@@ -1,0 +1,49 @@
+"""How many connections a store on PostgreSQL keeps and opens, as the environment has it."""
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from taskyard import UnknownTask, Yard
+
+pytestmark = pytest.mark.spec("MGR-11")
+
+PATIENCE_S = 20.0
+
+OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'taskyard'"
+
+
+async def count(conn: asyncpg.Connection, sql: str) -> int:
+    found: int = await conn.fetchval(f"SELECT count(*) {sql}")
+    return found
+
+
+@pytest.mark.parametrize(("size", "overflow"), [(2, 3), (1, 0), (None, None)], ids=["2+3", "1+0", "default"])
+async def test_the_environment_bounds_the_pool(postgres_url, monkeypatch, size, overflow):
+    """Many readers share as many connections as DB_POOL_SIZE and DB_MAX_OVERFLOW make together, or ten and ten; the
+    former stay when they are done."""
+    for name, value in {"ENVIRONMENT": None, "DB_POOL_SIZE": size, "DB_MAX_OVERFLOW": overflow}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, str(value))
+    most, on_top = (20, 10) if size is None else (size + overflow, overflow)
+    conn, theirs = await asyncpg.connect(postgres_url), await asyncpg.connect(postgres_url)
+    async with Yard(postgres_url).client() as yard:
+        await theirs.execute("BEGIN; LOCK TABLE taskyard.task")
+        reading = [asyncio.create_task(yard.handle(f"task-{n}").record()) for n in range(most + 9)]
+        async with asyncio.timeout(PATIENCE_S):
+            while await count(conn, f"{OURS} AND wait_event_type = 'Lock'") < most:
+                assert not any(one.done() for one in reading)
+        await asyncio.sleep(0.2)  # nothing else would tell that no more come
+        assert await count(conn, f"{OURS} AND wait_event_type = 'Lock'") == most
+        before = await count(conn, OURS)
+        await theirs.execute("COMMIT")
+        answers = await asyncio.gather(*reading, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {UnknownTask}
+        async with asyncio.timeout(PATIENCE_S):
+            while await count(conn, OURS) > before - on_top:
+                pass
+        assert await count(conn, OURS) == before - on_top
+    await conn.close()
+    await theirs.close()
