@@ -17,7 +17,7 @@ import msgspec
 
 from taskyard.errors import InvalidAlgorithm, InvalidArguments, InvalidInput, UnknownAlgorithm
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
-from taskyard.execution.asking import AlgorithmCaller, name_of
+from taskyard.execution.asking import AlgorithmCaller, algorithm_name
 from taskyard.execution.circuit import CircuitPolicy, CircuitState, Pass
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.desk import AlgorithmHealth, Desk
@@ -144,12 +144,12 @@ class ExecutionDispatcher(AlgorithmCaller):
 
     def _find(self, asked: Any) -> Desk | None:
         """The algorithm that is meant; None where no code is needed to answer; raises `UnknownAlgorithm`."""
-        desk = self._desks.get(name_of(asked))
+        desk = self._desks.get(algorithm_name(asked))
         is_other = desk is not None and isinstance(asked, AlgorithmSpec) and asked.version != desk.spec.version
         if desk is None or is_other:
             if self._place is not None and not self._executor(self._place).abilities.runs_code:
                 return None
-            name = f"{name_of(asked)} {asked.version}" if is_other else name_of(asked)
+            name = f"{algorithm_name(asked)} {asked.version}" if is_other else algorithm_name(asked)
             raise UnknownAlgorithm(name, [f"{desk.spec.name} {desk.spec.version}" for desk in self._desks.values()])
         return desk
 
