@@ -127,7 +127,7 @@ class ExecutorManager:
         self.cpu_executor = ProcessPool(
             counts.cpu if settings.cpu_workers is None else settings.cpu_workers,
             portable=settings.portable,
-            recycle_after=settings.recycle_after,
+            max_tasks_per_child=settings.recycle_after,
             memory_limit=settings.memory_limit,
         )
         self.io_executor = ThreadPool(counts.io if settings.io_workers is None else settings.io_workers)

@@ -52,11 +52,10 @@ from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord
 from taskyard.options import DEFAULTS, TaskOptions, make_record
-from taskyard.ports.clock import Clock
+from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.store import Add, Store
 from taskyard.retention import KEEP_S, Retention
-from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:

@@ -145,9 +145,7 @@ async def test_a_rate_limit_rejects_and_says_when_to_come_again(dispatch):
     """Two a second, two at once: the third is `rejected` with the time to wait, after which one more passes."""
     clock = ManualClock()
     mock = MockExecutor(otherwise=None)
-    dispatcher = dispatch(
-        (algorithms.double, spec("double", rate_limit=2)), executors={"process": mock}, monotonic=clock.monotonic
-    )
+    dispatcher = dispatch((algorithms.double, spec("double", rate_limit=2)), executors={"process": mock}, clock=clock)
     assert [(await dispatcher.run("double", n)).success for n in range(3)] == [True, True, False]
     error = (await dispatcher.run("double", 4)).error
     assert (error.kind, error.type, error.details) == (ErrorKind.REJECTED, "RateLimited", {"retry_after_s": 0.5})
@@ -202,7 +200,7 @@ async def test_the_circuit_opens_on_crashes_and_closes_by_itself(dispatch):
     dispatcher = dispatch(
         (algorithms.crash, spec("crash")),
         circuit=CircuitPolicy(crashes=3, cool_down_s=30),
-        monotonic=clock.monotonic,
+        clock=clock,
         on_incident=told.append,
     )
     for _ in range(3):

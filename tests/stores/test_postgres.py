@@ -23,7 +23,7 @@ from taskyard.errors import (
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
-from taskyard.scheduling.clock import SystemClock
+from taskyard.ports.clock import SystemClock
 from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import PostgresStore
@@ -176,7 +176,7 @@ def test_a_missing_driver_is_named():
     """Without asyncpg the error says what to install, and nothing else of Taskyard needs it."""
     script = (
         "import sys; sys.modules['asyncpg'] = None\n"
-        "from taskyard.settings import make_store\nfrom taskyard.scheduling.clock import SystemClock\n"
+        "from taskyard.settings import make_store\nfrom taskyard.ports.clock import SystemClock\n"
         "try: make_store('postgresql://me@host/db', SystemClock())\nexcept Exception as exc: print(exc)"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
