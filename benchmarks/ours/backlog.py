@@ -17,8 +17,8 @@ from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord, new_uuid
+from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add, Node, Store
-from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import make_store
 
 FULL_SOURCES = [f"full-{number}" for number in range(50)]

@@ -87,12 +87,12 @@ if TYPE_CHECKING:
     from taskyard.execution.desk import AlgorithmHealth
     from taskyard.execution.isolated import IsolatedProcessPoolExecutor
     from taskyard.execution.mock import MockExecutor, NoopExecutor
-    from taskyard.execution.nursery import WorkerHandle
     from taskyard.execution.policy import ExecutionPolicy
     from taskyard.execution.pool import PoolNumbers
     from taskyard.execution.pool_settings import PoolSettings
     from taskyard.execution.process import ProcessPoolExecutor
     from taskyard.execution.router import ExecutionDispatcher
+    from taskyard.execution.starting import WorkerHandle
     from taskyard.manager import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
     from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind
 
@@ -119,7 +119,7 @@ _LATER = {
     "PoolNumbers": "taskyard.execution.pool",
     "PoolSettings": "taskyard.execution.pool_settings",
     "ProcessPoolExecutor": "taskyard.execution.process",
-    "WorkerHandle": "taskyard.execution.nursery",
+    "WorkerHandle": "taskyard.execution.starting",
     "get_executor_manager": "taskyard.manager",
 }
 """What is imported when it is first asked for, and where it is: most programs need none of it."""

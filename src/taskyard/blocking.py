@@ -110,7 +110,8 @@ def _run_on(loop: asyncio.AbstractEventLoop, yard: Yard, what: str, coroutine: C
 
 class BlockingExecutor:
     """`with BlockingExecutor(dispatcher) as sync:` — an executor for code without an event loop: it is started on a
-    loop in a thread of its own, and shut down when the block ends. Any number of threads may call it."""
+    loop in a thread of its own, and shut down when the block ends. Any number of threads may call it, save those that
+    run an event loop: it would stand still meanwhile (`BlockingOnLoop`)."""
 
     def __init__(self, executor: ExecutorProtocol) -> None:
         self._executor = executor
@@ -118,6 +119,8 @@ class BlockingExecutor:
         self._calls: set[Future[Any]] = set()
 
     def __enter__(self) -> BlockingExecutor:
+        if asyncio._get_running_loop() is not None:
+            raise BlockingOnLoop("BlockingExecutor")
         self._thread = ServingThread()
         try:
             self._call("BlockingExecutor", self._executor.start())
@@ -152,6 +155,8 @@ class BlockingExecutor:
 
     def _call(self, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
+            if asyncio._get_running_loop() is not None:
+                raise BlockingOnLoop(what)
             if self._thread is None:
                 raise NotOpen("this executor is not open; use it inside `with BlockingExecutor(…):`")
             self._thread.home.claim()

@@ -232,7 +232,12 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     known = function_consumer.__kwdefaults__ or {}
     unknown = sorted(settings.keys() - known.keys())
     if unknown:
-        raise InvalidConsumer(f"a consumer has no {', '.join(map(quote, unknown))}; known are {', '.join(known)}")
+        from taskyard.execution.pool_settings import PoolSettings
+
+        advice = f"known are {', '.join(known)}"
+        if set(unknown) <= set(PoolSettings.__struct_fields__):
+            advice = "that is a matter of its pool: yard.define_pool(…)"
+        raise InvalidConsumer(f"a consumer has no {', '.join(map(quote, unknown))}; {advice}")
 
 
 def class_consumer(instance: BaseTaskConsumer) -> Consumer:

@@ -127,7 +127,7 @@ class ExecutorManager:
         self.cpu_executor = ProcessPool(
             counts.cpu if settings.cpu_workers is None else settings.cpu_workers,
             portable=settings.portable,
-            recycle_after=settings.recycle_after,
+            max_tasks_per_child=settings.recycle_after,
             memory_limit=settings.memory_limit,
         )
         self.io_executor = ThreadPool(counts.io if settings.io_workers is None else settings.io_workers)
@@ -155,6 +155,7 @@ class ExecutorManager:
         return CpuCalls(functools.partial(self._run_cpu, CallOptions(**changed)))
 
     async def _run_cpu(self, options: CallOptions, func: Callable[..., T], args: Args, kwargs: dict[str, Any]) -> T:
+        check_function(func)
         left = options.retries
         while True:
             self._refuse_closed()
@@ -196,18 +197,15 @@ class ExecutorManager:
 
     async def shutdown(self, timeout: float = 30.0) -> None:
         """Take nothing new; return as soon as all work is done. What is not done after `timeout` seconds is ended: what
-        waits is dropped, worker processes are killed, threads are left behind. Then a new manager can be made."""
+        waits is dropped, worker processes are killed, threads are left behind. A new manager can be made at once."""
         self._home.claim()
         self._is_closed = True
+        _forget(self)  # from here on its callers are told to get a new one
         log.info("[ExecutorManager] shutting down")
         self.cpu_executor.shutdown(wait=False)
         self.io_executor.shutdown(wait=False)
-        try:
-            ends = [self.cpu_executor.ended, self.io_executor.ended]
-            if not await _are_done(ends, timeout):
-                await self._force(timeout)
-        finally:
-            _forget(self)
+        if not await _are_done([self.cpu_executor.ended, self.io_executor.ended], timeout):
+            await self._force(timeout)
         log.info("[ExecutorManager] shut down")
 
     async def _force(self, after_s: float) -> None:

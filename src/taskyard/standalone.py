@@ -17,10 +17,9 @@ from taskyard.model.execution import INLINE, THREAD
 from taskyard.model.limits import QueueSettings
 from taskyard.model.retry import NO_RETRY
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, to_json
-from taskyard.ports.clock import Clock
+from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import Consumer, TaskConsumerRegistry
 from taskyard.ports.store import Add, Added, Store
-from taskyard.scheduling.clock import SystemClock
 from taskyard.stores.memory import MemoryStore
 
 log = logging.getLogger("taskyard")

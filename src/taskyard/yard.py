@@ -37,7 +37,6 @@ from taskyard.execution.runner import RunnerSettings
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.event import Event
-from taskyard.model.execution import PROCESS
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
     check_count,
@@ -53,16 +52,15 @@ from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord
 from taskyard.options import DEFAULTS, TaskOptions, make_record
-from taskyard.ports.clock import Clock
+from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.store import Add, Store
 from taskyard.retention import KEEP_S, Retention
-from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:
     from taskyard.execution.algorithm import Algorithm
-    from taskyard.execution.pool_settings import PoolSettings
+    from taskyard.executors import PoolRules
     from taskyard.model.algorithm import AlgorithmSpec
 
 P = ParamSpec("P")
@@ -119,7 +117,7 @@ class Yard:
         self._grace_s, self._keep_s = check_wait("grace_s", grace_s), check_keep(keep_s)
         self._retention: asyncio.Task[None] | None = None
         self._threads = threads
-        self._pools: dict[str | None, PoolSettings] = {}
+        self._pools: PoolRules | None = None
         self._settings = EngineSettings(
             name=name,
             max_running=max_running,
@@ -191,7 +189,7 @@ class Yard:
         )
         self._register(consumer)
         if pool is not None:
-            self._pools.setdefault(consumer.name, pool)
+            self._pool_rules.suggest(consumer.name, pool)
 
     def _register(self, consumer: Consumer) -> None:
         if consumer.name in self._consumers:
@@ -236,15 +234,20 @@ class Yard:
 
     def define_pool(self, consumer: str | None = None, **settings: Any) -> None:
         """Set the rules of the shared process pool, or of the pool of one consumer with `executor="isolated"`; before
-        the yard is opened. `settings` as in `PoolSettings`: max_workers, memory_limit, recycle_after, …"""
+        the yard is opened. `settings` as in `PoolSettings`: max_workers, memory_limit, recycle_after, preload, … What
+        is not named stays as the hints of an algorithm say, or the default: a pool of its own has as many workers as
+        the consumer's `concurrent_count`, the shared one the usable cores less one."""
         if self._engine is not None:
             raise InvalidInput("define process pools before the yard is opened")
-        from taskyard.execution.pool_settings import PoolSettings
+        self._pool_rules.ask(consumer, settings)
 
-        try:
-            self._pools[consumer] = PoolSettings(**settings)
-        except (TypeError, ValueError) as exc:
-            raise InvalidInput(str(exc)) from None
+    @property
+    def _pool_rules(self) -> PoolRules:
+        from taskyard.executors import PoolRules
+
+        if self._pools is None:
+            self._pools = PoolRules()
+        return self._pools
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -305,8 +308,8 @@ class Yard:
         )
         for consumer in self._consumers.values():
             _warm_up(consumer)
-        await store.open()
         engine = self._make_engine(store, serve)
+        await store.open()
         try:
             # Who only submits leaves the rules to those who run.
             for settings in self._queues.values() if serve else ():
@@ -324,12 +327,11 @@ class Yard:
     def _make_engine(self, store: Store, serve: bool) -> Engine:
         from taskyard.executors import make_executors
 
-        has_processes = any(consumer.executor == PROCESS for consumer in self._consumers.values())
         return Engine(
             store,
             clock=self._clock,
             consumers=self._consumers,
-            executors=make_executors(threads=self._threads, pools=self._pools, warm=has_processes),
+            executors=make_executors(self._pool_rules, self._consumers, threads=self._threads, serve=serve),
             queues=self._queues,
             settings=replace(self._settings, serve=serve, lease=LeaseSettings(stall_s=find_stall_s())),
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from taskyard.scheduling.clock import SystemClock
+from taskyard.ports.clock import SystemClock
 from taskyard.stores.migrate import migrations
 from taskyard.stores.sqlite import SqliteStore
 from tests.cli.shell import Shell

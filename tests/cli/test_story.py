@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from taskyard.cli.story import look_back
+from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Store
-from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import make_store
 from taskyard.testing.samples import a_record, an_add
 

@@ -24,6 +24,7 @@ class LeasedShakyStore(ShakyStore):
         self.beat_takes_s = 0.0
         self.lists_away: Exception | None = None
         self.join_unanswered: Exception | None = None
+        self.join_takes_s = 0.0
 
     async def list_tasks(self, *args: Any, **options: Any) -> list[TaskRecord]:
         if self.lists_away is not None:
@@ -33,6 +34,7 @@ class LeasedShakyStore(ShakyStore):
     async def join(self, node: Node) -> None:
         await super().join(node)
         self.joined.append(node.incarnation)
+        self.clock.advance(self.join_takes_s)
         if self.join_unanswered is not None:
             raise self.join_unanswered
 

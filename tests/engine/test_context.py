@@ -171,6 +171,21 @@ async def test_odd_progress_never_fails_a_run(rig, said, kept):
     assert (await rig.outcome(uuid)).state == "completed"
 
 
+@pytest.mark.parametrize("said", [(7.5,), ("x",), (float("nan"),), (0.5, "", "fast")], ids=repr)
+async def test_odd_progress_is_told_once(rig, said, caplog):
+    """Whoever says a fraction or a rate that is none hears of it in the log, once in a run and no more."""
+
+    async def report(record) -> None:
+        for _ in range(3):
+            current_run().progress(0.5, "fine", 2)
+            current_run().progress(*said)
+
+    rig.consumer("report", report)
+    assert (await rig.outcome(await rig.submit("report"))).state == "completed"
+    [record] = [record for record in caplog.records if record.name == "taskyard.run"]
+    assert "is not kept as it is" in record.getMessage()
+
+
 async def test_a_note_is_text_a_store_can_take(rig):
     """A note loses its lone surrogates and all but its first 500 characters."""
     work = Work()

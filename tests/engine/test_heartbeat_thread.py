@@ -14,9 +14,9 @@ from taskyard.cluster.heartbeat import Heartbeat, InThread
 from taskyard.engine import Engine, EngineSettings
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.model.task import TaskRecord, new_uuid
+from taskyard.ports.clock import SystemClock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.store import Add
-from taskyard.scheduling.clock import SystemClock
 from taskyard.testing.probes import Probes
 from tests.engine.leases import TimedLease, TimedStore
 

@@ -126,6 +126,18 @@ async def test_a_lost_node_goes_on_under_another_incarnation(rig, caplog):
     assert rig.engine.refused == 0
 
 
+async def test_a_join_that_took_as_long_as_a_lease_does_not_count(rig):
+    """A node that hears so late that it has joined may be given up by then: it claims nothing, and joins anew."""
+    old = rig.engine.incarnation
+    rig.store.beat_error = StoreUnavailable("gone")
+    rig.store.join_takes_s = 13.0
+    await pass_time(rig, 13)
+    assert rig.engine.incarnation == old
+    rig.store.beat_error, rig.store.join_takes_s = None, 0.0
+    await pass_time(rig, 3)
+    assert rig.engine.incarnation == rig.store.joined[-1] != rig.store.joined[1]
+
+
 async def test_no_incarnation_joins_twice(rig):
     """After a join whose answer was lost, which the others may have heard and given up, another name is tried."""
     rig.store.beat_error = StoreUnavailable("gone")

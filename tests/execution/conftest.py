@@ -9,11 +9,12 @@ import pytest
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.context import RunContext, RunHost
 from taskyard.execution.nursery import NURSERY, Nursery
-from taskyard.execution.pool import Starter, WorkerPool
+from taskyard.execution.pool import WorkerPool
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.execution.router import ExecutionDispatcher
 from taskyard.execution.spawner import Spawner
+from taskyard.execution.starting import Starter
 from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
@@ -23,6 +24,8 @@ from tests.execution import deeds
 from tests.execution.asking import PATIENCE_S, Held
 from tests.execution.census import descendants, ended
 from tests.execution.kinds import PROCESSES, THREADS, Maker
+
+PRELOAD = ("tests.execution.misdeeds",)
 
 
 class Desk:
@@ -60,7 +63,7 @@ async def open_desk() -> AsyncIterator[Callable[..., Desk]]:
     pools: list[WorkerPool] = []
 
     def open_one(*, portable: bool = False, **settings: Any) -> Desk:
-        settings.setdefault("preload", ("tests.execution.misdeeds",))
+        settings.setdefault("preload", PRELOAD)
         pools.append(make_pool(PoolSettings(**settings), portable=portable))
         return Desk(pools[-1])
 
@@ -95,9 +98,16 @@ async def open_fresh() -> AsyncIterator[Callable[..., Desk]]:
 
 
 async def all_ended() -> None:
-    if NURSERY.pid is not None:
-        for pid in descendants(NURSERY.pid):
+    for nursery in NURSERY.pids:
+        for pid in descendants(nursery):
             await ended(pid)  # a keeper that has said its last word
+
+
+def nursery_pid() -> int:
+    """Of the one that desks have their workers from."""
+    pid = NURSERY.find_pid(PRELOAD)
+    assert pid is not None
+    return pid
 
 
 @pytest.fixture

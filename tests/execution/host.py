@@ -28,7 +28,7 @@ async def main(folder: Path, way: str) -> None:
     await began.wait()
     everybody = {"host": os.getpid(), "worker": worker, "hidden": int((folder / "hidden").read_text())}
     if way != "portable":
-        everybody |= {"nursery": NURSERY.pid or 0, "keeper": keeper}
+        everybody |= {"nursery": NURSERY.find_pid() or 0, "keeper": keeper}
     # A child of the host's own that holds copies of all our sockets: C code forks without telling Python.
     if way == "forks" and (child := ctypes.PyDLL(None).fork()) == 0:
         misdeeds.hang()

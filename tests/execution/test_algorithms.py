@@ -127,6 +127,16 @@ async def test_loading_is_not_held_against_the_first_request(dispatch):
     assert result.data == 7, result.error
 
 
+@pytest.mark.spec("EXE-05")
+@pytest.mark.parametrize("place", ["process", "isolated"])
+async def test_the_time_to_load_is_the_algorithm_s_own(dispatch, place):
+    """In the shared pool as in its own, an `initialize` that takes too long is ended, and named."""
+    dispatcher = dispatch((SlowToLoad, spec("slow", executor=place, load_s=0.3, timeout_s=60)))
+    error = (await dispatcher.run("slow", 7)).error
+    assert error.kind is ErrorKind.TIMEOUT
+    assert error.message == "its code could not be imported and its `initialize` be done within 0.3 s"
+
+
 async def test_what_cannot_be_loaded_says_so_and_is_tried_again(dispatch, tmp_path, monkeypatch):
     """A failing `initialize` answers the request; the next one initializes anew, with all the time for it."""
     file = tmp_path / "model"
@@ -243,6 +253,46 @@ class NoAlgorithm:
     pass
 
 
+def an_algorithm(**members: Any) -> type[Algorithm]:
+    """One that is all right but for `members`."""
+    usual = {"spec": AlgorithmSpec("made"), "run": lambda self, given, context: given}
+    made: type[Algorithm] = type("Made", (Algorithm,), usual | members)
+    return made
+
+
+async def wait(self: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({"run": Algorithm.run}, "has no `run`"),
+        ({"run": lambda self, given: given}, r"write `def run\(self, given, context\)`"),
+        ({"after_run": lambda self: None}, r"write `def after_run\(self, context, error\)`"),
+        ({"initialize": lambda self, path: None}, r"write `def initialize\(self\)`"),
+        ({"shutdown": staticmethod(lambda hard: None)}, r"write `def shutdown\(\)`"),
+        ({"initialize": wait}, "`initialize` is async and its `run` is not"),
+        ({"__init__": lambda self, path: None}, "constructor must need no arguments"),
+    ],
+)
+@pytest.mark.spec("EXE-09")
+def test_a_hook_that_cannot_be_called_is_refused_when_it_is_installed(members, says):
+    """A wrong signature is named at once: at the end of a run it would cost the result."""
+    with pytest.raises(InvalidAlgorithm, match=says):
+        ExecutionDispatcher().install(an_algorithm(**members))
+
+
+def test_hooks_may_be_written_in_any_way_that_can_be_called():
+    """Defaults, class methods, static methods and rest parameters are all right."""
+    made = an_algorithm(
+        __init__=lambda self, path="here": None,
+        initialize=classmethod(lambda cls, *, again=False: None),
+        run=lambda self, *given: given,
+        after_run=staticmethod(lambda context, error, **more: None),
+    )
+    ExecutionDispatcher().install(made)
+
+
 @pytest.mark.parametrize(
     ("target", "given", "says"),
     [
@@ -324,8 +374,8 @@ async def test_the_maker_of_workers_can_be_replaced(dispatch):
     handles: list[WorkerHandle] = []
 
     class Counting(Spawner):
-        def spawn(self):
-            handles.append(super().spawn())
+        def spawn(self, preload=()):
+            handles.append(super().spawn(preload))
             return handles[-1]
 
     pool = ProcessPoolExecutor(

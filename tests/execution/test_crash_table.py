@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from taskyard.execution.nursery import NURSERY
 from taskyard.model.execution import ErrorKind
 from tests.execution import misdeeds
 from tests.execution.census import descendants, ended, is_alive, open_fds, resident
+from tests.execution.conftest import nursery_pid
 
 MEMORY_LIMIT = 512 << 20
 TIMEOUT_S = 0.05
@@ -68,11 +68,10 @@ async def test_crash_table(open_desk, tmp_path, function, args, kind, message, h
 
 async def _left() -> set[int]:
     """Who is left under the nursery, once the keepers that have said their last word are gone."""
-    assert NURSERY.pid is not None
-    for pid in descendants(NURSERY.pid):
+    for pid in descendants(nursery_pid()):
         async with asyncio.timeout(2):
             await ended(pid)
-    return descendants(NURSERY.pid)
+    return descendants(nursery_pid())
 
 
 async def test_a_kill_from_outside(desk):
@@ -130,7 +129,6 @@ async def test_fifty_hard_timeouts(open_desk, tmp_path):
     desk = open_desk(max_workers=2)
     kinds = [misdeeds.hang, misdeeds.spin, misdeeds.hold_the_gil, misdeeds.ignore_sigterm]
     await asyncio.gather(*(desk.value(misdeeds.pid) for _ in range(2)))
-    assert NURSERY.pid is not None
     fds, memory = 0, {}
     for number in range(50):
         path = tmp_path / str(number)
@@ -142,7 +140,7 @@ async def test_fifty_hard_timeouts(open_desk, tmp_path):
         assert not (path.exists() and is_alive(int(path.read_text())))
         await desk.value(misdeeds.pid)
         if number == 10:
-            fds, memory = open_fds(), {pid: resident(pid) for pid in (os.getpid(), NURSERY.pid)}
+            fds, memory = open_fds(), {pid: resident(pid) for pid in (os.getpid(), nursery_pid())}
     assert max(resident(pid) - size for pid, size in memory.items()) < FLAT
     await desk.pool.shutdown()
     assert open_fds() <= fds

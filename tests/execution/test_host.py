@@ -17,6 +17,7 @@ from taskyard.execution.nursery import NURSERY
 from taskyard.model.execution import ErrorKind
 from tests.execution import misdeeds, no_fork
 from tests.execution.census import descendants, ended, is_alive
+from tests.execution.conftest import nursery_pid
 
 ROOT = Path(__file__).parents[2]
 PR_GET_CHILD_SUBREAPER = 37
@@ -91,8 +92,7 @@ async def test_a_nursery_that_is_killed(desk, make_pipe, tmp_path):
     hidden, began = tmp_path / "hidden", make_pipe("began")
     call = desk.begin(misdeeds.act_hidden, str(hidden), misdeeds.say_and_hang, (began.path,))
     await began.wait()
-    old = NURSERY.pid
-    assert old is not None
+    old = nursery_pid()
     everybody = descendants(old)
     os.kill(old, signal.SIGKILL)
     result = await call.future
@@ -102,7 +102,7 @@ async def test_a_nursery_that_is_killed(desk, make_pipe, tmp_path):
     for pid in everybody:
         await ended(pid)
     assert await desk.value(misdeeds.add, 1, 2) == 3
-    assert NURSERY.pid != old
+    assert nursery_pid() != old
 
 
 async def test_a_nursery_that_is_killed_while_workers_start(open_fresh):
@@ -110,7 +110,7 @@ async def test_a_nursery_that_is_killed_while_workers_start(open_fresh):
     desk = open_fresh(max_workers=4)
     await desk.value(misdeeds.pid)
     desk.begin(misdeeds.hang)
-    nursery = desk.pool._starter.pid
+    nursery = desk.pool._starter.find_pid()
     os.kill(nursery, signal.SIGSTOP)
     calls = [desk.begin(misdeeds.add, number, 1) for number in range(3)]
     os.kill(nursery, signal.SIGKILL)
@@ -122,10 +122,10 @@ async def test_a_nursery_that_is_replaced_is_gone(open_fresh):
     desk = open_fresh()
     await desk.value(misdeeds.pid)
     nursery = desk.pool._starter
-    old = nursery.pid
+    old = nursery.find_pid()
     os.kill(old, signal.SIGSTOP)
-    nursery._begin()
-    assert nursery.pid != old
+    nursery._begin(())
+    assert nursery.find_pid() != old
     assert not os.path.exists(f"/proc/{old}")
 
 
@@ -133,11 +133,10 @@ async def test_keeper_and_nursery_killed_together(desk):
     """When both are killed at once the call is answered all the same, and the pool goes on."""
     worker, keeper = await desk.value(misdeeds.pid), await desk.value(misdeeds.keeper)
     call = desk.begin(misdeeds.hang)
-    assert NURSERY.pid is not None
-    everybody = descendants(NURSERY.pid)
-    os.kill(NURSERY.pid, signal.SIGSTOP)  # so that it cannot come between
+    everybody = descendants(nursery_pid())
+    os.kill(nursery_pid(), signal.SIGSTOP)  # so that it cannot come between
     os.kill(keeper, signal.SIGKILL)
-    os.kill(NURSERY.pid, signal.SIGKILL)
+    os.kill(nursery_pid(), signal.SIGKILL)
     error = (await call.future).error
     assert error is not None
     assert error.kind is ErrorKind.SYSTEM
@@ -151,9 +150,8 @@ async def test_a_keeper_that_is_stopped_when_the_nursery_is_killed(desk):
     """It goes on, and ends what it keeps."""
     worker, keeper = await desk.value(misdeeds.pid), await desk.value(misdeeds.keeper)
     call = desk.begin(misdeeds.hang)
-    assert NURSERY.pid is not None
     os.kill(keeper, signal.SIGSTOP)
-    os.kill(NURSERY.pid, signal.SIGKILL)
+    os.kill(nursery_pid(), signal.SIGKILL)
     async with asyncio.timeout(4):
         assert (await call.future).error is not None
         await ended(worker)
@@ -177,13 +175,13 @@ async def test_a_keeper_that_gets_no_process(open_fresh, tmp_path, monkeypatch, 
 
 async def test_a_fork_of_the_host_leaves_the_nursery_alone(desk):
     """A forked child of the host has no nursery, and its end does not end the parent's."""
-    nursery = (await desk.value(misdeeds.keeper)) and NURSERY.pid
+    nursery = (await desk.value(misdeeds.keeper)) and nursery_pid()
     child = os.fork()
     if child == 0:
-        os._exit(0 if NURSERY.pid is None else 1)
+        os._exit(1 if NURSERY.pids else 0)
     assert os.waitpid(child, 0) == (child, 0)
     assert await desk.value(misdeeds.add, 1, 2) == 3
-    assert NURSERY.pid == nursery
+    assert nursery_pid() == nursery
 
 
 # --- the host stays what it was ---------------------------------------------------------------------------------------
@@ -210,7 +208,7 @@ async def test_the_host_is_left_as_it_was(desk):
         assert subreaper.value == 0
         assert mine.wait() == 7
         await desk.pool.shutdown()
-        assert NURSERY.pid in descendants(os.getpid())
+        assert nursery_pid() in descendants(os.getpid())
     finally:
         signal.signal(signal.SIGCHLD, before)
 

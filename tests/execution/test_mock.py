@@ -130,6 +130,18 @@ def test_blocking_on_its_own_loop_is_refused():
     assert len(raised) == 1
 
 
+async def test_blocking_on_any_loop_is_refused():
+    """A thread that runs an event loop must not stand still: neither to open it, nor for a call."""
+    with pytest.raises(BlockingOnLoop):
+        BlockingExecutor(NoopExecutor()).__enter__()
+    opened = await asyncio.to_thread(BlockingExecutor(NoopExecutor()).__enter__)
+    try:
+        with pytest.raises(BlockingOnLoop):
+            opened.run("any", None)
+    finally:
+        await asyncio.to_thread(opened.__exit__, None, None, None)
+
+
 def test_an_executor_that_runs_no_algorithms_says_so():
     """`run` needs something that knows algorithms; `submit` does not."""
     with BlockingExecutor(ProcessPoolExecutor(warm=False)) as sync, pytest.raises(InvalidInput, match="Dispatcher"):

@@ -53,6 +53,14 @@ def test_a_type_that_makes_no_sense(name, value):
     assert repr(value) in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["recycle_after", "queue_limit", "max_worker"])
+def test_a_process_pool_knows_its_options(name):
+    """An option that is none of its own is refused by name; what the standard library names has no second name."""
+    unknown: dict[str, Any] = {name: 1}
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        ProcessPool(**unknown)
+
+
 @pytest.mark.parametrize(
     ("given", "error"),
     [

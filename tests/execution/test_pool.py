@@ -105,6 +105,13 @@ async def test_surroundings_of_any_bytes(open_desk, monkeypatch, portable):
     assert await desk.value(misdeeds.surroundings, "TASKYARD_TESTS_ODD") == (sys.argv, odd)
 
 
+@BOTH
+async def test_a_search_path_with_what_is_no_text(open_fresh, monkeypatch, tmp_path, portable):
+    """A `Path` in `sys.path`, which Python itself passes over, keeps no worker from starting."""
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
+    assert await open_fresh(portable=portable).value(misdeeds.add, 1, 2) == 3
+
+
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +154,24 @@ async def test_the_limit_on_waiting_holds_where_calls_are_sent_ahead(open_desk, 
     desk.pool.end_now(running)
     assert await desk.value(misdeeds.add, 1, 2) == 3
     assert not (tmp_path / "ran").exists()
+
+
+async def test_a_call_that_is_sent_back_waits_no_longer(open_desk):
+    """The limit on waiting begins once, though the worker it was given to has died before it had all of it."""
+    desk = open_desk(max_workers=1, wait_s=60)
+    await desk.value(misdeeds.pid)
+    running = desk.begin(misdeeds.hang)
+    call = desk.begin(misdeeds.add, 1, 2)
+    first = call.waiting
+    assert first is not None
+    first.cancel()
+    desk.pool._forget(call)
+    desk.pool._take_back(call)
+    assert call.waiting is not first
+    assert call.waiting is not None
+    assert call.waiting.when() == first.when()
+    desk.pool.end_now(running)
+    assert (await call.future).data == 3
 
 
 async def test_a_spare_is_ready(open_desk, tmp_path):
@@ -217,7 +242,7 @@ async def test_a_pool_that_cannot_start_says_so(open_desk, monkeypatch):
     """When no worker can be started each call is answered `system`, none waits for ever, and it goes on when it can."""
     desk = open_desk(max_workers=1)
 
-    def refuse():
+    def refuse(_):
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
@@ -257,13 +282,22 @@ async def test_what_had_not_begun_is_sent_again(open_desk, tmp_path):
     assert path.read_text() == "0 1 2 "
 
 
-async def test_the_time_of_a_pipelined_call_begins_with_it(open_desk):
+async def test_the_time_of_a_pipelined_call_begins_with_it(open_desk, make_pipe):
     """A call that waits behind another one in the worker has all of its timeout when its turn comes."""
     desk = open_desk(max_workers=1, pipeline=4, spare=False)
-    await desk.value(misdeeds.pid)
-    await desk.value(time.sleep, 0)
-    calls = [desk.begin(time.sleep, 0.1, timeout_s=0.3) for _ in range(4)]
-    assert all([(await call.future).success for call in calls])
+    began, gate = make_pipe("began"), make_pipe("gate")
+    stage = (began.path, gate.path)
+    gate.write()
+    await desk.value(deeds.hold, stage)
+    calls = [desk.begin(deeds.hold, stage, timeout_s=60) for _ in range(2)]
+    (worker,) = desk.pool._workers
+    let_go_mono = time.monotonic()
+    assert worker._deadline_mono < let_go_mono + 60
+    gate.write()
+    assert (await calls[0].future).success
+    assert let_go_mono + 60 <= worker._deadline_mono <= time.monotonic() + 60
+    gate.write()
+    assert (await calls[1].future).success
 
 
 async def test_what_was_sent_ahead_stays_as_it_was(open_desk, stage):

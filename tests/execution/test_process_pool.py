@@ -81,7 +81,7 @@ def test_a_memory_limit():
 
 def test_workers_are_recycled():
     """After so many calls a worker is replaced, also in the middle of a long queue."""
-    with ProcessPool(1, recycle_after=2) as pool:
+    with ProcessPool(1, max_tasks_per_child=2) as pool:
         pids = [future.result(PATIENCE_S) for future in [pool.submit(os.getpid) for _ in range(10)]]
         assert len(set(pids)) >= 5
         assert pool.numbers.recycled == 5
@@ -212,7 +212,7 @@ def test_an_initializer_that_cannot_be_sent():
 
 def test_every_worker_is_initialized():
     """Also those that take the place of others."""
-    with ProcessPool(1, initializer=deeds.set_mark, initargs=("here",), recycle_after=1) as pool:
+    with ProcessPool(1, initializer=deeds.set_mark, initargs=("here",), max_tasks_per_child=1) as pool:
         seen = [pool.submit(deeds.get_mark).result(PATIENCE_S) for _ in range(4)]
     assert {mark for mark, _ in seen} == {"here"}
     assert len({pid for _, pid in seen}) == 4

@@ -2,11 +2,18 @@
 
 import asyncio
 import contextlib
+import errno
 import os
+import resource
+from typing import NoReturn
+
+import pytest
 
 from taskyard.execution import shared, wire
+from taskyard.model.execution import ErrorKind
 from tests.execution import deeds, grids
 from tests.execution.asking import PATIENCE_S
+from tests.execution.census import open_fds
 
 
 def memfds() -> int:
@@ -71,11 +78,65 @@ async def test_large_values_sent_ahead_are_whole(open_desk):
 async def test_memory_is_not_kept_for_long(desk, monkeypatch):
     """When no call needs it, the memory is given back within seconds."""
     monkeypatch.setattr(shared, "KEPT_S", 0.05)
+    closes: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+    close = shared.Lender.close
+
+    def note_close(lender: shared.Lender) -> None:
+        before = memfds()
+        close(lender)
+        closes.put_nowait((before, memfds()))
+
+    monkeypatch.setattr(shared.Lender, "close", note_close)
     await desk.value(grids.ends, grids.filled(1))
-    assert memfds() == 1
     async with asyncio.timeout(PATIENCE_S):
-        while memfds():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+        while await closes.get() != (1, 0):
+            pass
+
+
+async def test_results_that_are_kept_hold_no_descriptors(desk):
+    """However many large results a program keeps, and whatever it sends, they cost memory alone; each is whole."""
+    await desk.value(deeds.echo, grids.filled(0))
+    fds = open_fds()
+    kept = [await desk.value(deeds.echo, grids.filled(number)) for number in range(1, 6)]
+    assert open_fds() == fds
+    assert [grid.ends for grid in kept] == [(number, number) for number in range(1, 6)]
+
+
+async def test_a_result_for_which_no_descriptor_is_left(open_desk, make_pipe):
+    """It is the host that has none: the call is answered so, and the worker is not accused of writing nonsense."""
+    desk = open_desk(max_workers=1, spare=False)
+    began, gate = make_pipe("began"), make_pipe("gate")
+    call = desk.begin(deeds.hold, (began.path, gate.path), grids.filled(1))
+    await began.wait()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(lowest := os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        gate.write()
+        error = (await call.future).error
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert error is not None
+    assert error.kind is ErrorKind.SYSTEM
+    assert error.message == "what its worker process said could not be received here: Too many open files"
+    assert (await desk.value(deeds.echo, grids.filled(2))).ends == (2, 2)
+
+
+async def test_memory_that_could_not_be_lent_is_not_borrowed(monkeypatch):
+    """When there is no descriptor to send along, the next call may borrow the memory."""
+    lender = shared.Lender(asyncio.get_running_loop())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", _fail)
+        with pytest.raises(OSError, match="Too many"):
+            lender.share([b"a"], 1)
+    assert lender.borrower is None
+    os.close(lender.share([b"b"], 2))
+    assert lender.borrower == 2
+    lender.close()
+
+
+def _fail(_: int) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 async def test_huge_memory_is_not_kept(desk, monkeypatch):

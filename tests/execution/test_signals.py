@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from taskyard.execution.nursery import NURSERY
 from taskyard.execution.spawner import Spawner
 from tests.execution import deeds, misdeeds
 from tests.execution.census import descendants
+from tests.execution.conftest import nursery_pid
 
 BOTH = pytest.mark.parametrize("portable", [False, True], ids=["nursery", "portable"])
 
@@ -29,8 +29,7 @@ async def test_running_calls_keep_their_grace(open_desk, stage, portable):
     pid = int(await asyncio.to_thread(stage.wait_until_begun))
     everybody = {pid}
     if not portable:
-        assert NURSERY.pid is not None
-        everybody |= {NURSERY.pid, *descendants(NURSERY.pid)}
+        everybody |= {nursery_pid(), *descendants(nursery_pid())}
     for each in everybody:
         os.kill(each, signal.SIGTERM)
     await asyncio.to_thread(stage.let_go)

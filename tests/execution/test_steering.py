@@ -8,9 +8,11 @@ from taskyard import (
     CircuitPolicy,
     ErrorKind,
     ExecutionPolicy,
+    Incident,
     MockExecutor,
     RetryPolicy,
 )
+from taskyard.testing.clock import START, ManualClock
 from tests.execution import algorithms
 from tests.execution.asking import PATIENCE_S, SYSTEM, begin, spec
 
@@ -30,6 +32,30 @@ async def test_a_direct_call_is_tried_once_unless_the_policy_says_otherwise(disp
     assert (await patient.run("f", str(file))).data == 3
     file.write_text("4")
     assert (await patient.run("f", str(file))).error.message == "try 3"
+
+
+@pytest.mark.spec("EXE-19")
+async def test_the_next_try_waits_as_long_as_the_policy_says(dispatch):
+    """Each delay passes on the dispatcher's clock, and incidents have its time."""
+    clock = ManualClock()
+    told: list[Incident] = []
+    mock = MockExecutor({"crash": [SYSTEM, SYSTEM, "fine"]})
+    retry = RetryPolicy(max_retries=2, first_s=600, factor=3, cap_s=86_400, jitter=0)
+    dispatcher = dispatch(
+        (algorithms.crash, spec("crash")),
+        executors={"process": mock},
+        policy=ExecutionPolicy(retry=retry),
+        on_incident=told.append,
+        clock=clock,
+    )
+    running = begin(dispatcher, "crash", True)
+    for tries, delay_s in ((1, 600), (2, 1800)):
+        while clock.next_wake_s is None:  # noqa: ASYNC110 -- it has no event for that
+            await asyncio.sleep(0)
+        assert (len(mock.requests), clock.next_wake_s) == (tries, delay_s)
+        clock.advance(delay_s)
+    assert (await running).data == "fine"
+    assert [incident.at - START.timestamp() for incident in told] == [0, 600]
 
 
 @pytest.mark.parametrize("place", ["thread", "process"])

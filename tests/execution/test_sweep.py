@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from taskyard.execution import nursery_main
-from taskyard.execution.keeper import GONE, GONE_FORMAT, LOST
+from taskyard.execution.keeper import GONE, GONE_FORMAT
 from taskyard.execution.nursery_main import Nursery
+from taskyard.execution.starting import LOST
 
 STRAY = 4_000_000
 """No process has this number."""
@@ -45,6 +46,37 @@ def test_what_cannot_be_killed_holds_up_its_own_slot_only(nursery, monkeypatch):
     assert ours.recv(64) == GONE_FORMAT.pack(GONE, LOST)
     assert nursery._lost == []
     ours.close()
+
+
+def test_one_look_does_not_prove_that_nothing_is_left(nursery, monkeypatch):
+    """Who is missing in the list of children because another one ended is found by the next look, before the host hears
+    that nothing is left."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    nursery._lost.append((1, theirs.detach()))
+    looks = iter([[], [STRAY]])
+    ended = iter([(0, 0), (STRAY + 1, 9)])
+    killed: list[int] = []
+    monkeypatch.setattr(nursery_main, "children", lambda: next(looks))
+    monkeypatch.setattr(os, "waitpid", lambda *_: next(ended, (0, 0)))
+    monkeypatch.setattr(nursery_main, "kill_hard", killed.append)
+    nursery._reap()
+    assert killed == [STRAY]
+    with ours, pytest.raises(BlockingIOError):
+        ours.recv(64)
+    os.close(nursery._lost[0][1])
+
+
+def test_a_keeper_holds_nothing_of_those_that_were_lost(nursery):
+    """In the fork for a new keeper the controls of killed ones are closed, or the host would not see them end."""
+    host, wakeup = socket.socketpair()
+    kept, lost = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
+    nursery._host, nursery._host_pidfd, nursery._wakeups = host, None, wakeup
+    nursery._keepers, nursery._lost = {STRAY: (1, kept)}, [(2, lost)]
+    nursery._let_go(-1)
+    for fd in (kept, lost):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
 
 
 def test_descriptors_stay_in_the_family(nursery):

@@ -52,7 +52,14 @@ def test_a_variable_sets_its_own_number_and_no_other(environment):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [(POOL_SIZE, "0"), (POOL_SIZE, "-3"), (POOL_SIZE, "many"), (MAX_OVERFLOW, "-1"), (POOL_SIZE, "1.5")],
+    [
+        (POOL_SIZE, "0"),
+        (POOL_SIZE, "-3"),
+        (POOL_SIZE, "many"),
+        (MAX_OVERFLOW, "-1"),
+        (POOL_SIZE, "1.5"),
+        (POOL_SIZE, "9" * 11),
+    ],
 )
 def test_what_makes_no_sense_is_told_and_not_used(name, value, caplog):
     """The default stands, and a warning names the variable and its value."""

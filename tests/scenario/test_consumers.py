@@ -245,6 +245,7 @@ BAD = [
         id="nowhere",
     ),
     pytest.param(lambda yard: yard.consumer(executor=["inline"])(plain), "the words are", id="no-word"),
+    pytest.param(lambda yard: yard.consumer(memory_limit=1 << 30), r"yard.define_pool\(", id="limit-of-its-pool"),
     pytest.param(lambda yard: yard.consumer(yielding), "is a generator", id="generator"),
     pytest.param(lambda yard: yard.consumer(swiftly_yielding), "is a generator", id="async-generator"),
 ]

@@ -6,8 +6,10 @@ import contextvars
 import os
 import re
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -202,9 +204,25 @@ async def test_retries_of_what_died(manager, tmp_path, caplog):
 
 def test_options_are_checked():
     """Options that make no sense are refused."""
-    for options in ({"retries": -1}, {"timeout_s": 0}, {"unpicklable": "perhaps"}):
-        with pytest.raises(ValueError, match=r"retries|timeout_s|perhaps"):
+    for options in (
+        {"retries": -1},
+        {"retries": "2"},
+        {"timeout_s": 0},
+        {"timeout_s": "1"},
+        {"unpicklable": "perhaps"},
+    ):
+        with pytest.raises((TypeError, ValueError), match=r"retries|timeout_s|perhaps"):
             CallOptions(**options)
+
+
+@pytest.mark.parametrize("run", ["run_cpu_intensive", "run_io_intensive"])
+async def test_async_functions_are_refused(manager, run):
+    """A call that would only make a coroutine, which nobody awaits, is refused with what to do."""
+
+    async def wait() -> None: ...
+
+    with pytest.raises(TypeError, match=r"wait.* is async.*await it"):
+        await getattr(manager, run)(wait)
 
 
 async def test_a_time_limit(manager):
@@ -266,26 +284,56 @@ async def test_numbers(stage):
 # --- the loop stays responsive ----------------------------------------------------------------------------------------
 
 
-async def ticks_while(work: asyncio.Future[Any]) -> int:
-    """How often the loop comes round until `work` is done."""
-    ticks = 0
+class Lag(NamedTuple):
+    """How late the loop comes back from a sleep of a millisecond, in seconds."""
+
+    median: float
+    p99: float
+
+    def is_like(self, idle: "Lag") -> bool:
+        return self.p99 <= 2 * idle.p99 and self.median <= 2 * idle.median
+
+
+async def lag_while(work: asyncio.Future[Any]) -> Lag:
+    """Until `work` is done."""
+    late: list[float] = []
     while not work.done():
+        began = time.perf_counter()
         await asyncio.sleep(0.001)
-        ticks += 1
+        late.append(time.perf_counter() - began - 0.001)
     await work
-    return ticks
+    late.sort()
+    return Lag(late[len(late) // 2], late[len(late) * 99 // 100])
+
+
+async def find_pair(begin: Callable[[float], asyncio.Future[Any]], *, pairs: int) -> tuple[bool, list[tuple[Lag, Lag]]]:
+    """Whether the lag beside the work is like that of an idle loop, measured in turn. The machine may be busy
+    otherwise: the best of so many pairs counts, and the first that will do ends it."""
+    seen: list[tuple[Lag, Lag]] = []
+    for _ in range(pairs):
+        idle = await lag_while(asyncio.ensure_future(asyncio.sleep(0.4)))
+        busy = await lag_while(begin(0.4))
+        seen.append((idle, busy))
+        if busy.is_like(idle):
+            return True, seen
+    return False, seen
 
 
 @pytest.mark.spec("MGR-07")
 async def test_cpu_work_leaves_the_loop_responsive():
-    """While all workers are busy the loop comes round far more often than beside the same work in threads, which take
-    the interpreter for 5 ms at a time. Both are measured here, in turn, for as long as the work takes."""
-    async with get_executor_manager(ManagerSettings(cpu_workers=1, io_workers=4)) as manager:
-        await manager.run_cpu_intensive(deeds.work_for, 0.01)
-        beside_processes = beside_threads = 0
-        for _ in range(2):
-            in_process = asyncio.ensure_future(manager.run_cpu_intensive(deeds.work_for, 0.5))
-            beside_processes += await ticks_while(in_process)
-            in_threads = asyncio.gather(*(manager.run_io_intensive(deeds.work_for, 0.5) for _ in range(4)))
-            beside_threads += await ticks_while(in_threads)
-    assert beside_processes > 2 * beside_threads
+    """While all workers are busy, the p99 of the loop's lag is at most twice that of an idle loop; the same measure
+    notices work in threads, which take the interpreter for 5 ms at a time."""
+    async with get_executor_manager() as manager:
+        workers = manager.cpu_executor.max_workers
+
+        def in_processes(seconds: float) -> asyncio.Future[Any]:
+            return asyncio.gather(*(manager.run_cpu_intensive(deeds.work_for, seconds) for _ in range(workers)))
+
+        def in_threads(seconds: float) -> asyncio.Future[Any]:
+            return asyncio.gather(*(manager.run_io_intensive(deeds.work_for, seconds) for _ in range(2)))
+
+        await in_processes(0.01)
+        is_found, seen = await find_pair(in_processes, pairs=25)
+        assert is_found, seen
+        is_found, seen = await find_pair(in_threads, pairs=2)
+        assert not is_found, seen

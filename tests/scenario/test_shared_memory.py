@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from taskyard import RetryLater, TaskCanceled, TaskState, Yard, current_run
-from taskyard.scheduling.clock import SystemClock
+from taskyard.ports.clock import SystemClock
 from taskyard.stores.memory import RUNS_KEPT, MemoryStore
 from tests.scenario.gates import Gates
 from tests.scenario.jobs import build

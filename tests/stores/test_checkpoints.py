@@ -11,8 +11,8 @@ import apsw
 import pytest
 
 from taskyard.model.task import TaskRecord, new_uuid
+from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add
-from taskyard.scheduling.clock import SystemClock
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.stores.sqlite.checkpoints import LONG_PAGES, WORTH_PAGES, Checkpoints
 from taskyard.stores.sqlite.place import connect
@@ -156,7 +156,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.store import Add
-from taskyard.scheduling.clock import SystemClock
+from taskyard.ports.clock import SystemClock
 from taskyard.stores.sqlite import SqliteStore
 
 async def main(path):

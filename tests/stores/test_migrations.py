@@ -9,7 +9,7 @@ import pytest
 from taskyard.model.limits import Demand
 from taskyard.model.state import TaskState
 from taskyard.model.task import new_uuid
-from taskyard.scheduling.clock import SystemClock
+from taskyard.ports.clock import SystemClock
 from taskyard.stores.migrate import migrations
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.stores.sqlite.place import APPLICATION_ID, connect, migrate

@@ -23,7 +23,7 @@ from taskyard.errors import (
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
-from taskyard.scheduling.clock import SystemClock
+from taskyard.ports.clock import SystemClock
 from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import PostgresStore
@@ -176,7 +176,7 @@ def test_a_missing_driver_is_named():
     """Without asyncpg the error says what to install, and nothing else of Taskyard needs it."""
     script = (
         "import sys; sys.modules['asyncpg'] = None\n"
-        "from taskyard.settings import make_store\nfrom taskyard.scheduling.clock import SystemClock\n"
+        "from taskyard.settings import make_store\nfrom taskyard.ports.clock import SystemClock\n"
         "try: make_store('postgresql://me@host/db', SystemClock())\nexcept Exception as exc: print(exc)"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -380,6 +380,27 @@ async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_ur
     await transaction.rollback()
     assert (await store.turn("nobody")).claims == []
     await store.close()
+
+
+async def test_what_was_lost_takes_effect_before_the_next_turn_or_never(store, stranger):
+    """A turn whose connection broke while the server was busy with it does not come after the turn that follows."""
+    await store.turn(A.incarnation)
+    (connection,) = store._turns._idle
+    pid = connection.get_server_pid()
+    transaction = stranger.transaction()
+    await transaction.start()
+    await stranger.execute("SELECT pg_advisory_xact_lock(1953721201, hashtext('slow'))")
+    lost = asyncio.ensure_future(store.turn(A.incarnation, adds=[an_add(late := a_record(queue="slow"))]))
+    waits = "SELECT pid FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
+    await until(lambda: store._read(lambda conn: conn.fetchval(waits, pid)))
+    connection._transport.abort()
+    with pytest.raises(OutcomeUnknown):
+        await lost
+    await store.turn(A.incarnation, adds=[an_add(a_record())])
+    lives = "SELECT pid FROM pg_stat_activity WHERE pid = $1"
+    assert await store._read(lambda conn: conn.fetchval(lives, pid)) is None
+    await transaction.rollback()
+    assert await store.find(late.uuid) is None
 
 
 async def test_a_lost_connection_is_replaced(store, stranger):

@@ -14,8 +14,8 @@ from taskyard import Dedupe, StoreBusy, StoreDenied, StoreError, StoreTooNew, Ta
 from taskyard.model.command import Cancel
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
+from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import MigratingStore, Report, Signals
-from taskyard.scheduling.clock import SystemClock
 from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import PostgresStore, place
 from taskyard.stores.postgres.place import apply, find_version, typed_errors

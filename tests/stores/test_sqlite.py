@@ -23,8 +23,8 @@ from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord, new_uuid
+from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add, Node, Report
-from taskyard.scheduling.clock import SystemClock
 from taskyard.stores.sqlite import SqliteStore, place
 from taskyard.stores.sqlite import store as store_module
 from tests.scenario.processes import run_python
@@ -205,7 +205,7 @@ async def test_a_log_that_was_removed_is_explained(tmp_path: Path) -> None:
 OPEN = """
 import asyncio, sys
 from taskyard import StoreError
-from taskyard.scheduling.clock import SystemClock
+from taskyard.ports.clock import SystemClock
 from taskyard.stores.sqlite import SqliteStore
 
 async def main():

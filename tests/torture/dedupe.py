@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from taskyard import TaskRecord
-from taskyard.scheduling.clock import SystemClock
+from taskyard.ports.clock import SystemClock
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.faults import POINTS, phase_of
 from tests.torture.figures import Figures

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from taskyard import StoreFull, TaskHandle, Yard
-from taskyard.scheduling.clock import SystemClock
+from taskyard.ports.clock import SystemClock
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.crashvfs import FullVFS
 from taskyard.testing.ledger import Ledger, judge

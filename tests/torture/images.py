@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from taskyard import TaskRecord, TaskState, Yard, current_run
-from taskyard.scheduling.clock import SystemClock
+from taskyard.ports.clock import SystemClock
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.crashvfs import Mark, Op, RecordingVFS, crash_image
 from tests.torture.figures import Figures

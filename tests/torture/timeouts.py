@@ -70,7 +70,7 @@ async def _run(folder: Path, trials: int, rng: random.Random) -> Figures:
     if grown > GROWTH_LIMIT:
         timeouts.faults.append(f"the host has grown by {grown >> 20} MiB")
     await asyncio.sleep(LIMIT_S)
-    if NURSERY.pid is not None and (left := descendants(NURSERY.pid)):
+    if left := [pid for nursery in NURSERY.pids for pid in descendants(nursery)]:
         timeouts.faults.append(f"{len(left)} processes are alive {LIMIT_S:g} s after the last deadline")
     worst = max(timeouts.late_s)
     if worst > LIMIT_S:

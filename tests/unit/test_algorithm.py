@@ -22,6 +22,7 @@ from taskyard.model.rate import TokenBucket
         {"timeout_s": float("nan")},
         {"wait_s": float("inf")},
         {"load_s": "long"},
+        {"load_s": 5, "executor": "thread"},
         {"rate_limit": 0},
         {"rate_limit": float("nan")},
         {"burst": 0},

@@ -8,8 +8,8 @@ from taskyard.cli.console import make_console, say_json
 from taskyard.cli.errors import DONE, REFUSED, NothingToMigrate, NotShared
 from taskyard.cli.target import Target, describe_store, patiently, refuse_held
 from taskyard.cli.text import clean
+from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import MigratingStore, Schema
-from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import make_store
 
 

@@ -22,8 +22,8 @@ from taskyard.cli.errors import AmbiguousTask, AppNotFound, NoStoreGiven, NotSha
 from taskyard.cli.locks import find_sqlite_writer, find_turn_holder
 from taskyard.cli.text import cut
 from taskyard.errors import UnknownTask, hide_password, quote
+from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import MigratingStore
-from taskyard.scheduling.clock import SystemClock
 from taskyard.settings import find_store_url, make_store
 from taskyard.yard import Yard
 

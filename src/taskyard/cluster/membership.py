@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from taskyard.cluster.heartbeat import Beating, Heartbeat, InThread
-from taskyard.errors import StoreError
+from taskyard.cluster.pulse import TRUSTED
+from taskyard.errors import StoreError, StoreUnavailable
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import LeasedStore, Node, Store
+from taskyard.ports.store import Lease, LeasedStore, Node, Store
 
 log = logging.getLogger("taskyard")
 
@@ -82,11 +83,15 @@ class Membership:
         await self._store.join(self._describe(incarnation))
         if self._is_draining():
             await self._store.drain(incarnation)
-        self.incarnation = incarnation
         if isinstance(self._store, LeasedStore):
-            self._beat(self._store, incarnation, began)
+            lease = self._store.lease(incarnation)
+            if self._clock.monotonic() - began >= TRUSTED * lease.lease_s:
+                # Joining is the first beat: the others may have given it up before anything could begin here.
+                raise StoreUnavailable(f"the store took longer to answer than the lease of {lease.lease_s:g} s allows")
+            self._beat(lease, incarnation, began)
+        self.incarnation = incarnation
 
-    def _beat(self, store: LeasedStore, incarnation: str, began_mono: float) -> None:
+    def _beat(self, lease: Lease, incarnation: str, began_mono: float) -> None:
         loop = asyncio.get_running_loop()
 
         def lost(why: str) -> None:
@@ -97,7 +102,7 @@ class Membership:
                 log.error("this node has lost its lease: %s; its event loop is over", why)
 
         self._heartbeat = Heartbeat(
-            store.lease(incarnation),
+            lease,
             clock=self._clock,
             began_mono=began_mono,
             stall_s=self._settings.stall_s,

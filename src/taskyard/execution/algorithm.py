@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -135,3 +136,34 @@ class Algorithm(ABC):
 
     def shutdown(self) -> Any:  # noqa: B027
         """When the worker retires; not when it is killed. It has about a second."""
+
+
+_TAKES = {"initialize": "", "run": "given, context", "after_run": "context, error", "shutdown": ""}
+
+
+def find_fault(algorithm: type[Algorithm]) -> str | None:
+    """What would keep instances of it from being made or called, in words; None if nothing would."""
+    if inspect.isabstract(algorithm):
+        return "it has no `run`; write `def run(self, given, context)`"
+    if not _takes(algorithm, ()):
+        return "its constructor must need no arguments, because workers make their own instances"
+    for hook, names in _TAKES.items():
+        method = getattr(algorithm, hook)
+        given = tuple(names.split(", ")) if names else ()
+        if not isinstance(inspect.getattr_static(algorithm, hook), staticmethod | classmethod):
+            given = ("self", *given)
+        if not _takes(method, given):
+            return f"its `{hook}` cannot be called as {hook}({names}); write `def {hook}({', '.join(given)})`"
+        if inspect.iscoroutinefunction(method) and not inspect.iscoroutinefunction(algorithm.run):
+            return f"its `{hook}` is async and its `run` is not, so nobody would await it; write both the same way"
+    return None
+
+
+def _takes(function: Callable[..., Any], given: tuple[str, ...]) -> bool:
+    try:
+        inspect.signature(function).bind(*given)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature that Python could tell
+        pass
+    return True

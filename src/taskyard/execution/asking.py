@@ -13,7 +13,7 @@ Asked = AlgorithmSpec | type[Algorithm] | str
 """An algorithm, however a caller names it."""
 
 
-def name_of(asked: Any) -> str:
+def algorithm_name(asked: Any) -> str:
     if isinstance(asked, str):
         return asked
     spec = getattr(asked, "spec", asked)

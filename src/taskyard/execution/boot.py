@@ -22,11 +22,18 @@ _PYTHONS_OWN = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 """What every interpreter ignores; `subprocess` does not pass that on."""
 
 
+def search_path() -> list[str]:
+    """Where the host finds modules. What is no text there, such as a `Path`, its interpreter passes over too."""
+    entries: list[object] = list(sys.path)
+    return [entry for entry in entries if isinstance(entry, str)]
+
+
 def start_interpreter(module: str, fds: Sequence[int], *numbers: int) -> subprocess.Popen[bytes]:
     """One in a session of its own that calls the module's `main` with these descriptors, which it inherits, and
     numbers. It must call `take_signals` soon."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    command = [sys.executable, *flags, "-c", _BOOT, json.dumps(sys.path), module, *map(str, (*fds, *numbers))]
+    path = json.dumps(search_path())
+    command = [sys.executable, *flags, "-c", _BOOT, path, module, *map(str, (*fds, *numbers))]
     # It comes to the world with our mask: a SIGTERM waits there until the handler is set.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:

@@ -28,6 +28,8 @@ class PendingCall:
     worker: HostedWorker | None = None
     verdict: ExecutionError | None = None
     waiting: asyncio.TimerHandle | None = None
+    wait_until_mono: float | None = None
+    """Until when it may wait for a worker, by its loop's clock; also when it has to wait again."""
     ending: asyncio.TimerHandle | None = None
     is_new = is_over = is_asked = is_undelivered = False
     returns = 0
@@ -79,6 +81,11 @@ class PendingCall:
         card = None if self.run is None else card_of(self.run.claim)
         return self.function if number is None else number, args, kwargs, card, self.record_first
 
+    def load_s(self, default_s: float) -> float:
+        """How long a worker may take to load its function, which may ask for another time than the pool's."""
+        asked_s: float | None = getattr(self.function, "load_s", None)
+        return default_s if asked_s is None else asked_s
+
     def begin(self) -> None:
         self.started_at = time.time()
         if self.run is not None:
@@ -102,11 +109,13 @@ class PendingCall:
                 raise WireError(f"progress that is none: {exc}") from None
             run.progress(fraction, message, rate)
 
-    def expire(self, why: str | None, limit_s: float) -> None:
-        """Its time is up: its worker is killed."""
+    def expire(self, default_load_s: float) -> None:
+        """Its time is up, to load or to run: its worker is killed."""
         error = timed_out(self.timeout_s or 0.0)
-        if why is not None:
-            error = ExecutionError(kind=ErrorKind.TIMEOUT, message=f"{why} within {limit_s:g} s", types=error.types)
+        if self.is_new:
+            why = getattr(self.function, "loading", "its code could not be imported")
+            message = f"{why} within {self.load_s(default_load_s):g} s"
+            error = ExecutionError(kind=ErrorKind.TIMEOUT, message=message, types=error.types)
         self.verdict = error
 
     def answer(self, result: ExecutionResult) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import NoCurrentRun, PayloadTooLarge
+from taskyard.errors import NoCurrentRun, PayloadTooLarge, shorten
 from taskyard.execution.explain import clean
 from taskyard.execution.said import RunLogger
 from taskyard.model.execution import Progress
@@ -64,6 +64,7 @@ class RunContext:
     task: asyncio.Task[None] | None = None
     grace: asyncio.TimerHandle | None = None
     _meter: _Meter | None = None
+    _has_complained = False
     _saved_here: str | None = None
 
     def __init__(self, claim: Claim, host: RunHost) -> None:
@@ -96,10 +97,22 @@ class RunContext:
 
     def progress(self, fraction: float | None = None, message: str = "", rate: float | None = None) -> None:
         """Say how far the run is, from the loop or from any thread. Cheap: what comes too often is thinned out. It
-        never fails a run: what makes no sense is brought inside its bounds, or left out."""
+        never fails a run: what makes no sense is brought inside its bounds, or left out, and logged once."""
+        self._complain_of(fraction, rate)
         if self._meter is None:
             self._meter = _Meter(self, self._host)
-        self._meter.offer(Progress(_fraction(fraction), _said(message), _number(rate)))
+        self._meter.offer(Progress(fraction_of(fraction), _said(message), number_of(rate)))
+
+    def _complain_of(self, fraction: Any, rate: Any) -> None:
+        """Say so, once in a run, if what was said of its progress cannot be kept as it is."""
+        if (fraction is None and rate is None) or self._has_complained:
+            return
+        number = _to_float(fraction)
+        is_fraction = fraction is None or (number is not None and 0 <= number <= 1)
+        if not is_fraction or (rate is not None and number_of(rate) is None):
+            self._has_complained = True
+            text = "progress(%s, rate=%s) is not kept as it is: a fraction lies between 0 and 1, a rate is a number"
+            self.log(text, shorten(repr_of(fraction)), shorten(repr_of(rate)), level=logging.WARNING)
 
     def log(self, text: str, *args: object, level: int = logging.INFO) -> None:
         """Log a line that says which run it is of; from a worker process it reaches the handlers of the host."""
@@ -182,7 +195,14 @@ def _said(text: object) -> str:
     return clean(said[:SAID_CHARS])[:SAID_CHARS]
 
 
-def _fraction(given: object) -> float | None:
+def repr_of(given: object) -> str:
+    try:
+        return repr(given)
+    except Exception:
+        return type(given).__name__
+
+
+def fraction_of(given: object) -> float | None:
     number = _to_float(given)
     if number is None:
         return None
@@ -190,7 +210,7 @@ def _fraction(given: object) -> float | None:
     return 0.0 if not number > 0 else min(number, 1.0)
 
 
-def _number(given: object) -> float | None:
+def number_of(given: object) -> float | None:
     """A number that JSON has, or None."""
     number = _to_float(given)
     return number if number is not None and math.isfinite(number) else None

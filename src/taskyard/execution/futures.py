@@ -29,11 +29,10 @@ T = TypeVar("T")
 
 
 class PoolOptions(TypedDict, total=False):
-    """What else a pool may be told, each as in `PoolSettings`; `max_tasks_per_child` is what the standard library calls
-    `recycle_after`."""
+    """What else a pool may be told, each as in `PoolSettings`; `recycle_after` has the name it has in the standard
+    library."""
 
     max_tasks_per_child: int | None
-    recycle_after: int | None
     recycle_rss: int | None
     memory_limit: int | None
     load_s: float
@@ -142,6 +141,8 @@ def _unchunk(results: Iterator[list[T]]) -> Iterator[T]:
 
 
 def _settings(max_workers: int | None, setup: bytes | None, options: PoolOptions) -> PoolSettings:
+    for name in options.keys() - PoolOptions.__annotations__:
+        raise TypeError(f"ProcessPool() got an unexpected keyword argument {name!r}")
     given: dict[str, Any] = {**options, "setup": setup}
     most = given.pop("max_tasks_per_child", None)
     if most is not None:

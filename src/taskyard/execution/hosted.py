@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import msgspec
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.explain import UNRETURNED, clean, explain, fault
-from taskyard.execution.nursery import WorkerHandle
-from taskyard.execution.said import known_fields
+from taskyard.execution.explain import UNRETURNED, explain, fault
+from taskyard.execution.relay import relay
 from taskyard.execution.shared import Lender
+from taskyard.execution.starting import WorkerHandle
 from taskyard.execution.wire import (
     CALL,
     IS_FREE,
@@ -31,6 +31,7 @@ from taskyard.execution.wire import (
     RESULT,
     Frame,
     Kind,
+    NoRoom,
     Outgoing,
     Reader,
     WireError,
@@ -84,8 +85,16 @@ class HostedWorker:
         self._timer_mono = math.inf
         widen(self._wire)
         process.watch(loop, self._gone)
-        loop.add_reader(self._wire, self._readable)
         self._arm()
+
+    def set_up(self, setup: Outgoing) -> None:
+        """Listen to it, and tell it what it is to be. Where that fails it ends as if it had failed to start."""
+        try:
+            self._loop.add_reader(self._wire, self._readable)
+            self.send(setup)
+        except Exception as exc:
+            self.complaint = fault(f"a worker process could not be started: {exc}")
+            self.kill()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -113,7 +122,7 @@ class HostedWorker:
         """The worker turns to this call now."""
         call.begin()
         # What must be imported first has the time of a start, not of the call.
-        limit_s = self._load_s if call.is_new else call.timeout_s
+        limit_s = call.load_s(self._load_s) if call.is_new else call.timeout_s
         if limit_s is None:
             self._deadline_mono = math.inf
         else:
@@ -169,8 +178,7 @@ class HostedWorker:
         elif not self.is_ready and not self.is_retiring:
             self.complaint = fault(f"a worker process did not start within {self._load_s:g} s")
         elif self.calls:
-            call = self.calls[0]
-            call.expire("its code could not be imported" if call.is_new else None, self._load_s)
+            self.calls[0].expire(self._load_s)
         self.kill()
 
     def _catch_up(self) -> None:
@@ -240,6 +248,10 @@ class HostedWorker:
             return True
         except ConnectionResetError:
             return False
+        except NoRoom as exc:
+            self.complaint = fault(f"what its worker process said could not be received here: {exc}")
+            self.kill()
+            return False
         except WireError as exc:
             self.complaint = fault(f"its worker process wrote what is no answer: {exc}")
             self.kill()
@@ -247,7 +259,8 @@ class HostedWorker:
         return is_open
 
     def _heed(self, frame: Frame) -> None:
-        """Who listens may fail: the frames behind this one, an answer among them, must be read all the same."""
+        """Who listens may fail: the frames behind this one, an answer among them, must be read all the same. By
+        whatever it raises: a SystemExit would end the loop, and every call on it."""
         try:
             if frame.kind is RESULT:
                 self._answer(frame, self._result(frame))
@@ -255,7 +268,7 @@ class HostedWorker:
                 self._take(frame)
         except WireError:
             raise
-        except Exception:
+        except BaseException:
             log.exception("what a worker process said could not be passed on")
 
     def _take(self, frame: Frame) -> None:
@@ -270,7 +283,7 @@ class HostedWorker:
         elif kind is Kind.STARTED:
             self._started_new(self._running(frame))
         elif kind is Kind.LOG:
-            _relay(_load(frame, tuple))
+            relay(_load(frame, tuple))
         elif kind in (Kind.PROGRESS, Kind.NOTE, Kind.CHECKPOINT):
             said = _load(frame, object)
             if self.calls and self.calls[0].number == frame.call:  # else a thread has outlived the call it speaks of
@@ -294,7 +307,7 @@ class HostedWorker:
     def _result(self, frame: Frame) -> ExecutionResult:
         try:
             value = frame.load()
-        except Exception as exc:
+        except BaseException as exc:  # its code is anybody's, and may even call `sys.exit`
             error = explain(exc)
             message = f"its result could not be read back from the worker process: {error.message}"
             details = {UNRETURNED: True}
@@ -367,41 +380,8 @@ class HostedWorker:
 def _load(frame: Frame, expected: type) -> Any:
     try:
         value = frame.load()
-    except Exception as exc:
+    except BaseException as exc:
         raise WireError(f"a body that is none: {type(exc).__name__}") from None
     if not isinstance(value, expected):
         raise WireError(f"a body of the wrong type: {type(value).__name__}")
     return value
-
-
-def _relay(said: tuple[Any, ...]) -> None:
-    """A log record of the worker's, through the host's handlers."""
-    try:
-        name, level, text, created, fields = said
-        record = logging.makeLogRecord(
-            {
-                "name": str(name),
-                "levelno": int(level),
-                "levelname": logging.getLevelName(int(level)),
-                "msg": clean(str(text)),
-                "created": float(created),
-                **known_fields(fields),
-            }
-        )
-    except (TypeError, ValueError) as exc:
-        raise WireError(f"a log record that is none: {exc}") from None
-    logger = _nearest_logger(record.name)
-    # Not `isEnabledFor`, which remembers every level it was asked for.
-    if logging.root.manager.disable < record.levelno >= logger.getEffectiveLevel():
-        (logger.handle if logger.name == record.name else logger.callHandlers)(record)
-
-
-def _nearest_logger(name: str) -> logging.Logger:
-    """The one of this name, or else the one that it would pass its records on to: the host must not grow by the names
-    that code in its workers makes up."""
-    known = logging.root.manager.loggerDict
-    while name:
-        if isinstance(logger := known.get(name), logging.Logger):
-            return logger
-        name = name.rpartition(".")[0]
-    return logging.root

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, get_type_hints
 
 from taskyard.errors import InvalidAlgorithm, InvalidArguments, InvalidOutput, quote, shorten
-from taskyard.execution.algorithm import Algorithm, AlgorithmContext
+from taskyard.execution.algorithm import Algorithm, AlgorithmContext, find_fault
 from taskyard.execution.code_loop import find_loop_here, loop_here
 from taskyard.execution.context import find_current_run
 from taskyard.execution.said import LOG_FIELDS
@@ -161,6 +161,8 @@ class Installed:
         if isinstance(target, type):
             if not issubclass(target, Algorithm):
                 raise InvalidAlgorithm(self.name, f"{target.__name__} is a class, and must be a subclass of Algorithm")
+            if (fault := find_fault(target)) is not None:
+                raise InvalidAlgorithm(self.name, fault)
             run, self.takes, self.gives = target.run, target.Input, target.Output
         else:
             algorithm = FunctionAlgorithm(self.spec, target)
@@ -242,6 +244,10 @@ class RemoteAlgorithm:
                 spec.name, "it cannot be found by a worker process; define it at the top level of a module"
             )
         self.spec, self._where = spec, (module, path)
+        self.load_s = spec.execution.load_s
+        self.loading = "its code could not be imported"
+        if getattr(target, "initialize", Algorithm.initialize) is not Algorithm.initialize:
+            self.loading = "its code could not be imported and its `initialize` be done"
         # A worker that knows the class under another name has yet to load this one.
         self.wire_key = (module, f"{path} as {spec.name} {spec.version}")
 

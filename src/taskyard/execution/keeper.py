@@ -31,6 +31,7 @@ from taskyard.execution.linux import (
     set_name,
     signal_at_end_of_parent,
 )
+from taskyard.execution.starting import LOST
 
 TERM, KILL, GONE, HEARD = b"T", b"K", b"G", b"H"
 """HEARD comes from the nursery, which has been asked to put the keeper down."""
@@ -41,23 +42,6 @@ GONE_FORMAT = struct.Struct("<ci")
 END = signal.SIGRTMIN + 5
 """Between nursery and keepers: everything must end. Not SIGTERM: a service manager sends that to every process of a
 service it stops, and what runs is then the host's to end, when its grace is over."""
-
-LOST = -1
-"""The status of a worker whose end nobody saw: its keeper was killed, or there was no process for one of them."""
-
-
-def ended(status: int) -> str:
-    """What a wait status says, in words."""
-    if status == LOST:
-        return "was lost"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = "a signal"
-        return f"was ended by {name} ({number})"
-    return f"exited with code {os.WEXITSTATUS(status)}"
 
 
 class Wakeups:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from taskyard.execution.asking import AlgorithmCaller, name_of
+from taskyard.execution.asking import AlgorithmCaller, algorithm_name
 from taskyard.execution.explain import explain, refused, rejected
 from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
@@ -68,11 +68,11 @@ class MockExecutor(NoopExecutor):
 
     def asked(self, name: str) -> list[ExecutionRequest]:
         """The requests for one algorithm."""
-        return [request for request in self.requests if name_of(request.spec) == name]
+        return [request for request in self.requests if algorithm_name(request.spec) == name]
 
     def _answer(self, request: ExecutionRequest) -> Any:
         self.requests.append(request)
-        name = name_of(request.spec)
+        name = algorithm_name(request.spec)
         preset = self.results.get(name, self._otherwise)
         if preset is ...:
             return refused(f"no result is preset for algorithm {name!r}")

@@ -1,8 +1,8 @@
 """The host's side of the nursery: starts it when it is first needed, asks it for workers, notices when it is gone.
 
-One for the whole process, whatever loops and pools there are; it belongs to no event loop, and no call here waits for
-an answer. One that does not answer is replaced. The host gets one child, the nursery, and nothing else: no signal
-handler, no subreaper, no `waitpid(-1)`.
+One for the whole process, whatever loops and pools there are, and one more for each set of modules to preload; it
+belongs to no event loop, and no call here waits for an answer. One that does not answer is replaced. The host gets
+these children, and nothing else: no signal handler, no subreaper, no `waitpid(-1)`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import msgspec
 
 from taskyard.execution.boot import start_interpreter
-from taskyard.execution.keeper import GONE, GONE_FORMAT, HEARD, KILL, LOST, TERM
+from taskyard.execution.keeper import GONE, GONE_FORMAT, HEARD, KILL, TERM
 from taskyard.execution.nursery_main import HEAD, KEEPER_PATIENCE_S, Preload, PutDown, Request, Spawn
+from taskyard.execution.starting import LOST
 
 NURSERY_PATIENCE_S = 5.0
 """How long the nursery may take to hear that a keeper must be put down, before it is killed and replaced, which ends
@@ -43,19 +43,6 @@ log = logging.getLogger("taskyard")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class WorkerHandle(Protocol):
-    """A worker's process, as its pool sees it. `on_gone` is called once, on the loop, when the process and everything
-    it started are gone, with its wait status. `terminate` and `kill` may be called at any time, and more than once."""
-
-    wire: socket.socket
-
-    def watch(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[int], None]) -> None: ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class NurseryWorker:
     """A worker under a keeper, steered over the keeper's control."""
 
@@ -69,8 +56,13 @@ class NurseryWorker:
         self._patience: asyncio.TimerHandle | None = None
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[int], None]) -> None:
+        try:
+            loop.add_reader(self._control, self._hear)
+        except BaseException:
+            self._control.close()  # its keeper takes that for our end
+            self.wire.close()
+            raise
         self._loop, self._on_gone = loop, on_gone
-        loop.add_reader(self._control, self._hear)
 
     def terminate(self) -> None:
         self._tell(TERM)
@@ -149,10 +141,9 @@ class NurseryProcess:
 
     def preload(self, modules: Iterable[str]) -> None:
         for name in modules:
-            if name not in self._asked:
-                self._asked.append(name)
-                self._asked_mono = time.monotonic()
-                self.send(Preload(name))
+            self._asked.append(name)
+            self._asked_mono = time.monotonic()
+            self.send(Preload(name))
 
     def importing(self) -> list[str]:
         """The modules that it was asked for and has not come to the end of, the first of which it imports now."""
@@ -178,10 +169,14 @@ class NurseryProcess:
         """If somebody has stopped it."""
         self._process.send_signal(signal.SIGCONT)
 
-    def close(self, patience_s: float) -> None:
-        """Have it end, with all its workers, and wait for that; kill it when it takes too long."""
+    def hang_up(self) -> None:
+        """It is told to end, and all its workers with it."""
         self._sock.close()
         self.resume()
+
+    def close(self, patience_s: float) -> None:
+        """Have it end, with all its workers, and wait for that; kill it when it takes too long."""
+        self.hang_up()
         try:
             self._process.wait(timeout=patience_s)
         except subprocess.TimeoutExpired:
@@ -199,29 +194,28 @@ class NurseryProcess:
 
 
 class Nursery:
-    """Starts its process at the first spawn, and again when it has died."""
+    """One process for each set of modules that workers are to have in advance, started at its first spawn, and again
+    when it has died: a module that ends the process it is imported in harms none but those who asked for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._current: NurseryProcess | None = None
+        self._processes: dict[tuple[str, ...], NurseryProcess] = {}
         self._numbers = itertools.count(1)
-        self._preloaded: list[str] = []
         self._harmful: set[str] = set()
-        # In a fork of the host this nursery is the parent's, and another thread may hold the lock for ever.
+        # In a fork of the host these processes are the parent's, and another thread may hold the lock for ever.
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @property
-    def pid(self) -> int | None:
-        return None if self._current is None else self._current.pid
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes.values()]
 
-    def preload(self, modules: tuple[str, ...]) -> None:
-        """Have these modules in every worker from the next spawn on, imported once. They must not start threads."""
-        with self._lock:
-            known = self._harmful.union(self._preloaded)
-            self._preloaded += [name for name in modules if name not in known]
+    def find_pid(self, preload: tuple[str, ...] = ()) -> int | None:
+        process = self._processes.get(preload)
+        return None if process is None else process.pid
 
-    def spawn(self) -> NurseryWorker:
-        """A worker that is starting. Raises `OSError` when there are no descriptors or processes to be had."""
+    def spawn(self, preload: tuple[str, ...] = ()) -> NurseryWorker:
+        """A worker that is starting, with these modules, imported once; they must not start threads. Raises `OSError`
+        when there are no descriptors or processes to be had."""
         wire, worker_end = socket.socketpair()
         control, keeper_end = socket.socketpair()
         wire.setblocking(False)
@@ -229,36 +223,35 @@ class Nursery:
         number = next(self._numbers)
         try:
             with self._lock, worker_end, keeper_end:
-                home = self._ask(Spawn(number), [worker_end.fileno(), keeper_end.fileno()])
+                home = self._ask(preload, Spawn(number), [worker_end.fileno(), keeper_end.fileno()])
         except BaseException:
             wire.close()
             control.close()
             raise
         return NurseryWorker(self, home, number, wire, control)
 
-    def _ask(self, request: Spawn, fds: list[int]) -> NurseryProcess:
-        current = self._current
+    def _ask(self, preload: tuple[str, ...], request: Spawn, fds: list[int]) -> NurseryProcess:
+        current = self._processes.get(preload)
         if current is not None and current.is_alive:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # Race: it died after we looked
-                return self._tell(current, request, fds)
-        return self._tell(self._begin(), request, fds)
-
-    def _tell(self, current: NurseryProcess, request: Spawn, fds: list[int]) -> NurseryProcess:
-        current.preload(self._preloaded)
+                current.send(request, fds)
+                return current
+        current = self._begin(preload)
         current.send(request, fds)
         return current
 
-    def _begin(self) -> NurseryProcess:
-        if self._current is not None:
-            self._drop_harmful(self._current.importing())
-            self._current.close(patience_s=0.0)
-        self._current = NurseryProcess()
-        return self._current
+    def _begin(self, preload: tuple[str, ...]) -> NurseryProcess:
+        last = self._processes.pop(preload, None)
+        if last is not None:
+            self._note_harmful(last.importing())
+            last.close(patience_s=0.0)
+        process = self._processes[preload] = NurseryProcess()
+        process.preload([name for name in preload if name not in self._harmful])
+        return process
 
-    def _drop_harmful(self, importing: list[str]) -> None:
+    def _note_harmful(self, importing: list[str]) -> None:
         """The last one ended while it imported the first of these: perhaps by that, and so would the next one."""
         for name in importing[:1]:
-            self._preloaded.remove(name)
             self._harmful.add(name)
             log.warning("the module %s is not preloaded any more: the process that imported it ended meanwhile", name)
 
@@ -278,17 +271,19 @@ class Nursery:
             return left_s
 
     def close(self, *, patience_s: float = 6.0) -> None:
-        """End it and all its workers, and wait for that. The next spawn starts another."""
+        """End all of them and all their workers, and wait for that. The next spawn starts another."""
         with self._lock:
-            current, self._current = self._current, None
-        if current is not None:
-            current.close(patience_s)
+            processes, self._processes = list(self._processes.values()), {}
+        for process in processes:
+            process.hang_up()
+        for process in processes:
+            process.close(patience_s)
 
     def _leave_to_parent(self) -> None:
         self._lock = threading.Lock()
-        if self._current is not None:
-            self._current.leave()
-            self._current = None
+        for process in self._processes.values():
+            process.leave()
+        self._processes = {}
 
 
 NURSERY = Nursery()

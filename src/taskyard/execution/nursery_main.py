@@ -24,8 +24,9 @@ from typing import NoReturn
 import msgspec
 
 from taskyard.execution.boot import take_signals
-from taskyard.execution.keeper import END, GONE, GONE_FORMAT, HEARD, LOST, Wakeups, keep
+from taskyard.execution.keeper import END, GONE, GONE_FORMAT, HEARD, Wakeups, keep
 from taskyard.execution.linux import adopt_orphans, children, close_all, kill_hard, set_name, signal_at_end_of_parent
+from taskyard.execution.starting import LOST
 
 HEAD = struct.Struct("<IB")
 """Before each request: its length, and the number of descriptors that come with it."""
@@ -163,20 +164,27 @@ class Nursery:
         """In the fork: a keeper must hold nothing of the host or of other workers, or their ends would go unnoticed."""
         self._wakeups.close()
         self._host.close()
-        fds = [fd for _, fd in self._keepers.values()] + self._fds
+        fds = [fd for _, fd in (*self._keepers.values(), *self._lost)] + self._fds
         close_all(fds if self._host_pidfd is None else [*fds, self._host_pidfd])
 
-    def _reap(self) -> None:
+    def _bury(self) -> bool:
+        """Bury who has ended; whether there was anybody."""
+        found = False
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     break
+                found = True
                 if (kept := self._keepers.pop(pid, None)) is not None:
                     if status == 0:
                         os.close(kept[1])
                     else:
                         self._lost.append(kept)
+        return found
+
+    def _reap(self) -> None:
+        self._bury()
         if self._lost and self._is_swept():
             for _, control in self._lost:
                 with contextlib.suppress(OSError):
@@ -186,11 +194,20 @@ class Nursery:
 
     def _is_swept(self) -> bool:
         """Kill every child that is no keeper: a keeper died, and they were its. Whether there was none. Nothing waits
-        for them: one that cannot be killed may hold up the slots of the lost, but nobody else's."""
-        strays = [pid for pid in children() if pid not in self._keepers]
-        for pid in strays:
-            kill_hard(pid)
-        return not strays
+        for them: one that cannot be killed may hold up the slots of the lost, but nobody else's.
+
+        Race: the list may leave out a child while another one ends. So it counts when it has been empty twice, and
+        nobody has ended meanwhile.
+        """
+        quiet = 0
+        while quiet < 2:
+            strays = [pid for pid in children() if pid not in self._keepers]
+            for pid in strays:
+                kill_hard(pid)
+            if strays:
+                return False
+            quiet = 0 if self._bury() else quiet + 1
+        return True
 
     def end(self) -> None:
         """Every keeper ends what it keeps; then whatever is left goes."""

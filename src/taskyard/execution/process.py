@@ -7,15 +7,20 @@ import sys
 
 import msgspec
 
+from taskyard.errors import InvalidInput
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.context import RunContext
-from taskyard.execution.pool import PoolNumbers, Starter, WorkerPool
+from taskyard.execution.pool import PoolNumbers, WorkerPool
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.spawner import Spawner
+from taskyard.execution.starting import Starter
 from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
 HAS_NURSERY = sys.platform == "linux"
+
+if HAS_NURSERY:
+    from taskyard.execution.nursery import NURSERY
 
 
 def make_pool(
@@ -23,9 +28,11 @@ def make_pool(
 ) -> WorkerPool:
     """A pool of forked workers under a nursery; `portable`: of spawned ones, without anything only Linux has.
     `starter`: where its workers come from instead."""
-    if starter is None and not portable:
-        return WorkerPool(settings)
-    return WorkerPool(settings, starter=starter or Spawner(), shares=not portable)
+    if not portable and not HAS_NURSERY:
+        raise InvalidInput("only Linux has what portable=False needs; leave it out")
+    if starter is None:
+        starter = Spawner() if portable else NURSERY
+    return WorkerPool(settings, starter=starter, shares=not portable)
 
 
 class ProcessPoolExecutor:

@@ -10,16 +10,14 @@ import contextlib
 import itertools
 import logging
 import random
-import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Self
 
 import msgspec
 
 from taskyard.errors import InvalidAlgorithm, InvalidArguments, InvalidInput, UnknownAlgorithm
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
-from taskyard.execution.asking import AlgorithmCaller, name_of
+from taskyard.execution.asking import AlgorithmCaller, algorithm_name
 from taskyard.execution.circuit import CircuitPolicy, CircuitState, Pass
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.desk import AlgorithmHealth, Desk
@@ -47,6 +45,7 @@ from taskyard.model.execution import (
 )
 from taskyard.model.given import check_name, check_timeout
 from taskyard.model.task import Claim, TaskRecord
+from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import Report
 
@@ -92,12 +91,13 @@ class ExecutionDispatcher(AlgorithmCaller):
         circuit: CircuitPolicy | None = None,
         on_incident: Callable[[Incident], None] = log_incident,
         on_progress: Callable[[str, Progress], None] = ignore_progress,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         self._executors: dict[str, ExecutorProtocol] = dict(executors or {})
         self._place = place
         self._policy, self._circuit = policy or ExecutionPolicy(), circuit or CircuitPolicy()
-        self._on_incident, self._on_progress, self._monotonic = on_incident, on_progress, monotonic
+        self._on_incident, self._on_progress = on_incident, on_progress
+        self._clock = clock or SystemClock()
         self._desks: dict[str, Desk] = {}
         self._live: set[RunContext] = set()
         self._going_on: set[asyncio.Task[ExecutionResult]] = set()
@@ -144,12 +144,12 @@ class ExecutionDispatcher(AlgorithmCaller):
 
     def _find(self, asked: Any) -> Desk | None:
         """The algorithm that is meant; None where no code is needed to answer; raises `UnknownAlgorithm`."""
-        desk = self._desks.get(name_of(asked))
+        desk = self._desks.get(algorithm_name(asked))
         is_other = desk is not None and isinstance(asked, AlgorithmSpec) and asked.version != desk.spec.version
         if desk is None or is_other:
             if self._place is not None and not self._executor(self._place).abilities.runs_code:
                 return None
-            name = f"{name_of(asked)} {asked.version}" if is_other else name_of(asked)
+            name = f"{algorithm_name(asked)} {asked.version}" if is_other else algorithm_name(asked)
             raise UnknownAlgorithm(name, [f"{desk.spec.name} {desk.spec.version}" for desk in self._desks.values()])
         return desk
 
@@ -160,18 +160,28 @@ class ExecutionDispatcher(AlgorithmCaller):
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        self._is_closed = False
+        """Start every executor, or none."""
         for desk in self._desks.values():
             if desk.executor.abilities.runs_code:
                 desk.installed.warm_up()
-        for executor in self._executors.values():
-            await executor.start()
+        async with contextlib.AsyncExitStack() as started:
+            for executor in self._executors.values():
+                await executor.start()
+                started.push_async_callback(executor.shutdown)
+            started.pop_all()
+        self._is_closed = False
 
     async def shutdown(self, *, wait: bool = True) -> None:
+        """All executors and algorithms are shut down, also if some of it fails; then that is raised."""
         self._is_closed = True
-        await asyncio.gather(*(executor.shutdown(wait=wait) for executor in self._executors.values()))
+        endings = [executor.shutdown(wait=wait) for executor in self._executors.values()]
+        failures = [end for end in await asyncio.gather(*endings, return_exceptions=True) if end is not None]
         for desk in self._desks.values():
             await desk.installed.close()
+        if len(failures) > 1:
+            raise BaseExceptionGroup("executors could not be shut down", failures)
+        if failures:
+            raise failures[0]
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -201,9 +211,9 @@ class ExecutionDispatcher(AlgorithmCaller):
             return failed(_unfit(exc))
         if desk is None:
             return await self._executor(self._place or MOCK).submit(request)
-        if refusal := desk.too_often(self._monotonic()):
+        if refusal := desk.too_often(self._clock.monotonic()):
             return failed(refusal)
-        granted = desk.circuit.admit(self._monotonic())
+        granted = desk.circuit.admit(self._clock.monotonic())
         if not isinstance(granted, Pass):
             return await self._refuse(desk, request, granted, may_degrade=may_degrade)
         return await self._try(desk, request, granted)
@@ -251,16 +261,15 @@ class ExecutionDispatcher(AlgorithmCaller):
             result = await self._attempt(desk, request, run, granted)
             while result.error is not None and (again := await self._again(desk, run, result.error)) is not None:
                 run.claim = Claim(run.claim.record, run.attempt + 1, next(self._tokens))
-                run.expired = False
                 result = await self._attempt(desk, request, run, again)
             return _heed_cancel(result) if run.cancel_asked else result
         finally:
             CURRENT.reset(mark)
-            run.end()
             self._live.discard(run)
+            run.end()
 
     def _make_run(self, request: ExecutionRequest) -> RunContext:
-        now = datetime.now(UTC)
+        now = self._clock.now()
         record = TaskRecord(request.request_id, request.spec.name, now, now, now, attempt=1)
         host = RunHost(asyncio.get_running_loop(), self._hear)
         run = RunContext(Claim(record, 1, next(self._tokens)), host)
@@ -273,13 +282,11 @@ class ExecutionDispatcher(AlgorithmCaller):
         if delay_s is None or run.cancel_asked:
             return None
         wake = asyncio.Event()
-        run.interrupt = wake.set
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await wake.wait()
-        if wake.is_set() or self._is_closed:
+        run.interrupt, run.expired = wake.set, False
+        await self._clock.wait(wake, self._clock.monotonic() + delay_s)
+        if run.cancelled or self._is_closed:
             return None
-        granted = desk.circuit.admit(self._monotonic())
+        granted = desk.circuit.admit(self._clock.monotonic())
         return granted if isinstance(granted, Pass) else None
 
     async def _attempt(self, desk: Desk, request: ExecutionRequest, run: RunContext, granted: Pass) -> ExecutionResult:
@@ -295,7 +302,7 @@ class ExecutionDispatcher(AlgorithmCaller):
         return result
 
     async def _run(self, desk: Desk, request: ExecutionRequest, run: RunContext) -> ExecutionResult:
-        began_mono = time.monotonic()
+        began_mono = self._clock.monotonic()
         refusal = await desk.gate.enter(run, request.wait_s)
         if refusal is not None:
             return failed(refusal)
@@ -304,7 +311,7 @@ class ExecutionDispatcher(AlgorithmCaller):
             return failed(canceled("canceled before it began"))
         left_s = request.wait_s
         if left_s is not None:
-            left_s = max(0.001, left_s - (time.monotonic() - began_mono))
+            left_s = max(0.001, left_s - (self._clock.monotonic() - began_mono))
         request = msgspec.structs.replace(request, context=run, wait_s=left_s)
         if desk.outlives_callers:
             return await self._outlive(desk, run, request)
@@ -335,10 +342,13 @@ class ExecutionDispatcher(AlgorithmCaller):
         if report.checkpoint is not None:
             report.claim.record.checkpoint = report.checkpoint  # for the next try
         if report.progress is not None:
-            self._on_progress(report.claim.uuid, report.progress)
+            try:
+                self._on_progress(report.claim.uuid, report.progress)
+            except Exception:
+                log.exception("a listener for progress failed")
 
     def _judge(self, desk: Desk, request: ExecutionRequest, granted: Pass, result: ExecutionResult | None) -> None:
-        changed = desk.circuit.record(granted, result, self._monotonic())
+        changed = desk.circuit.record(granted, result, self._clock.monotonic())
         error = None if result is None else result.error
         kind = None if error is None else INCIDENTS.get(error.kind)
         if kind is not None and error is not None:
@@ -358,7 +368,7 @@ class ExecutionDispatcher(AlgorithmCaller):
             algorithm=desk.spec.name,
             version=desk.spec.version,
             message=message,
-            at=time.time(),
+            at=self._clock.now().timestamp(),
             request_id=request.request_id,
             trace_id=request.trace_id,
             worker_pid=pid,

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import UnguardedScript
+from taskyard.execution.boot import search_path
 
 MAIN_ALIAS = "__mp_main__"
 
@@ -71,7 +72,7 @@ def present_scene() -> Scene:
     except OSError:  # it was removed
         folder = None
     return Scene(
-        sys_path=[folder if not entry and folder else entry for entry in sys.path],
+        sys_path=[folder if not entry and folder else entry for entry in search_path()],
         argv=list(sys.argv),
         environ=dict(os.environ),
         folder=folder,

@@ -4,14 +4,27 @@ The pages of a fresh memfd cost twice as much as the copy into them. So the host
 and writes the next body into it, but only after the worker has said, with the answer, that nothing there lies in it any
 more. Without that word the host lets go of it, and the worker has it as long as it likes: no memory changes under code
 that still looks at it.
+
+A mapping holds no descriptor: a program may keep thousands of results, but not thousands of descriptors.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import ctypes
+import functools
+import mmap
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+try:
+    import fcntl
+except ImportError as exc:
+    raise ImportError(
+        "taskyard does not run on Windows: its worker processes and its store need what only Unix systems have; "
+        "use Linux (WSL is one) or macOS"
+    ) from exc
 
 Bytes = bytes | bytearray | memoryview
 
@@ -43,6 +56,44 @@ def share(parts: Sequence[Bytes]) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def is_sealed(fd: int) -> bool:
+    """Whether it is a memfd that nobody can shrink any more."""
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
+
+
+if sys.version_info >= (3, 13):
+
+    def map_memory(fd: int, size: int) -> mmap.mmap:
+        """Its first `size` bytes, without keeping the descriptor."""
+        return mmap.mmap(fd, size, trackfd=False)
+
+else:
+    _MAP_FIXED = 0x10
+
+    def map_memory(fd: int, size: int) -> mmap.mmap:
+        """Its first `size` bytes, without keeping the descriptor. What `mmap` makes of one keeps a copy of it, so it
+        makes memory of no file, and the file's is put into its place: it is still given back as one."""
+        mapped = mmap.mmap(-1, size)
+        place = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        flags, protection = mmap.MAP_SHARED | _MAP_FIXED, mmap.PROT_READ | mmap.PROT_WRITE
+        if _libc_mmap()(place, size, protection, flags, fd, 0) != place:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return mapped
+
+    @functools.cache
+    def _libc_mmap() -> Callable[..., int | None]:
+        function = ctypes.CDLL(None, use_errno=True).mmap
+        number = ctypes.c_int
+        function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, number, number, number, ctypes.c_long)
+        function.restype = ctypes.c_void_p
+        found: Callable[..., int | None] = function
+        return found
 
 
 def _write(fd: int, parts: Sequence[Bytes]) -> int:
@@ -80,8 +131,9 @@ class Lender:
             self._fd, self._size = share(parts), size
         if self._timer is not None:
             self._timer.cancel()
+        lent = os.dup(self._fd)  # first: where that fails, nobody has borrowed anything
         self.borrower = call
-        return os.dup(self._fd)
+        return lent
 
     def take_back(self, *, is_free: bool) -> None:
         """Its borrower has answered; `is_free`: and has let go of it."""

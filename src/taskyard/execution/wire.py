@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
+import errno
 import mmap
 import os
 import pickle
 import socket
 import struct
-import sys
 import weakref
 from collections import deque
 from enum import IntEnum
@@ -27,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from taskyard.execution.shared import Bytes, Lender, places, share
+from taskyard.execution.shared import Bytes, Lender, is_sealed, map_memory, places, share
 
 SHARED_FROM = 4 << 20
 """Bytes of body from which a memfd is used. Below, two copies through the socket cost less than fresh pages."""
@@ -53,14 +52,15 @@ began and ended, in POSIX seconds. One step to write and one to read; msgpack wo
 
 _MOST_FDS = 4
 _ANCILLARY = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-"""Older mappings keep a descriptor each, until nothing lies in them any more."""
-
 _CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 class WireError(Exception):
     """What came over the wire is no frame of ours: end the worker that sent it."""
+
+
+class NoRoom(WireError):
+    """What came cannot be taken: this process has no descriptor or no memory for it. No fault of who sent it."""
 
 
 class Kind(IntEnum):
@@ -263,9 +263,11 @@ class Reader:
             free = self._body[self._filled :]
         else:
             free = self._scratch[self._end :] if self._end else self._scratch
-        count, ancillary, _, _ = sock.recvmsg_into([free], _ANCILLARY, flags | _CLOEXEC)
+        count, ancillary, found, _ = sock.recvmsg_into([free], _ANCILLARY, flags | _CLOEXEC)
         if ancillary:
             self._take_fds(ancillary)
+        if found & socket.MSG_CTRUNC:  # the kernel could not give us the descriptor, and has dropped it
+            raise NoRoom(os.strerror(errno.EMFILE))
         if self._large is not None:
             self._filled += count
         else:
@@ -356,12 +358,14 @@ class Reader:
         try:
             starts = list(places(sizes))
             size = starts[-1] + sizes[-1]
-            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise WireError("a memfd that may shrink")
+            if not is_sealed(fd):
+                raise WireError("what may shrink, or is no memfd")
             if os.fstat(fd).st_size < size:
                 raise WireError("a memfd that is too short")
-            mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, **_UNTRACKED)
-        except (OSError, ValueError) as exc:
+            mapped = map_memory(fd, size)
+        except OSError as exc:
+            raise NoRoom(exc.strerror or str(exc)) from None
+        except ValueError as exc:
             raise WireError(f"a descriptor that cannot be mapped: {exc}") from None
         finally:
             os.close(fd)

@@ -59,6 +59,9 @@ LOWEST_FD = 10
 KEEP_FREED = 64 << 20
 """Bytes of freed memory that a worker keeps for its next call."""
 
+PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes that the peak of a process's memory is counted in."""
+
 _encode_error = msgspec.msgpack.Encoder().encode
 
 
@@ -193,7 +196,7 @@ class Worker:
     def _is_spent(self) -> bool:
         """Whether the worker has grown too large. The peak is cheap to ask for; only above it the present size is."""
         limit = self._settings.recycle_rss
-        if limit is None or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 <= limit:
+        if limit is None or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT <= limit:
             return False
         try:
             with open("/proc/self/statm") as file:
@@ -289,7 +292,7 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
     root = logging.getLogger()
     root.addHandler(_Forward(channel))
     root.setLevel(scene.log_level)
-    random.seed()
+    _reseed()
     if settings.shares:
         keep_freed_memory(KEEP_FREED)
     for name in settings.preload:
@@ -303,6 +306,13 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
             load_main(scene)
         function, args = pickle.loads(setup)
         function(*args)
+
+
+def _reseed() -> None:
+    """Forks of one nursery would all throw the same dice, NumPy's too if it is preloaded."""
+    random.seed()
+    if (numpys := sys.modules.get("numpy.random")) is not None:
+        numpys.seed()
 
 
 def _preload(name: str) -> None:

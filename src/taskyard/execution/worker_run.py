@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from taskyard.execution.channel import Channel
-from taskyard.execution.context import PROGRESS_EVERY_S, RunContext
+from taskyard.execution.context import PROGRESS_EVERY_S, RunContext, fraction_of, number_of
 from taskyard.execution.wire import Kind
 from taskyard.model.task import Claim, TaskRecord
 
@@ -46,6 +46,7 @@ class WorkerRun(RunContext):
         return self._channel.is_canceled(self._call)
 
     def progress(self, fraction: float | None = None, message: str = "", rate: float | None = None) -> None:
+        self._complain_of(fraction, rate)
         self._latest = (fraction, message, rate)
         wait_s = self._sent_mono + PROGRESS_EVERY_S - time.monotonic()
         if wait_s <= 0:
@@ -79,7 +80,7 @@ class WorkerRun(RunContext):
                 return
             self._sent_mono = time.monotonic()
             fraction, message, rate = latest
-            self._channel.send(Kind.PROGRESS, self._call, (_number(fraction), _text(message), _number(rate)))
+            self._channel.send(Kind.PROGRESS, self._call, (fraction_of(fraction), _text(message), number_of(rate)))
 
     def end(self) -> None:
         """The last word goes out before the result does."""
@@ -89,14 +90,6 @@ class WorkerRun(RunContext):
         self._send_latest()
         with self._lock:
             self.ended = True
-
-
-def _number(given: Any) -> float | None:
-    """What can cross for certain; the host brings it inside its bounds."""
-    try:
-        return None if given is None else float(given)
-    except Exception:
-        return None
 
 
 def _text(given: Any) -> str:

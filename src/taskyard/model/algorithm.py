@@ -19,7 +19,8 @@ class ExecutionHints(msgspec.Struct, frozen=True, kw_only=True):
     `executor` names the place; left out, async code runs on the loop, what needs workers of its own in an isolated
     pool, and everything else in the shared process pool. `max_workers` run at once, `queue_limit` more may wait, each
     at most `wait_s`; `rate_limit` requests a second may come, `burst` of them at once (by default as many as come in
-    one second). A run may take `timeout_s`, and loading the algorithm in a new worker `load_s`.
+    one second). A run may take `timeout_s`; to import and initialize the algorithm a worker process may take `load_s`
+    (on the loop and in threads that is part of the first run).
 
     `isolated_pool`, `gpu`, `memory_limit` and `recycle_after` ask for workers of its own: `gpu` is what
     CUDA_VISIBLE_DEVICES says there (0, "0,1", "" for none), `memory_limit` the bytes a worker can allocate, and after
@@ -61,6 +62,10 @@ class ExecutionHints(msgspec.Struct, frozen=True, kw_only=True):
                 f"executor={self.executor!r} shares its workers; isolated_pool, gpu, memory_limit and recycle_after "
                 f"need executor={ISOLATED!r}, or none named"
             )
+
+        if self.executor in (INLINE, THREAD) and self.load_s is not None:
+            why = "there the algorithm is loaded by its first run, within timeout_s"
+            raise InvalidInput(f"load_s is for worker processes, not for executor={self.executor!r}: {why}")
 
     @property
     def wants_own_workers(self) -> bool:

@@ -3,12 +3,12 @@ otherwise. A variable that is empty leaves it to the default; one that makes no 
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from taskyard.resources.cpu import cpu_budget
+from taskyard.resources.environment import Warn, find_number, warn_as
 
 ENVIRONMENT = "ENVIRONMENT"
 POOL_SIZE = "DB_POOL_SIZE"
@@ -21,7 +21,7 @@ OVERFLOW_PER_CORE, OVERFLOW_AT_MOST = 5, 20
 DEVELOPMENT = 10, 10
 """A database that many developers share has few connections for each."""
 
-log = logging.getLogger("taskyard")
+log_warning = warn_as("database")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,12 @@ class DatabasePool:
         return self.size + self.overflow
 
 
-def log_warning(text: str) -> None:
-    log.warning("[database] %s", text)
-
-
 def size_database_pool() -> DatabasePool:
     """For this process, by its CPU budget and its environment as they are now."""
     return database_pool(os.environ, cores=cpu_budget().cores)
 
 
-def database_pool(environ: Mapping[str, str], *, cores: int, warn: Callable[[str], None] = log_warning) -> DatabasePool:
+def database_pool(environ: Mapping[str, str], *, cores: int, warn: Warn = log_warning) -> DatabasePool:
     """`cores` are those this process may use. `warn` hears of each variable that is not used."""
     size, overflow = DEVELOPMENT
     size_source = overflow_source = "development"
@@ -56,10 +52,10 @@ def database_pool(environ: Mapping[str, str], *, cores: int, warn: Callable[[str
         size, size_source = min(cores * SIZE_PER_CORE, SIZE_AT_MOST), _words(SIZE_PER_CORE, SIZE_AT_MOST)
         overflow = min(cores * OVERFLOW_PER_CORE, OVERFLOW_AT_MOST)
         overflow_source = _words(OVERFLOW_PER_CORE, OVERFLOW_AT_MOST)
-    asked = _find_number(environ, POOL_SIZE, least=1, warn=warn)
+    asked = find_number(environ, POOL_SIZE, least=1, warn=warn)
     if asked is not None:
         size, size_source = asked, POOL_SIZE
-    asked = _find_number(environ, MAX_OVERFLOW, least=0, warn=warn)
+    asked = find_number(environ, MAX_OVERFLOW, least=0, warn=warn)
     if asked is not None:
         overflow, overflow_source = asked, MAX_OVERFLOW
     return DatabasePool(size, overflow, size_source, overflow_source)
@@ -67,17 +63,3 @@ def database_pool(environ: Mapping[str, str], *, cores: int, warn: Callable[[str
 
 def _words(per_core: int, at_most: int) -> str:
     return f"production: cores * {per_core}, at most {at_most}"
-
-
-def _find_number(environ: Mapping[str, str], name: str, *, least: int, warn: Callable[[str], None]) -> int | None:
-    value = environ.get(name, "").strip()
-    if not value:
-        return None
-    try:
-        number = int(value)
-    except ValueError:
-        number = -1
-    if number < least:
-        warn(f"{name} is {value!r}, which is no whole number from {least} on; the default is used")
-        return None
-    return number

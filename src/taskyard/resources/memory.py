@@ -6,7 +6,6 @@ counts. Files are read below `root`, so that a recorded tree can stand for a mac
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,16 +37,6 @@ def find_memory_high(*, root: Path = ROOT) -> MemoryBudget | None:
     """The smallest `memory.high` around this process. Above it nothing is killed, but all that allocates is slowed down
     to a crawl."""
     return _smallest(list(_limits(root, ("memory.high",), "memory.high")))
-
-
-def resident_bytes(pid: int, *, root: Path = ROOT) -> int | None:
-    """Memory that the process holds now, shared pages included. None if it has ended, or the system does not tell.
-
-    From `statm`, which is cheap enough to be read after every run; the exact `smaps_rollup` walks all pages of the
-    process and stops it from mapping more meanwhile."""
-    fields = read_text(root / "proc" / str(pid) / "statm").split()
-    pages = _find_number(fields[1]) if len(fields) > 1 else None
-    return None if pages is None else pages * mmap.PAGESIZE
 
 
 def _smallest(bounds: Sequence[MemoryBudget]) -> MemoryBudget | None:

@@ -3,14 +3,12 @@ the default; one that makes no sense does so too, with a warning."""
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from taskyard.errors import quote
-from taskyard.model.given import LARGEST_COUNT
 from taskyard.resources.cpu import CpuBudget, cpu_budget
+from taskyard.resources.environment import Warn, find_number, warn_as
 
 CPU_WORKERS = "CPU_EXECUTOR_WORKERS"
 IO_WORKERS = "IO_EXECUTOR_WORKERS"
@@ -19,7 +17,7 @@ MAX_WORKERS = "EXECUTOR_GLOBAL_MAX_WORKERS"
 IO_PER_CORE, IO_AT_MOST = 5, 20
 """Threads that wait need no core of their own, but each takes memory."""
 
-log = logging.getLogger("taskyard")
+log_warning = warn_as("ExecutorManager")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +30,13 @@ class WorkerCounts:
     io_source: str
 
 
-def log_warning(text: str) -> None:
-    log.warning("[ExecutorManager] %s", text)
-
-
 def count_workers() -> WorkerCounts:
     """For this process, by its CPU budget and its environment as they are now."""
     return worker_counts(os.environ, cores=cpu_budget().cores)
 
 
-def worker_counts(environ: Mapping[str, str], *, cores: int, warn: Callable[[str], None] = log_warning) -> WorkerCounts:
-    """`cores` are those of the machine. `warn` hears of each variable that is not used."""
+def worker_counts(environ: Mapping[str, str], *, cores: int, warn: Warn = log_warning) -> WorkerCounts:
+    """`cores` are those this process may use. `warn` hears of each variable that is not used."""
     cpu, cpu_source = _cpu_workers(environ, cores, warn)
     io = _find_count(environ, IO_WORKERS, warn)
     if io is not None:
@@ -51,7 +45,7 @@ def worker_counts(environ: Mapping[str, str], *, cores: int, warn: Callable[[str
     return WorkerCounts(cpu, io, cpu_source, f"cores * {IO_PER_CORE}, at most {IO_AT_MOST}")
 
 
-def _cpu_workers(environ: Mapping[str, str], cores: int, warn: Callable[[str], None]) -> tuple[int, str]:
+def _cpu_workers(environ: Mapping[str, str], cores: int, warn: Warn) -> tuple[int, str]:
     # One core is left to the process that hands out the work and to its event loop.
     count, source = (cores - 1, "cores - 1") if cores > 1 else (1, "the only core")
     asked = _find_count(environ, CPU_WORKERS, warn)
@@ -69,15 +63,5 @@ def find_cpu_override(environ: Mapping[str, str]) -> CpuBudget | None:
     return None if asked is None else CpuBudget(asked, CPU_WORKERS)
 
 
-def _find_count(environ: Mapping[str, str], name: str, warn: Callable[[str], None]) -> int | None:
-    value = environ.get(name, "").strip()
-    if not value:
-        return None
-    try:
-        count = int(value)
-    except ValueError:
-        count = -1
-    if not 0 <= count <= LARGEST_COUNT:
-        warn(f"{name} is {quote(value)}, which is no whole number from 0 to {LARGEST_COUNT:,}; the default is used")
-        return None
-    return count or None
+def _find_count(environ: Mapping[str, str], name: str, warn: Warn) -> int | None:
+    return find_number(environ, name, least=0, warn=warn) or None  # 0 leaves it to the default

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 
-from taskyard.errors import StoreError
-from taskyard.stores.postgres.place import COMMAND_S, LOST, Connection, connect
+from taskyard.errors import StoreError, StoreUnavailable
+from taskyard.stores.postgres.place import COMMAND_S, LOST, Connection, connect, typed_errors
 
 APART_S = 0.55
 """Between two tries to connect while something is wrong: fewer than two a second, whatever wants a connection."""
 
 CALM_AFTER_S = 10.0
 """So long after the last trouble connections are opened at once again."""
+
+
+END_S = 5
+"""How long the server may take to end a session of ours."""
+
+Session = tuple[int, datetime]
+"""The server's process behind a connection, and when it began: the number alone may stand for another one later."""
 
 
 class Gate:
@@ -45,7 +54,11 @@ class Gate:
 
 
 class Links:
-    """At most `most` connections at once, of which up to `keep` stay open; whoever comes first is served first."""
+    """At most `most` connections at once, of which up to `keep` stay open; whoever comes first is served first.
+
+    `ends_lost`: what was sent over a connection that was then lost takes effect before whatever is sent afterwards, or
+    never. The server may not have noticed the loss, or not have read the statement: it is made to end that session
+    before another one is used."""
 
     def __init__(
         self,
@@ -56,8 +69,11 @@ class Links:
         keep: int | None = None,
         settings: dict[str, str] | None = None,
         command_s: float = COMMAND_S,
+        ends_lost: bool = False,
     ) -> None:
-        self._url, self._gate = url, gate
+        self._url, self._gate, self._ends_lost = url, gate, ends_lost
+        self._sessions: weakref.WeakKeyDictionary[Connection, Session] = weakref.WeakKeyDictionary()
+        self._lost: list[Session] = []
         self._keep = most if keep is None else keep
         self._settings, self._command_s = settings, command_s
         self._room = asyncio.Semaphore(most)
@@ -74,10 +90,10 @@ class Links:
                 yield conn
             except BaseException as exc:
                 if not isinstance(exc, Exception):
-                    conn.terminate()
+                    self._drop(conn)
                 elif isinstance(exc, LOST) or isinstance(exc.__cause__, LOST):  # which has got a name of ours by now
                     self._gate.trouble()
-                    conn.terminate()
+                    self._drop(conn)
                 raise
             finally:
                 await self._give_back(conn)
@@ -90,10 +106,32 @@ class Links:
             self._gate.trouble()
         await self._gate.enter()
         try:
-            return await connect(self._url, settings=self._settings, command_s=self._command_s)
+            conn = await connect(self._url, settings=self._settings, command_s=self._command_s)
         except StoreError:
             self._gate.trouble()
             raise
+        try:
+            if self._ends_lost:
+                await self._look_around(conn)
+        except BaseException:
+            self._gate.trouble()
+            conn.terminate()
+            raise
+        return conn
+
+    def _drop(self, conn: Connection) -> None:
+        conn.terminate()
+        if (session := self._sessions.pop(conn, None)) is not None:
+            self._lost.append(session)
+
+    async def _look_around(self, conn: Connection) -> None:
+        with typed_errors(self._url):
+            if (who := await conn.fetchrow(_WHO)) is not None:
+                self._sessions[conn] = (who["pid"], who["backend_start"])
+            while self._lost:
+                if await conn.fetchval(_END, *self._lost[-1], END_S * 1000) is False:
+                    raise StoreUnavailable("the server goes on with what a lost connection asked; it is tried again")
+                self._lost.pop()
 
     async def _give_back(self, conn: Connection) -> None:
         if conn.is_closed():
@@ -115,3 +153,7 @@ async def _close(conn: Connection) -> None:
         await conn.close(timeout=1.0)
     except LOST:
         conn.terminate()
+
+
+_WHO = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+_END = "SELECT pg_terminate_backend(pid, $3) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import repeat
 from typing import Any
 
 from taskyard.model.state import RUNNING, TaskState
@@ -47,11 +48,22 @@ def from_row(row: Any) -> TaskRecord:
     )  # fmt: skip
 
 
-def to_claim(row: Any, node: str, now: datetime) -> Claim:
-    """The claim of a row of the type `claimed_1`."""
+def to_claims(columns: Any, node: str, now: datetime) -> list[Claim]:
+    """The claims of a row of the type `claims_1`, which was made at `now` for this node."""
+    ids, *often = columns[:11]
+    zeros, nones = repeat(0), repeat(None)
+    timeouts, retries, crashes, recoveries, keys, slots, policies, progress, errors, checkpoints = columns[11:]
+    seldom = (
+        timeouts or nones, retries or zeros, crashes or zeros, recoveries or zeros, keys or nones, slots or nones,
+        policies or nones, progress or nones, errors or nones, checkpoints or nones,
+    )  # fmt: skip
+    return [_to_claim(row, node, now) for row in zip(ids, *often, *seldom, strict=False)]
+
+
+def _to_claim(row: Any, node: str, now: datetime) -> Claim:
     (
-        id_, token, position, due_at, created_at, timeout_s, attempt, retries, crashes, recoveries, priority, uuid,
-        source, queue, args, key, slot, retry, progress, error, checkpoint,
+        id_, token, position, due_at, created_at, attempt, priority, uuid, source, queue, args, timeout_s, retries,
+        crashes, recoveries, key, slot, retry, progress, error, checkpoint,
     ) = row  # fmt: skip
     record = TaskRecord(
         uuid, source, due_at, created_at, now, id_, queue, args, RUNNING, priority, position, False, key, slot,

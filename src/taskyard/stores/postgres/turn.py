@@ -16,7 +16,7 @@ from taskyard.model.state import COMPLETED, RUNNING, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import Add, Added, Report, Turned
 from taskyard.stores.migrate import REASON
-from taskyard.stores.postgres.rows import clean, find_unstorable, to_claim
+from taskyard.stores.postgres.rows import clean, find_unstorable, to_claims
 from taskyard.stores.rows import json_or_none
 
 CALL = f"CALL taskyard.turn_1({', '.join(f'${n}' for n in range(1, 28))}, NULL, NULL, NULL, NULL, NULL)"
@@ -139,11 +139,10 @@ class Turn:
 
     def answer(self, row: Any) -> Turned:
         settled, answers, claims, next_due, _ = row
-        node, now = self._node, self._now
         return Turned(
             self._settled(settled),
             self._added(answers),
-            [] if claims is None else [to_claim(claim, node, now) for claim in claims],
+            [] if claims is None else to_claims(claims, self._node, self._now),
             next_due,
         )
 

@@ -123,7 +123,6 @@ class SimulatedNode:
 
     async def _stop(self, grace_s: float | None) -> None:
         self.is_stopping = True
-        self._history.entries.append(Entry(what=What.STOP, at_mono=self._loop.time()))
         try:
             await self.engine.stop(grace_s)
         finally:

@@ -50,6 +50,7 @@ class World:
         for queue in plan.queues:
             self.core.set_queue(queue)
         self._numbers = itertools.count(1)
+        self.history.entries.append(Entry(what=What.STOP, at_mono=1.0))  # a lost lease gives runs back as a stop does
         self._is_calm = False
         self._users: list[tuple[str, SimulatedNode, asyncio.Task[None]]] = []
         self._nodes: dict[str, SimulatedNode] = {}

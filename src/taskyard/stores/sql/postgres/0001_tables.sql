@@ -35,7 +35,7 @@ CREATE TABLE taskyard.task (
     note            text,
     cancel_reason   text,
     checkpoint      text,
-    CHECK ((state = 'running') = (token IS NOT NULL AND node IS NOT NULL))
+    CHECK ((state = 'running') = (token IS NOT NULL) AND (token IS NULL) = (node IS NULL))
 ) WITH (
     fillfactor = 90,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,

@@ -4,6 +4,11 @@
 -- Every procedure that writes takes its locks first, in this order and each kind in order of its numbers, so that no two
 -- wait for each other: (1) that it writes events, shared; (2) the node, shared by its turns and alone by its rescue;
 -- (3) the queues. Locks are advisory, of the transaction: a row lock would write to the row each time.
+--
+-- Plans are made when the tables are empty, and kept. To a planner that knows no better, all that is queued or runs is as
+-- good a place to look for a few tasks as the index of their ids. Where the ids, tokens or keys are known, a condition
+-- that a partial index stands for is therefore left out, hidden behind OFFSET 0 or put as a comparison. Whoever has a token
+-- runs: the table sees to that.
 
 CREATE FUNCTION taskyard.lock_queues_1(p_queues text[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -17,7 +22,7 @@ BEGIN
     INSERT INTO taskyard.lane AS l
     SELECT queue, source, min(position) FILTER (WHERE priority = 0), min(position) FILTER (WHERE priority = 1),
         min(position) FILTER (WHERE priority = 2)
-    FROM taskyard.task WHERE id = ANY (p_ids) AND state = 'queued' AND NOT parked
+    FROM (SELECT * FROM taskyard.task WHERE id = ANY (p_ids) OFFSET 0) AS t WHERE state = 'queued' AND NOT parked
     GROUP BY queue, source ORDER BY queue, source
     ON CONFLICT (queue, source) DO UPDATE
     SET low_0 = least(l.low_0, excluded.low_0), low_1 = least(l.low_1, excluded.low_1),
@@ -44,7 +49,7 @@ BEGIN
             > k.per_key - k.busy AS should
         FROM k CROSS JOIN LATERAL (
             (SELECT t.id, t.parked, t.priority, t.position FROM taskyard.task AS t
-             WHERE t.queue = k.queue AND t.key = k.key AND t.key IS NOT NULL AND t.state = 'queued' AND NOT t.parked)
+             WHERE t.queue = k.queue AND t.key = k.key AND t.key IS NOT NULL AND t.state = 'queued' AND t.parked < true)
             UNION ALL
             (SELECT t.id, t.parked, t.priority, t.position FROM taskyard.task AS t
              WHERE t.queue = k.queue AND t.key = k.key AND t.key IS NOT NULL AND t.state = 'queued' AND t.parked
@@ -99,7 +104,7 @@ BEGIN
         DELETE FROM taskyard.task AS t
         USING unnest(c_id, c_token, c_attempt, c_at, c_result, c_note) WITH ORDINALITY
             AS c(id, token, attempt, at, result, note, ord)
-        WHERE t.id = c.id AND t.token = c.token AND t.attempt = c.attempt AND t.state = 'running'
+        WHERE t.id = c.id AND t.token = c.token AND t.attempt = c.attempt
         RETURNING t.*, c.at, c.result, c.ord,
             CASE WHEN t.cancel_asked_at IS NULL THEN coalesce(c.note, t.note) ELSE '{{too_late}}' END AS new_note
     ), kept AS (
@@ -155,7 +160,7 @@ BEGIN
             ord integer, id bigint, token bigint, attempt integer, at timestamptz, state text, result text, error text,
             note text, due_at timestamptz, run text, retried boolean, crashed boolean, recovered boolean,
             unspent boolean, to_head boolean, asked_state text, asked_note text, asked_error text, asked_why text)
-        JOIN taskyard.task AS t ON t.id = j.id AND t.token = j.token AND t.attempt = j.attempt AND t.state = 'running'
+        JOIN taskyard.task AS t ON t.id = j.id AND t.token = j.token AND t.attempt = j.attempt
         CROSS JOIN LATERAL (
             SELECT t.cancel_asked_at IS NOT NULL AND j.asked_state IS NOT NULL AS asked,
                 t.cancel_asked_at IS NOT NULL AND coalesce(j.asked_state, '') = 'canceled' AS turned) AS a
@@ -215,7 +220,7 @@ BEGIN
         SELECT j.*, t.uuid, t.queue, t.source
         FROM json_to_recordset(p_reports) AS j(
             ord integer, id bigint, token bigint, attempt integer, progress text, note text, checkpoint text)
-        JOIN taskyard.task AS t ON t.id = j.id AND t.token = j.token AND t.attempt = j.attempt AND t.state = 'running'
+        JOIN taskyard.task AS t ON t.id = j.id AND t.token = j.token AND t.attempt = j.attempt
     ), last_word AS (
         SELECT id, (array_agg(progress ORDER BY ord DESC) FILTER (WHERE progress IS NOT NULL))[1] AS progress,
             (array_agg(note ORDER BY ord DESC) FILTER (WHERE note IS NOT NULL))[1] AS note,
@@ -293,7 +298,7 @@ BEGIN
         v_holders := array_fill(NULL::text, ARRAY[v_add.n]);
         IF v_add.id IS NOT NULL AND NOT EXISTS (
             SELECT FROM taskyard.task
-            WHERE id = v_add.id AND token = v_add.token AND attempt = v_add.attempt AND state = 'running'
+            WHERE id = v_add.id AND token = v_add.token AND attempt = v_add.attempt
         ) THEN
             answers := answers || '{"why":"lost"}'::json;
             v_from := v_to + 1;
@@ -492,18 +497,21 @@ BEGIN
     RETURN v_picked;
 END $$;
 
--- What a claim says of its task: what starting it does not set anew, and its token.
-CREATE TYPE taskyard.claimed_1 AS (
-    id bigint, token bigint, position bigint, due_at timestamptz, created_at timestamptz, timeout_s double precision,
-    attempt integer, retries integer, crashes integer, recoveries integer, priority smallint, uuid text, source text,
-    queue text, args text, key text, dedupe_slot text, retry text, progress text, error text, checkpoint text
+-- What claims say of their tasks: what starting them does not set anew, and their tokens; column by column, and nothing
+-- where a column is empty. An array of rows would be sent with a kilobyte of memory for every field of every row.
+CREATE TYPE taskyard.claims_1 AS (
+    id bigint[], token bigint[], position bigint[], due_at timestamptz[], created_at timestamptz[], attempt integer[],
+    priority smallint[], uuid text[], source text[], queue text[], args text[], timeout_s double precision[],
+    retries integer[], crashes integer[], recoveries integer[], key text[], dedupe_slot text[], retry text[],
+    progress text[], error text[], checkpoint text[]
 );
 
 -- Start these tasks, in this order.
-CREATE FUNCTION taskyard.start_1(
-    p_first integer, p_node text, p_now timestamptz, p_ids bigint[], OUT claims taskyard.claimed_1[], OUT told integer
-) LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskyard.start_1(p_first integer, p_node text, p_now timestamptz, p_ids bigint[])
+RETURNS taskyard.claims_1 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE
+    v_claims taskyard.claims_1;
 BEGIN
     WITH p AS MATERIALIZED (
         SELECT x.id, nextval('taskyard.seq') AS token FROM unnest(p_ids) AS x(id)
@@ -536,10 +544,17 @@ BEGIN
         FROM lanes WHERE l.queue = lanes.queue AND l.source = lanes.source
             AND greatest(high_0 - l.low_0, high_1 - l.low_1, high_2 - l.low_2) > {{raise_after}}
     )
-    SELECT array_agg(ROW(id, token, position, due_at, created_at, timeout_s, attempt, retries, crashes, recoveries,
-        priority, uuid, source, queue, args, key, dedupe_slot, retry, progress, error, checkpoint)::taskyard.claimed_1
-        ORDER BY token), count(*)::integer
-    INTO claims, told FROM started;
+    SELECT array_agg(id), array_agg(token), array_agg(position), array_agg(due_at), array_agg(created_at),
+        array_agg(attempt), array_agg(priority), array_agg(uuid), array_agg(source), array_agg(queue), array_agg(args),
+        CASE WHEN count(timeout_s) > 0 THEN array_agg(timeout_s) END,
+        CASE WHEN max(retries) > 0 THEN array_agg(retries) END, CASE WHEN max(crashes) > 0 THEN array_agg(crashes) END,
+        CASE WHEN max(recoveries) > 0 THEN array_agg(recoveries) END, CASE WHEN count(key) > 0 THEN array_agg(key) END,
+        CASE WHEN count(dedupe_slot) > 0 THEN array_agg(dedupe_slot) END,
+        CASE WHEN count(retry) > 0 THEN array_agg(retry) END, CASE WHEN count(progress) > 0 THEN array_agg(progress) END,
+        CASE WHEN count(error) > 0 THEN array_agg(error) END,
+        CASE WHEN count(checkpoint) > 0 THEN array_agg(checkpoint) END
+    INTO v_claims FROM (SELECT * FROM started ORDER BY token) AS o;
+    RETURN v_claims;
 END $$;
 
 -- One turn: settle, report, add, promote what is due, claim. It commits by itself before it answers: the answer may be
@@ -551,7 +566,7 @@ CREATE PROCEDURE taskyard.turn_1(
     a_uuid text[], a_source text[], a_queue text[], a_args text[], a_priority smallint[], a_key text[], a_slot text[],
     a_timeout_s double precision[], a_retry text[], a_due_at timestamptz[], a_created_at timestamptz[],
     p_total integer, p_sources text[], p_rooms integer[], p_others integer,
-    INOUT settled bigint[], INOUT answers json[], INOUT claims taskyard.claimed_1[], INOUT next_due timestamptz,
+    INOUT settled bigint[], INOUT answers json[], INOUT claims taskyard.claims_1, INOUT next_due timestamptz,
     INOUT told integer
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -630,8 +645,8 @@ BEGIN
     IF p_total > 0 THEN
         v_ids := taskyard.pick_1(v_queues, p_total, p_sources, p_rooms, p_others);
         IF cardinality(v_ids) > 0 THEN
-            SELECT * INTO v_done FROM taskyard.start_1(told, p_node, p_now, v_ids);
-            claims := v_done.claims; told := told + v_done.told;
+            claims := taskyard.start_1(told, p_node, p_now, v_ids);
+            told := told + cardinality(claims.id);
         END IF;
     END IF;
     SELECT due_at INTO next_due FROM taskyard.task WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;

@@ -34,7 +34,7 @@ BEGIN
     END IF;
     IF v_add -> 'parent' IS NOT NULL AND NOT EXISTS (
         SELECT FROM json_to_record(v_add -> 'parent') AS p(id bigint, token bigint, attempt integer)
-        JOIN taskyard.task AS t ON t.id = p.id AND t.token = p.token AND t.attempt = p.attempt AND t.state = 'running'
+        JOIN taskyard.task AS t ON t.id = p.id AND t.token = p.token AND t.attempt = p.attempt
     ) THEN
         RETURN '{"why":"lost"}';
     END IF;
