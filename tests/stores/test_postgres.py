@@ -1,409 +1,49 @@
-"""What is PostgreSQL's own: its schema, its errors, its locks and its beats."""
+"""What only the store on PostgreSQL has to keep: a server is far away, and what was sent to it may arrive late."""
 
 import asyncio
-import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 
-from taskyard.errors import (
-    DuplicateTask,
-    InvalidInput,
-    OutcomeUnknown,
-    StoreDenied,
-    StoreTooNew,
-    StoreUnreachable,
-    StoreUrlInvalid,
-    SubmitPending,
-)
-from taskyard.model.move import Move
 from taskyard.model.state import TaskState
-from taskyard.model.task import Dedupe
+from taskyard.ports.store import TaskFilter
 from taskyard.scheduling.clock import SystemClock
-from taskyard.settings import make_store
-from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import PostgresStore
-from taskyard.stores.postgres.lease import Pulse
-from taskyard.stores.postgres.link import APART_S, Gate
-from taskyard.stores.postgres.place import COMMAND_S, connect, migrate
-from taskyard.testing.clock import ManualClock
-from taskyard.testing.postgres import Databases
 from taskyard.testing.samples import a_node, a_record, an_add, room
+from tests.torture.postgres.wires import Proxy
 
-pytestmark = pytest.mark.anyio
-
-A, B = a_node("a"), a_node("b")
-LARGE = '"' + "x" * 400_000 + '"'
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+NODE = a_node("one")
+LATE_S = 0.5
 
 
 @pytest.fixture
-async def store(clock: ManualClock, postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(postgres_url, clock=clock)
+async def wire(postgres_url: str) -> AsyncIterator[Proxy]:
+    proxy = Proxy(urlsplit(postgres_url).port or 0)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+async def store(postgres_url: str, wire: Proxy) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(wire.address(postgres_url), clock=SystemClock())
     await store.open()
-    await store.join(A)
+    await store.join(NODE)
     yield store
     await store.close()
 
 
-@pytest.fixture
-async def other(clock: ManualClock, postgres_url: str) -> AsyncIterator[PostgresStore]:
-    """Another process's store on the same database."""
-    store = PostgresStore(postgres_url, clock=clock)
-    await store.open()
-    await store.join(B)
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def stranger(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
-    """A connection of somebody else's."""
-    conn = await asyncpg.connect(postgres_url)
-    yield conn
-    await conn.close()
-
-
-async def until(is_so: Callable[[], Awaitable[object]]) -> None:
-    """Wait for what the server does, which nothing of ours is told of."""
-    while not await is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
-async def _running(store: PostgresStore, n: int) -> bool:
-    return (await store.count()).get(("default", TaskState.RUNNING)) == n
-
-
-async def _all_closed(store: PostgresStore) -> bool:
-    return all(conn.is_closed() for conn in store._turns._idle + store._reads._idle)
-
-
-# --- the schema -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def empty_url(databases: Databases) -> str:
-    return databases.make()
-
-
-async def test_of_many_that_migrate_at_once_one_does(empty_url):
-    """Stores that are opened at the same time on an empty database all work, and each migration is applied once."""
-    stores = [PostgresStore(empty_url, clock=SystemClock()) for _ in range(4)]
-    await asyncio.gather(*(store.open() for store in stores))
-    conn = await connect(empty_url)
-    applied = [number for (number,) in await conn.fetch("SELECT number FROM taskyard.migration ORDER BY number")]
-    await conn.close()
-    assert applied == [number for number, _ in migrations("postgres")]
-    for store in stores:
-        assert await store.count() == {}
-        await store.close()
-
-
-async def test_migrating_twice_changes_nothing(empty_url):
-    """A schema that is up to date is left as it is."""
-    conn = await connect(empty_url)
-    assert await migrate(conn, empty_url) == 0
-    assert await migrate(conn, empty_url) == migrations("postgres")[-1][0]
-    await conn.close()
-
-
-async def test_a_schema_is_looked_at_and_left_alone(empty_url):
-    """Before a migration it can be seen what it would do."""
-    store = PostgresStore(empty_url, clock=SystemClock())
-    found = await store.schema()
-    assert (found.version, len(found.pending)) == (0, len(migrations("postgres")))
-    assert await store.schema() == await store.migrate() == found
-    assert (await store.schema()).pending == ()
-
-
-async def test_a_newer_schema_is_refused(empty_url):
-    """A database that a newer version has migrated is refused with what to do, and nothing in it is changed."""
-    conn = await connect(empty_url)
-    await migrate(conn, empty_url)
-    await conn.execute("INSERT INTO taskyard.migration (number) VALUES (9999)")
-    await conn.close()
-    with pytest.raises(StoreTooNew, match=r"9999.*upgrade Taskyard"):
-        await PostgresStore(empty_url, clock=SystemClock()).open()
-
-
-async def test_an_illegal_move_is_refused_by_the_database(store, stranger):
-    """The table of legal moves holds against whoever writes to the tables."""
-    await store.turn(A.incarnation, adds=[an_add(a_record())])
-    with pytest.raises(asyncpg.CheckViolationError, match="illegal move"):
-        await stranger.execute("UPDATE taskyard.task SET state = 'interrupted'")
-    with pytest.raises(asyncpg.CheckViolationError, match="illegal move"):
-        await stranger.execute(
-            "INSERT INTO taskyard.task (id, position, due_at, created_at, updated_at, priority, parked, state, uuid, "
-            "source, queue, args) VALUES (0, 0, now(), now(), now(), 1, false, 'retrying', 'u', 's', 'q', '{}')"
-        )
-
-
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
-async def test_an_unreachable_server_is_named():
-    """Without a server the error says where it was looked for, and never shows the password."""
-    with pytest.raises(StoreUnreachable, match="check that the server runs") as raised:
-        await PostgresStore("postgresql://me:secret@127.0.0.1:1/db", clock=SystemClock()).open()
-    assert "secret" not in str(raised.value)
-
-
-async def test_a_missing_database_is_named(databases):
-    """Without the database the error says how to make it."""
-    url = databases.url.replace("/postgres", "/nothing_here")
-    with pytest.raises(StoreDenied, match="createdb nothing_here"):
-        await PostgresStore(url, clock=SystemClock()).open()
-
-
-async def test_a_user_without_rights_is_told(stranger, empty_url):
-    """Who may not create the schema is told so."""
-    await stranger.execute(
-        "DO $$ BEGIN CREATE ROLE taskyard_guest LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
-    )
-    with pytest.raises(StoreDenied, match="permission denied"):
-        await PostgresStore(empty_url.replace("taskyard@", "taskyard_guest@"), clock=SystemClock()).open()
-
-
-def test_a_missing_driver_is_named():
-    """Without asyncpg the error says what to install, and nothing else of Taskyard needs it."""
-    script = (
-        "import sys; sys.modules['asyncpg'] = None\n"
-        "from taskyard.settings import make_store\nfrom taskyard.scheduling.clock import SystemClock\n"
-        "try: make_store('postgresql://me@host/db', SystemClock())\nexcept Exception as exc: print(exc)"
-    )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert "pip install 'taskyard[postgres]'" in said
-
-
-@pytest.mark.parametrize("url", ["postgresql://", "postgresql://host", "postgresql://host:port/db"])
-def test_an_address_that_cannot_be_is_refused(url):
-    """An address without a database, or with a port that is no number, is refused before anything is opened."""
-    with pytest.raises(StoreUrlInvalid, match="postgresql://"):
-        make_store(url, SystemClock())
-
-
-def test_a_password_is_not_shown():
-    """An address that is refused is repeated without its password."""
-    with pytest.raises(StoreUrlInvalid, match="me:…@host") as raised:
-        make_store("postgresql://me:secret@host", SystemClock())
-    assert "secret" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"key": "a\0b"}, {"source": "\ud800"}, {"queue": os.urandom(4000).hex()}, {"priority": 7}]
-)
-async def test_what_cannot_be_stored_is_refused_alone(store, bad):
-    """An add that PostgreSQL cannot store is refused, and the others of its turn are not."""
-    fine = a_record()
-    turned = await store.turn(A.incarnation, adds=[an_add(a_record(**bad)), an_add(fine)], demand=room(5))
-    assert isinstance(turned.added[0], InvalidInput)
-    assert [claim.uuid for claim in turned.claims] == [fine.uuid]
-
-
-async def test_a_note_with_a_nul_is_kept_without_it(store, clock):
-    """What a run says at its end is stored, whatever characters it used."""
-    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
-    moves = [(held, Move.completed(at=clock.now(), note="a\0b\ud800"))]
-    assert (await store.turn(A.incarnation, settles=moves)).settled == [None]
-    record = await store.find(held.uuid)
-    assert record.note == "a\ufffdb?"
-
-
-# --- locks ------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_client_that_does_not_read_keeps_nobody_waiting(store, other):
-    """A process that is stopped while the answer to its turn is on its way holds no lock: others go on."""
-    await store.turn(A.incarnation, adds=[an_add(*(a_record(args=LARGE) for _ in range(40)), a_record())])
-    await other.turn(B.incarnation)
-    (connection,) = other._turns._idle
-    connection._transport.pause_reading()
-    unread = asyncio.ensure_future(other.turn(B.incarnation, demand=room(40)))
-    async with asyncio.timeout(COMMAND_S - 2):
-        await until(lambda: _running(store, 40))
-        assert len((await store.turn(A.incarnation, demand=room(1))).claims) == 1
-    assert not unread.done()
-    connection._transport.resume_reading()
-    assert len((await unread).claims) == 40
-
-
-async def test_work_that_is_submitted_in_an_open_transaction_is_not_waited_for(store, stranger):
-    """When somebody's open transaction holds a dedupe slot, a turn says so at once; other adds are not held up."""
-    transaction = stranger.transaction()
-    await transaction.start()
-    await stranger.execute("SELECT pg_advisory_xact_lock(1953721204, hashtext('same'))")
-    fine = a_record()
-    turned = await store.turn(
-        A.incarnation, adds=[an_add(a_record(dedupe_slot="same"), dedupe=Dedupe.MERGE), an_add(fine)], demand=room(9)
-    )
-    assert isinstance(turned.added[0], SubmitPending)
-    assert [claim.uuid for claim in turned.claims] == [fine.uuid]
-    await transaction.rollback()
-    added = [an_add(a_record(dedupe_slot="same"), dedupe=Dedupe.REFUSE) for _ in range(2)]
-    turned = await store.turn(A.incarnation, adds=added)
-    assert isinstance(turned.added[0], list)
-    assert isinstance(turned.added[1], DuplicateTask)
-
-
-@pytest.mark.spec("QUE-29")
-async def test_events_are_told_while_a_stranger_keeps_a_transaction_open(store, stranger):
-    """A transaction of somebody else's, open since before and with writes of its own, hides no event of ours."""
-    transaction = stranger.transaction()
-    await transaction.start()
-    await stranger.execute("CREATE TABLE of_mine (n integer)")
-    after = (await store.events(after=-1)).last
-    await store.turn(A.incarnation, adds=[an_add(task := a_record())], demand=room(1))
-    page = await store.events(after=after)
-    assert [(event.kind, event.uuid) for event in page.events] == [("submitted", task.uuid), ("running", task.uuid)]
-    await transaction.rollback()
-
-
-async def test_the_events_of_an_open_turn_hold_back_those_after_it(store, stranger):
-    """What a transaction of ours has not committed yet is not passed over: later events wait for it."""
-    transaction = stranger.transaction()
-    await transaction.start()
-    await stranger.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0)")
-    await stranger.execute(
-        "INSERT INTO taskyard.event VALUES (pg_current_xact_id()::text::bigint, 0, 1, 'queued', 'q', 's', "
-        "ARRAY[now()], ARRAY['early'])"
-    )
-    after = (await store.events(after=-1)).last
-    await store.turn(A.incarnation, adds=[an_add(task := a_record())])
-    assert (await store.events(after=after)).events == []
-    await transaction.commit()
-    assert [event.uuid for event in (await store.events(after=after)).events] == ["early", task.uuid]
-
-
-async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
-    """The mark of a lane follows the claims, and goes back for a task that stands before it."""
-    for _ in range(3):
-        await store.turn(A.incarnation, adds=[an_add(*(a_record() for _ in range(1000)))])
-    claims = (await store.turn(A.incarnation, demand=room(2500))).claims
-    low = await store._read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.lane"))
-    assert low == claims[-1].record.position
-    await store.turn(A.incarnation, settles=[(claims[0], Move.given_back(at=clock.now()))])
-    (again,) = (await store.turn(A.incarnation, demand=room(1))).claims
-    assert again.uuid == claims[0].uuid
-
-
-# --- liveness ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.spec("QUE-23")
-async def test_a_node_that_does_not_beat_is_dead_after_its_lease(store, other, clock):
-    """Others see it by their own clock: not before they have watched it for a lease, and never if it beats."""
-    lease = store.lease(A.incarnation)
-    await lease.open()
-    assert await other.dead_nodes() == []
-    clock.advance(other._lease_s - 0.1)
-    assert await lease.beat()
-    assert await other.dead_nodes() == []
-    clock.advance(other._lease_s - 0.1)
-    assert await other.dead_nodes() == []
-    clock.advance(0.2)
-    assert await other.dead_nodes() == [A.incarnation]
-    assert await store.dead_nodes() == []
-    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
-    assert await other.rescue(A.incarnation) == [held.uuid]
-    assert not await lease.beat()
-    assert (await store.turn(A.incarnation, demand=room(5))).claims == []
-    await lease.close()
-
-
-async def test_a_beat_at_the_last_moment_prevents_the_rescue(store, other, clock):
-    """A node that was seen dead and beats before it is rescued keeps its tasks."""
-    lease = store.lease(A.incarnation)
-    await lease.open()
-    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
-    await other.dead_nodes()
-    clock.advance(other._lease_s)
-    assert await other.dead_nodes() == [A.incarnation]
-    assert await lease.beat()
-    assert await other.rescue(A.incarnation) == []
-    done = Move.completed(at=clock.now())
-    assert (await store.turn(A.incarnation, settles=[(held, done)])).settled == [None]
-    await lease.close()
-
-
-def test_a_clock_that_steps_makes_nobody_dead():
-    """Only time that passed while it was watched counts against a node."""
-    clock = ManualClock()
-    pulse = Pulse(clock.monotonic, 15.0)
-    assert pulse.look({"a": 1}) == []
-    clock.step(timedelta(days=1).total_seconds())
-    assert pulse.look({"a": 1}) == []
-    clock.advance(15)
-    assert pulse.look({"a": 1, "b": 7}) == ["a"]
-
-
-# --- connections and hints --------------------------------------------------------------------------------------------
-
-
-async def test_tries_to_connect_are_kept_apart_in_times_of_trouble():
-    """While something is wrong, fewer than two a second get through the gate, whoever they are."""
-    at = [0.0]
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    gate = Gate(lambda: at[0], lambda: 0.0, sleep)
-    for _ in range(3):
-        await gate.enter()
-    assert slept == []
-    gate.trouble()
-    for _ in range(4):
-        await gate.enter()
-    assert slept == pytest.approx([APART_S, 2 * APART_S, 3 * APART_S])
-
-
-async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_url, stranger):
-    """A turn that is not answered in time has an unknown outcome, and the next one goes over another connection."""
-    store = PostgresStore(postgres_url, clock=clock, command_s=0.5)
-    await store.open()
-    await store.turn("nobody")
-    (connection,) = store._turns._idle
-    transaction = stranger.transaction()
-    await transaction.start()
-    await stranger.execute("LOCK TABLE taskyard.task")
-    with pytest.raises(OutcomeUnknown):
-        await store.turn("nobody")
-    assert connection.is_closed()
-    await transaction.rollback()
-    assert (await store.turn("nobody")).claims == []
-    await store.close()
-
-
-async def test_a_lost_connection_is_replaced(store, stranger):
-    """When the server ends every session, the next calls go through on new ones."""
-    await store.turn(A.incarnation, adds=[an_add(a_record())])
-    await stranger.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE application_name = 'taskyard' AND datname = current_database()"
-    )
-    await until(lambda: _all_closed(store))
-    assert len((await store.turn(A.incarnation, demand=room(1))).claims) == 1
-    assert len(await store.nodes()) == 1
-
-
-@pytest.mark.parametrize("listens", [True, False])
-async def test_others_hear_of_a_commit(store, other, stranger, listens):
-    """What one process writes, another hears of: at once by a hint, or, when its listener was just killed, soon."""
-    heard = asyncio.Event()
-    other.watch(heard.set, lambda: None)
-    async with asyncio.timeout(10):
-        await until(lambda: stranger.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
-        await heard.wait()
-        heard.clear()
-        if not listens:
-            await stranger.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
-        await store.turn(A.incarnation, adds=[an_add(a_record())])
-        await heard.wait()
+async def test_a_turn_that_was_given_up_claims_nothing_later(store: PostgresStore, wire: Proxy) -> None:
+    """What a turn claims that reaches the server after it was given up is seen when it is looked for, or never claimed:
+    nobody would run it."""
+    await store.turn(NODE.incarnation, adds=[an_add(a_record(), a_record())])
+    wire.slow(LATE_S)
+    turn = asyncio.create_task(store.turn(NODE.incarnation, demand=room(2)))
+    while not wire.held:  # noqa: ASYNC110  # it is in another thread
+        await asyncio.sleep(0.005)
+    wire.mend()
+    turn.cancel()
+    await asyncio.gather(turn, return_exceptions=True)
+    seen = await store.list_tasks(TaskFilter(states=(TaskState.RUNNING,)))
+    await asyncio.sleep(2 * LATE_S)  # by now it would be there
+    assert await store.list_tasks(TaskFilter(states=(TaskState.RUNNING,))) == seen

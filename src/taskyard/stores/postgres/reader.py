@@ -146,3 +146,14 @@ async def beats(conn: Connection) -> tuple[dict[str, int], str]:
     assert row is not None
     nodes, counted, snapshot = row
     return dict(zip(nodes or (), counted or (), strict=True)), snapshot
+
+
+async def end_session(conn: Connection, pid: int, within_ms: int) -> bool:
+    """End another session of ours, by its process on the server; whether it is gone."""
+    is_gone: bool = await conn.fetchval(
+        "SELECT coalesce(bool_and(pg_terminate_backend(pid, $2)), true) FROM pg_stat_activity "
+        "WHERE pid = $1 AND application_name = 'taskyard' AND usename = current_user",
+        pid,
+        within_ms,
+    )
+    return is_gone

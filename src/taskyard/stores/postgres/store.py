@@ -20,6 +20,7 @@ from taskyard.errors import (
     NotOpen,
     StoreBusy,
     StoreError,
+    StoreUnavailable,
     UnknownNode,
     hide_password,
 )
@@ -38,6 +39,7 @@ from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulse
 from taskyard.stores.postgres.link import Gate, Links
 from taskyard.stores.postgres.place import (
     COMMAND_S,
+    LOST,
     PLANS,
     Connection,
     check_version,
@@ -91,6 +93,8 @@ class PostgresStore:
         self._written = 0
         self._tidying: asyncio.Task[None] | None = None
         self._where = ""
+        self._ghosts: set[int] = set()
+        """Sessions of turns that were given up, by their process on the server."""
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -193,13 +197,25 @@ class PostgresStore:
 
     async def _send(self, conn: Connection, turn: Turn) -> Any:
         retried = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
+        pid = conn.get_server_pid()
         try:
             return await conn.fetchrow(CALL, *turn.arguments())
         except (*retried, asyncpg.TransactionRollbackError):
             raise
-        except Exception:
+        except BaseException as exc:
+            if isinstance(exc, LOST) or not isinstance(exc, Exception):
+                self._ghosts.add(pid)
             with typed_errors(self.url, writes=True):
                 raise
+
+    async def _lay_ghosts(self) -> None:
+        """Race: a turn that was given up may still be on its way to the server, or wait there for a lock. What it
+        claims after we have looked, nobody would run. Its session is ended, with all that it has not done yet."""
+        within_ms = int(self._command_s * 500)
+        for pid in list(self._ghosts):
+            if not await self._read(partial(reader.end_session, pid=pid, within_ms=within_ms)):
+                raise StoreUnavailable(f"a session of ours (pid {pid}) on {hide_password(self.url)} does not end")
+            self._ghosts.discard(pid)
 
     async def _make_lanes(self, turn: Turn) -> None:
         """Before the turn: a row that another transaction is just inserting must not keep it waiting."""
@@ -366,7 +382,10 @@ class PostgresStore:
     async def list_tasks(
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
-        return await self._ask(partial(reader.list_tasks, where=where, before_id=before_id, limit=limit))
+        async with self._asked():
+            if self._ghosts:
+                await self._lay_ghosts()
+            return await self._read(partial(reader.list_tasks, where=where, before_id=before_id, limit=limit))
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))
