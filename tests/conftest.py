@@ -11,7 +11,10 @@ from taskyard.testing.postgres import ELSEWHERE, FAST, Databases, Server
 
 # Before any test module imports one of them by its own name: `taskyard.testing.contract` would then come too late.
 pytest.register_assert_rewrite(
-    "taskyard.testing.answer_contract", "taskyard.testing.executor_contract", "taskyard.testing.store_contract"
+    "taskyard.testing.answer_contract",
+    "taskyard.testing.code_contract",
+    "taskyard.testing.executor_contract",
+    "taskyard.testing.store_contract",
 )
 
 # The machine may be busy with the rest of the suite, so no single example is timed.

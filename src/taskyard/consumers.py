@@ -232,7 +232,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     known = function_consumer.__kwdefaults__ or {}
     unknown = sorted(settings.keys() - known.keys())
     if unknown:
-        from taskyard.execution.pool import PoolSettings
+        from taskyard.execution.pool_settings import PoolSettings
 
         advice = f"known are {', '.join(known)}"
         if set(unknown) <= set(PoolSettings.__struct_fields__):

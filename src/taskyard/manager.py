@@ -197,18 +197,15 @@ class ExecutorManager:
 
     async def shutdown(self, timeout: float = 30.0) -> None:
         """Take nothing new; return as soon as all work is done. What is not done after `timeout` seconds is ended: what
-        waits is dropped, worker processes are killed, threads are left behind. Then a new manager can be made."""
+        waits is dropped, worker processes are killed, threads are left behind. A new manager can be made at once."""
         self._home.claim()
         self._is_closed = True
+        _forget(self)  # from here on its callers are told to get a new one
         log.info("[ExecutorManager] shutting down")
         self.cpu_executor.shutdown(wait=False)
         self.io_executor.shutdown(wait=False)
-        try:
-            ends = [self.cpu_executor.ended, self.io_executor.ended]
-            if not await _are_done(ends, timeout):
-                await self._force(timeout)
-        finally:
-            _forget(self)
+        if not await _are_done([self.cpu_executor.ended, self.io_executor.ended], timeout):
+            await self._force(timeout)
         log.info("[ExecutorManager] shut down")
 
     async def _force(self, after_s: float) -> None:

@@ -1,6 +1,7 @@
 """Every executor, held to the one contract."""
 
 import asyncio
+import functools
 import subprocess
 import sys
 import textwrap
@@ -8,6 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from taskyard.execution.code_loop import loop_here
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor
 from taskyard.execution.mock import MockExecutor, NoopExecutor
@@ -16,16 +20,28 @@ from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.router import ExecutionDispatcher
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.algorithm import AlgorithmSpec
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.testing.contract import AnswerContract, CodeContract, ExecutorContract
+from taskyard.testing.executor_contract import PATIENCE_S
 
 
 async def swallow(_: object) -> str:
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
+        return "late"
+    return "never"
+
+
+async def swallow_at(gate: Callable[..., Any], raised: BaseException | None, payload: object) -> str:
+    """Wait there, and make something else of a cancellation."""
+    try:
+        await gate(payload)
+    except asyncio.CancelledError:
+        if raised is not None:
+            raise raised from None
         return "late"
     return "never"
 
@@ -78,6 +94,26 @@ class AsyncContract(ExecutorContract):
         error = await self._error(executor, leak)
         assert (error.kind, error.type) == (ErrorKind.RUNTIME, "CancelledError")
 
+    @pytest.mark.parametrize("raised", [None, ValueError("instead")], ids=["returns", "raises"])
+    async def test_a_cancel_that_is_swallowed_leaves_nothing_behind(
+        self, executor: ExecutorProtocol, raised: BaseException | None
+    ) -> None:
+        """Whatever the code makes of a cancel, the caller's own task is not marked as cancelled."""
+        hold, host = self.hold(), self.host()
+        spec = self._spec(functools.partial(swallow_at, hold.spec.call, raised))
+
+        async def submit() -> tuple[bool, int]:
+            task = host.run.task = asyncio.current_task()
+            request = ExecutionRequest(spec=spec, payload=None, request_id="r", context=host.run)
+            result = await executor.submit(request)
+            assert task is not None
+            return result.success, task.cancelling()
+
+        running = asyncio.get_running_loop().create_task(submit())
+        await self.started(hold)
+        host.run.ask_cancel()
+        assert await running == (raised is None, 0)
+
     async def _error(self, executor: ExecutorProtocol, call: Callable[..., Any], **fields: Any) -> ExecutionError:
         result = await self.begin(executor, self._spec(call), **fields)
         assert result.error is not None
@@ -101,6 +137,31 @@ class TestInProcessExecutor(AsyncContract):
 
     def make_executor(self) -> ExecutorProtocol:
         return InProcessExecutor()
+
+    async def test_code_that_cancels_itself_leaves_its_caller_alone(self, executor: ExecutorProtocol) -> None:
+        """A cancel that comes from inside of the code reaches the code, or nobody."""
+        host = self.host()
+
+        async def ask(_: object) -> str:
+            host.run.ask_cancel()
+            await asyncio.sleep(0)
+            return "ended"
+
+        async def ask_last(_: object) -> str:
+            host.run.ask_cancel()
+            return "ended"
+
+        async def submit(call: Callable[..., Any]) -> ExecutionResult:
+            host.run.task, host.run.cancel_asked = asyncio.current_task(), False
+            request = ExecutionRequest(spec=self._spec(call), payload=None, request_id="r", context=host.run)
+            result = await executor.submit(request)
+            await asyncio.sleep(0)
+            return result
+
+        error = (await asyncio.create_task(submit(ask))).error
+        assert error is not None
+        assert error.kind is ErrorKind.CANCELED
+        assert (await asyncio.create_task(submit(ask_last))).data == "ended"
 
 
 class TestInProcessExecutorPlain(CodeContract):
@@ -242,6 +303,33 @@ class TestThreadExecutorAsync(OwnLoopContract):
     def make_executor(self) -> ExecutorProtocol:
         return ThreadExecutor(max_workers=self.workers, queue_limit=1)
 
+    async def test_what_is_left_at_the_end_holds_up_who_waits_only(self, executor: ExecutorProtocol) -> None:
+        """When a thread ends, code may have something left to do: `shutdown(wait=False)` does not wait for it, one that
+        waits does, and that one can be cancelled and asked again."""
+        ending, gate, ended = threading.Event(), threading.Event(), threading.Event()
+
+        async def close() -> None:
+            ending.set()
+            gate.wait(PATIENCE_S)
+            ended.set()
+
+        async def prepare(_: object) -> None:
+            loop_here().at_close(close)
+
+        assert (await self.begin(executor, self._spec(prepare))).success
+        async with asyncio.timeout(PATIENCE_S):
+            await executor.shutdown(wait=False)
+            await asyncio.to_thread(ending.wait, PATIENCE_S)
+            waiting = asyncio.get_running_loop().create_task(executor.shutdown(wait=True))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert not ended.is_set()
+            gate.set()
+            await executor.shutdown(wait=True)
+        assert ended.is_set()
+
 
 class TestThreadExecutor(ExecutorContract):
     is_async = False
@@ -252,11 +340,18 @@ class TestThreadExecutor(ExecutorContract):
     async def test_threads_are_started_on_demand(self) -> None:
         """No thread is started before there is work, and none is started while one is free."""
         executor = ThreadExecutor(max_workers=4)
-        assert len(executor._threads) == 0
+        assert len(executor._crew.threads) == 0
         for _ in range(5):
             await executor.submit(ExecutionRequest(spec=self.spec(lambda payload: payload), payload=1, request_id="r"))
-        assert len(executor._threads) == 1
+        assert len(executor._crew.threads) == 1
         await executor.shutdown()
+
+    def test_sizes_are_checked(self) -> None:
+        """What is no size is refused by name, as everywhere."""
+        with pytest.raises(TypeError, match="max_workers must be a whole number"):
+            ThreadExecutor(max_workers=1.5)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="queue_limit must be at least 0"):
+            ThreadExecutor(queue_limit=-1)
 
     def test_a_stuck_thread_does_not_hold_up_the_end_of_the_process(self) -> None:
         """A process whose thread never ends exits all the same."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +13,26 @@ import httpx
 import pytest
 
 import taskyard.futures
+from taskyard import Algorithm, PoolSettings, RunContext
+from taskyard.consumers import PLACES
 from tests.docs.blocks import TOP, blocks
 from tests.scenario.processes import environment
 
 PAGE = TOP / "docs" / "EXECUTORS.md"
 
 SHOWS = {
+    "places.py": "attempt 2 went on from page 2\nTrue\n",
+    "careful.py": (
+        "first half way\n"
+        "exactly 7\n"
+        "crash half way\n"
+        "crash\n"
+        "crash half way\n"
+        "crash\n"
+        "circuit_opened\n"
+        "about 7 | answered by 'rough': algorithm 'exact' has crashed 2 times in a row and is given a rest\n"
+        "preset 1\n"
+    ),
     "pool.py": (
         "[32, 243, 1024]\n"
         "_exit was not finished: its worker process exited with code 3\n"
@@ -66,7 +82,7 @@ async def test_the_application_answers(folder):
 def test_every_program_is_run():
     """No program of the page is there for show only."""
     python = [block.file for block in blocks(PAGE) if block.language == "python"]
-    assert python == ["pool.py", "manager.py", "web.py"]
+    assert python == [*SHOWS, "web.py"]
 
 
 def test_every_error_is_in_the_table():
@@ -75,3 +91,14 @@ def test_every_error_is_in_the_table():
     text = PAGE.read_text("utf-8")
     raised = [name for name in errors if issubclass(getattr(taskyard.futures, name), Exception)]
     assert [name for name in raised if f"| `{name}` |" not in text] == ["RemoteTraceback"]
+
+
+def test_every_setting_is_on_the_page():
+    """Each rule of a pool, each hint, each hook and each word is named there, in code."""
+    text = PAGE.read_text("utf-8")
+    hooks = [name for name, member in vars(Algorithm).items() if inspect.isfunction(member)]
+    inside = [name for name in vars(RunContext) if f"`{name}`" in str(RunContext.__doc__) and not name.startswith("_")]
+    wanted = [*PoolSettings.__struct_fields__, *hooks, *PLACES, *inside]
+    left_out = {"setup", "uuid", "source", "token", "note"}  # `setup` is for pools that others make
+    missing = [name for name in wanted if name not in left_out and not re.search(rf"\b{name}\b", text)]
+    assert missing == []

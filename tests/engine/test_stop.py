@@ -37,6 +37,19 @@ async def test_stop_fires_nothing_new_and_lets_running_tasks_finish(rig):
     assert await rig.store.nodes() == []
 
 
+async def test_two_may_wait_for_what_runs(rig):
+    """Everyone who waits until nothing runs hears of it, also two at once."""
+    work = Work()
+    rig.consumer("work", work)
+    uuid = await rig.submit("work")
+    await quiet()
+    waiting = [asyncio.create_task(rig.engine._runner.drain(None)) for _ in range(2)]
+    await quiet()
+    work.let_go(uuid)
+    await quiet()
+    assert [one.done() and one.result() for one in waiting] == [True, True]
+
+
 @pytest.mark.spec("SCH-11")
 async def test_stop_waits_for_ever_unless_told(rig):
     """Without a grace period stop() never cancels, however long a task takes."""

@@ -203,3 +203,10 @@ def hurry(given: None, context: AlgorithmContext) -> str:
     while not context.cancelled:
         time.sleep(0.005)
     return "ended by itself"
+
+
+def say_how_far(n: int) -> int:
+    """Twice: the second word is held back, and passed on at the end."""
+    current_run().progress(0.5)
+    current_run().progress(0.6)
+    return n

@@ -8,6 +8,8 @@ import pytest
 
 from taskyard import (
     Abilities,
+    Algorithm,
+    AlgorithmContext,
     CircuitPolicy,
     CircuitState,
     ErrorKind,
@@ -18,6 +20,7 @@ from taskyard import (
     IncidentKind,
     MockExecutor,
     NoopExecutor,
+    Progress,
 )
 from taskyard.testing.clock import ManualClock
 from tests.execution import algorithms
@@ -264,6 +267,78 @@ async def test_incidents_are_logged_unless_somebody_listens(dispatch, caplog):
 
     deaf = dispatch((algorithms.crash, spec("crash")), executors={"process": mock}, on_incident=broken)
     assert (await deaf.run("crash", True)).error == SYSTEM
+
+
+@pytest.mark.parametrize("place", ["inline", "process"])
+async def test_a_listener_for_progress_that_fails_does_no_harm(dispatch, caplog, place):
+    """Neither the run nor its answer hears of it; it is logged."""
+
+    def broken(request_id: str, progress: Progress) -> None:
+        raise RuntimeError("no ears")
+
+    dispatcher = dispatch((algorithms.say_how_far, spec("far", executor=place, max_workers=1)), on_progress=broken)
+    assert (await dispatcher.run("far", 3, request_id="r")).data == 3
+    assert "a listener for progress failed" in caplog.text
+    assert not dispatcher.cancel("r")
+    assert dispatcher.health()["far"].active == 0
+
+
+# --- life -------------------------------------------------------------------------------------------------------------
+
+
+class Shaky(NoopExecutor):
+    """Counts what it is asked, and fails at it if told to."""
+
+    def __init__(self, *, start: Exception | None = None, shutdown: Exception | None = None) -> None:
+        super().__init__()
+        self._fails = {"start": start, "shutdown": shutdown}
+        self.asked: list[str] = []
+
+    async def start(self) -> None:
+        self._ask("start")
+
+    async def shutdown(self, *, wait: bool = True) -> None:
+        self._ask("shutdown")
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        failure = self._fails[what]
+        if failure is not None:
+            raise failure
+
+
+async def test_all_executors_start_or_none():
+    """If one cannot be started, those that were are shut down again."""
+    good, bad, never = Shaky(), Shaky(start=OSError("no room")), Shaky()
+    dispatcher = ExecutionDispatcher(executors={"good": good, "bad": bad, "never": never})
+    with pytest.raises(OSError, match="no room"):
+        await dispatcher.start()
+    assert (good.asked, bad.asked, never.asked) == (["start", "shutdown"], ["start"], [])
+
+
+async def test_a_failing_shutdown_leaves_nothing_else_open():
+    """The other executors and the algorithms are shut down all the same; then the failure is raised, or all of them."""
+    bad, good, ended = Shaky(shutdown=OSError("stuck")), Shaky(), []
+
+    class Kept(Algorithm):
+        spec = spec("kept", executor="inline")
+
+        async def run(self, given: int, context: AlgorithmContext) -> int:
+            return given
+
+        def shutdown(self) -> None:
+            ended.append("kept")
+
+    dispatcher = ExecutionDispatcher(executors={"bad": bad, "good": good})
+    dispatcher.install(Kept)
+    assert (await dispatcher.run("kept", 1)).success
+    with pytest.raises(OSError, match="stuck"):
+        await dispatcher.shutdown()
+    assert (good.asked, ended) == (["shutdown"], ["kept"])
+    two = ExecutionDispatcher(executors={"bad": bad, "worse": Shaky(shutdown=KeyError("lost"))})
+    with pytest.raises(ExceptionGroup) as raised:
+        await two.shutdown()
+    assert [type(failure) for failure in raised.value.exceptions] == [OSError, KeyError]
 
 
 async def test_an_executor_that_raises_is_a_system_error(dispatch):

@@ -2,21 +2,26 @@
 
 import asyncio
 import logging
+import math
 import os
+import pickle
 import resource
 import select
 import signal
 import threading
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from taskyard.execution.context import current_run
+from taskyard.execution.hosted import HostedWorker
+from taskyard.execution.nursery import WorkerHandle
+from taskyard.execution.pool import Starter
 from taskyard.futures import ProcessPool
 from taskyard.manager import ExecutorManager, ManagerSettings, get_executor_manager
 from taskyard.model.execution import ErrorKind
-from tests.execution import misdeeds
-from tests.execution.census import ended
+from tests.execution import deeds, misdeeds
+from tests.execution.census import ended, open_fds
 
 
 def speak_later(let_go: str) -> None:
@@ -102,7 +107,7 @@ async def test_a_listener_that_raises_loses_no_answer(desk, monkeypatch):
 
 
 def _raise(*_: object) -> None:
-    raise RuntimeError("a listener failed")
+    raise RuntimeError("it failed")
 
 
 def test_killing_a_pipelining_pool_answers_every_call():
@@ -128,11 +133,106 @@ async def test_calls_that_wait_are_answered_when_no_worker_can_be_started(open_d
     assert len([result for result in results if result.error]) == 5
 
 
+ADD_READER = "asyncio.SelectorEventLoop.add_reader"
+
+
 class NoStarter:
+    """Fails so often, and then hands on to another."""
+
+    def __init__(self, times: float = math.inf, then: Starter | None = None) -> None:
+        self.tries, self._times, self._then = 0, times, then
+
     def preload(self, modules: object) -> None: ...
 
-    def spawn(self) -> None:
-        raise OSError("no process is to be had")
+    def spawn(self) -> WorkerHandle:
+        self.tries += 1
+        if self._then is None or self.tries <= self._times:
+            raise OSError("no process is to be had")
+        return self._then.spawn()
+
+
+async def test_a_start_that_fails_is_no_matter_of_calls_that_others_serve(open_desk, monkeypatch, stage):
+    """While a worker lives, calls wait for it, and one try at a time is made to start another."""
+    desk = open_desk(max_workers=2, spare=False)
+    await desk.value(misdeeds.pid)
+    starter = NoStarter()
+    monkeypatch.setattr(desk.pool, "_starter", starter)
+    held = desk.begin(deeds.hold, (stage.began, stage.gate))
+    await asyncio.to_thread(stage.wait_until_begun)
+    calls = [desk.begin(misdeeds.add, n, 1) for n in range(20)]
+    assert starter.tries == 1
+    stage.let_go()
+    assert (await held.future).success
+    assert [(await call.future).data for call in calls] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("portable", [False, True], ids=["nursery", "portable"])
+async def test_a_worker_that_cannot_be_watched(open_desk, monkeypatch, portable):
+    """It is ended, its call is answered `system`, and nothing of either is left behind."""
+    desk = open_desk(max_workers=1, spare=False, portable=portable)
+    await open_desk(max_workers=1, spare=False).value(misdeeds.pid)  # has the nursery started
+    fds = open_fds()
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start" if portable else ADD_READER, _raise)
+        call = desk.begin(misdeeds.add, 1, 2)
+    error = (await call.future).error
+    assert error is not None
+    assert (error.kind, error.message) == (ErrorKind.SYSTEM, "a worker process could not be started: it failed")
+    assert open_fds() == fds
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert desk.pool.numbers.done == 1
+
+
+async def test_a_worker_that_cannot_be_heard(open_desk, monkeypatch):
+    """It counts as one that could not start, and the next one serves its call."""
+    desk = open_desk(max_workers=1, spare=False)
+    add_reader = asyncio.SelectorEventLoop.add_reader
+    fails = iter([False, True])
+
+    def fail_second_time(*args: Any) -> None:
+        if next(fails, False):
+            raise OSError("no room to listen")
+        add_reader(*args)
+
+    monkeypatch.setattr(ADD_READER, fail_second_time)
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert desk.pool.numbers.crashed == 1
+
+
+async def test_a_start_that_failed_is_tried_again(open_desk, monkeypatch, stage):
+    """A call that waits is served by a worker that could not be started at first, though the other one stays busy."""
+    desk = open_desk(max_workers=2, spare=False)
+    await desk.value(misdeeds.pid)
+    monkeypatch.setattr(desk.pool, "_starter", NoStarter(times=2, then=desk.pool._starter))
+    held = desk.begin(deeds.hold, (stage.began, stage.gate))
+    await asyncio.to_thread(stage.wait_until_begun)
+    assert await desk.value(misdeeds.add, 1, 2) == 3
+    stage.let_go()
+    assert (await held.future).success
+
+
+async def test_a_setup_that_fails_is_no_matter_of_calls_that_others_serve(open_desk, monkeypatch, tmp_path, stage):
+    """Workers that die while they start answer no call that a living one will serve."""
+    setup = pickle.dumps((os.mkdir, (str(tmp_path / "only_once"),)))
+    desk = open_desk(max_workers=2, spare=False, setup=setup)
+    await desk.value(misdeeds.pid)
+    ends: asyncio.Queue[int] = asyncio.Queue()
+    take_note = desk.pool.gone
+    monkeypatch.setattr("taskyard.execution.pool.START_AGAIN_S", 0.001)
+
+    def gone(worker: HostedWorker, status: int) -> None:
+        take_note(worker, status)
+        ends.put_nowait(status)
+
+    monkeypatch.setattr(desk.pool, "gone", gone)
+    held = desk.begin(deeds.hold, (stage.began, stage.gate))
+    await asyncio.to_thread(stage.wait_until_begun)
+    calls = [desk.begin(misdeeds.add, n, 1) for n in range(5)]
+    for _ in range(4):
+        await ends.get()
+    stage.let_go()
+    assert (await held.future).success
+    assert [(await call.future).data for call in calls] == list(range(1, 6))
 
 
 async def test_a_manager_that_could_not_be_made_is_not_kept(monkeypatch):

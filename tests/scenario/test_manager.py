@@ -209,7 +209,7 @@ def test_options_are_checked():
         {"timeout_s": "1"},
         {"unpicklable": "perhaps"},
     ):
-        with pytest.raises(ValueError, match=r"retries|timeout_s|perhaps"):
+        with pytest.raises((TypeError, ValueError), match=r"retries|timeout_s|perhaps"):
             CallOptions(**options)
 
 
@@ -219,7 +219,7 @@ async def test_async_functions_are_refused(manager, run):
 
     async def wait() -> None: ...
 
-    with pytest.raises(TypeError, match=r"wait is async.*await it"):
+    with pytest.raises(TypeError, match=r"wait.* is async.*await it"):
         await getattr(manager, run)(wait)
 
 

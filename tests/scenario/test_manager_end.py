@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import threading
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import asynccontextmanager
@@ -23,8 +24,8 @@ from tests.scenario.processes import run_python
 
 @pytest.mark.spec("MGR-09")
 async def test_a_shutdown_returns_when_the_work_is_done(stage, caplog):
-    """A shutdown ends with the last call, long before its timeout, and the loop goes on meanwhile; then a new one can
-    be made."""
+    """A shutdown ends with the last call, long before its timeout, and the loop goes on meanwhile; a new manager can be
+    made as soon as it begins."""
     caplog.set_level(logging.INFO)
     manager = get_executor_manager(SMALL)
     held, pid = await begin(manager, stage)
@@ -34,8 +35,12 @@ async def test_a_shutdown_returns_when_the_work_is_done(stage, caplog):
     await asyncio.sleep(0)
     assert not ending.done()
     for run in (manager.run_cpu_intensive, manager.run_io_intensive):
-        with pytest.raises(RuntimeError, match="shut down"):
+        with pytest.raises(RuntimeError, match=re.escape("shut down; get_executor_manager() makes a new one")):
             await run(int)
+    async with get_executor_manager(SMALL) as meanwhile:  # as they were told
+        assert meanwhile is not manager
+        assert await meanwhile.run_io_intensive(int) == 0
+    assert not ending.done()
     await asyncio.to_thread(stage.let_go)  # the loop is free to do this
     await ending
     assert (await held, await io) == ("held", 0)

@@ -40,7 +40,7 @@ def with_exception(error: ExecutionError, exc: BaseException) -> ExecutionError:
     """The same with `exc` itself, pickled, in its details; as it is, where that cannot be."""
     try:
         return msgspec.structs.replace(error, details={**error.details, EXCEPTION: pickle.dumps(exc, 5)})
-    except Exception:  # its code is anybody's
+    except BaseException:  # its code is anybody's
         return error
 
 
@@ -90,7 +90,7 @@ def type_names(cls: type[BaseException]) -> tuple[str, ...]:
 def _message(exc: BaseException) -> str:
     try:
         text = str(exc)
-    except Exception as broken:
+    except BaseException as broken:
         text = f"{type(exc).__name__}, whose text could not be read: {type(broken).__name__}"
     return clean(text or type(exc).__name__)[:MESSAGE_CHARS]
 
@@ -100,7 +100,7 @@ def _traceback(exc: BaseException) -> str:
     tb = exc.__traceback__.tb_next if exc.__traceback__ is not None else None
     try:
         text = "".join(traceback.format_exception(type(exc), exc, tb))
-    except Exception as broken:
+    except BaseException as broken:
         text = f"{type(exc).__name__}, whose traceback could not be written: {type(broken).__name__}\n"
     return clean(text)[-TRACEBACK_CHARS:]
 

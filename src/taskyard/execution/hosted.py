@@ -84,8 +84,16 @@ class HostedWorker:
         self._timer_mono = math.inf
         widen(self._wire)
         process.watch(loop, self._gone)
-        loop.add_reader(self._wire, self._readable)
         self._arm()
+
+    def set_up(self, setup: Outgoing) -> None:
+        """Listen to it, and tell it what it is to be. Where that fails it ends as if it had failed to start."""
+        try:
+            self._loop.add_reader(self._wire, self._readable)
+            self.send(setup)
+        except Exception as exc:
+            self.complaint = fault(f"a worker process could not be started: {exc}")
+            self.kill()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -246,7 +254,8 @@ class HostedWorker:
         return is_open
 
     def _heed(self, frame: Frame) -> None:
-        """Who listens may fail: the frames behind this one, an answer among them, must be read all the same."""
+        """Who listens may fail: the frames behind this one, an answer among them, must be read all the same. By
+        whatever it raises: a SystemExit would end the loop, and every call on it."""
         try:
             if frame.kind is RESULT:
                 self._answer(frame, self._result(frame))
@@ -254,7 +263,7 @@ class HostedWorker:
                 self._take(frame)
         except WireError:
             raise
-        except Exception:
+        except BaseException:
             log.exception("what a worker process said could not be passed on")
 
     def _take(self, frame: Frame) -> None:
@@ -293,7 +302,7 @@ class HostedWorker:
     def _result(self, frame: Frame) -> ExecutionResult:
         try:
             value = frame.load()
-        except Exception as exc:
+        except BaseException as exc:  # its code is anybody's, and may even call `sys.exit`
             error = explain(exc)
             message = f"its result could not be read back from the worker process: {error.message}"
             details = {UNRETURNED: True}
@@ -366,7 +375,7 @@ class HostedWorker:
 def _load(frame: Frame, expected: type) -> Any:
     try:
         value = frame.load()
-    except Exception as exc:
+    except BaseException as exc:
         raise WireError(f"a body that is none: {type(exc).__name__}") from None
     if not isinstance(value, expected):
         raise WireError(f"a body of the wrong type: {type(value).__name__}")

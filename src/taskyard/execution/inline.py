@@ -9,6 +9,7 @@ from typing import Any
 
 from taskyard.execution.context import RunContext
 from taskyard.execution.explain import canceled, explain, rejected, timed_out
+from taskyard.execution.idle import Idle
 from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.ports.executor import Abilities
 
@@ -23,16 +24,15 @@ class InProcessExecutor:
         self._now = now
         self._running = 0
         self._is_closed = False
-        self._idle: asyncio.Event | None = None
+        self._idle = Idle()
 
     async def start(self) -> None:
         self._is_closed = False
 
     async def shutdown(self, *, wait: bool = True) -> None:
         self._is_closed = True
-        if wait and self._running:
-            self._idle = asyncio.Event()
-            await self._idle.wait()
+        if wait:
+            await self._idle.wait_while(lambda: self._running)
 
     async def submit(self, request: ExecutionRequest) -> ExecutionResult:
         started_at = self._now()
@@ -40,8 +40,9 @@ class InProcessExecutor:
             error = rejected("the in-process executor is shut down")
             return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=started_at)
         run: RunContext | None = request.context
-        if run is not None and run.task is not None:
-            run.interrupt = run.task.cancel
+        interrupt: _Interrupt | None = None
+        if run is not None and run.task is not None and request.spec.is_async:
+            run.interrupt = interrupt = _Interrupt(run.task)
         self._running += 1
         try:
             if not request.spec.is_async:
@@ -55,9 +56,10 @@ class InProcessExecutor:
             error = self._explain(exc, request)
             return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=self._now())
         finally:
+            if interrupt is not None:
+                interrupt.take_back()
             self._running -= 1
-            if self._idle is not None and not self._running:
-                self._idle.set()
+            self._idle.tell()
         return ExecutionResult(success=True, data=data, started_at=started_at, ended_at=self._now())
 
     async def _within(self, request: ExecutionRequest) -> Any:
@@ -81,17 +83,42 @@ class InProcessExecutor:
         if isinstance(exc, GeneratorExit) and not _is_stepping(run):
             raise exc  # this coroutine is being closed, with the loop gone
         if isinstance(exc, asyncio.CancelledError):
-            task = asyncio.current_task()
             if run is not None and run.cancel_asked:
-                if task is not None:
-                    task.uncancel()
                 return canceled()
+            task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise exc
             # Nobody cancelled this task: the consumer awaited something that was cancelled, and let it through.
         if run is not None:
             run.raised = exc
         return explain(exc)
+
+
+class _Interrupt:
+    """Cancels the caller's task, in which the code runs. The caller itself is not meant: once the code has ended,
+    whatever it made of the cancellation, that is taken back."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+        self._times = 0
+        self._is_over = False
+
+    def __call__(self) -> None:
+        if asyncio.current_task() is self._task:
+            # The code itself asks. If it awaits nothing more, the caller's next await must not be hit instead.
+            self._task.get_loop().call_soon(self._cancel)
+        else:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if not self._is_over:
+            self._times += 1
+            self._task.cancel()
+
+    def take_back(self) -> None:
+        self._is_over = True
+        for _ in range(self._times):
+            self._task.uncancel()
 
 
 def _call(request: ExecutionRequest) -> Any:

@@ -45,7 +45,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 class WorkerHandle(Protocol):
     """A worker's process, as its pool sees it. `on_gone` is called once, on the loop, when the process and everything
-    it started are gone, with its wait status. `terminate` and `kill` may be called at any time, and more than once."""
+    it started are gone, with its wait status. If `watch` raises, the process is being ended, and its wire is closed.
+    `terminate` and `kill` may be called at any time, and more than once."""
 
     wire: socket.socket
 
@@ -69,8 +70,13 @@ class NurseryWorker:
         self._patience: asyncio.TimerHandle | None = None
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[int], None]) -> None:
+        try:
+            loop.add_reader(self._control, self._hear)
+        except BaseException:
+            self._control.close()  # its keeper takes that for our end
+            self.wire.close()
+            raise
         self._loop, self._on_gone = loop, on_gone
-        loop.add_reader(self._control, self._hear)
 
     def terminate(self) -> None:
         self._tell(TERM)

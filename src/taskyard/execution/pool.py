@@ -17,6 +17,7 @@ import msgspec
 from taskyard.execution.calls import PendingCall
 from taskyard.execution.explain import canceled, fault, refused, rejected, waited_long
 from taskyard.execution.hosted import HostedWorker
+from taskyard.execution.idle import Idle
 from taskyard.execution.keeper import ended
 from taskyard.execution.nursery import NURSERY, WorkerHandle
 from taskyard.execution.pool_settings import PoolSettings
@@ -29,7 +30,7 @@ MOST_RETURNS = 3
 """How often a call is sent again when its worker died before it had all of it: it may be what workers die of."""
 
 START_AGAIN_S = 0.1
-"""When no worker could be started and calls wait: how long until the next try."""
+"""When a worker could not be started and calls wait: how long until the next try."""
 
 
 class PoolNumbers(msgspec.Struct, frozen=True):
@@ -69,7 +70,8 @@ class WorkerPool:
         self._done = self._crashed = self._killed = self._recycled = 0
         self._is_closed = False
         self._starts = self._failed_starts = self._failed_up_to = 0
-        self._news: asyncio.Event | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._news = Idle()
 
     @property
     def numbers(self) -> PoolNumbers:
@@ -87,6 +89,7 @@ class WorkerPool:
 
     async def start(self, *, warm: bool = True) -> None:
         """Open it; `warm`: have a worker ready soon."""
+        refuse_while_loading()
         self._is_closed = False
         self._bind(asyncio.get_running_loop())
         if warm:
@@ -94,6 +97,7 @@ class WorkerPool:
 
     def submit(self, call: PendingCall) -> asyncio.Future[ExecutionResult]:
         """Run the call as soon as there is a worker. The future always gets a result; cancelling it ends nothing."""
+        refuse_while_loading()
         self._bind(call.future.get_loop())
         if self._is_closed:
             call.fail(rejected("the process pool is shut down"))
@@ -137,13 +141,13 @@ class WorkerPool:
     async def shutdown(self, *, wait: bool = True) -> None:
         """Take nothing new; what waits is rejected, what runs goes on. With `wait`, until every worker is gone."""
         self._is_closed = True
+        self._forget_retry()
         while self._waiting:
             self._waiting.popleft().fail(rejected("the process pool was shut down before it began"))
         for worker in [worker for worker in self._workers if worker not in self._occupied]:
             self._retire(worker)
-        while wait and self._workers:
-            self._news = asyncio.Event()
-            await self._news.wait()
+        if wait:
+            await self._news.wait_while(lambda: self._workers)
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
@@ -199,7 +203,7 @@ class WorkerPool:
         self._occupied.add(worker)
         try:
             worker.give(call)
-        except Exception as exc:
+        except BaseException as exc:  # what pickles is anybody's code
             message = f"it cannot be sent to a worker process: {type(exc).__name__}: {exc}"
             # Without memory or descriptors the next try may do better; what does not pickle never will.
             is_ours = isinstance(exc, OSError | MemoryError)
@@ -216,35 +220,42 @@ class WorkerPool:
         self._grow()
 
     def _grow(self) -> None:
-        """Start the workers that waiting calls need, and the spare."""
-        if self._is_closed or self._loop is None:
+        """Start the workers that waiting calls need, and the spare. After a start that failed, those that live serve
+        what waits until the next try."""
+        alive = self._count_alive()
+        if self._is_closed or self._loop is None or (alive and self._retry is not None):
             return
         wanted = min(len(self._waiting), self.settings.max_workers - len(self._occupied))
         if self.settings.spare and not self._idle and not self._failed_starts:
             wanted += 1
-        alive = sum(not worker.is_dying and not worker.is_retiring for worker in self._workers)
         wanted = min(wanted - self._starting, self.settings.max_workers + self.settings.spare - alive)
         for _ in range(wanted):
-            self._start_worker(self._loop)
+            if not self._start_worker(self._loop):
+                return
 
-    def _start_worker(self, loop: asyncio.AbstractEventLoop) -> None:
-        refuse_while_loading()
+    def _count_alive(self) -> int:
+        """Workers that serve calls, or will when they have started."""
+        return sum(not worker.is_dying and not worker.is_retiring for worker in self._workers)
+
+    def _start_worker(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether one is on its way. Never raises: who asks has a call in the queue, or is a callback of the loop's."""
         settings = self.settings
         try:
             setup = self._encode_setup()
             self._starter.preload(() if settings.environ else settings.preload)
             process = self._starter.spawn()
+            worker = HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s)
         except Exception as exc:
             self._blame_start(fault(f"a worker process could not be started: {exc}"), tries=1)
             if self._waiting:
-                loop.call_later(START_AGAIN_S, self._grow)  # nothing else would: no worker is on its way
-            return
-        worker = HostedWorker(process, loop, self, shares=self._shares, load_s=settings.load_s)
-        worker.send(setup)
+                self._start_later(loop)  # nothing else may: perhaps no worker is on its way
+            return False
         self._workers.add(worker)
         self._starting += 1
         self._starts += 1
         worker.place = self._starts
+        worker.set_up(setup)
+        return True
 
     def _encode_setup(self) -> Outgoing:
         settings = self.settings
@@ -260,15 +271,29 @@ class WorkerPool:
         return encode(Kind.SETUP, value=setting, shares=False)
 
     def _blame_start(self, error: ExecutionError, *, tries: int, place: int | None = None) -> None:
-        """After so many starts in a row that failed each answers one call: so a pool that cannot start never turns in
-        circles, and a worker, or a nursery, that was killed while it started harms nobody. Those that were on their way
-        when one failed (by their `place` among all starts) most likely failed with it, and count as one."""
+        """After so many starts in a row that failed each answers one call, if nobody else will serve it: so a pool that
+        cannot start never turns in circles, and a worker, or a nursery, that was killed while it started harms nobody.
+        Those that were on their way when one failed (by their `place` among all starts) most likely failed with it, and
+        count as one."""
         if self._failed_starts < tries and place is not None and place <= self._failed_up_to:
             return
         self._failed_starts += 1
         self._failed_up_to = self._starts
-        if self._failed_starts >= tries and self._waiting:
+        if self._failed_starts >= tries and self._waiting and not self._count_alive():
             self._waiting.popleft().fail(error)
+
+    def _start_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._retry is None:
+            self._retry = loop.call_later(START_AGAIN_S, self._start_again)
+
+    def _start_again(self) -> None:
+        self._retry = None
+        self._grow()
+
+    def _forget_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
 
     # --- what workers tell --------------------------------------------------------------------------------------------
 
@@ -335,8 +360,9 @@ class WorkerPool:
             error = worker.complaint or fault(f"a worker process {ended(status)} before it was ready")
             # A nursery that is killed can take two starts with it: what it got before, and what it got while it died.
             self._blame_start(error, tries=2 if worker.complaint else 3, place=worker.place)
-        if self._news is not None:
-            self._news.set()
+            if self._loop is not None and self._count_alive():
+                self._start_later(self._loop)
+        self._news.tell()
         self._dispatch()
 
     def _count_end(self, worker: HostedWorker) -> None:

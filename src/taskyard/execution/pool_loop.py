@@ -26,7 +26,7 @@ from taskyard.execution.loop_thread import LoopThread
 from taskyard.execution.pool import PoolNumbers
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
-from taskyard.execution.raising import to_exception
+from taskyard.execution.raising import WorkerDied, name_of, to_exception
 from taskyard.execution.scene import refuse_while_loading
 from taskyard.execution.wire import KEEPS_EXCEPTION
 from taskyard.model.execution import ExecutionResult
@@ -34,6 +34,8 @@ from taskyard.model.execution import ExecutionResult
 T = TypeVar("T")
 
 TELL_EVERY_S = 0.001
+
+BROKEN = "the event loop of its pool has ended"
 
 log = logging.getLogger("taskyard")
 
@@ -88,6 +90,11 @@ class FutureCall(PendingCall):
             target.set_result(result.data)
         else:
             target.set_exception(to_exception(result.error, self.function))
+
+    def break_off(self, why: str) -> None:
+        """Nobody is left to answer it."""
+        if not self._target.done():
+            self._target.set_exception(WorkerDied(name_of(self.function), why))
 
 
 class PoolLoop:
@@ -178,13 +185,35 @@ class PoolLoop:
 
     # --- in the thread ------------------------------------------------------------------------------------------------
 
+    async def _serve(self) -> None:
+        try:
+            await self._finished.wait()
+        except asyncio.CancelledError:
+            log.error("the event loop of a process pool was ended from inside; its calls are given up")
+            self._close(BROKEN)
+            self._tell_callers()
+            for call in list(self._given):
+                self._pool.end_now(call, BROKEN)
+        await self._pool.shutdown()
+
     def _ended(self) -> None:
+        """The last resort, whatever has ended the thread: no future waits for ever."""
+        self._close(BROKEN)
+        self._tell_callers()
+        for call in self._given:
+            call.break_off(BROKEN)
         _RUNNING.discard(self)
         self._note_end()
 
-    async def _serve(self) -> None:
-        await self._finished.wait()
-        await self._pool.shutdown()
+    def _close(self, why: str) -> None:
+        """Take nothing new, and fail what waits."""
+        with self._lock:
+            self._is_closed = True
+        self._collect()
+        while self._waiting:
+            work = self._waiting.popleft()
+            if work.future.set_running_or_notify_cancel():
+                work.future.set_exception(WorkerDied(name_of(work.function), why))
 
     def _drain(self) -> None:
         self._collect()
@@ -220,7 +249,7 @@ class PoolLoop:
         self._given.add(call)
         try:
             _ = self._pool.submit(call)  # its own future is not needed: the answer comes to `FutureCall`
-        except Exception:
+        except BaseException:
             # No way to get here is known; a future that is never done would be worse than this one.
             log.exception("a call could not be given to its process pool")
             self._pool.end_now(call, "it could not be given to its pool")
@@ -246,7 +275,7 @@ class PoolLoop:
         while answered:
             try:
                 answered.pop().tell()
-            except Exception:
+            except BaseException:  # a callback of the future's may raise anything
                 log.exception("the answer to a call could not be told")
         self._note_idle()
 

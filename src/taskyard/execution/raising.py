@@ -95,7 +95,7 @@ def _find_raised(error: ExecutionError) -> BaseException | None:
         return None
     try:
         exc = pickle.loads(pickled)
-    except Exception:  # some pickle well and cannot be made again
+    except BaseException:  # some pickle well and cannot be made again; what that raises is no business of our loop
         return None
     return exc if isinstance(exc, BaseException) else None
 

@@ -160,18 +160,28 @@ class ExecutionDispatcher(AlgorithmCaller):
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        self._is_closed = False
+        """Start every executor, or none."""
         for desk in self._desks.values():
             if desk.executor.abilities.runs_code:
                 desk.installed.warm_up()
-        for executor in self._executors.values():
-            await executor.start()
+        async with contextlib.AsyncExitStack() as started:
+            for executor in self._executors.values():
+                await executor.start()
+                started.push_async_callback(executor.shutdown)
+            started.pop_all()
+        self._is_closed = False
 
     async def shutdown(self, *, wait: bool = True) -> None:
+        """All executors and algorithms are shut down, also if some of it fails; then that is raised."""
         self._is_closed = True
-        await asyncio.gather(*(executor.shutdown(wait=wait) for executor in self._executors.values()))
+        endings = [executor.shutdown(wait=wait) for executor in self._executors.values()]
+        failures = [end for end in await asyncio.gather(*endings, return_exceptions=True) if end is not None]
         for desk in self._desks.values():
             await desk.installed.close()
+        if len(failures) > 1:
+            raise BaseExceptionGroup("executors could not be shut down", failures)
+        if failures:
+            raise failures[0]
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -256,8 +266,8 @@ class ExecutionDispatcher(AlgorithmCaller):
             return _heed_cancel(result) if run.cancel_asked else result
         finally:
             CURRENT.reset(mark)
-            run.end()
             self._live.discard(run)
+            run.end()
 
     def _make_run(self, request: ExecutionRequest) -> RunContext:
         now = datetime.now(UTC)
@@ -335,7 +345,10 @@ class ExecutionDispatcher(AlgorithmCaller):
         if report.checkpoint is not None:
             report.claim.record.checkpoint = report.checkpoint  # for the next try
         if report.progress is not None:
-            self._on_progress(report.claim.uuid, report.progress)
+            try:
+                self._on_progress(report.claim.uuid, report.progress)
+            except Exception:
+                log.exception("a listener for progress failed")
 
     def _judge(self, desk: Desk, request: ExecutionRequest, granted: Pass, result: ExecutionResult | None) -> None:
         changed = desk.circuit.record(granted, result, self._monotonic())

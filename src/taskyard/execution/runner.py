@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from taskyard.errors import NotJson, PayloadTooLarge
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.explain import canceled, explain, refused
+from taskyard.execution.idle import Idle
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.model.limits import QueueSettings, tighter
 from taskyard.model.move import Move
@@ -66,7 +67,7 @@ class Runner:
         self._clock, self._hooks, self._jitter, self._settings = clock, hooks, jitter, settings
         self._host: RunHost | None = None
         self._live: dict[int, RunContext] = {}
-        self._drained: asyncio.Event | None = None
+        self._idle = Idle()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -187,8 +188,8 @@ class Runner:
         if move is not None:
             del self._live[run.claim.token]
             self._hooks.settle(run.claim, move)
-        if self._drained is not None and not self._live:
-            self._drained.set()
+        if not self._live:
+            self._idle.tell()
 
     # --- ending runs early --------------------------------------------------------------------------------------------
 
@@ -213,8 +214,8 @@ class Runner:
         while self._live:
             if until_mono is not None and self._clock.monotonic() >= until_mono:
                 return False
-            self._drained = asyncio.Event()
-            await self._clock.wait(self._drained, until_mono)
+            with self._idle.watch() as ended:
+                await self._clock.wait(ended, until_mono)
         return True
 
     def give_back_waiting(self) -> None:

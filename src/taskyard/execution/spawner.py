@@ -39,7 +39,14 @@ class SpawnedWorker:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
                 loop.call_soon_threadsafe(on_gone, status)
 
-        threading.Thread(target=wait, name="taskyard-spawned", daemon=True).start()
+        try:
+            threading.Thread(target=wait, name="taskyard-spawned", daemon=True).start()
+        except BaseException:
+            self.kill()
+            self._bury()  # takes about a millisecond, now that it is killed
+            self._lifeline.close()
+            self.wire.close()
+            raise
 
     def terminate(self) -> None:
         self._signal(signal.SIGTERM)

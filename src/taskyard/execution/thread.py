@@ -2,8 +2,8 @@
 
 A thread cannot be stopped. A run that is cancelled or past its deadline is told (`current_run().cancelled`), and keeps
 its thread until it ends: two runs of one task never overlap. Async code has an event loop of its thread's, and is
-cancelled there. The threads are daemons, so that one that never ends
-cannot hold up the end of the process; `concurrent.futures` would join it for ever.
+cancelled there. The threads are daemons, so that one that never ends cannot hold up the end of the process;
+`concurrent.futures` would join it for ever.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from taskyard.execution.checks import check_whole
 from taskyard.execution.code_loop import close_loop_here, loop_here
 from taskyard.execution.context import RunContext
 from taskyard.execution.explain import canceled, explain, rejected, timed_out, waited_long
@@ -31,16 +32,15 @@ class ThreadExecutor:
     Belongs to the event loop that first submits."""
 
     def __init__(self, *, max_workers: int = 32, queue_limit: int = 1000, now: Callable[[], float] = time.time) -> None:
-        if max_workers < 1 or queue_limit < 0:
-            raise ValueError("max_workers must be at least 1 and queue_limit not negative")
+        check_whole("max_workers", max_workers)
+        check_whole("queue_limit", queue_limit, least=0)
         self.abilities = Abilities(capacity=max_workers)
         self._max_workers, self._queue_limit, self._now = max_workers, queue_limit, now
         self._waiting: deque[_Job] = deque()
         self._running = 0
-        self._threads: dict[threading.Thread, asyncio.Future[None]] = {}
-        self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._crew = _Crew()
+        self._leaving: list[_Crew] = []
         self._is_closed = False
-        self._idle: asyncio.Event | None = None
 
     async def start(self) -> None:
         """Threads are started on demand; this only opens the executor again after a shutdown."""
@@ -88,47 +88,77 @@ class ThreadExecutor:
             job = self._waiting.popleft()
             if job.finished.done():
                 continue  # cancelled while it waited
-            if self._running == len(self._threads):
-                try:
-                    self._start_thread()
-                except Exception as exc:
-                    job.reject(f"no thread could be started: {exc}")
-                    continue
+            try:
+                self._crew.make_room()
+            except Exception as exc:
+                job.reject(f"no thread could be started: {exc}")
+                continue
             self._running += 1
-            job.begin(self._now())
-            self._work.put(job)
-
-    def _start_thread(self) -> None:
-        gone = asyncio.get_running_loop().create_future()
-        thread = threading.Thread(target=_work, args=(self._work, gone), name="taskyard-thread", daemon=True)
-        thread.start()  # raises when the system has no more
-        self._threads[thread] = gone
+            job.begin(self._now(), self._crew)
+            self._crew.take(job)
 
     def _done(self, job: _Job) -> None:
         self._running -= 1
+        job.crew.busy -= 1
         self._hand_out()
-        if self._idle is not None and self._running == 0:
-            self._idle.set()
 
     async def shutdown(self, *, wait: bool = True) -> None:
         self._is_closed = True
         while self._waiting:
             self._waiting.popleft().reject("the thread executor was shut down before it began")
-        if wait and self._running:
-            self._idle = asyncio.Event()
-            await self._idle.wait()
-        for _ in self._threads:
+        # After a start there are new threads: those of before end with what they run.
+        self._crew.dismiss()
+        self._leaving = [crew for crew in (*self._leaving, self._crew) if crew.is_there]
+        self._crew = _Crew()
+        if wait:
+            for crew in list(self._leaving):
+                await crew.gone()
+
+
+class _Crew:
+    """Threads that share the work they are given, until they are dismissed. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self.threads: dict[threading.Thread, asyncio.Future[None]] = {}
+        self.busy = 0
+        self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+
+    @property
+    def is_there(self) -> bool:
+        return any(not gone.done() and not gone.get_loop().is_closed() for gone in self.threads.values())
+
+    def make_room(self) -> None:
+        """Have a thread that is free; raises when the system has no more."""
+        if self.busy == len(self.threads):
+            gone = asyncio.get_running_loop().create_future()
+            thread = threading.Thread(target=_work, args=(self._work, gone), name="taskyard-thread", daemon=True)
+            thread.start()
+            self.threads[thread] = gone
+
+    def take(self, job: _Job) -> None:
+        self.busy += 1
+        self._work.put(job)
+
+    def dismiss(self) -> None:
+        for _ in self.threads:
             self._work.put(None)
-        threads, self._threads = self._threads, {}
-        self._work = queue.SimpleQueue()
-        if self._running == 0:
-            for thread, gone in threads.items():
-                await gone  # what async code has left to do at the end may take a moment
-                thread.join()
+
+    async def gone(self) -> None:
+        """Wait for the end of the threads, and of what their algorithms have left to do then."""
+        here = asyncio.get_running_loop()
+        # Those of a loop that was closed before they ended can tell nobody.
+        left = {thread: gone for thread, gone in self.threads.items() if gone.get_loop() is here}
+        if left:
+            await asyncio.wait(left.values())  # unlike a bare await it leaves the futures alone when it is cancelled
+        for thread in left:
+            thread.join()
 
 
 class _Job:
     """One request on its way through a thread. All but `run` belongs to the event loop."""
+
+    crew: _Crew
+    """Whose thread runs it, from `begin` on."""
 
     def __init__(
         self, request: ExecutionRequest, loop: asyncio.AbstractEventLoop, done: Callable[[_Job], None]
@@ -152,8 +182,8 @@ class _Job:
         if wait_s is not None and not self.is_started:
             self._deadline = self._loop.call_later(wait_s, self._refuse, waited_long(wait_s))
 
-    def begin(self, now: float) -> None:
-        self.is_started, self._started_at = True, now
+    def begin(self, now: float, crew: _Crew) -> None:
+        self.is_started, self._started_at, self.crew = True, now, crew
         if self._deadline is not None:
             self._deadline.cancel()
         if self.request.context is not None:

@@ -30,7 +30,7 @@ class ExecutorProtocol(Protocol):
     def abilities(self) -> Abilities: ...
 
     async def start(self) -> None:
-        """Optional: warm up. Idempotent."""
+        """Optional: warm up. Idempotent. After a shutdown it opens the executor again, whatever still runs."""
         ...
 
     async def submit(self, request: ExecutionRequest) -> ExecutionResult:
@@ -38,5 +38,5 @@ class ExecutorProtocol(Protocol):
         ...
 
     async def shutdown(self, *, wait: bool = True) -> None:
-        """Take nothing new; with `wait`, return when what runs has ended."""
+        """Take nothing new; with `wait`, return when what runs has ended, to everyone who waits."""
         ...

@@ -287,6 +287,19 @@ class ExecutorContract(CodeContract):
         await closing
         assert (await running).data == 7
 
+    async def test_two_may_shut_it_down(self, executor: ExecutorProtocol) -> None:
+        """Everyone who waits for a shutdown hears of its end, also two at once."""
+        hold = self.hold()
+        running = self.begin(executor, hold.spec, 7)
+        await self.started(hold)
+        loop = asyncio.get_running_loop()
+        closing = [loop.create_task(executor.shutdown(wait=True)) for _ in range(2)]
+        await asyncio.sleep(0)
+        hold.let_go()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*closing)
+        assert (await running).data == 7
+
     async def test_shutdown_need_not_wait(self, executor: ExecutorProtocol) -> None:
         """`shutdown(wait=False)` returns at once; what runs goes on and is answered."""
         hold = self.hold()
@@ -294,4 +307,21 @@ class ExecutorContract(CodeContract):
         await self.started(hold)
         await executor.shutdown(wait=False)
         hold.let_go()
+        assert (await running).data == 7
+
+    async def test_it_can_be_started_again(self, executor: ExecutorProtocol) -> None:
+        """After a shutdown a start opens it, whatever still runs from before; that counts until it has ended."""
+        hold = self.hold()
+        running = self.begin(executor, hold.spec, 7)
+        await self.started(hold)
+        await executor.shutdown(wait=False)
+        await executor.start()
+        async with asyncio.timeout(PATIENCE_S):
+            for payload in range(3):
+                assert (await self.begin(executor, self.spec(echo), payload)).data == payload
+            closing = asyncio.get_running_loop().create_task(executor.shutdown(wait=True))
+            await asyncio.sleep(0)
+            assert not closing.done()
+            hold.let_go()
+            await closing
         assert (await running).data == 7
