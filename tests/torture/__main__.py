@@ -13,11 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.torture import cancels, dedupe, fencing, full, images, kills, rescue, simulation, stops, syscalls, timeouts
 from tests.torture.figures import Figures
+from tests.torture.postgres import clients, crashes, deaths, foreign, hints, limits, outages, pauses, verdicts
 from tests.torture.zygote import Zygote
 
 
@@ -43,6 +45,17 @@ SCENARIOS: dict[str, Scenario] = {
     "cancels-between": Scenario(cancels.run_in_two, 1_000, 5_000),
     "dedupe": Scenario(dedupe.run, 200, 1_000),
     "timeouts": Scenario(timeouts.run, 1_000, 10_000),
+    "pg-kills": Scenario(clients.run_kills, 500, 10_000),
+    "pg-crashes": Scenario(crashes.run, 100, 1_000),
+    "pg-pauses": Scenario(pauses.run, 200, 2_000),
+    "pg-verdicts": Scenario(verdicts.run, 20, 200),
+    "pg-deaths": Scenario(deaths.run, 200, 1_000),
+    **{f"pg-{way}": Scenario(partial(outages.run, way=way), 20, 200) for way in outages.WAYS},
+    "pg-deaf": Scenario(hints.run_deaf, 100, 500),
+    "pg-cancels": Scenario(hints.run_cancels, 100, 1_000),
+    "pg-foreign": Scenario(foreign.run, 5_000, 50_000),
+    "pg-dedupe": Scenario(clients.run_dedupe, 100, 1_000),
+    "pg-limits": Scenario(limits.run, 2_000, 20_000),
     "simulation": Scenario(simulation.run, 20_000, 100_000),
 }
 

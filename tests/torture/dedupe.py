@@ -6,13 +6,11 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from taskyard import TaskRecord
-from taskyard.ports.clock import SystemClock
-from taskyard.stores.sqlite import SqliteStore
+from taskyard import TaskRecord, Yard
 from taskyard.testing.faults import POINTS, phase_of
 from tests.torture.figures import Figures
 from tests.torture.procs import Child, Troop
-from tests.torture.work import ledger_of
+from tests.torture.work import ledger_of, make_yard
 
 PROCESSES, CLIENTS = 4, 8
 
@@ -35,8 +33,8 @@ def run(where: Path, *, trials: int, seed: int) -> Figures:
             for child in troop.living:
                 answers[key] |= _answers(child, key)
             figures.trials += 1
+    records = asyncio.run(_read(make_yard(where, ledger)))
     ledger.close()
-    records = asyncio.run(_read(where / "work.db"))
     figures.failures = troop.failures + _check(answers, records)
     struck = ", ".join(f"{phase} {count}" for phase, count in troop.phases.most_common())
     figures.note = f"{PROCESSES} processes, one killed in each trial ({struck})"
@@ -68,13 +66,9 @@ def _answers(child: Child, key: str) -> set[str]:
     return told
 
 
-async def _read(path: Path) -> list[TaskRecord]:
-    store = SqliteStore(path, clock=SystemClock())
-    await store.open()
-    try:
-        return await store.list_tasks(limit=1_000_000)
-    finally:
-        await store.close()
+async def _read(yard: Yard) -> list[TaskRecord]:
+    async with yard.client():
+        return await yard.store.list_tasks(limit=1_000_000)
 
 
 def _check(answers: dict[str, set[str]], records: list[TaskRecord]) -> list[str]:

@@ -94,16 +94,15 @@ def run(where: Path, *, trials: int, seed: int, mutation: str = "") -> Figures:
             runner.run(fence.yard.stop())
     entries = fence.ledger.entries()
     fence.ledger.close()
-    figures.failures = fence.troop.failures + judge(entries, stored) + check(entries, stored)
+    figures.failures = fence.troop.failures + judge(entries, stored) + check(_stale_tokens(entries), stored)
     figures.note = f"half of them in threads; {fence.refused} stale settles refused"
     if fence.refused < figures.trials:
         figures.failures.append(f"{figures.trials} stale runs, and only {fence.refused} of their settles were refused")
     return figures
 
 
-def check(entries: Sequence[Entry], stored: dict[str, Stored]) -> list[str]:
+def check(stale: set[int], stored: dict[str, Stored]) -> list[str]:
     """Whatever is stored was written by the run that was not stale."""
-    stale = _stale_tokens(entries)
     faults = []
     for uuid, one in stored.items():
         parent = one.record.task.args.get("parent")
@@ -111,9 +110,11 @@ def check(entries: Sequence[Entry], stored: dict[str, Stored]) -> list[str]:
             faults.append(f"task {uuid}: submitted by the stale run {parent}")
         if one.record.source in KINDS:
             is_own = one.record.result not in {str(token) for token in stale}
-            told = (one.record.state, is_own, one.record.note)
-            if told != (TaskState.COMPLETED, True, f"by {one.record.result}"):
-                faults.append(f"task {uuid}: is {one.record.state}, result {one.record.result}, {one.record.note!r}")
+            said = one.record.progress.message if one.record.progress is not None else None
+            told = (one.record.state, is_own, one.record.note, said)
+            by = f"by {one.record.result}"
+            if told != (TaskState.COMPLETED, True, by, by):
+                faults.append(f"task {uuid}: is {told}, result {one.record.result}")
     return faults
 
 

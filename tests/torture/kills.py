@@ -3,6 +3,7 @@
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from taskyard.testing.faults import PHASES, POINTS, phase_of
@@ -82,15 +83,23 @@ class Round:
 
 
 def run(where: Path, *, trials: int, seed: int) -> Figures:
+    def make_folder(number: int) -> Path:
+        folder = where / f"kills-{number}"
+        folder.mkdir()
+        return folder
+
+    return run_rounds("P1 kill -9 at any instant", make_folder, trials=trials, seed=seed)
+
+
+def run_rounds(promise: str, make_folder: Callable[[int], Path], *, trials: int, seed: int) -> Figures:
     rng = random.Random(seed)
-    figures = Figures("P1 kill -9 at any instant", 0)
+    figures = Figures(promise, 0)
     phases: Counter[str] = Counter()
     tasks = 0
     number = 0
     while figures.trials < trials:
         number += 1
-        folder = where / f"kills-{number}"
-        folder.mkdir()
+        folder = make_folder(number)
         one = Round(folder, rng, phases)
         one.run(min(A_ROUND, trials - figures.trials))
         faults, stored = drain_and_judge(folder)

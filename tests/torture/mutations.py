@@ -3,16 +3,23 @@
 Chosen by name, in the process that is to misbehave: `TORTURE_MUTATION=acknowledge-before-commit`.
 """
 
+import asyncio
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from taskyard.model.task import Claim
+from taskyard.stores.postgres import PostgresStore, place
+from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.sidecar import Sidecar
 from taskyard.stores.sqlite.writer import Job, Outcome, Writer
 
 VARIABLE = "TORTURE_MUTATION"
+
+THOUGHT = "has made up its mind"
+THINK_S = 1.5
 
 
 def acknowledge_before_commit() -> None:
@@ -51,10 +58,40 @@ def take_the_living_for_dead() -> None:
     Sidecar.is_dead = is_dead  # type: ignore[method-assign]
 
 
+def acknowledge_before_flush() -> None:
+    """PostgreSQL answers before a transaction is on disk."""
+    place.LIMITS["synchronous_commit"] = "off"
+
+
+def believe_that_all_are_dead() -> None:
+    """Every node on PostgreSQL takes all others for dead, whether they beat or not."""
+
+    def look(self: Pulse, beats: dict[str, int]) -> list[str]:
+        self._seen = {node: (n, 0.0) for node, n in beats.items()}
+        return list(beats)
+
+    Pulse.look = look  # type: ignore[method-assign]
+
+
+def think_before_rescue() -> None:
+    """Time passes between the verdict that a node is dead and the deed. That is no fault, and must do no harm."""
+    inner = PostgresStore.rescue
+
+    async def rescue(self: PostgresStore, incarnation: str) -> list[str]:
+        print(THOUGHT, file=sys.stderr, flush=True)
+        await asyncio.sleep(THINK_S)
+        return await inner(self, incarnation)
+
+    PostgresStore.rescue = rescue  # type: ignore[method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     "acknowledge-before-commit": acknowledge_before_commit,
+    "acknowledge-before-flush": acknowledge_before_flush,
+    "believe-that-all-are-dead": believe_that_all_are_dead,
     "drop-the-token-check": drop_the_token_check,
     "take-the-living-for-dead": take_the_living_for_dead,
+    "think-before-rescue": think_before_rescue,
 }
 
 

@@ -80,6 +80,10 @@ class Child:
         """The end of what it wrote to stderr."""
         return self._errors.read_text(errors="replace")[-10_000:]
 
+    def count(self, text: str) -> int:
+        """How often that stands in what it wrote to stderr."""
+        return self._errors.read_text(errors="replace").count(text)
+
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def kill(self, ledger: Ledger | None = None) -> None:

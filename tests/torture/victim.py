@@ -19,7 +19,9 @@ from taskyard.testing.faults import Board, Faults
 from taskyard.testing.ledger import DYING_S, Ledger
 from tests.torture import mutations
 from tests.torture.disks import fill_up, make_disk
-from tests.torture.work import ledger_of, make_yard, submit_for_ever
+from tests.torture.postgres.links import Connects
+from tests.torture.postgres.wires import enter
+from tests.torture.work import address_of, ledger_of, make_yard, submit_for_ever
 
 FOLDER = "TORTURE_FOLDER"
 """Tells `tests.torture.app` where it is."""
@@ -47,6 +49,8 @@ class Stage:
             last_words=lambda point: self.ledger.kill(os.getpid(), point), board=self.board
         )
         self.faults.install()
+        if address_of(folder).exists():
+            Connects(folder, name).install()
         self.rng = random.Random(options.get("seed", ""))
         self.stopping = asyncio.Event()
 
@@ -74,7 +78,14 @@ async def submit(stage: Stage) -> None:
     every_s = float(stage.options.get("every_s", "0.02"))
     async with yard.client():
         stage.say("ready")
-        await submit_for_ever(yard, stage.ledger, stage.rng, every_s=every_s, until=stage.stopping.is_set)
+        await submit_for_ever(
+            yard,
+            stage.ledger,
+            stage.rng,
+            every_s=every_s,
+            until=stage.stopping.is_set,
+            patient="patient" in stage.options,
+        )
 
 
 async def sequence(stage: Stage) -> None:
@@ -180,5 +191,6 @@ def command(folder: str, name: str, *options: str) -> int:
 
 async def perform(role: str, folder: str, name: str, *options: str) -> None:
     stage = Stage(Path(folder), name, dict(option.split("=", 1) for option in options))
+    enter(stage.options.get("network", ""))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stage.stopping.set)
     await ROLES[role](stage)

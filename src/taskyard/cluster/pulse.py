@@ -21,8 +21,9 @@ the GIL was held. Whether the others have given the node up, only the store know
 LONGEST_TRY = 0.4
 """Of the lease: a connection that is dead without saying so must leave time for a second try on another."""
 
-RETRY_S = (0.5, 1.0)
-"""Between tries of a beat that was not heard, and so between connections: at least, at most."""
+RETRY_S = (0.5, 2.0)
+"""Between tries of a beat that was not heard, and so between connections: at least, at most. The store's other users
+connect about as often again, and all together shall not connect more than twice a second."""
 
 
 class Act(Enum):
@@ -58,7 +59,8 @@ class Pulse:
             return Step(Act.STALLED, now_mono + self._every_s)
         # A beat that is due goes before the verdict: after a time in which nothing could run, it may still be heard.
         if now_mono >= self._due_mono:
-            left_s = max(self._trusted_until_mono - now_mono, LAST_TRY * self._lease_s)
+            trusted_s = self._trusted_until_mono - now_mono
+            left_s = trusted_s if trusted_s > 0 else LAST_TRY * self._lease_s
             return Step(Act.BEAT, now_mono + min(left_s, LONGEST_TRY * self._lease_s))
         if now_mono >= self._trusted_until_mono:
             return Step(Act.LOST, now_mono)

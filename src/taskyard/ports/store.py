@@ -214,7 +214,8 @@ class Store(Protocol):
     async def list_tasks(
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
-        """Newest first, at most `limit`; go on with `before_id` of the last one seen."""
+        """Newest first, at most `limit`; go on with `before_id` of the last one seen. It tells what came of a turn of
+        this process whose outcome is unknown: that turn changes nothing any more."""
         ...
 
     async def list_runs(self, uuid: str) -> list[Run]:

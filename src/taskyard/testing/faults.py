@@ -1,8 +1,9 @@
 """Points at which a process can be made to die on purpose, and a board that shows where it was when it did.
 
-The production code knows nothing of this: `Faults.install` wraps a few methods of the engine and of the SQLite store,
-in the process that is to die and nowhere else. Which point, and at which passing of it, comes with the environment:
-`TASKYARD_FAULT=settle.commit:17` ends the process with SIGKILL at the 17th COMMIT that carries a settle.
+The production code knows nothing of this: `Faults.install` wraps a few methods of the engine and of the stores on disk,
+in the process that is to die and nowhere else. PostgreSQL commits by itself: there `written` is before a turn is sent,
+`commit` after that, `committed` when it was answered. Which point, and at which passing of it, comes with the
+environment: `TASKYARD_FAULT=settle.commit:17` ends the process with SIGKILL at the 17th COMMIT that carries a settle.
 
 For a process that somebody else kills there is the board: a small file, mapped into memory, that says what the process
 is doing. Its pages outlive the process, so the killer reads there where the signal struck.
@@ -10,7 +11,9 @@ is doing. Its pages outlive the process, so the killer reads there where the sig
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import importlib.util
 import mmap
 import os
 import signal
@@ -90,7 +93,35 @@ class Faults:
     def install(self) -> None:
         """Wrap the methods at which points lie, for the rest of this process's life."""
         self._watch_store()
+        if importlib.util.find_spec("asyncpg") is not None:
+            self._watch_postgres()
         self._watch_loop()
+
+    def _watch_postgres(self) -> None:
+        from taskyard.stores.postgres import PostgresStore
+
+        board = self._board or Board()
+
+        async def turn(inner: Callable[..., Any], *args: Any, **asked: Any) -> Any:
+            parts = [phase for phase, name in _CARRIED if asked.get(name)]
+            for phase in parts:
+                board.step(phase)
+                self.passing(f"{phase}.written")
+            sending = asyncio.ensure_future(inner(*args, **asked))
+            try:
+                await asyncio.sleep(0)  # as far as it gets without an answer
+                for phase in parts:
+                    self.passing(f"{phase}.commit")
+                turned = await sending
+            finally:
+                sending.cancel()
+                board.step("")
+            for phase in parts:
+                if phase != "claim" or turned.claims:
+                    self.passing(f"{phase}.committed")
+            return turned
+
+        _wrap(PostgresStore, "turn", turn)
 
     def _watch_store(self) -> None:
         board = self._board or Board()
@@ -162,12 +193,16 @@ class Faults:
         _wrap(Runner, "start", start)
 
 
+_CARRIED = (("settle", "settles"), ("submit", "adds"), ("claim", "demand"))
+"""What a turn may carry, by its arguments."""
+
+
 def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
     inner = getattr(owner, name)  # an AttributeError here says that a point has moved
 
     @functools.wraps(inner)
-    def wrapped(*args: Any) -> Any:
-        return around(inner, *args)
+    def wrapped(*args: Any, **named: Any) -> Any:
+        return around(inner, *args, **named)
 
     setattr(owner, name, wrapped)
 

@@ -141,6 +141,10 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """The first time in an empty folder, afterwards with what is there."""
         if not self._data.exists():
@@ -165,6 +169,12 @@ class Server:
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")[-2000:]
+
+    def admit(self, network: str) -> None:
+        """Let in who comes from there, `10.1.2.0/24`; `listen_addresses` must let them find the server."""
+        with (self._data / "pg_hba.conf").open("a") as file:
+            file.write(f"host all all {network} trust\n")
+        os.kill(self.pid, signal.SIGHUP)
 
     def halt(self, how: signal.Signals = signal.SIGINT) -> None:
         """End the server and keep its folder. SIGINT ends sessions first, SIGQUIT does not clean up, SIGKILL is a

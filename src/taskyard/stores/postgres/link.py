@@ -7,23 +7,15 @@ import random
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import datetime
 
-from taskyard.errors import StoreError, StoreUnavailable
-from taskyard.stores.postgres.place import COMMAND_S, LOST, Connection, connect, typed_errors
+from taskyard.errors import StoreError
+from taskyard.stores.postgres.place import COMMAND_S, LOST, Connection, Session, connect, find_session, typed_errors
 
 APART_S = 0.55
 """Between two tries to connect while something is wrong: fewer than two a second, whatever wants a connection."""
 
 CALM_AFTER_S = 10.0
 """So long after the last trouble connections are opened at once again."""
-
-
-END_S = 5
-"""How long the server may take to end a session of ours."""
-
-Session = tuple[int, datetime]
-"""The server's process behind a connection, and when it began: the number alone may stand for another one later."""
 
 
 class Gate:
@@ -56,9 +48,8 @@ class Gate:
 class Links:
     """At most `most` connections at once, of which up to `keep` stay open; whoever comes first is served first.
 
-    `ends_lost`: what was sent over a connection that was then lost takes effect before whatever is sent afterwards, or
-    never. The server may not have noticed the loss, or not have read the statement: it is made to end that session
-    before another one is used."""
+    `ghosts` hears of the sessions whose connections were lost: the server may not have noticed, and go on with what it
+    was asked there."""
 
     def __init__(
         self,
@@ -69,11 +60,10 @@ class Links:
         keep: int | None = None,
         settings: dict[str, str] | None = None,
         command_s: float = COMMAND_S,
-        ends_lost: bool = False,
+        ghosts: set[Session] | None = None,
     ) -> None:
-        self._url, self._gate, self._ends_lost = url, gate, ends_lost
+        self._url, self._gate, self._ghosts = url, gate, ghosts
         self._sessions: weakref.WeakKeyDictionary[Connection, Session] = weakref.WeakKeyDictionary()
-        self._lost: list[Session] = []
         self._keep = most if keep is None else keep
         self._settings, self._command_s = settings, command_s
         self._room = asyncio.Semaphore(most)
@@ -111,8 +101,9 @@ class Links:
             self._gate.trouble()
             raise
         try:
-            if self._ends_lost:
-                await self._look_around(conn)
+            if self._ghosts is not None:
+                with typed_errors(self._url):
+                    self._sessions[conn] = await find_session(conn)
         except BaseException:
             self._gate.trouble()
             conn.terminate()
@@ -121,17 +112,8 @@ class Links:
 
     def _drop(self, conn: Connection) -> None:
         conn.terminate()
-        if (session := self._sessions.pop(conn, None)) is not None:
-            self._lost.append(session)
-
-    async def _look_around(self, conn: Connection) -> None:
-        with typed_errors(self._url):
-            if (who := await conn.fetchrow(_WHO)) is not None:
-                self._sessions[conn] = (who["pid"], who["backend_start"])
-            while self._lost:
-                if await conn.fetchval(_END, *self._lost[-1], END_S * 1000) is False:
-                    raise StoreUnavailable("the server goes on with what a lost connection asked; it is tried again")
-                self._lost.pop()
+        if self._ghosts is not None and conn in self._sessions:
+            self._ghosts.add(self._sessions[conn])
 
     async def _give_back(self, conn: Connection) -> None:
         if conn.is_closed():
@@ -153,7 +135,3 @@ async def _close(conn: Connection) -> None:
         await conn.close(timeout=1.0)
     except LOST:
         conn.terminate()
-
-
-_WHO = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
-_END = "SELECT pg_terminate_backend(pid, $3) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"

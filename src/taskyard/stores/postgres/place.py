@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -75,6 +76,9 @@ PLANS = {
 
 Connection = asyncpg.Connection
 
+Session = tuple[int, datetime]
+"""The server's process behind a connection, and when it began: the number alone may stand for another one later."""
+
 
 async def connect(url: str, *, settings: dict[str, str] | None = None, command_s: float = COMMAND_S) -> Connection:
     """A connection on which every wait has an end."""
@@ -106,6 +110,13 @@ async def once(url: str, do: Callable[[Connection], Awaitable[T]]) -> T:
     finally:
         with suppress(*LOST):
             await conn.close(timeout=1.0)
+
+
+async def find_session(conn: Connection) -> Session:
+    """The one behind this connection."""
+    row = await conn.fetchrow("SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+    assert row is not None
+    return row["pid"], row["backend_start"]
 
 
 def _limit_socket(conn: Connection) -> None:

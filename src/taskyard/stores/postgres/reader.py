@@ -14,7 +14,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
 from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
 from taskyard.stores.migrate import EVENTS_AT_MOST
-from taskyard.stores.postgres.place import Connection
+from taskyard.stores.postgres.place import Connection, Session
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
 from taskyard.stores.rows import to_error
 
@@ -146,3 +146,14 @@ async def beats(conn: Connection) -> tuple[dict[str, int], str]:
     assert row is not None
     nodes, counted, snapshot = row
     return dict(zip(nodes or (), counted or (), strict=True)), snapshot
+
+
+async def end_session(conn: Connection, session: Session, within_ms: int) -> bool:
+    """End another session of ours; whether it is gone."""
+    is_gone: bool = await conn.fetchval(
+        "SELECT coalesce(bool_and(pg_terminate_backend(pid, $3)), true) FROM pg_stat_activity "
+        "WHERE pid = $1 AND backend_start = $2",
+        *session,
+        within_ms,
+    )
+    return is_gone

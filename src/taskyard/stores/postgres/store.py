@@ -20,6 +20,7 @@ from taskyard.errors import (
     NotOpen,
     StoreBusy,
     StoreError,
+    StoreUnavailable,
     UnknownNode,
     hide_password,
 )
@@ -40,6 +41,7 @@ from taskyard.stores.postgres.place import (
     COMMAND_S,
     PLANS,
     Connection,
+    Session,
     check_version,
     find_version,
     migrate,
@@ -91,6 +93,8 @@ class PostgresStore:
         self._written = 0
         self._tidying: asyncio.Task[None] | None = None
         self._where = ""
+        self._ghosts: set[Session] = set()
+        """Sessions with which the connection was lost."""
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -101,8 +105,8 @@ class PostgresStore:
         await self.migrate()
         gate = Gate(self._clock.monotonic)
         links = partial(Links, self.url, gate, command_s=self._command_s)
-        self._turns = links(most=1, settings=PLANS, ends_lost=True)
-        self._writes = links(most=2, settings=PLANS, ends_lost=True)
+        self._turns = links(most=1, settings=PLANS, ghosts=self._ghosts)
+        self._writes = links(most=2, settings=PLANS, ghosts=self._ghosts)
         self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size)
         self._hints = Hints(self.url, gate, self._reads)
         self._pulse = Pulse(self._clock.monotonic, self._lease_s)
@@ -139,11 +143,24 @@ class PostgresStore:
             raise ForkedStore
         self._in_flight += 1
         try:
+            if self._ghosts:
+                await self._lay_ghosts()
             yield
         finally:
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
+
+    async def _lay_ghosts(self) -> None:
+        """Race: what was sent over a lost connection may still be on its way to the server, or wait there for a lock.
+        What it claims after we have looked, nobody would run. So its session is ended, with all that it has not done
+        yet, before anything else is asked."""
+        within_ms = int(self._command_s * 500)
+        for session in list(self._ghosts):
+            if not await self._read(partial(reader.end_session, session=session, within_ms=within_ms)):
+                pid, _ = session
+                raise StoreUnavailable(f"a session of ours (pid {pid}) on {hide_password(self.url)} does not end")
+            self._ghosts.discard(session)
 
     async def _write(self, sql: str, *arguments: Any, links: Links | None = None) -> Any:
         """The row that a call answers with. What another transaction got in the way of is tried again."""

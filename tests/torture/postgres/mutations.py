@@ -1,0 +1,39 @@
+"""The database's part of our code with one safeguard taken out, to show that the torture would notice."""
+
+import re
+from pathlib import Path
+
+import asyncpg
+
+from taskyard.stores.postgres.place import migrate
+from tests.torture.postgres.site import Site
+from tests.torture.work import address_of
+
+MUTATIONS: dict[str, tuple[str, str]] = {
+    # Whoever ever held a claim may settle, report and submit.
+    "drop-the-token-check": (r"(\w+)\.token = (\w+)\.token AND \1\.attempt = \2\.attempt AND", ""),
+    # A node that has beaten since it was looked at is taken for dead all the same.
+    "rescue-without-looking": (r"AND \(p_beats IS NULL OR beats = p_beats\)", ""),
+    # Turns do not wait for each other.
+    "drop-the-queue-lock": (r"PERFORM pg_advisory_xact_lock\(1953721201, h\)\s+FROM", "PERFORM FROM"),
+}
+"""What to look for in the functions of our schema, and what to put in its place."""
+
+
+def mutate(site: Site, folder: Path, name: str) -> None:
+    """In the database of that folder, before anybody uses it."""
+    pattern, instead = MUTATIONS[name]
+
+    async def change(conn: asyncpg.Connection) -> int:
+        await migrate(conn)
+        found = await conn.fetch(
+            "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'taskyard'::regnamespace"
+        )
+        changed = [(source, re.sub(pattern, instead, source)) for (source,) in found]
+        for before, after in changed:
+            if after != before:
+                await conn.execute(after)
+        return sum(before != after for before, after in changed)
+
+    if not site.databases.run(change, address_of(folder).read_text()):
+        raise ValueError(f"{name} has nothing to change: what it looks for is written in another way now")
