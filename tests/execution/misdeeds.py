@@ -284,10 +284,12 @@ def kept() -> int:
 
 
 def signals_of_child() -> tuple[int, int]:
-    """Which signals a program that this code starts has blocked, and which it ignores."""
+    """Which signals a program that this code starts has blocked, and which it ignores. Numbers 32 and 33 are the C
+    library's own: once it has used them, programs start with them ignored, and nobody can change that."""
+    its_own = 0b11 << 31
     status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
     masks = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Sig"))
-    return int(masks["SigBlk"], 16), int(masks["SigIgn"], 16)
+    return int(masks["SigBlk"], 16) & ~its_own, int(masks["SigIgn"], 16) & ~its_own
 
 
 def sockets_of_child() -> int:
