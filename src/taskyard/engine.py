@@ -410,9 +410,9 @@ class Engine:
 
     def _changed(self) -> None:
         """Another process has written, or a dead node's tasks came back: everything is looked at again."""
+        self._dispatcher.look()  # first: what may start is to start soon
         self._announce()
         self._watcher.changed()
-        self._dispatcher.look()
         self._hint.set()
 
     async def _follow_hints(self) -> None:

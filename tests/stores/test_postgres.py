@@ -294,6 +294,44 @@ async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
     assert again.uuid == claims[0].uuid
 
 
+async def test_known_tasks_are_found_without_reading_all_others(empty_url, clock):
+    """Settling, promoting and a key's turn read a few entries of what waits and runs, with plans made when all was
+    empty."""
+    store = PostgresStore(empty_url, clock=clock)
+    await store.open()
+    await store.join(A)
+
+    async def one_of_each() -> None:
+        now = clock.now()
+        due_at = now + timedelta(seconds=1)
+        tasks = a_record(now, priority=0, key="k"), a_record(now, priority=0, due_at=due_at)
+        await store.turn(A.incarnation, adds=[an_add(*tasks)])
+        clock.advance(1)
+        first, second = (await store.turn(A.incarnation, demand=room(2))).claims
+        moves = [(first, Move.completed(at=now, result="1")), (second, Move.given_back(at=now))]
+        assert (await store.turn(A.incarnation, settles=moves)).settled == [None, None]
+        (second,) = (await store.turn(A.incarnation, demand=room(1))).claims
+        await store.turn(A.incarnation, settles=[(second, Move.completed(at=now, result="1"))])
+
+    await one_of_each()
+    await store.turn(A.incarnation, adds=[an_add(*(a_record(clock.now()) for _ in range(3000)))])
+    await store.turn(A.incarnation, demand=room(1000))
+    await one_of_each()
+    await store.close()  # with its connections go the counts of what they read
+    stranger = await asyncpg.connect(empty_url)
+
+    async def is_alone() -> bool:
+        others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        return bool(await stranger.fetchval(others) == 0)
+
+    await until(is_alone)
+    rows = await stranger.fetch("SELECT indexrelname, idx_tup_read FROM pg_stat_user_indexes WHERE relname = 'task'")
+    read = {row["indexrelname"]: row["idx_tup_read"] for row in rows}
+    await stranger.close()
+    assert read["task_lane"] < 2500  # the claim of a thousand, and walking over them once
+    assert read["task_running"] < 500
+
+
 # --- liveness ---------------------------------------------------------------------------------------------------------
 
 

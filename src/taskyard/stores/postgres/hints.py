@@ -1,7 +1,7 @@
 """Telling other processes that something happened, and hearing of it: hints, with a look once a second behind them.
 
 A hint is sent apart from what it tells of: a commit that notifies waits for every other such commit on the server. The
-first goes out at once, those that follow within `APART_S` go together.
+first goes out at once, those that follow soon go together: the longer this goes on, the more of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ log = logging.getLogger("taskyard")
 
 CHANNEL = "taskyard"
 
-APART_S = 0.02
-"""Between two hints of one process. Others look when they hear one: with more of them they would look for nothing."""
+APART_S, APART_CAP_S = 0.003, 0.02
+"""Between two hints of one process: the first if there was none for a while, doubled with each that had to wait. Others
+look when they hear one: with more of them they would look for nothing."""
 
 POLL_S = 1.0
 """How often it is looked whether anybody has written, should a hint have been lost: after a little longer than that."""
@@ -77,6 +78,7 @@ class Hints:
             self._spawn(self._tell)
 
     async def _tell(self) -> None:
+        apart_s = APART_S
         try:
             while self._unsent is not None:
                 what, self._unsent = self._unsent, None
@@ -86,7 +88,8 @@ class Hints:
                             await conn.execute(f"SELECT pg_notify('{CHANNEL}', $1)", f"{self._me} {what}")
                 except StoreError as error:
                     log.debug("others were not told: %s", error)  # they look once a second
-                await asyncio.sleep(APART_S)
+                await asyncio.sleep(apart_s)
+                apart_s = min(2 * apart_s, APART_CAP_S)
         finally:
             self._is_sending = False
 

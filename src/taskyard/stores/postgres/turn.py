@@ -75,7 +75,7 @@ class Turn:
         demand = self._demand if self._demand is not None and self._demand.total > 0 else None
         return (
             self._node, self._now, list(queues), *completed, moves, self._said(), self._asked(records),
-            *_columns(records, with_slots=self.is_careful),
+            *_columns(records, one_by_one=self.is_careful),
             *((0, [], [], 0) if demand is None else
               (demand.total, list(demand.sources), list(demand.sources.values()), demand.others)),
         )  # fmt: skip
@@ -205,27 +205,32 @@ def _moved(claim: Claim, move: Move, number: int) -> dict[str, Any]:
     return moved
 
 
-def _columns(records: list[TaskRecord], *, with_slots: bool) -> tuple[list[Any] | None, ...]:
-    """What an insert gives of each task, column by column; None for a column that is empty."""
+def _columns(records: list[TaskRecord], *, one_by_one: bool) -> tuple[list[Any] | None, ...]:
+    """What an insert gives of each task, column by column; None for a column that is empty. Where a column is the same
+    for all, as most are in a batch, it is given once, unless the tasks are looked at one by one."""
     if not records:
         return (None,) * 11
+    alike = list if one_by_one else _alike
     keys = [r.key for r in records]
-    slots = [r.dedupe_slot for r in records] if with_slots else ()
     timeouts = [r.timeout_s for r in records]
     retries = [json_or_none(r.retry) for r in records]
     return (
         [r.uuid for r in records],
-        [r.source for r in records],
-        [r.queue for r in records],
+        alike([r.source for r in records]),
+        alike([r.queue for r in records]),
         [r.args for r in records],
-        [r.priority for r in records],
+        alike([r.priority for r in records]),
         keys if any(keys) or "" in keys else None,
-        list(slots) if with_slots else None,
+        [r.dedupe_slot for r in records] if one_by_one else None,
         timeouts if any(timeout is not None for timeout in timeouts) else None,
         retries if any(retries) else None,
-        [r.due_at for r in records],
-        [r.created_at for r in records],
+        alike([r.due_at for r in records]),
+        alike([r.created_at for r in records]),
     )
+
+
+def _alike(column: list[Any]) -> list[Any]:
+    return column[:1] if column.count(column[0]) == len(column) else column
 
 
 def answered(add: Add, said: Any) -> list[Added] | TaskyardError:
