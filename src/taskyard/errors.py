@@ -40,13 +40,13 @@ def _remake(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
 HIDDEN = "***"
 
 _IN_URL = re.compile(r"(://[^/@:?#\s]*):\S*@")
-_IN_OPTIONS = re.compile(r"([?&](?:ssl)?password=)[^&#\s]*")
+_IN_OPTIONS = re.compile(r"(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^&#\s]*)", re.IGNORECASE)
 
 
 def hide_password(text: str) -> str:
     """A text as it may be shown if there are addresses in it; also such as are not quite right, with an @ in a
-    password."""
-    return _IN_OPTIONS.sub(rf"\1{HIDDEN}", _IN_URL.sub(rf"\1:{HIDDEN}@", text)) if "://" in text else text
+    password, or written as `host=… password=…`."""
+    return _IN_OPTIONS.sub(rf"\1{HIDDEN}", _IN_URL.sub(rf"\1:{HIDDEN}@", text))
 
 
 class TaskyardError(Exception):
@@ -507,11 +507,11 @@ class SubmitPending(StoreError):
 class StoreUnreachable(StoreUnavailable):
     """No connection to the database came about; nothing was written. It is tried again until one does."""
 
-    def __init__(self, url: str, why: str) -> None:
+    def __init__(
+        self, url: str, why: str, hint: str = "check that the server runs and that host and port are right"
+    ) -> None:
         self.url, self.why = url, why
-        super().__init__(
-            f"the database {url} cannot be reached ({why}); check that the server runs and that host and port are right"
-        )
+        super().__init__(f"the database {url} cannot be reached ({why}); {hint}")
 
 
 class StoreDenied(StoreError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ STORE_VARIABLE = "TASKYARD_STORE"
 STALL_VARIABLE = "TASKYARD_STALL_S"
 
 POSTGRES = ("postgresql://", "postgres://")
+
+POSTGRES_FORM = "postgresql://user:password@host:5432/database"
 
 LONGEST_NAME_BYTES = 240
 """A file system takes 255, and the names of the files beside a store are a little longer than its own."""
@@ -64,6 +67,10 @@ def check_store_url(url: str) -> None:
     if url.startswith(POSTGRES):
         _check_postgres_url(url)
         return
+    if driver := re.match(r"postgres(?:ql)?(\+\w+)://", url):
+        raise StoreUrlInvalid(url, f"leave out the {driver[1]}: an address is {POSTGRES_FORM}")
+    if re.search(r"\b(host|dbname|user|password)\s*=", url) and "://" not in url:
+        raise StoreUrlInvalid(url, f"write it as {POSTGRES_FORM}")
     if path == url or not path:
         raise StoreUrlInvalid(url)
     if path.startswith((":memory:", "file:")):
@@ -77,13 +84,15 @@ def check_store_url(url: str) -> None:
 
 
 def _check_postgres_url(url: str) -> None:
+    # Not what is wrong with it: it may be a part of the password.
+    hint = f"an address is {POSTGRES_FORM}, with %40 for an @ in the password, %2F for a /, %23 for a #, %3F for a ?"
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if it is no number
     except ValueError:
-        # Not what is wrong with it: it may be a part of the password.
-        hint = "an address is postgresql://user:password@host:5432/database, with %40 for an @ in the password"
         raise StoreUrlInvalid(url, hint) from None
+    if parts.netloc.count("@") > 1:  # the driver would take what follows the first for the host
+        raise StoreUrlInvalid(url, hint)
     if not parts.path.strip("/") and "host=" not in parts.query and "dbname=" not in parts.query:
         raise StoreUrlInvalid(url, "name the database, as in postgresql://user@host/database")
 

@@ -164,7 +164,12 @@ def test_a_user_without_rights_on_the_schema(shell: Shell, place: Place, url: st
 
 @pytest.mark.parametrize(
     "address",
-    [f"postgresql://app:{address}" for address in ("ses@me@host:port/app", "sesame@host:x/app", "ses/ame@host")],
+    [
+        *(f"postgresql://app:{rest}" for rest in ("ses@me@host:port/app", "sesame@host:x/app", "ses/ame@host")),
+        "postgresql+asyncpg://app:sesame@host/app",
+        "host=localhost user=app password=sesame dbname=app",
+        "postgresql://app:sesame@host/app?sslmode=bogus",
+    ],
 )
 def test_an_address_that_makes_no_sense(shell: Shell, address: str) -> None:
     """An address that cannot be understood is a slip at the command line; it is repeated without its password."""

@@ -44,6 +44,11 @@ URLS = [
     ("sqlite:///file:work.db", "a store in memory is memory://"),
     ("sqlite:///?mode=ro", "an address takes no options"),
     ("sqlite:///work.db?mode=ro", "an address takes no options"),
+    ("postgresql+asyncpg://me@host/db", r"leave out the \+asyncpg"),
+    ("postgres+psycopg://me@host/db", r"leave out the \+psycopg"),
+    ("host=localhost dbname=db", "write it as postgresql://user:password@host:5432/database"),
+    ("postgresql://me:p@ss@host/db", "%40 for an @ in the password"),
+    ("postgresql://me:p/ss@host/db", "%2F for a /"),
 ]
 
 

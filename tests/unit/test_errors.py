@@ -111,6 +111,8 @@ def test_every_public_error_has_an_example():
         ("postgresql://host:5432/app", "postgresql://host:5432/app"),
         ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
         ("me:sesame@host", "me:sesame@host"),
+        ("host=h password=sesame user=me", "host=h password=*** user=me"),
+        ("password = 'ses \\'ame' user=me", "password = *** user=me"),
     ],
 )
 def test_an_address_is_shown_without_its_password(text, shown):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from taskyard.errors import (
     StoreTooOld,
     StoreUnavailable,
     StoreUnreachable,
+    StoreUrlInvalid,
     hide_password,
 )
 from taskyard.stores.migrate import migrations
@@ -145,6 +147,14 @@ LOST = (
 """After one of these it is not known what became of a statement that was sent. TimeoutError is an OSError."""
 
 
+_OPTIONS_REFUSED = (
+    asyncpg.UndefinedObjectError,
+    asyncpg.InvalidParameterValueError,
+    asyncpg.CantChangeRuntimeParamError,
+)
+"""What follows the ? and is not for the driver is a setting for the server, which does not know it."""
+
+
 @contextmanager
 def connecting(url: str) -> Iterator[None]:
     try:
@@ -157,8 +167,27 @@ def connecting(url: str) -> Iterator[None]:
         raise StoreDenied(hide_password(url), str(exc), hint) from exc
     except asyncpg.InsufficientPrivilegeError as exc:
         raise StoreDenied(hide_password(url), str(exc), "give this user the right to connect") from exc
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
-        raise StoreUnreachable(hide_password(url), describe(exc)) from exc
+    except asyncpg.ClientConfigurationError as exc:
+        raise StoreUrlInvalid(url, f"correct its options: {hide_password(describe(exc))}") from exc
+    except _OPTIONS_REFUSED as exc:
+        raise StoreDenied(hide_password(url), str(exc), "correct the options after the ? in the address") from exc
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
+        hint = _find_hint(url, exc)
+        raise StoreUnreachable(hide_password(url), describe(exc), *([hint] if hint else [])) from exc
+
+
+def _find_hint(url: str, exc: Exception) -> str | None:
+    """What to correct, where it is not the server's being away."""
+    parts = urlsplit(url)
+    is_missing_file = isinstance(exc, FileNotFoundError) and "ssl" in parts.query
+    if isinstance(exc, ssl.SSLError) or is_missing_file or "SSL upgrade" in str(exc):
+        return "correct sslmode and the certificates in the address, or set up TLS at the server"
+    if isinstance(exc, socket.gaierror):
+        hint = "correct the host in the address"
+        if "@" not in parts.netloc and "@" in url:
+            hint += "; if it is a part of the password, write %2F for a / in that, %23 for a #, %3F for a ?"
+        return hint
+    return None
 
 
 @contextmanager

@@ -1,0 +1,37 @@
+"""Addresses of PostgreSQL that are nearly right: each is told what to correct, not to look after the server."""
+
+import pytest
+
+from taskyard import StoreDenied, StoreError, StoreUnreachable, StoreUrlInvalid
+from taskyard.ports.clock import SystemClock
+from taskyard.stores.postgres import PostgresStore
+
+OPTIONS = [
+    pytest.param("sslmode=bogus", StoreUrlInvalid, "correct its options: `sslmode` parameter must be", id="value"),
+    pytest.param("sslmode=verify-full&sslrootcert=/nothing/here", StoreError, "correct", id="certificate"),
+    pytest.param("sslmode=require", StoreUnreachable, "correct sslmode and the certificates", id="no-tls"),
+    pytest.param("colour=red", StoreDenied, 'parameter "colour"; correct the options after the', id="unknown"),
+    pytest.param("work_mem=lots", StoreDenied, "correct the options after the", id="server-value"),
+    pytest.param("max_connections=9", StoreDenied, "correct the options after the", id="not-changed-so"),
+]
+
+
+@pytest.mark.parametrize(("option", "error", "advice"), OPTIONS)
+async def test_an_option_that_cannot_be(postgres_url, option, error, advice):
+    """An option that the driver or the server refuses is named, and it is said that the address is to be corrected."""
+    with pytest.raises(error, match=advice) as raised:
+        await PostgresStore(f"{postgres_url}?{option}", clock=SystemClock()).open()
+    assert "check that the server runs" not in str(raised.value)
+
+
+async def test_a_host_that_is_not_known():
+    """Where the host is not known, that is what is to be corrected."""
+    with pytest.raises(StoreUnreachable, match=r"correct the host in the address$"):
+        await PostgresStore("postgresql://me:secret@nowhere.invalid/db", clock=SystemClock()).open()
+
+
+async def test_a_password_that_was_taken_for_the_rest():
+    """Where a character of the password has cut the address short, it is said how to write such characters."""
+    with pytest.raises(StoreUnreachable, match="if it is a part of the password, write %2F") as raised:
+        await PostgresStore("postgresql://me.invalid:12/secret@host/db", clock=SystemClock()).open()
+    assert "secret" not in str(raised.value)
