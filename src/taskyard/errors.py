@@ -155,7 +155,7 @@ class PayloadTooLarge(InvalidInput):
     def __init__(self, what: str, size: int, limit: int) -> None:
         self.what, self.size, self.limit = what, size, limit
         super().__init__(
-            f"{what} is {size:,} bytes of JSON, more than the limit of {limit:,}; "
+            f"{what}: {size:,} bytes of JSON are more than the limit of {limit:,}; "
             f"write it to a file and pass the path, or raise max_payload_bytes"
         )
 
@@ -220,12 +220,13 @@ class StaleTransaction(UnusableConnection):
 
 
 class UnknownTask(InvalidInput):
-    """No task has this id in this store: it was never here, or was pruned."""
+    """No task has this id in this store: it was never here, its transaction has not committed, or it was pruned."""
 
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
         super().__init__(
-            f"no task {shorten(uuid)} in this store; it was never submitted here, or its record was pruned"
+            f"no task {shorten(uuid)} in this store; it was never submitted here, the transaction it was submitted in "
+            f"has not committed, or its record was pruned"
         )
 
 
@@ -310,13 +311,15 @@ class TaskSkipped(TaskEnded):
 
 
 class ResultGone(TaskEnded):
-    """The record is not in the store, or not any more: correct the id, keep results longer, or ask sooner."""
+    """The record is not in the store, not yet, or not any more: correct the id, ask after the commit of the transaction
+    it was submitted in, or keep results longer."""
 
     def __init__(self, uuid: str) -> None:
         super().__init__(
             uuid,
-            f"no task {shorten(uuid)} in this store: it was never submitted here, or ended so long ago that it is "
-            f"gone; check the id, or keep finished tasks longer with Yard(keep_s=…)",
+            f"no task {shorten(uuid)} in this store: it was never submitted here, the transaction it was submitted in "
+            f"has not committed, or it ended so long ago that it is gone; check the id, ask after the commit, or keep "
+            f"finished tasks longer with Yard(keep_s=…)",
         )
 
 
@@ -496,11 +499,13 @@ class StoreUnavailable(StoreError):
 
 
 class SubmitPending(StoreError):
-    """Somebody submits the same work in a transaction that has not ended: whether it will exist is not known yet."""
+    """Somebody submits the same work in a transaction that has not ended: whether it will exist is not known yet. A
+    submit has then waited for that transaction for 5 s."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the same work is being submitted in a transaction that has not ended yet; submit again when it has"
+            "the same work is being submitted in a transaction that somebody keeps open; it was waited for in vain, so "
+            "submit again when it has ended"
         )
 
 
@@ -534,11 +539,12 @@ class StoreTooOld(StoreError):
 
 
 class OutcomeUnknown(StoreError):
-    """The commit itself failed: it may or may not have happened. Look before you submit again."""
+    """The store did not confirm what was asked: it may or may not have happened. Look before you ask for it again."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"the commit failed ({why}), so it is not known whether it took effect; look before you submit again"
+            f"the store did not confirm it ({why}), so it is not known whether it took effect; look before you ask for "
+            f"it again"
         )
 
 

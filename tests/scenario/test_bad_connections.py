@@ -79,7 +79,7 @@ async def test_a_connection_that_is_closed(yard, postgres_url):
     conn = await asyncpg.connect(postgres_url)
     await conn.execute("BEGIN")
     await conn.close()
-    with pytest.raises(UnusableConnection, match="cannot be used"):
+    with pytest.raises(UnusableConnection, match="this connection is closed"):
         await submit(yard, conn)
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=1) as pool:
         async with pool.acquire() as pooled:
@@ -139,6 +139,13 @@ async def test_what_is_no_connection_of_a_kind_we_know(yard, postgres_url, kind)
         assert not session.in_transaction()
     sync.dispose()
     lite.close()
+
+
+async def test_a_pool_is_no_connection(yard, postgres_url):
+    """Who gives the pool itself is shown how to get a connection of it."""
+    async with asyncpg.create_pool(postgres_url, min_size=1, max_size=1) as pool:
+        with pytest.raises(UnusableConnection, match=r"^asyncpg\.pool\.Pool cannot carry a task.*pool\.acquire\(\)"):
+            await submit(yard, pool)
 
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite"])

@@ -85,9 +85,9 @@ async def test_a_task_that_is_not_there(url, uuid):
     """An id the store does not know is answered at once, by an error that says so."""
     async with build(url) as yard:
         stranger = yard.handle(uuid)
-        with pytest.raises(ResultGone, match=r"never submitted here, or ended so long ago.* check the id"):
+        with pytest.raises(ResultGone, match=r"never submitted here, .* ended so long ago .* check the id"):
             await stranger.result(timeout_s=10)
-        with pytest.raises(UnknownTask, match="never submitted here, or its record was pruned"):
+        with pytest.raises(UnknownTask, match=r"never submitted here, .*, or its record was pruned"):
             await stranger.record()
         with pytest.raises(UnknownTask):
             await stranger.cancel()

@@ -48,7 +48,7 @@ async def test_a_commit_brings_the_task_about(yard, postgres_url, transaction):
         handle = await yard.submit("add", {"a": 1}, connection=theirs.connection)
         with pytest.raises(UnknownTask):
             await handle.record()
-        with pytest.raises(ResultGone):
+        with pytest.raises(ResultGone, match="the transaction it was submitted in has not committed"):
             await handle.result()
     assert handle.is_new
     assert await handle.result(timeout_s=PATIENCE_S) == 2
@@ -222,7 +222,7 @@ async def test_an_open_transaction_holds_up_nobody_else(yard, postgres_url, monk
             other = await yard.submit("echo", {"value": n}, dedupe="merge")
             assert await other.result(timeout_s=PATIENCE_S) == n
         monkeypatch.setattr(pending, "PENDING_S", 0.1)
-        with pytest.raises(SubmitPending):
+        with pytest.raises(SubmitPending, match="it was waited for in vain"):
             await yard.submit("add", {"a": 1}, dedupe="refuse")
         async with by_asyncpg(postgres_url) as another:
             with pytest.raises(SubmitPending):

@@ -99,6 +99,18 @@ def test_every_public_error_has_an_example():
     assert public <= {type(error) for error in EXAMPLES}
 
 
+def test_what_is_not_known_fits_whatever_was_asked():
+    """A beat or a look after old tasks that got no answer is not told to submit again."""
+    assert "submit" not in str(errors.OutcomeUnknown("no answer in time"))
+
+
+@pytest.mark.parametrize("what", ["the result", "the arguments of 'echo'"])
+def test_one_and_many_are_too_large(what):
+    """The message is a sentence whatever is too large."""
+    said = str(errors.PayloadTooLarge(what, 1_100_008, 1 << 20))
+    assert said.startswith(f"{what}: 1,100,008 bytes of JSON are more than the limit of 1,048,576; ")
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

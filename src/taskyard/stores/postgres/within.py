@@ -34,6 +34,8 @@ SUBMIT = "SELECT taskyard.submit_1($1)"
 
 WHEREABOUTS = "SELECT taskyard.whereabouts_1()"
 
+CLOSED = "this connection is closed; submit while it is open"
+
 
 async def add_within(given: object, add: Add, *, url: str, where: str) -> list[Added]:
     """`where` is what `WHEREABOUTS` says of the store at `url`."""
@@ -80,13 +82,15 @@ def _task(record: TaskRecord) -> dict[str, Any]:
 async def _find_connection(given: Any) -> Connection:
     """asyncpg's connection inside of what was given."""
     if isinstance(given, asyncpg.Connection):  # or one of a pool, which says that it is one
+        if given.is_closed():
+            raise UnusableConnection(CLOSED)
         return given
     if not _awaits(given, "get_raw_connection"):
         if not _awaits(given, "connection"):
             raise UnusableConnection(_unknown(given))
         given = await given.connection()  # that of a session, in the transaction it has or begins now
     if given.closed:
-        raise UnusableConnection("this connection is closed; submit while it is open")
+        raise UnusableConnection(CLOSED)
     conn = (await given.get_raw_connection()).driver_connection
     if not isinstance(conn, asyncpg.Connection):
         raise UnusableConnection(_unknown(conn))
@@ -101,10 +105,12 @@ def _awaits(given: object, name: str) -> bool:
 
 
 def _unknown(given: object) -> str:
-    return (
-        f"a {type(given).__module__}.{type(given).__qualname__} cannot carry a task; give a connection of asyncpg's, "
-        f"or an AsyncConnection or AsyncSession of SQLAlchemy's on postgresql+asyncpg://"
+    give = (
+        "give a connection of asyncpg's, or an AsyncConnection or AsyncSession of SQLAlchemy's on postgresql+asyncpg://"
     )
+    if isinstance(given, asyncpg.Pool):
+        give = "give one of its connections, as in `async with pool.acquire() as connection, connection.transaction():`"
+    return f"{type(given).__module__}.{type(given).__qualname__} cannot carry a task; {give}"
 
 
 @contextmanager
