@@ -433,7 +433,8 @@ class StoreFolderMissing(StoreError):
 
 
 class StoreForeign(StoreError):
-    """What is at this path is not ours, and is left as it is: choose another path."""
+    """What is at this path, or in the schema `taskyard` of this database, is not ours, and is left as it is: choose
+    another path, or database."""
 
     def __init__(self, path: str, what: str, hint: str = "choose another path for the store") -> None:
         self.path, self.what = path, what

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ import pytest
 
 from taskyard.cli.doctor import server as examination
 from taskyard.stores.migrate import migrations
+from taskyard.stores.postgres import place as connections
 from taskyard.testing.postgres import FAST, Databases, Server
 from tests.cli.shell import Done, Shell
 
@@ -24,8 +27,12 @@ SECRET = "sesame"
 class Place:
     """A server that asks `app` for his password, with a database of his and a user without rights."""
 
-    port: int
+    server: Server
     databases: Databases
+
+    @property
+    def port(self) -> int:
+        return self.server.port
 
     def url(self, user: str = f"app:{SECRET}", database: str = "app") -> str:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
@@ -42,7 +49,7 @@ def place() -> Iterator[Place]:
         rules = server.folder / "data" / "pg_hba.conf"
         rules.write_text("host all app all scram-sha-256\n" + rules.read_text())
         databases.execute("SELECT pg_reload_conf()")
-        yield Place(server.port, databases)
+        yield Place(server, databases)
     finally:
         server.stop()
 
@@ -193,7 +200,61 @@ def test_a_newer_schema_is_left_alone(shell: Shell, place: Place, url: str) -> N
     assert "upgrade Taskyard" in done.out
 
 
+def test_a_schema_of_somebody_elses(shell: Shell, place: Place, url: str) -> None:
+    """Tables of somebody else's in a schema of our name are left alone, and it is said that they are in the way."""
+    for table in ("task (a int)", "migration (a int)"):
+        place.databases.execute("DROP SCHEMA IF EXISTS taskyard CASCADE; CREATE SCHEMA taskyard AUTHORIZATION app", url)
+        place.databases.execute(f"CREATE TABLE taskyard.{table}", url)
+        done = shell.here("migrate", "--store", url)
+        assert done.code == 3
+        assert "the schema 'taskyard' of this database is something else's, and nothing was changed in it" in done.err
+        assert "use another database" in done.err
+    assert "something else's" in shell.here("ls", "--store", url).err
+    done = shell.here("doctor", "--store", url)
+    assert (done.code, "something else's" in " ".join(done.out.split())) == (1, True)
+
+
 # --- the doctor -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def frozen(place: Place, url: str) -> Iterator[str]:
+    """The address of a server that takes connections and says nothing."""
+    os.kill(place.server.pid, signal.SIGSTOP)
+    yield url
+    os.kill(place.server.pid, signal.SIGCONT)
+
+
+def test_the_doctor_before_a_frozen_server(shell: Shell, frozen: str, monkeypatch) -> None:
+    """A server that does not answer is a problem, with what to do, and is not waited for for ever."""
+    monkeypatch.setattr(connections, "CONNECT_S", 0.2)
+    done = shell.here("doctor", "--store", frozen)
+    text = " ".join(done.out.split())
+    assert done.code == 1
+    assert "cannot be reached (no answer in time); check that the server runs" in text
+    assert "everything looks well" not in text
+
+
+@contextmanager
+def busy(url: str) -> Iterator[None]:
+    """Somebody who has locked the list of migrations, so that nobody else can read it."""
+    with asyncio.Runner() as runner:
+        conn = runner.run(asyncpg.connect(url))
+        runner.run(conn.execute("BEGIN; LOCK taskyard.migration"))
+        yield
+        runner.run(conn.close())
+
+
+def test_the_doctor_before_a_server_that_stops_answering(shell: Shell, url: str, monkeypatch) -> None:
+    """What a server says before it stops answering is shown, and that it has stopped is a problem."""
+    shell.here("migrate", "--store", url)
+    monkeypatch.setattr(connections, "LIMITS", connections.LIMITS | {"statement_timeout": "200ms"})
+    with busy(url):
+        done = shell.here("doctor", "--store", url, "--json")
+    found = {finding["topic"]: finding for finding in done.json["findings"]}
+    assert (done.code, found["store"]["level"], "schema" in found) == (1, "problem", False)
+    assert found["server"]["postgres"].startswith("1")
+    assert "did not answer" in found["store"]["text"]
 
 
 @pytest.mark.spec("MGR-11")

@@ -49,12 +49,12 @@ async def server(url: str) -> AsyncIterator[Finding]:
         yield problem("server", str(error), "nothing else can be said of this store before that is solved")
         return
     try:
-        yield await _greeting(conn, time.monotonic() - began)
         with typed_errors(url):
+            yield await _greeting(conn, time.monotonic() - began)
             async for finding in _inside(conn):
                 yield finding
     except StoreError as error:
-        yield problem("store", str(error), "see above")
+        yield problem("store", str(error), "what is not listed here could not be looked at")
     finally:
         conn.terminate()
 

@@ -19,6 +19,7 @@ from taskyard.errors import (
     OutcomeUnknown,
     StoreBusy,
     StoreDenied,
+    StoreForeign,
     StoreFull,
     StoreTooNew,
     StoreTooOld,
@@ -172,22 +173,21 @@ def connecting(url: str) -> Iterator[None]:
     except _OPTIONS_REFUSED as exc:
         raise StoreDenied(hide_password(url), str(exc), "correct the options after the ? in the address") from exc
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
-        hint = _find_hint(url, exc)
-        raise StoreUnreachable(hide_password(url), describe(exc), *([hint] if hint else [])) from exc
+        raise StoreUnreachable(hide_password(url), describe(exc), *_list_hints(url, exc)) from exc
 
 
-def _find_hint(url: str, exc: Exception) -> str | None:
-    """What to correct, where it is not the server's being away."""
+def _list_hints(url: str, exc: Exception) -> list[str]:
+    """What to correct, unless it is that the server is away."""
     parts = urlsplit(url)
     is_missing_file = isinstance(exc, FileNotFoundError) and "ssl" in parts.query
     if isinstance(exc, ssl.SSLError) or is_missing_file or "SSL upgrade" in str(exc):
-        return "correct sslmode and the certificates in the address, or set up TLS at the server"
+        return ["correct sslmode and the certificates in the address, or set up TLS at the server"]
     if isinstance(exc, socket.gaierror):
         hint = "correct the host in the address"
         if "@" not in parts.netloc and "@" in url:
             hint += "; if it is a part of the password, write %2F for a / in that, %23 for a #, %3F for a ?"
-        return hint
-    return None
+        return [hint]
+    return []
 
 
 @contextmanager
@@ -221,8 +221,29 @@ async def find_version(conn: Connection) -> int:
     """The number of the newest migration that was applied; 0 where there is none of our tables."""
     if await conn.fetchval("SELECT to_regclass('taskyard.migration')") is None:
         return 0
-    version: int = await conn.fetchval("SELECT coalesce(max(number), 0) FROM taskyard.migration")
+    with _ours():
+        version: int = await conn.fetchval("SELECT coalesce(max(number), 0) FROM taskyard.migration")
     return version
+
+
+@contextmanager
+def _ours() -> Iterator[None]:
+    """Raise `StoreForeign` where somebody else's tables are in the way of ours."""
+    try:
+        yield
+    except _IN_THE_WAY as exc:
+        hint = f"use another database, or rename that schema ({exc})"
+        raise StoreForeign("the schema 'taskyard' of this database", "something else's", hint) from exc
+
+
+_IN_THE_WAY = (
+    asyncpg.DuplicateTableError,
+    asyncpg.DuplicateObjectError,
+    asyncpg.DuplicateFunctionError,
+    asyncpg.UndefinedColumnError,
+    asyncpg.DatatypeMismatchError,
+    asyncpg.WrongObjectTypeError,
+)
 
 
 def check_version(version: int, url: str) -> None:
@@ -256,8 +277,9 @@ async def apply(conn: Connection, known: Sequence[tuple[int, str]], *, wait_s: f
     until = time.monotonic() + wait_s
     while True:
         try:
-            async with conn.transaction():
-                return await _apply(conn, known)
+            with _ours():
+                async with conn.transaction():
+                    return await _apply(conn, known)
         except asyncpg.LockNotAvailableError:
             if time.monotonic() >= until:
                 raise
