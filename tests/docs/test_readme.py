@@ -17,9 +17,9 @@ README = blocks(TOP / "README.md")
 PATIENCE_S = 50
 
 
-def run(folder: Path, *command: str) -> str:
+def run(folder: Path, *command: str, **env: str) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command, cwd=folder, env=environment(**env), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -39,13 +39,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_programs_run(folder):
     """Every program in the README runs as it is printed, and says what it should."""
     programs = [block.file for block in README if block.file is not None]
-    assert programs == ["app.py", "web.py", "plain.py", "cpu.py", "words.py", "later.py"]
-    said = [run(folder, sys.executable, program) for program in programs]
+    assert programs == ["app.py", "web.py", "plain.py", "cpu.py", "orders.py", "words.py", "later.py"]
+    said = [run(folder, sys.executable, program) for program in programs if program != "orders.py"]
     assert said[0] == "True\n"
     assert len(said[2].strip()) == 64
     assert len(said[3].strip()) == 128
     assert said[4] == "count=3 longest='quick'\nvalidation InvalidArguments\nruntime ValueError\n"
     assert said[5] == "{'count': 3, 'longest': 'quick'}\n"
+
+
+def test_the_program_with_a_database_runs(folder, databases):
+    """The program that needs a database runs as it is printed, on one with the table it is about."""
+    url = databases.make()
+    databases.execute("CREATE TABLE orders (id serial PRIMARY KEY)", url)
+    assert run(folder, sys.executable, "orders.py", DATABASE_URL=url) == "receipt for order 1\n"
 
 
 def test_the_example_is_short():

@@ -1,0 +1,52 @@
+"""What the page on PostgreSQL shows is run as it stands there, and says what is so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import taskyard
+from taskyard.queueing.pending import PENDING_S
+from taskyard.stores.postgres import place
+from taskyard.stores.postgres.lease import BEATS_PER_LEASE, LEASE_S
+from tests.docs.blocks import TOP, blocks
+from tests.scenario.processes import environment
+
+PAGE = TOP / "docs" / "POSTGRES.md"
+
+
+def test_the_programs_run(tmp_path, postgres_url):
+    """Each program runs as it is printed, one after the other, and says what it should."""
+    programs = [block for block in blocks(PAGE) if block.language == "python"]
+    assert [block.file for block in programs] == ["shop.py", "session.py"]
+    for number, block in enumerate(programs, 1):
+        assert block.file is not None
+        (tmp_path / block.file).write_text(block.text, "utf-8")
+        done = subprocess.run(
+            [sys.executable, block.file],
+            cwd=tmp_path,
+            env=environment(DATABASE_URL=postgres_url),
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"receipt for order {number}\n"
+
+
+def test_the_numbers_are_right():
+    """The times on the page are those of the code."""
+    text = " ".join(PAGE.read_text("utf-8").split())
+    assert f"every {LEASE_S / BEATS_PER_LEASE:g} s that it lives" in text
+    assert f"for the lease, {LEASE_S:g} s" in text
+    assert f"{place.CONNECT_S:g} s for a connection, {place.COMMAND_S:g} s for an answer" in text
+    assert (PENDING_S, place.MIGRATE_S, place.ALTER_S) == (5, 300, 1)
+    assert f"PostgreSQL {place.OLDEST_SERVER} to" in text
+
+
+def test_every_error_is_in_the_table():
+    """All that a connection can be refused with is on the page."""
+    text = PAGE.read_text("utf-8")
+    refusals: list[type] = [taskyard.UnusableConnection, *taskyard.UnusableConnection.__subclasses__()]
+    assert [error.__name__ for error in refusals if f"| `{error.__name__}` |" not in text] == []
