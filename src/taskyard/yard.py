@@ -88,7 +88,8 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class Yard:
-    """Runs tasks on a store: `memory://`, `sqlite:///work.db` or a `Path`, or what `TASKYARD_STORE` says.
+    """Runs tasks on a store: `memory://`, `sqlite:///work.db` or a `Path`, `postgresql://user:password@host/database`
+    for several machines, or what `TASKYARD_STORE` says.
 
     `async with yard:` opens the store and runs what is due; `async with yard.client():` only submits and waits. At most
     `max_running` tasks run here at once (`threads` of them in threads); leaving the block waits `grace_s` seconds for
@@ -398,8 +399,8 @@ class Yard:
 
     async def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
         """Store one task for the consumer `name` and return its handle once it is safe. `options` as in `TaskOptions`:
-        priority, delay_s, schedule_at, queue, key, timeout_s, retry, dedupe, dedupe_key,
-        connection."""
+        priority, delay_s, schedule_at, queue, key, timeout_s, retry, dedupe, dedupe_key; on PostgreSQL `connection` as
+        well, which makes the task part of the transaction that is open there."""
         consumer = self.get_consumer(name)
         checked = TaskOptions.of(**options) if options else DEFAULTS
         add = self.prepare(consumer, _named(name, args or {}), checked)

@@ -45,6 +45,17 @@ def test_the_numbers_are_right():
     assert f"PostgreSQL {place.OLDEST_SERVER} to" in text
 
 
+def test_other_documents_know_of_it():
+    """The times that other documents name are those of the code as well."""
+    for name, said in {
+        "README.md": f"its lease of {LEASE_S:g} s",
+        "docs/ARCHITECTURE.md": f"still for the lease ({LEASE_S:g} s)",
+        "docs/adr/0011-postgresql.md": f"asks again for up to {PENDING_S:g} s",
+    }.items():
+        assert said in " ".join((TOP / name).read_text("utf-8").split()), name
+    assert f"for {PENDING_S:g} s" in (taskyard.SubmitPending.__doc__ or "")
+
+
 def test_every_error_is_in_the_table():
     """All that a connection can be refused with is on the page."""
     text = PAGE.read_text("utf-8")
