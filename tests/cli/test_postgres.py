@@ -122,7 +122,8 @@ def test_looking_makes_nothing(shell: Shell, place: Place, url: str) -> None:
         done = shell.here(*command.split(), "--store", url)
         assert done.code == 3, done
         assert "there is no store at" in done.err
-    assert "none yet" in shell.here("doctor", "--store", url).out
+    done = shell.here("doctor", "--store", url)
+    assert (done.code, "✘  schema" in done.out, "none yet" in done.out) == (1, True, True)
 
     async def look(conn: asyncpg.Connection) -> object:
         return await conn.fetchval("SELECT to_regnamespace('taskyard')")

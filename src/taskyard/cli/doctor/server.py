@@ -157,8 +157,9 @@ def _schema(version: int) -> Finding:
         text = f"version {version}, while this Taskyard knows up to {found.newest}"
         return problem("schema", text, "upgrade Taskyard here; nothing was changed", schema=version)
     if version == 0:
-        text = "none yet: `taskyard migrate`, or the first worker, makes it"
-    elif found.pending:
+        advice = "correct the address; `taskyard migrate`, or the first worker, makes it"
+        return problem("schema", "none yet: there are no tables of Taskyard's in this database", advice, schema=0)
+    if found.pending:
         text = f"version {version}; `taskyard migrate`, or whoever opens it next, brings it to {found.newest}"
     else:
         text = f"version {version}"
