@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Figures:
-    """`took` are the times that a promise speaks of, in seconds, and `counts` whatever else was counted."""
+    """`took` are the times that a promise speaks of, in seconds, `counts` whatever else was counted, and `most` the
+    largest of whatever else was measured."""
 
     promise: str
     trials: int
@@ -15,6 +16,10 @@ class Figures:
     note: str = ""
     took: list[float] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    most: dict[str, float] = field(default_factory=dict)
+
+    def measured(self, name: str, value: float) -> None:
+        self.most[name] = max(value, self.most.get(name, value))
 
     def add(self, parts: Iterable["Figures"]) -> None:
         """Trials that were made elsewhere."""
@@ -23,10 +28,13 @@ class Figures:
             self.failures += part.failures
             self.took += part.took
             self.counts += part.counts
+            for name, value in part.most.items():
+                self.measured(name, value)
 
     def told(self) -> str:
         """The times and the counts, in words."""
         words = [f"{name} {count}" for name, count in sorted(self.counts.items())]
+        words += [f"{name} {value:.2g}" for name, value in sorted(self.most.items())]
         if self.took:
             shares = (("p50", 0.5), ("p99", 0.99))
             times = [f"{name} {percentile(self.took, share) * 1000:.0f} ms" for name, share in shares]

@@ -123,8 +123,7 @@ class Outages:
         for child in self._client.nodes():
             tries = links.read_connects(self.folder, child.name, since_mono=began)
             rate = links.busiest(tries)
-            self.figures.counts["connections tried"] += len(tries)
-            self.figures.counts["busiest ×100/s"] = max(self.figures.counts["busiest ×100/s"], round(rate * 100))
+            self.figures.measured("connections a second and node at most", rate)
             if rate > MOST_CONNECTS:
                 self.figures.failures.append(f"{child.name} tried to connect {rate:g} times a second")
 
