@@ -60,6 +60,7 @@ class Decided:
             change["how"] = "again" if record.state in ENDED_STATES else "end"
             change["to_head"] = decision.to_head
             apply_move(record, decision)
+            record.parked = False  # where it waits now, if it does, `place` says
             kind = TOLD_AS[record.state]
         else:
             apply_decision(record, decision)

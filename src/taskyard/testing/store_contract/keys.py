@@ -199,3 +199,10 @@ class KeyContract(Desk):
         await store.apply([second.uuid], Cancel())
         assert not (await get(store, second)).parked
         assert (await get(store, second)).state is TaskState.CANCELED
+
+    async def test_one_that_is_canceled_waits_for_nothing(self, store: Store) -> None:
+        """A task that is canceled while it waits for its key is answered, and stored, as one that does not."""
+        await add(store, a_record(key="k"), second := a_record(key="k"))
+        (applied,) = await store.apply([second.uuid], Cancel())
+        assert applied.record == await get(store, second)
+        assert not (await get(store, second)).parked
