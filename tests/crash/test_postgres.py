@@ -71,10 +71,13 @@ def test_a_queues_limit_holds_across_nodes(tmp_path: Path, databases: Databases)
     assert limits.run(tmp_path, trials=60, seed=SEED, databases=databases).failures == []
 
 
-def test_a_database_without_the_queue_lock_is_noticed(tmp_path: Path, databases: Databases) -> None:
-    """With turns that do not wait for each other, the same test turns red."""
-    figures = limits.run(tmp_path, trials=60, seed=SEED, databases=databases, mutation="drop-the-queue-lock")
-    assert figures.failures
+@pytest.mark.parametrize(
+    ("mutation", "blame"), [("forget-what-runs", "under the same key"), ("drop-the-queue-lock", "task ")]
+)
+def test_a_limit_that_does_not_hold_is_noticed(mutation: str, blame: str, tmp_path: Path, databases: Databases) -> None:
+    """With nodes that do not count what the others run, or do not wait for each other, the same test turns red."""
+    figures = limits.run(tmp_path, trials=60, seed=SEED, databases=databases, mutation=mutation)
+    assert any(blame in failure for failure in figures.failures), figures.failures
 
 
 def test_a_foreign_transaction_holds_up_nothing(tmp_path: Path, databases: Databases) -> None:

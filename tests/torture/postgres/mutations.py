@@ -9,31 +9,35 @@ from taskyard.stores.postgres.place import migrate
 from tests.torture.postgres.site import Site
 from tests.torture.work import address_of
 
-MUTATIONS: dict[str, tuple[str, str]] = {
+MUTATIONS: dict[str, list[tuple[str, str]]] = {
     # Whoever ever held a claim may settle, report and submit.
-    "drop-the-token-check": (r"(\w+)\.token = (\w+)\.token AND \1\.attempt = \2\.attempt AND", ""),
+    "drop-the-token-check": [(r"(\w+)\.token = (\w+)\.token AND \1\.attempt = \2\.attempt AND", "")],
     # A node that has beaten since it was looked at is taken for dead all the same.
-    "rescue-without-looking": (r"AND \(p_beats IS NULL OR beats = p_beats\)", ""),
-    # Turns do not wait for each other.
-    "drop-the-queue-lock": (r"PERFORM pg_advisory_xact_lock\(1953721201, h\)\s+FROM", "PERFORM FROM"),
+    "rescue-without-looking": [(r"AND \(p_beats IS NULL OR beats = p_beats\)", "")],
+    # A queue's room is looked for without counting what runs.
+    "forget-what-runs": [(r"q\.concurrency - \(\s*SELECT count\(\*\) FROM[^)]*\)", "q.concurrency")],
+    # Turns do not wait for each other, and take their time between looking for room and filling it.
+    "drop-the-queue-lock": [
+        (r"PERFORM pg_advisory_xact_lock\(1953721201, h\)\s+FROM", "PERFORM FROM"),
+        (r"(v_ids := taskyard\.pick_\d+\([^;]*\);)", r"\1 PERFORM pg_sleep(0.03);"),
+    ],
 }
 """What to look for in the functions of our schema, and what to put in its place."""
 
 
 def mutate(site: Site, folder: Path, name: str) -> None:
     """In the database of that folder, before anybody uses it."""
-    pattern, instead = MUTATIONS[name]
 
-    async def change(conn: asyncpg.Connection) -> int:
+    async def change(conn: asyncpg.Connection) -> None:
         await migrate(conn)
-        found = await conn.fetch(
-            "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'taskyard'::regnamespace"
-        )
-        changed = [(source, re.sub(pattern, instead, source)) for (source,) in found]
-        for before, after in changed:
-            if after != before:
-                await conn.execute(after)
-        return sum(before != after for before, after in changed)
+        for pattern, instead in MUTATIONS[name]:
+            found = await conn.fetch(
+                "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'taskyard'::regnamespace"
+            )
+            changed = [re.sub(pattern, instead, source) for (source,) in found if re.search(pattern, source)]
+            if not changed:
+                raise ValueError(f"{name} has nothing to change: {pattern} is written in another way now")
+            for source in changed:
+                await conn.execute(source)
 
-    if not site.databases.run(change, address_of(folder).read_text()):
-        raise ValueError(f"{name} has nothing to change: what it looks for is written in another way now")
+    site.databases.run(change, address_of(folder).read_text())
