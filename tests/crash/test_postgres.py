@@ -126,7 +126,7 @@ def test_a_false_verdict_of_death_is_noticed(tmp_path: Path, databases: Database
         with crew.gathered():
             (node,) = crew.nodes()
             crew.submit("guard", {"gate": "gate"})
-            (first,) = await_(lambda: crew.seen.held_by(node.pid), "that it runs")
+            (first,) = await_(lambda: crew.seen.held_by(node.pid) or None, "that it runs")
             crew.troop.start("work", ready=True, mutation="believe-that-all-are-dead", dying_s=0.01)
             second = await_(lambda: crew.seen.find_next(first), "that it runs again")
             (crew.folder / "gate").touch()
