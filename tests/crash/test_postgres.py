@@ -1,15 +1,11 @@
 """The short versions of `python -m tests.torture pg-…`, and proof that they would notice."""
 
-import random
 from pathlib import Path
 
 import pytest
 
-from taskyard.testing.ledger import judge
 from taskyard.testing.postgres import Databases
 from tests.torture.postgres import clients, crashes, deaths, foreign, hints, limits, outages, pauses, verdicts
-from tests.torture.postgres.crew import Crew, await_
-from tests.torture.postgres.site import open_site
 
 SEED = 4
 
@@ -117,18 +113,3 @@ def test_a_rescue_that_does_not_look_again_is_noticed(tmp_path: Path, databases:
     """With a rescue that does not care whether the node has beaten since, the same test turns red."""
     figures = verdicts.run(tmp_path, trials=1, seed=SEED, databases=databases, mutation="rescue-without-looking")
     assert any("was running" in failure for failure in figures.failures)
-
-
-def test_a_false_verdict_of_death_is_noticed(tmp_path: Path, databases: Databases) -> None:
-    """With a node that takes all others for dead, a task runs twice at once, and the checker says so."""
-    with open_site(tmp_path, databases=databases) as site:
-        crew = Crew(site.make_folder(), random.Random(SEED), nodes=1)
-        with crew.gathered():
-            (node,) = crew.nodes()
-            crew.submit("guard", {"gate": "gate"})
-            (first,) = await_(lambda: crew.seen.held_by(node.pid) or None, "that it runs")
-            crew.troop.start("work", ready=True, mutation="believe-that-all-are-dead", dying_s=0.01)
-            second = await_(lambda: crew.seen.find_next(first), "that it runs again")
-            (crew.folder / "gate").touch()
-    faults = judge(crew.seen.entries, {})
-    assert any(f"token {second.token} started while token {first.token} was running" in fault for fault in faults)

@@ -79,7 +79,7 @@ class Follower:
 def await_(look: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
     """What `look` finds, as soon as it does."""
     until = time.monotonic() + timeout_s
-    while (found := look()) is None or found is False:
+    while not (found := look()):
         if time.monotonic() > until:
             raise TimeoutError(f"not within {timeout_s:g} s: {what}")
         time.sleep(0.005)
