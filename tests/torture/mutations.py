@@ -11,7 +11,6 @@ from typing import Any
 
 from taskyard.model.task import Claim
 from taskyard.stores.postgres import PostgresStore, place
-from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.sidecar import Sidecar
 from taskyard.stores.sqlite.writer import Job, Outcome, Writer
@@ -63,16 +62,6 @@ def acknowledge_before_flush() -> None:
     place.LIMITS["synchronous_commit"] = "off"
 
 
-def believe_that_all_are_dead() -> None:
-    """Every node on PostgreSQL takes all others for dead, whether they beat or not."""
-
-    def look(self: Pulse, beats: dict[str, int]) -> list[str]:
-        self._seen = {node: (n, 0.0) for node, n in beats.items()}
-        return list(beats)
-
-    Pulse.look = look  # type: ignore[method-assign]
-
-
 def think_before_rescue() -> None:
     """Time passes between the verdict that a node is dead and the deed. That is no fault, and must do no harm."""
     inner = PostgresStore.rescue
@@ -88,7 +77,6 @@ def think_before_rescue() -> None:
 MUTATIONS: dict[str, Callable[[], None]] = {
     "acknowledge-before-commit": acknowledge_before_commit,
     "acknowledge-before-flush": acknowledge_before_flush,
-    "believe-that-all-are-dead": believe_that_all_are_dead,
     "drop-the-token-check": drop_the_token_check,
     "take-the-living-for-dead": take_the_living_for_dead,
     "think-before-rescue": think_before_rescue,
