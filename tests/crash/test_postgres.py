@@ -72,7 +72,7 @@ def test_a_queues_limit_holds_across_nodes(tmp_path: Path, databases: Databases)
 )
 def test_a_limit_that_does_not_hold_is_noticed(mutation: str, blame: str, tmp_path: Path, databases: Databases) -> None:
     """With nodes that do not count what the others run, or do not wait for each other, the same test turns red."""
-    figures = limits.run(tmp_path, trials=60, seed=SEED, databases=databases, mutation=mutation)
+    figures = limits.run(tmp_path, trials=12, seed=SEED, databases=databases, mutation=mutation)
     assert any(blame in failure for failure in figures.failures), figures.failures
 
 

@@ -19,7 +19,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     # Turns do not wait for each other, and take their time between looking for room and filling it.
     "drop-the-queue-lock": [
         (r"PERFORM pg_advisory_xact_lock\(1953721201, h\)\s+FROM", "PERFORM FROM"),
-        (r"(v_ids := taskyard\.pick_\d+\([^;]*\);)", r"\1 PERFORM pg_sleep(0.03);"),
+        (r"(v_ids := taskyard\.pick_\d+\([^;]*\);)", r"\1 PERFORM pg_sleep(0.5);"),
     ],
 }
 """What to look for in the functions of our schema, and what to put in its place."""
