@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import select
 import socket
 import threading
 from collections import deque
 from os import getpid
 from typing import Any
 
+from taskyard.execution.linger import Linger
 from taskyard.execution.wire import CANCEL, Frame, Kind, Outgoing, Reader, encode, widen
 
 
@@ -29,6 +32,9 @@ class Channel:
         self._pid = getpid()
         self.fd, self.is_closed = fd, False
         """`is_closed`: the host has closed its end, and a look at this one has found that out."""
+        looks = select.poll()
+        looks.register(fd, select.POLLIN)
+        self._linger = Linger(functools.partial(looks.poll, 0))
         self._sending, self._receiving = threading.Lock(), threading.Lock()
 
     @property
@@ -48,12 +54,15 @@ class Channel:
             while not out.send(self._sock):
                 pass
 
-    def receive(self) -> Frame | None:
-        """The next frame, to be loaded before anything else is done here; None when the host has closed."""
+    def receive(self, *, stay_awake: bool = False) -> Frame | None:
+        """The next frame, to be loaded before anything else is done here; None when the host has closed. `stay_awake`:
+        it is likely to come soon."""
         with self._receiving:
             while True:
                 frame = self._arrived.popleft() if self._arrived else self._reader.next()
                 if frame is None:
+                    if stay_awake:
+                        self._linger.look()
                     if not self._reader.receive(self._sock):
                         return None
                 elif frame.kind is not CANCEL:  # a cancel that is read here came too late for the call it names

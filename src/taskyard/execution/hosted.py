@@ -24,6 +24,7 @@ from taskyard.execution.shared import Lender
 from taskyard.execution.starting import WorkerHandle
 from taskyard.execution.wire import (
     CALL,
+    IS_ALONE,
     IS_FREE,
     IS_NAMED,
     IS_NEW,
@@ -98,9 +99,11 @@ class HostedWorker:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def give(self, call: PendingCall) -> None:
-        """Send the call; raises what pickling it raises, and has then sent nothing."""
+    def give(self, call: PendingCall, *, is_alone: bool = False) -> None:
+        """Send the call; raises what pickling it raises, and has then sent nothing. `is_alone`: no other call runs."""
         number, marks = None, call.marks
+        if is_alone:
+            marks |= IS_ALONE
         if call.is_by_name:
             number = self._functions.get(call.function)
             marks |= IS_NAMED

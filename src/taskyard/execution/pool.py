@@ -196,7 +196,7 @@ class WorkerPool:
             call.waiting.cancel()
         self._occupied.add(worker)
         try:
-            worker.give(call)
+            worker.give(call, is_alone=len(self._occupied) == 1)
         except BaseException as exc:  # what pickles is anybody's code
             message = f"it cannot be sent to a worker process: {type(exc).__name__}: {exc}"
             # Without memory or descriptors the next try may do better; what does not pickle never will.

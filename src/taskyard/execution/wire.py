@@ -108,6 +108,9 @@ IS_NAMED = 32
 IS_SHARED = 64
 """Its parts lie in the memfd that comes with it."""
 
+IS_ALONE = 128
+"""Of a call: the pool runs no other, so that its worker may stay awake for the next."""
+
 _SCRIPT_NAMES = (b"\x8c\x08__main__", b"\x8c\x0b__mp_main__")
 """Those of the host's script, in the host and in a worker that is host to others, as pickle writes a short text: the
 same letters inside a longer one do not count."""

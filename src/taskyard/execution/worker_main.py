@@ -38,6 +38,7 @@ from taskyard.execution.said import fields_of
 from taskyard.execution.scene import Scene, Setting, WorkerSettings, enter, load_main
 from taskyard.execution.wire import (
     EXIT,
+    IS_ALONE,
     IS_FREE,
     IS_NAMED,
     IS_NEW,
@@ -78,12 +79,14 @@ class Worker:
     def serve(self) -> None:
         os.register_at_fork(before=self._on_fork)
         self._channel.send(Kind.READY, value=os.getpid())
-        while (frame := self._channel.receive()) is not None:
+        is_alone = False
+        while (frame := self._channel.receive(stay_awake=is_alone)) is not None:
             if frame.kind is EXIT:
                 return
             self._answer(frame)
             if self._is_terminated:
                 return
+            is_alone = frame.marks & IS_ALONE > 0
             del frame  # the arguments may lie in it: an idle worker keeps none
 
     def _on_term(self, _: int, __: object) -> None:
