@@ -37,7 +37,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("scenarios", nargs="*", metavar="scenario", help=", ".join(SCENARIOS))
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds: does it work, roughly how fast")
     parser.add_argument("--without-ours", action="store_true", help="peers and limits only")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the sections of these scenarios there, as Markdown")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write what was found there, as Markdown")
     options = parser.parse_args()
     unknown = sorted(set(options.scenarios) - set(SCENARIOS))
     if unknown:
