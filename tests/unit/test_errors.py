@@ -9,7 +9,7 @@ import pytest
 import taskyard
 import taskyard.futures
 from taskyard import errors
-from taskyard.execution import raising
+from taskyard.execution import forks, raising
 from taskyard.manager import ManagerClosed
 
 EXAMPLES = [
@@ -73,7 +73,7 @@ EXAMPLES = [
     raising.CallKilled("work", "killed"),
     raising.CallTimedOut("work", "it ran longer than its timeout of 1 s"),
     raising.CannotCross("work", "its result is a socket", has_run=True),
-    raising.PoolForked(),
+    forks.PoolForked(),
     raising.RemoteError(("Odd", "ValueError"), "boom"),
     raising.RemoteTraceback("line 1"),
     raising.WorkerDied("work", "it was ended by SIGSEGV (11)"),
