@@ -28,7 +28,6 @@ from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.postgres.lease import Pulse
-from taskyard.stores.postgres.link import APART_S, Gate
 from taskyard.stores.postgres.place import COMMAND_S, connect, migrate
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
@@ -385,24 +384,6 @@ def test_a_clock_that_steps_makes_nobody_dead():
 # --- connections and hints --------------------------------------------------------------------------------------------
 
 
-async def test_tries_to_connect_are_kept_apart_in_times_of_trouble():
-    """While something is wrong, fewer than two a second get through the gate, whoever they are."""
-    at = [0.0]
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    gate = Gate(lambda: at[0], lambda: 0.0, sleep)
-    for _ in range(3):
-        await gate.enter()
-    assert slept == []
-    gate.trouble()
-    for _ in range(4):
-        await gate.enter()
-    assert slept == pytest.approx([APART_S, 2 * APART_S, 3 * APART_S])
-
-
 async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_url, stranger):
     """A turn that is not answered in time has an unknown outcome, and the next one goes over another connection."""
     store = PostgresStore(postgres_url, clock=clock, command_s=0.5)
@@ -451,6 +432,33 @@ async def test_a_lost_connection_is_replaced(store, stranger):
     await until(lambda: _all_closed(store))
     assert len((await store.turn(A.incarnation, demand=room(1))).claims) == 1
     assert len(await store.nodes()) == 1
+
+
+async def test_after_a_loss_readers_share_what_there_is(store, stranger):
+    """When every session was ended, many who read at once all get an answer, over a few new connections."""
+    await asyncio.gather(*(store.count() for _ in range(8)))
+    await stranger.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'taskyard' AND datname = current_database()"
+    )
+    await until(lambda: _all_closed(store))
+    async with asyncio.timeout(COMMAND_S):
+        answers = await asyncio.gather(*(store.count() for _ in range(40)))
+    assert answers == [{}] * 40
+    assert 1 <= len(store._reads._idle) <= 4
+
+
+async def test_who_is_cancelled_while_others_wait_leaves_his_connection_to_them(store, stranger):
+    """A reader that was cancelled just when it got a connection takes none away."""
+    await store.count()
+    store._reads._gate.trouble()
+    async with store._reads.use() as only:
+        first, second = (asyncio.create_task(store.count()) for _ in range(2))
+        await asyncio.sleep(0)
+        assert len(store._reads._waiting) == 2
+    first.cancel()
+    assert await second == {}
+    assert only in store._reads._idle
 
 
 @pytest.mark.parametrize("listens", [True, False])

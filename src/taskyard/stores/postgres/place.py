@@ -253,6 +253,9 @@ def check_version(version: int, url: str) -> None:
         raise StoreTooNew(hide_password(url), version, newest)
 
 
+_OWNER = "SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'taskyard'"
+
+
 async def migrate(conn: Connection, url: str = "") -> int:
     """Bring the schema up to date; the version that was found. All of it is one transaction, and of several processes
     one migrates while the others wait and then find nothing to do. A schema that is newer than this version of Taskyard
@@ -264,7 +267,11 @@ async def migrate(conn: Connection, url: str = "") -> int:
             try:
                 version = await apply(conn, known)
             except asyncpg.InsufficientPrivilegeError as exc:
-                raise StoreDenied(hide_password(url), str(exc), MAY_CREATE) from exc
+                why, hint = str(exc), MAY_CREATE
+                if version:
+                    why = f"its schema has version {version}, older than the {known[-1][0]} of this Taskyard ({exc})"
+                    hint = f"let {await conn.fetchval(_OWNER)}, who owns the schema, run `taskyard migrate`"
+                raise StoreDenied(hide_password(url), why, hint) from exc
     check_version(version, url)
     return version
 

@@ -34,9 +34,10 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Schema, Signals, TaskFilter, Turned
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import commands, reader, within
+from taskyard.stores.postgres.gate import Gate
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulse
-from taskyard.stores.postgres.link import Gate, Links
+from taskyard.stores.postgres.link import Links
 from taskyard.stores.postgres.place import (
     COMMAND_S,
     PLANS,
@@ -103,7 +104,7 @@ class PostgresStore:
             raise InvalidInput(f"the store {hide_password(self.url)} is open already; make another for another yard")
         self._pid = os.getpid()
         await self.migrate()
-        gate = Gate(self._clock.monotonic)
+        gate = Gate()
         links = partial(Links, self.url, gate, command_s=self._command_s)
         self._turns = links(most=1, settings=PLANS, ghosts=self._ghosts)
         self._writes = links(most=2, settings=PLANS, ghosts=self._ghosts)
