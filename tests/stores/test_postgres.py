@@ -39,6 +39,11 @@ pytestmark = pytest.mark.anyio
 A, B = a_node("a"), a_node("b")
 LARGE = '"' + "x" * 400_000 + '"'
 
+AN_EVENT = (
+    "INSERT INTO taskyard.event VALUES "
+    "(pg_current_xact_id()::text::bigint, 0, 1, 'queued', 'q', 's', ARRAY[now()], ARRAY[$1])"
+)
+
 
 @pytest.fixture
 def clock() -> ManualClock:
@@ -70,6 +75,15 @@ async def stranger(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
     conn = await asyncpg.connect(postgres_url)
     yield conn
     await conn.close()
+
+
+@pytest.fixture
+async def more(postgres_url: str) -> AsyncIterator[list[asyncpg.Connection]]:
+    """Two more of them."""
+    conns = [await asyncpg.connect(postgres_url) for _ in range(2)]
+    yield conns
+    for conn in conns:
+        await conn.close()
 
 
 async def until(is_so: Callable[[], Awaitable[object]]) -> None:
@@ -266,15 +280,42 @@ async def test_events_are_told_while_a_stranger_keeps_a_transaction_open(store, 
     await transaction.rollback()
 
 
+@pytest.mark.spec("QUE-29")
+async def test_a_turn_that_has_written_nothing_yet_hides_no_event(store, stranger, more):
+    """While a stranger's transaction is open, a turn of ours that waits for a queue does not hold back what is told."""
+    turn, _ = more
+    async with stranger.transaction(), turn.transaction():
+        await stranger.execute("SELECT pg_current_xact_id()")
+        await turn.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0)")
+        after = (await store.events(after=-1)).last
+        await store.turn(A.incarnation, adds=[an_add(task := a_record())])
+        assert [event.uuid for event in (await store.events(after=after)).events] == [task.uuid]
+
+
+@pytest.mark.spec("QUE-29")
+async def test_a_turn_with_the_newest_number_hides_no_event(postgres_url, clock, stranger, more):
+    """A turn of ours that began after everything that has ended does not hold back what is told."""
+    reader = PostgresStore(postgres_url, clock=clock)  # which sends no hints: they have numbers, too
+    await reader.open()
+    turn, newer = more
+    async with stranger.transaction():
+        await stranger.execute("SELECT pg_current_xact_id()")
+        await turn.execute(AN_EVENT, "told")
+        async with newer.transaction(), turn.transaction():
+            await newer.execute("SELECT pg_current_xact_id()")  # the first number after those that have ended
+            await turn.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0), pg_current_xact_id()")
+            page = await reader.events(after=0)
+            assert [event.uuid for event in page.events] == ["told"]
+            assert (await reader.events(after=-1)).last == page.last
+    await reader.close()
+
+
 async def test_the_events_of_an_open_turn_hold_back_those_after_it(store, stranger):
     """What a transaction of ours has not committed yet is not passed over: later events wait for it."""
     transaction = stranger.transaction()
     await transaction.start()
     await stranger.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0)")
-    await stranger.execute(
-        "INSERT INTO taskyard.event VALUES (pg_current_xact_id()::text::bigint, 0, 1, 'queued', 'q', 's', "
-        "ARRAY[now()], ARRAY['early'])"
-    )
+    await stranger.execute(AN_EVENT, "early")
     after = (await store.events(after=-1)).last
     await store.turn(A.incarnation, adds=[an_add(task := a_record())])
     assert (await store.events(after=after)).events == []

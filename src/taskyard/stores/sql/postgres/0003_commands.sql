@@ -196,21 +196,32 @@ END $$;
 -- transaction; otherwise it is looked which of the running ones are ours. Those hold a lock that they take before they
 -- get a number, and let go of when what they wrote can be seen: who began after the snapshot of the statement below has
 -- a number from xmax on; who began before and is not found among the locks has ended.
+-- Whose number is not among the locks has none yet, and will get a later one. Or it has just got one and is about to
+-- lock it: then that is one of those that ran and that nobody has locked.
 CREATE FUNCTION taskyard.horizon_1() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_min bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     v_max bigint;
+    v_running bigint[];
     v_ours bigint;
 BEGIN
     IF NOT EXISTS (SELECT FROM taskyard.event WHERE xid >= v_min) THEN
         RETURN v_min;
     END IF;
-    SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint INTO v_max;
-    SELECT min(CASE WHEN x.transactionid IS NULL THEN v_min
-        ELSE v_max - ((v_max - x.transactionid::text::bigint) & 4294967295) END)
+    SELECT pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) AS x)
+    INTO v_max, v_running FROM pg_current_snapshot() AS s;
+    WITH held AS MATERIALIZED (
+        -- Of a number the lock has the lower 32 bits; it lies within 2^31 of xmax, on either side.
+        SELECT pid, locktype, database, classid, objid, objsubid,
+            v_max + ((transactionid::text::bigint - v_max + 2147483648) & 4294967295) - 2147483648 AS number
+        FROM pg_locks WHERE locktype = 'advisory' OR locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted
+    ), numbered AS (
+        SELECT pid, number FROM held WHERE locktype = 'transactionid'
+    )
+    SELECT least(min(n.number), CASE WHEN bool_or(n.number IS NULL)
+        THEN (SELECT min(r) FROM unnest(v_running) AS r WHERE NOT EXISTS (SELECT FROM numbered WHERE number = r)) END)
     INTO v_ours
-    FROM pg_locks AS a LEFT JOIN pg_locks AS x
-        ON x.pid = a.pid AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
+    FROM held AS a LEFT JOIN numbered AS n ON n.pid = a.pid
     WHERE a.locktype = 'advisory' AND a.classid = 1953721203 AND a.objid = 0 AND a.objsubid = 2
         AND a.database = (SELECT oid FROM pg_database WHERE datname = current_database());
     RETURN least(v_max, v_ours);
