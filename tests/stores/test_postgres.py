@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -20,6 +21,7 @@ from taskyard.errors import (
     StoreUrlInvalid,
     SubmitPending,
 )
+from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
@@ -38,6 +40,8 @@ pytestmark = pytest.mark.anyio
 
 A, B = a_node("a"), a_node("b")
 LARGE = '"' + "x" * 400_000 + '"'
+
+WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 AN_EVENT = (
     "INSERT INTO taskyard.event VALUES "
@@ -247,6 +251,31 @@ async def test_a_client_that_does_not_read_keeps_nobody_waiting(store, other):
     assert not unread.done()
     connection._transport.resume_reading()
     assert len((await unread).claims) == 40
+
+
+async def test_limits_hold_whatever_isolation_the_database_has_by_default(empty_url, clock):
+    """Where an application has set another isolation level for all sessions, two nodes still claim no more than a queue
+    allows."""
+    stranger = await asyncpg.connect(empty_url)
+    for setting in ("isolation = 'repeatable read'", "read_only = on"):
+        await stranger.execute(f"ALTER DATABASE {urlsplit(empty_url).path[1:]} SET default_transaction_{setting}")
+    stores = [PostgresStore(empty_url, clock=clock) for _ in range(2)]
+    for store, node in zip(stores, (A, B), strict=True):
+        await store.open()
+        await store.join(node)
+    await stores[0].set_queue(QueueSettings(name="default", concurrency=1))
+    await stores[0].turn(A.incarnation, adds=[an_add(a_record(source="x"), a_record(source="y"))])
+    async with stranger.transaction(readonly=False):
+        await stranger.execute("SELECT pg_advisory_xact_lock(1953721201, hashtext('default'))")
+        turns = [
+            asyncio.ensure_future(stores[0].turn(A.incarnation, demand=room(1, x=1))),
+            asyncio.ensure_future(stores[1].turn(B.incarnation, demand=room(1, y=1))),
+        ]
+        await until(lambda: stranger.fetchval(f"SELECT count(*) = 2 FROM ({WAITING}) AS w"))
+    assert sorted([len((await turn).claims) for turn in turns]) == [0, 1]
+    for store in stores:
+        await store.close()
+    await stranger.close()
 
 
 async def test_work_that_is_submitted_in_an_open_transaction_is_not_waited_for(store, stranger):

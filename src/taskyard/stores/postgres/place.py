@@ -59,6 +59,11 @@ LIMITS = {
     "statement_timeout": f"{COMMAND_S:.0f}s",
     "lock_timeout": f"{COMMAND_S:.0f}s",
     "idle_in_transaction_session_timeout": "30s",
+    # Who counts what runs after it has got a queue's lock must see what was committed meanwhile, whatever a database
+    # that is an application's as well has by default.
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
     # A client that is gone without a word must not keep its session: asked after 10 s, given up after 10 s more.
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
