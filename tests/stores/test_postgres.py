@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -15,6 +16,7 @@ from taskyard.errors import (
     DuplicateTask,
     InvalidInput,
     OutcomeUnknown,
+    StoreBusy,
     StoreDenied,
     StoreTooNew,
     StoreUnreachable,
@@ -473,20 +475,32 @@ async def test_tries_to_connect_are_kept_apart_in_times_of_trouble():
     assert slept == pytest.approx([APART_S, 2 * APART_S, 3 * APART_S])
 
 
-async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_url, stranger):
+async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_url):
     """A turn that is not answered in time has an unknown outcome, and the next one goes over another connection."""
     store = PostgresStore(postgres_url, clock=clock, command_s=0.5)
     await store.open()
     await store.turn("nobody")
-    (connection,) = store._turns._idle
-    transaction = stranger.transaction()
-    await transaction.start()
-    await stranger.execute("LOCK TABLE taskyard.task")
+    connection: Any = store._turns._idle[0]
+    connection._transport.pause_reading()
     with pytest.raises(OutcomeUnknown):
         await store.turn("nobody")
     assert connection.is_closed()
-    await transaction.rollback()
     assert (await store.turn("nobody")).claims == []
+    await store.close()
+
+
+async def test_a_turn_that_gets_no_lock_is_known_to_have_done_nothing(clock, postgres_url, stranger):
+    """Who waits in vain for a queue's lock is told that the store is busy, and keeps its connection."""
+    store = PostgresStore(postgres_url, clock=clock, command_s=2.0)
+    await store.open()
+    await store.turn("nobody")
+    (connection,) = store._turns._idle
+    async with stranger.transaction():
+        await stranger.execute("SELECT pg_advisory_xact_lock(1953721201, hashtext('slow'))")
+        with pytest.raises(StoreBusy):
+            await store.turn("nobody", adds=[an_add(a_record(queue="slow"))])
+    assert store._turns._idle == [connection]
+    assert await store.count() == {}
     await store.close()
 
 

@@ -54,10 +54,11 @@ OLDEST_SERVER = 15
 MIGRATING = 1953721205
 """The number of the lock that one migrator holds; those beside it stand in the SQL."""
 
+LOCK, STATEMENT = 5 / 8, 7 / 8
+"""Of the time for an answer: how long the server waits for a lock, and works on a statement. Shorter than the client
+waits, and in this order: a turn that gets no lock is then known to have changed nothing, and its connection is kept."""
+
 LIMITS = {
-    "application_name": "taskyard",
-    "statement_timeout": f"{COMMAND_S:.0f}s",
-    "lock_timeout": f"{COMMAND_S:.0f}s",
     "idle_in_transaction_session_timeout": "30s",
     # Who counts what runs after it has got a queue's lock must see what was committed meanwhile, whatever a database
     # that is an application's as well has by default.
@@ -90,8 +91,14 @@ Session = tuple[int, datetime]
 
 async def connect(url: str, *, settings: dict[str, str] | None = None, command_s: float = COMMAND_S) -> Connection:
     """A connection on which every wait has an end."""
+    timeouts = {"lock_timeout": f"{command_s * LOCK:.3f}s", "statement_timeout": f"{command_s * STATEMENT:.3f}s"}
     opening: asyncio.Task[Connection] = asyncio.get_running_loop().create_task(
-        asyncpg.connect(url, timeout=CONNECT_S, command_timeout=command_s, server_settings=LIMITS | (settings or {}))
+        asyncpg.connect(
+            url,
+            timeout=CONNECT_S,
+            command_timeout=command_s,
+            server_settings={"application_name": "taskyard"} | timeouts | LIMITS | (settings or {}),
+        )
     )
     with connecting(url):
         try:
