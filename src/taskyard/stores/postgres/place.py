@@ -93,12 +93,7 @@ async def connect(url: str, *, settings: dict[str, str] | None = None, command_s
     """A connection on which every wait has an end."""
     timeouts = {"lock_timeout": f"{command_s * LOCK:.3f}s", "statement_timeout": f"{command_s * STATEMENT:.3f}s"}
     opening: asyncio.Task[Connection] = asyncio.get_running_loop().create_task(
-        asyncpg.connect(
-            url,
-            timeout=CONNECT_S,
-            command_timeout=command_s,
-            server_settings={"application_name": "taskyard"} | timeouts | LIMITS | (settings or {}),
-        )
+        _open(url, timeouts | LIMITS | (settings or {}), command_s)
     )
     with connecting(url):
         try:
@@ -113,6 +108,19 @@ async def connect(url: str, *, settings: dict[str, str] | None = None, command_s
         conn.terminate()
         raise StoreTooOld(hide_password(url), version, OLDEST_SERVER)
     _limit_socket(conn)
+    return conn
+
+
+async def _open(url: str, settings: dict[str, str], command_s: float) -> Connection:
+    conn: Connection = await asyncpg.connect(
+        url, timeout=CONNECT_S, command_timeout=command_s, server_settings={"application_name": "taskyard"}
+    )
+    try:
+        # Not with the connection: PgBouncer refuses it then, or is told to ignore what it does not know.
+        await conn.execute("; ".join(f"SET {name} = '{value}'" for name, value in settings.items()))
+    except BaseException:
+        conn.terminate()
+        raise
     return conn
 
 
