@@ -28,7 +28,7 @@ from taskyard.errors import (
     StoreUrlInvalid,
     hide_password,
 )
-from taskyard.stores.migrate import migrations
+from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
 
 T = TypeVar("T")
 
@@ -286,7 +286,32 @@ async def migrate(conn: Connection, url: str = "") -> int:
             except asyncpg.InsufficientPrivilegeError as exc:
                 raise StoreDenied(hide_password(url), str(exc), MAY_CREATE) from exc
     check_version(version, url)
+    with typed_errors(url):
+        await _renumber(conn)
     return version
+
+
+async def _renumber(conn: Connection) -> None:
+    """Numbers of events are those of the server's transactions. After a restore on another server they may lie before
+    it: readers would take what is old for new, and what is new for old. All events are forgotten then, which whoever
+    reads on from one of them is told of."""
+    if await conn.fetchval(_IS_AHEAD):
+        async with conn.transaction():
+            await conn.execute(f"SELECT pg_advisory_xact_lock({MIGRATING}, 0)")
+            if await conn.fetchval(_IS_AHEAD):  # whoever had the lock before us has not seen to it
+                await conn.execute(_FORGET_EVENTS)
+
+
+_IS_AHEAD = f"""
+    SELECT greatest((SELECT max(xid) FROM taskyard.event), (SELECT last / {EVENTS_AT_MOST} FROM taskyard.trimmed))
+        >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+"""
+"""Whoever wrote what we see had a number below that."""
+
+_FORGET_EVENTS = f"""
+    DELETE FROM taskyard.event;
+    UPDATE taskyard.trimmed SET last = pg_snapshot_xmin(pg_current_snapshot())::text::bigint * {EVENTS_AT_MOST} - 1
+"""
 
 
 async def apply(conn: Connection, known: Sequence[tuple[int, str]], *, wait_s: float = MIGRATE_S) -> int:
