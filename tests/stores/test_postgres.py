@@ -23,17 +23,19 @@ from taskyard.errors import (
     StoreUrlInvalid,
     SubmitPending,
 )
+from taskyard.model.command import Cancel
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
 from taskyard.ports.clock import SystemClock
+from taskyard.ports.store import Report
 from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
-from taskyard.stores.postgres import PostgresStore
+from taskyard.stores.postgres import PostgresStore, commands
 from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.postgres.link import APART_S, Gate
-from taskyard.stores.postgres.place import COMMAND_S, connect, migrate
+from taskyard.stores.postgres.place import COMMAND_S, Connection, connect, migrate
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
 from taskyard.testing.samples import a_node, a_record, an_add, room
@@ -402,6 +404,24 @@ async def test_known_tasks_are_found_without_reading_all_others(empty_url, clock
     await stranger.close()
     assert read["task_lane"] < 2500  # the claim of a thousand, and walking over them once
     assert read["task_running"] < 500
+
+
+async def test_a_run_that_reports_does_not_hold_up_its_cancel(store, clock, monkeypatch):
+    """Tasks that write down their progress all the time can be canceled, and what they said last is kept."""
+    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    read, said = commands.read, [0]
+
+    async def read_before_a_report(conn: Connection, uuids: list[str]) -> Any:
+        found = await read(conn, uuids)
+        said[0] += 1
+        await store.turn(A.incarnation, reports=[Report(held, note=f"step {said[0]}")])
+        return found
+
+    monkeypatch.setattr(commands, "read", read_before_a_report)
+    (applied,) = await store.apply([held.uuid], Cancel())
+    assert applied.refused is None
+    record = await store.find(held.uuid)
+    assert (record.cancel_asked_at, record.note) == (clock.now(), f"step {said[0]}")
 
 
 # --- liveness ---------------------------------------------------------------------------------------------------------

@@ -1,8 +1,16 @@
 -- What is called now and then: commands, rescue, settings, events, upkeep.
 
+-- What a decision about a task rests on. While it runs, others write down what its run says of itself: that makes it no
+-- other task. In all other states whatever is written does.
+CREATE FUNCTION taskyard.version_1(p_token bigint, p_cancel_asked_at timestamptz, p_written xid) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_token IS NULL THEN p_written::text
+        ELSE 'runs ' || p_token || CASE WHEN p_cancel_asked_at IS NULL THEN '' ELSE ' asked' END END
+$$;
+
 -- Carry out what was decided about these tasks, if each of them is still the version that was looked at; otherwise
 -- nothing happens and `done` is false. `how`: 'change' leaves the task in its state, 'end' ends it, 'again' sends an
--- ended one again. `places` says where each stands afterwards.
+-- ended one again. A note that is null stays what it is. `places` says where each stands afterwards.
 CREATE PROCEDURE taskyard.change_1(
     p_queues text[], p_changes json, e_kinds text[], e_uuids text[], e_queues text[], e_sources text[], p_now timestamptz,
     INOUT done boolean, INOUT places json, INOUT told integer
@@ -15,7 +23,8 @@ BEGIN
     PERFORM taskyard.lock_queues_1(p_queues);
     SELECT bool_and(CASE WHEN j.how = 'again'
         THEN EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = j.id AND e.xmin::text = j.version)
-        ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id AND t.xmin::text = j.version) END)
+        ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id
+            AND taskyard.version_1(t.token, t.cancel_asked_at, t.xmin) = j.version) END)
     INTO done FROM json_to_recordset(p_changes) AS j(id bigint, version text, how text);
     IF NOT done THEN
         RETURN;
@@ -26,7 +35,7 @@ BEGIN
             note text, state text, error text, to_head boolean, ord integer)
     ), changed AS (
         UPDATE taskyard.task AS t SET priority = j.priority, cancel_asked_at = j.cancel_asked_at,
-            cancel_reason = j.cancel_reason, note = j.note, updated_at = p_now,
+            cancel_reason = j.cancel_reason, note = coalesce(j.note, t.note), updated_at = p_now,
             parked = t.state = 'queued' AND t.key IS NOT NULL
         FROM j WHERE t.id = j.id AND j.how = 'change'
         RETURNING t.queue, t.key
