@@ -22,8 +22,9 @@ from taskyard.errors import (
     StoreUnreachable,
     StoreUrlInvalid,
     SubmitPending,
+    UnknownTask,
 )
-from taskyard.model.command import Cancel
+from taskyard.model.command import Cancel, Retry
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -38,7 +39,7 @@ from taskyard.stores.postgres.link import APART_S, Gate
 from taskyard.stores.postgres.place import COMMAND_S, Connection, connect, migrate
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
-from taskyard.testing.samples import a_node, a_record, an_add, room
+from taskyard.testing.samples import a_node, a_record, an_add, an_error, room
 
 pytestmark = pytest.mark.anyio
 
@@ -422,6 +423,19 @@ async def test_a_run_that_reports_does_not_hold_up_its_cancel(store, clock, monk
     assert applied.refused is None
     record = await store.find(held.uuid)
     assert (record.cancel_asked_at, record.note) == (clock.now(), f"step {said[0]}")
+
+
+async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, stranger):
+    """Whoever retries a failed task while another forgets it hears that there is no such task."""
+    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    await store.turn(A.incarnation, settles=[(held, Move.failed(at=clock.now(), error=an_error()))])
+    async with stranger.transaction():
+        assert await stranger.fetchval("SELECT taskyard.prune_1($1, 1)", clock.now() + timedelta(hours=1)) == 1
+        retrying = asyncio.ensure_future(store.apply([held.uuid], Retry()))
+        await until(lambda: stranger.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"))
+    (applied,) = await retrying
+    assert isinstance(applied.refused, UnknownTask)
+    assert await store.count() == {}
 
 
 # --- liveness ---------------------------------------------------------------------------------------------------------

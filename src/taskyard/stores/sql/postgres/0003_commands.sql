@@ -21,6 +21,10 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(1953721203, 0);
     PERFORM taskyard.lock_queues_1(p_queues);
+    -- What has ended is pruned without a queue's lock.
+    PERFORM FROM taskyard.ended WHERE id IN (
+        SELECT j.id FROM json_to_recordset(p_changes) AS j(id bigint, how text) WHERE j.how = 'again')
+    ORDER BY id FOR UPDATE;
     SELECT bool_and(CASE WHEN j.how = 'again'
         THEN EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = j.id AND e.xmin::text = j.version)
         ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id
