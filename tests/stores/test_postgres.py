@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -14,29 +16,41 @@ from taskyard.errors import (
     DuplicateTask,
     InvalidInput,
     OutcomeUnknown,
+    StoreBusy,
     StoreDenied,
     StoreTooNew,
     StoreUnreachable,
     StoreUrlInvalid,
     SubmitPending,
+    UnknownTask,
 )
+from taskyard.model.command import Cancel, Retry
+from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
 from taskyard.ports.clock import SystemClock
+from taskyard.ports.store import Report
 from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
-from taskyard.stores.postgres import PostgresStore
+from taskyard.stores.postgres import PostgresStore, commands
 from taskyard.stores.postgres.lease import Pulse
-from taskyard.stores.postgres.place import COMMAND_S, connect, migrate
+from taskyard.stores.postgres.place import COMMAND_S, Connection, connect, migrate
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
-from taskyard.testing.samples import a_node, a_record, an_add, room
+from taskyard.testing.samples import a_node, a_record, an_add, an_error, room
 
 pytestmark = pytest.mark.anyio
 
 A, B = a_node("a"), a_node("b")
 LARGE = '"' + "x" * 400_000 + '"'
+
+WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+AN_EVENT = (
+    "INSERT INTO taskyard.event VALUES "
+    "(pg_current_xact_id()::text::bigint, 0, 1, 'queued', 'q', 's', ARRAY[now()], ARRAY[$1])"
+)
 
 
 @pytest.fixture
@@ -69,6 +83,15 @@ async def stranger(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
     conn = await asyncpg.connect(postgres_url)
     yield conn
     await conn.close()
+
+
+@pytest.fixture
+async def more(postgres_url: str) -> AsyncIterator[list[asyncpg.Connection]]:
+    """Two more of them."""
+    conns = [await asyncpg.connect(postgres_url) for _ in range(2)]
+    yield conns
+    for conn in conns:
+        await conn.close()
 
 
 async def until(is_so: Callable[[], Awaitable[object]]) -> None:
@@ -234,6 +257,31 @@ async def test_a_client_that_does_not_read_keeps_nobody_waiting(store, other):
     assert len((await unread).claims) == 40
 
 
+async def test_limits_hold_whatever_isolation_the_database_has_by_default(empty_url, clock):
+    """Where an application has set another isolation level for all sessions, two nodes still claim no more than a queue
+    allows."""
+    stranger = await asyncpg.connect(empty_url)
+    for setting in ("isolation = 'repeatable read'", "read_only = on"):
+        await stranger.execute(f"ALTER DATABASE {urlsplit(empty_url).path[1:]} SET default_transaction_{setting}")
+    stores = [PostgresStore(empty_url, clock=clock) for _ in range(2)]
+    for store, node in zip(stores, (A, B), strict=True):
+        await store.open()
+        await store.join(node)
+    await stores[0].set_queue(QueueSettings(name="default", concurrency=1))
+    await stores[0].turn(A.incarnation, adds=[an_add(a_record(source="x"), a_record(source="y"))])
+    async with stranger.transaction(readonly=False):
+        await stranger.execute("SELECT pg_advisory_xact_lock(1953721201, hashtext('default'))")
+        turns = [
+            asyncio.ensure_future(stores[0].turn(A.incarnation, demand=room(1, x=1))),
+            asyncio.ensure_future(stores[1].turn(B.incarnation, demand=room(1, y=1))),
+        ]
+        await until(lambda: stranger.fetchval(f"SELECT count(*) = 2 FROM ({WAITING}) AS w"))
+    assert sorted([len((await turn).claims) for turn in turns]) == [0, 1]
+    for store in stores:
+        await store.close()
+    await stranger.close()
+
+
 async def test_work_that_is_submitted_in_an_open_transaction_is_not_waited_for(store, stranger):
     """When somebody's open transaction holds a dedupe slot, a turn says so at once; other adds are not held up."""
     transaction = stranger.transaction()
@@ -265,15 +313,42 @@ async def test_events_are_told_while_a_stranger_keeps_a_transaction_open(store, 
     await transaction.rollback()
 
 
+@pytest.mark.spec("QUE-29")
+async def test_a_turn_that_has_written_nothing_yet_hides_no_event(store, stranger, more):
+    """While a stranger's transaction is open, a turn of ours that waits for a queue does not hold back what is told."""
+    turn, _ = more
+    async with stranger.transaction(), turn.transaction():
+        await stranger.execute("SELECT pg_current_xact_id()")
+        await turn.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0)")
+        after = (await store.events(after=-1)).last
+        await store.turn(A.incarnation, adds=[an_add(task := a_record())])
+        assert [event.uuid for event in (await store.events(after=after)).events] == [task.uuid]
+
+
+@pytest.mark.spec("QUE-29")
+async def test_a_turn_with_the_newest_number_hides_no_event(postgres_url, clock, stranger, more):
+    """A turn of ours that began after everything that has ended does not hold back what is told."""
+    reader = PostgresStore(postgres_url, clock=clock)  # which sends no hints: they have numbers, too
+    await reader.open()
+    turn, newer = more
+    async with stranger.transaction():
+        await stranger.execute("SELECT pg_current_xact_id()")
+        await turn.execute(AN_EVENT, "told")
+        async with newer.transaction(), turn.transaction():
+            await newer.execute("SELECT pg_current_xact_id()")  # the first number after those that have ended
+            await turn.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0), pg_current_xact_id()")
+            page = await reader.events(after=0)
+            assert [event.uuid for event in page.events] == ["told"]
+            assert (await reader.events(after=-1)).last == page.last
+    await reader.close()
+
+
 async def test_the_events_of_an_open_turn_hold_back_those_after_it(store, stranger):
     """What a transaction of ours has not committed yet is not passed over: later events wait for it."""
     transaction = stranger.transaction()
     await transaction.start()
     await stranger.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0)")
-    await stranger.execute(
-        "INSERT INTO taskyard.event VALUES (pg_current_xact_id()::text::bigint, 0, 1, 'queued', 'q', 's', "
-        "ARRAY[now()], ARRAY['early'])"
-    )
+    await stranger.execute(AN_EVENT, "early")
     after = (await store.events(after=-1)).last
     await store.turn(A.incarnation, adds=[an_add(task := a_record())])
     assert (await store.events(after=after)).events == []
@@ -331,6 +406,37 @@ async def test_known_tasks_are_found_without_reading_all_others(empty_url, clock
     assert read["task_running"] < 500
 
 
+async def test_a_run_that_reports_does_not_hold_up_its_cancel(store, clock, monkeypatch):
+    """Tasks that write down their progress all the time can be canceled, and what they said last is kept."""
+    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    read, said = commands.read, [0]
+
+    async def read_before_a_report(conn: Connection, uuids: list[str]) -> Any:
+        found = await read(conn, uuids)
+        said[0] += 1
+        await store.turn(A.incarnation, reports=[Report(held, note=f"step {said[0]}")])
+        return found
+
+    monkeypatch.setattr(commands, "read", read_before_a_report)
+    (applied,) = await store.apply([held.uuid], Cancel())
+    assert applied.refused is None
+    record = await store.find(held.uuid)
+    assert (record.cancel_asked_at, record.note) == (clock.now(), f"step {said[0]}")
+
+
+async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, stranger):
+    """Whoever retries a failed task while another forgets it hears that there is no such task."""
+    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    await store.turn(A.incarnation, settles=[(held, Move.failed(at=clock.now(), error=an_error()))])
+    async with stranger.transaction():
+        assert await stranger.fetchval("SELECT taskyard.prune_1($1, 1)", clock.now() + timedelta(hours=1)) == 1
+        retrying = asyncio.ensure_future(store.apply([held.uuid], Retry()))
+        await until(lambda: stranger.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"))
+    (applied,) = await retrying
+    assert isinstance(applied.refused, UnknownTask)
+    assert await store.count() == {}
+
+
 # --- liveness ---------------------------------------------------------------------------------------------------------
 
 
@@ -384,20 +490,32 @@ def test_a_clock_that_steps_makes_nobody_dead():
 # --- connections and hints --------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_url, stranger):
+async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_url):
     """A turn that is not answered in time has an unknown outcome, and the next one goes over another connection."""
     store = PostgresStore(postgres_url, clock=clock, command_s=0.5)
     await store.open()
     await store.turn("nobody")
-    (connection,) = store._turns._idle
-    transaction = stranger.transaction()
-    await transaction.start()
-    await stranger.execute("LOCK TABLE taskyard.task")
+    connection: Any = store._turns._idle[0]
+    connection._transport.pause_reading()
     with pytest.raises(OutcomeUnknown):
         await store.turn("nobody")
     assert connection.is_closed()
-    await transaction.rollback()
     assert (await store.turn("nobody")).claims == []
+    await store.close()
+
+
+async def test_a_turn_that_gets_no_lock_is_known_to_have_done_nothing(clock, postgres_url, stranger):
+    """Who waits in vain for a queue's lock is told that the store is busy, and keeps its connection."""
+    store = PostgresStore(postgres_url, clock=clock, command_s=2.0)
+    await store.open()
+    await store.turn("nobody")
+    (connection,) = store._turns._idle
+    async with stranger.transaction():
+        await stranger.execute("SELECT pg_advisory_xact_lock(1953721201, hashtext('slow'))")
+        with pytest.raises(StoreBusy):
+            await store.turn("nobody", adds=[an_add(a_record(queue="slow"))])
+    assert store._turns._idle == [connection]
+    assert await store.count() == {}
     await store.close()
 
 

@@ -1,8 +1,16 @@
 -- What is called now and then: commands, rescue, settings, events, upkeep.
 
+-- What a decision about a task rests on. While it runs, others write down what its run says of itself: that makes it no
+-- other task. In all other states whatever is written does.
+CREATE FUNCTION taskyard.version_1(p_token bigint, p_cancel_asked_at timestamptz, p_written xid) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_token IS NULL THEN p_written::text
+        ELSE 'runs ' || p_token || CASE WHEN p_cancel_asked_at IS NULL THEN '' ELSE ' asked' END END
+$$;
+
 -- Carry out what was decided about these tasks, if each of them is still the version that was looked at; otherwise
 -- nothing happens and `done` is false. `how`: 'change' leaves the task in its state, 'end' ends it, 'again' sends an
--- ended one again. `places` says where each stands afterwards.
+-- ended one again. A note that is null stays what it is. `places` says where each stands afterwards.
 CREATE PROCEDURE taskyard.change_1(
     p_queues text[], p_changes json, e_kinds text[], e_uuids text[], e_queues text[], e_sources text[], p_now timestamptz,
     INOUT done boolean, INOUT places json, INOUT told integer
@@ -13,9 +21,14 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(1953721203, 0);
     PERFORM taskyard.lock_queues_1(p_queues);
+    -- What has ended is pruned without a queue's lock.
+    PERFORM FROM taskyard.ended WHERE id IN (
+        SELECT j.id FROM json_to_recordset(p_changes) AS j(id bigint, how text) WHERE j.how = 'again')
+    ORDER BY id FOR UPDATE;
     SELECT bool_and(CASE WHEN j.how = 'again'
         THEN EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = j.id AND e.xmin::text = j.version)
-        ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id AND t.xmin::text = j.version) END)
+        ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id
+            AND taskyard.version_1(t.token, t.cancel_asked_at, t.xmin) = j.version) END)
     INTO done FROM json_to_recordset(p_changes) AS j(id bigint, version text, how text);
     IF NOT done THEN
         RETURN;
@@ -26,7 +39,7 @@ BEGIN
             note text, state text, error text, to_head boolean, ord integer)
     ), changed AS (
         UPDATE taskyard.task AS t SET priority = j.priority, cancel_asked_at = j.cancel_asked_at,
-            cancel_reason = j.cancel_reason, note = j.note, updated_at = p_now,
+            cancel_reason = j.cancel_reason, note = coalesce(j.note, t.note), updated_at = p_now,
             parked = t.state = 'queued' AND t.key IS NOT NULL
         FROM j WHERE t.id = j.id AND j.how = 'change'
         RETURNING t.queue, t.key
@@ -196,21 +209,32 @@ END $$;
 -- transaction; otherwise it is looked which of the running ones are ours. Those hold a lock that they take before they
 -- get a number, and let go of when what they wrote can be seen: who began after the snapshot of the statement below has
 -- a number from xmax on; who began before and is not found among the locks has ended.
+-- Whose number is not among the locks has none yet, and will get a later one. Or it has just got one and is about to
+-- lock it: then that is one of those that ran and that nobody has locked.
 CREATE FUNCTION taskyard.horizon_1() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_min bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     v_max bigint;
+    v_running bigint[];
     v_ours bigint;
 BEGIN
     IF NOT EXISTS (SELECT FROM taskyard.event WHERE xid >= v_min) THEN
         RETURN v_min;
     END IF;
-    SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint INTO v_max;
-    SELECT min(CASE WHEN x.transactionid IS NULL THEN v_min
-        ELSE v_max - ((v_max - x.transactionid::text::bigint) & 4294967295) END)
+    SELECT pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) AS x)
+    INTO v_max, v_running FROM pg_current_snapshot() AS s;
+    WITH held AS MATERIALIZED (
+        -- Of a number the lock has the lower 32 bits; it lies within 2^31 of xmax, on either side.
+        SELECT pid, locktype, database, classid, objid, objsubid,
+            v_max + ((transactionid::text::bigint - v_max + 2147483648) & 4294967295) - 2147483648 AS number
+        FROM pg_locks WHERE locktype = 'advisory' OR locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted
+    ), numbered AS (
+        SELECT pid, number FROM held WHERE locktype = 'transactionid'
+    )
+    SELECT least(min(n.number), CASE WHEN bool_or(n.number IS NULL)
+        THEN (SELECT min(r) FROM unnest(v_running) AS r WHERE NOT EXISTS (SELECT FROM numbered WHERE number = r)) END)
     INTO v_ours
-    FROM pg_locks AS a LEFT JOIN pg_locks AS x
-        ON x.pid = a.pid AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
+    FROM held AS a LEFT JOIN numbered AS n ON n.pid = a.pid
     WHERE a.locktype = 'advisory' AND a.classid = 1953721203 AND a.objid = 0 AND a.objsubid = 2
         AND a.database = (SELECT oid FROM pg_database WHERE datname = current_database());
     RETURN least(v_max, v_ours);
