@@ -361,7 +361,7 @@ async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
     for _ in range(3):
         await store.turn(A.incarnation, adds=[an_add(*(a_record() for _ in range(1000)))])
     claims = (await store.turn(A.incarnation, demand=room(2500))).claims
-    low = await store._read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.lane"))
+    low = await store._read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.mark"))
     assert low == claims[-1].record.position
     await store.turn(A.incarnation, settles=[(claims[0], Move.given_back(at=clock.now()))])
     (again,) = (await store.turn(A.incarnation, demand=room(1))).claims
@@ -435,6 +435,66 @@ async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, 
     (applied,) = await retrying
     assert isinstance(applied.refused, UnknownTask)
     assert await store.count() == {}
+
+
+async def _work(url: str, clock: ManualClock, rounds: int) -> None:
+    """Ten tasks a round, and what nodes and clients ask meanwhile; half of the tasks belong to a queue with a limit."""
+    store = PostgresStore(url, clock=clock)
+    await store.open()
+    await store.join(A)
+    await store.set_queue(QueueSettings(name="narrow", concurrency=5))
+    for _ in range(rounds):
+        after = (await store.events(after=-1)).last
+        tasks = [a_record(clock.now(), queue=queue) for queue in ("wide", "narrow") for _ in range(5)]
+        await store.turn(A.incarnation, adds=[an_add(*tasks)])
+        claims = (await store.turn(A.incarnation, demand=room(20))).claims
+        assert len(claims) == 10
+        assert (await store.turn(A.incarnation, demand=room(20))).claims == []
+        done = [(claim, Move.completed(at=clock.now(), result="1")) for claim in claims]
+        await store.turn(A.incarnation, settles=done)
+        assert (await store.signals(A.incarnation)).cancels == []
+        assert len((await store.events(after=after)).events) == 30
+        assert all(outcome and outcome.result for outcome in await store.outcomes([task.uuid for task in tasks]))
+        assert await store.dead_nodes() == []
+        await store._tidy()
+    await store.leave(A.incarnation)
+    await store.close()
+
+
+async def _read_since(stranger: asyncpg.Connection) -> int:
+    """Rows and entries that were read since this was last asked; with its connections a store leaves its counts."""
+    ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'taskyard'"
+
+    async def is_alone() -> bool:
+        return bool(await stranger.fetchval(ours) == 0)
+
+    await until(is_alone)
+    read: int = await stranger.fetchval(
+        "SELECT ((SELECT sum(idx_tup_read) FROM pg_stat_user_indexes)"
+        " + (SELECT sum(seq_tup_read) FROM pg_stat_user_tables))::bigint"
+    )
+    await stranger.execute("SELECT pg_stat_reset()")
+    return read
+
+
+async def test_a_foreign_snapshot_makes_nothing_read_more_and_more(empty_url, clock, monkeypatch):
+    """While somebody keeps a transaction open, and with it all that is dead, turns and questions read no more than at
+    its beginning."""
+    monkeypatch.setattr("taskyard.stores.postgres.store.RING", 100)
+    await _work(empty_url, clock, 5)
+    foreign, stranger = await asyncpg.connect(empty_url), await asyncpg.connect(empty_url)
+    await _read_since(stranger)
+    async with foreign.transaction(isolation="repeatable_read"):
+        await foreign.fetchval("SELECT count(*) FROM taskyard.task")
+        await _work(empty_url, clock, 40)
+        early = await _read_since(stranger)
+        await _work(empty_url, clock, 80)
+        await _read_since(stranger)
+        await _work(empty_url, clock, 40)
+        late = await _read_since(stranger)
+    await foreign.close()
+    await stranger.close()
+    assert late < 1.3 * early, (early, late)
 
 
 # --- liveness ---------------------------------------------------------------------------------------------------------

@@ -83,6 +83,12 @@ PLANS = {
     "jit": "off",
 }
 
+READS = {
+    # The same of what is asked again and again. The rest is left to the statistics: it is asked for by people.
+    "enable_seqscan": "off",
+    "jit": "off",
+}
+
 Connection = asyncpg.Connection
 
 Session = tuple[int, datetime]

@@ -41,6 +41,7 @@ from taskyard.stores.postgres.link import Links
 from taskyard.stores.postgres.place import (
     COMMAND_S,
     PLANS,
+    READS,
     Connection,
     Session,
     check_version,
@@ -61,7 +62,8 @@ RING = 10_000
 """Events kept for readers that fall behind."""
 
 TIDY_AFTER = 2_000
-"""Events that this process writes between two looks whether there are too many."""
+"""Events that this process writes between two looks whether there are too many. A turn counts for ten at least: what it
+has counted is to be put together as well, before claims from queues with a limit have much to add up."""
 
 TRIES = 20
 """How often something is tried that another transaction got in the way of."""
@@ -108,7 +110,7 @@ class PostgresStore:
         links = partial(Links, self.url, gate, command_s=self._command_s)
         self._turns = links(most=1, settings=PLANS, ghosts=self._ghosts)
         self._writes = links(most=2, settings=PLANS, ghosts=self._ghosts)
-        self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size)
+        self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size, settings=READS)
         self._hints = Hints(self.url, gate, self._reads)
         self._pulse = Pulse(self._clock.monotonic, self._lease_s)
         self._lanes.clear()
@@ -240,7 +242,7 @@ class PostgresStore:
         """Others hear of what they may start, or wait for; that this node has started something is nothing to them."""
         if is_settling or told > len(turned.claims) * 2:
             self._hints.tell()
-        self._written += told
+        self._written += max(told, 10)
         if self._written >= TIDY_AFTER and self._tidying is None:
             self._written = 0
             self._tidying = asyncio.get_running_loop().create_task(self._tidy())

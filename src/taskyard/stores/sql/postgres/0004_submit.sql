@@ -96,8 +96,7 @@ BEGIN
         GROUP BY u.uuid HAVING count(*) > 1 OR EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = u.uuid) LIMIT 1;
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
     END IF;
-    INSERT INTO taskyard.tally
-    SELECT queue, 'scheduled', count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
+    INSERT INTO taskyard.submitted (queue, n) SELECT queue, count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
     -- Heard when the transaction has been committed, and by the process that submits as well.
     PERFORM pg_notify('taskyard', 'transaction tasks') WHERE v_ids IS NOT NULL;
     RETURN to_json(v_holders);
