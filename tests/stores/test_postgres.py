@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -430,12 +430,27 @@ async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, 
     (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
     await store.turn(A.incarnation, settles=[(held, Move.failed(at=clock.now(), error=an_error()))])
     async with stranger.transaction():
-        assert await stranger.fetchval("SELECT taskyard.prune_1($1, 1)", clock.now() + timedelta(hours=1)) == 1
+        assert await stranger.fetchval("SELECT taskyard.prune_1(now(), '0', 1)") == 1
         retrying = asyncio.ensure_future(store.apply([held.uuid], Retry()))
         await until(lambda: stranger.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"))
     (applied,) = await retrying
     assert isinstance(applied.refused, UnknownTask)
     assert await store.count() == {}
+
+
+async def test_a_node_whose_clock_is_ahead_forgets_nothing_early(store, postgres_url):
+    """What is kept for an hour is kept for an hour by the server's clock, whatever a node takes the time to be."""
+    now = datetime.now(UTC)
+    adds = [an_add(a_record(), a_record())]
+    claims = (await store.turn(A.incarnation, adds=adds, demand=room(2))).claims
+    ended = [Move.completed(at=now - timedelta(minutes=59)), Move.completed(at=now - timedelta(minutes=61))]
+    await store.turn(A.incarnation, settles=list(zip(claims, ended, strict=True)))
+    clock = ManualClock(now + timedelta(days=1))
+    ahead = PostgresStore(postgres_url, clock=clock)
+    await ahead.open()
+    assert await ahead.prune(finished_before=clock.now() - timedelta(hours=1)) == 1
+    assert await ahead.find(claims[0].uuid) is not None
+    await ahead.close()
 
 
 # --- liveness ---------------------------------------------------------------------------------------------------------

@@ -349,7 +349,9 @@ class PostgresStore:
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         async with self._asked():
-            pruned: int = (await self._write("SELECT taskyard.prune_1($1, $2)", finished_before, limit))[0]
+            age = self._clock.now() - finished_before
+            row = await self._write("SELECT taskyard.prune_1($1, $2, $3)", finished_before, age, limit)
+            pruned: int = row[0]
             return pruned
 
     # --- reading ------------------------------------------------------------------------------------------------------
