@@ -33,17 +33,20 @@ from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Report
 from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
-from taskyard.stores.postgres import PostgresStore, commands
+from taskyard.stores.postgres import PostgresStore, commands, hints, within
 from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.postgres.link import APART_S, Gate
 from taskyard.stores.postgres.place import COMMAND_S, Connection, connect, migrate
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
 from taskyard.testing.samples import a_node, a_record, an_add, an_error, room
+from tests.scenario.transactions import DRIVERS
 
 pytestmark = pytest.mark.anyio
 
 A, B = a_node("a"), a_node("b")
+PATIENCE_S = 20.0
+
 LARGE = '"' + "x" * 400_000 + '"'
 
 WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -587,15 +590,53 @@ async def test_a_lost_connection_is_replaced(store, stranger):
 
 
 @pytest.mark.parametrize("listens", [True, False])
-async def test_others_hear_of_a_commit(store, other, stranger, listens):
-    """What one process writes, another hears of: at once by a hint, or, when its listener was just killed, soon."""
+async def test_others_hear_of_a_commit(store, other, stranger, monkeypatch, listens):
+    """What one process writes, another hears of: by a hint, however seldom it looks, or, when its listener was just
+    killed, by looking."""
+    if listens:
+        monkeypatch.setattr(hints, "POLL_S", 1000.0)
     heard = asyncio.Event()
     other.watch(heard.set, lambda: None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await until(lambda: stranger.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
-        await heard.wait()
+        await heard.wait()  # the first look
         heard.clear()
         if not listens:
             await stranger.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
         await store.turn(A.incarnation, adds=[an_add(a_record())])
         await heard.wait()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_commit_of_the_users_is_heard_of_and_notifies_nobody_itself(
+    postgres_url, clock, stranger, monkeypatch, driver
+):
+    """When somebody's transaction brings tasks about, its process and the others hear of it, and not before; the
+    notification is none of the transaction's own, which would hold up every other commit on the server."""
+    monkeypatch.setattr(hints, "POLL_S", 1000.0)
+    store = PostgresStore(postgres_url, clock=clock)
+    await store.open()
+    here, there = asyncio.Event(), asyncio.Event()
+    told_by: list[int] = []
+
+    def told(_conn: object, pid: int, *_: object) -> None:
+        told_by.append(pid)
+        there.set()
+
+    store.watch(here.set, lambda: None)
+    async with asyncio.timeout(PATIENCE_S):
+        await here.wait()  # the first look
+        here.clear()
+        await stranger.add_listener(hints.CHANNEL, told)
+        async with DRIVERS[driver](postgres_url) as theirs:
+            await store.add_within(theirs.connection, an_add(a_record()))
+            store._transactions._look(within.LOOK_CAP_S)
+            assert not here.is_set()
+            pid = await stranger.fetchval(
+                "SELECT pid FROM pg_stat_activity WHERE query LIKE '%submit_1%' AND pid <> pg_backend_pid()"
+            )
+            assert pid is not None
+        await here.wait()
+        await there.wait()
+    assert pid not in told_by
+    await store.close()
