@@ -227,7 +227,8 @@ class Store(Protocol):
         ...
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
-        """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were."""
+        """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were. Where
+        several machines share a store, none that is younger than that by the clock of its server."""
         ...
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:

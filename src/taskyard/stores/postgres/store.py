@@ -112,6 +112,7 @@ class PostgresStore:
         self._writes = links(most=2, settings=PLANS, ghosts=self._ghosts)
         self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size, settings=READS)
         self._hints = Hints(self.url, gate, self._reads)
+        self._transactions = within.Transactions(self._hints.tell_all)
         self._pulse = Pulse(self._clock.monotonic, self._lease_s)
         self._lanes.clear()
         self._is_open = True
@@ -128,6 +129,7 @@ class PostgresStore:
         if not self._is_open:
             return
         self._is_open = False
+        self._transactions.close()
         await self._hints.close()
         while self._in_flight:
             self._idle.clear()
@@ -259,7 +261,9 @@ class PostgresStore:
         async with self._asked():
             if not self._where:
                 self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
-            return await within.add_within(connection, add, url=self.url, where=self._where)
+            return await within.add_within(
+                connection, add, url=self.url, where=self._where, transactions=self._transactions
+            )
 
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 
@@ -352,7 +356,9 @@ class PostgresStore:
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         async with self._asked():
-            pruned: int = (await self._write("SELECT taskyard.prune_1($1, $2)", finished_before, limit))[0]
+            age = self._clock.now() - finished_before
+            row = await self._write("SELECT taskyard.prune_1($1, $2, $3)", finished_before, age, limit)
+            pruned: int = row[0]
             return pruned
 
     # --- reading ------------------------------------------------------------------------------------------------------

@@ -185,16 +185,18 @@ BEGIN
     COMMIT;
 END $$;
 
--- Forget at most so many tasks that ended before then, oldest first.
-CREATE FUNCTION taskyard.prune_1(p_before timestamptz, p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+-- Forget at most so many tasks that ended before then, oldest first, and so long ago by the clock of the server: that of
+-- one node may be set days ahead, which must not cost the others their results.
+CREATE FUNCTION taskyard.prune_1(p_before timestamptz, p_age interval, p_limit integer) RETURNS integer
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_pruned integer;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(1953721203, 0);  -- it counts
     WITH old AS MATERIALIZED (
-        SELECT id FROM taskyard.ended WHERE finished_at < p_before ORDER BY finished_at, id LIMIT p_limit
-        FOR UPDATE SKIP LOCKED
+        SELECT id FROM taskyard.ended WHERE finished_at < least(p_before, now() - p_age)
+        ORDER BY finished_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM taskyard.ended AS e USING old WHERE e.id = old.id RETURNING e.id, e.queue, e.state
     ), runs AS (
