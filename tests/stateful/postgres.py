@@ -11,6 +11,7 @@ def postgres_machine(databases: Databases) -> type[StoreMachine]:
 
     class PostgresMachine(StoreMachine):
         name = "PostgreSQL"
+        steers = False
 
         def __init__(self) -> None:
             super().__init__()

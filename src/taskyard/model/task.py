@@ -168,7 +168,8 @@ class TaskRecord(msgspec.Struct, gc=False):
     has saved for the next one, until the task is completed. `id` orders tasks as they were added.
 
     `attempt` counts the runs started; `retries` those that failed and were tried again; `crashes` the workers this task
-    took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run."""
+    took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run. `bucket`
+    counts in queues that are ordered by buckets."""
 
     uuid: str
     source: str
@@ -201,6 +202,7 @@ class TaskRecord(msgspec.Struct, gc=False):
     note: str | None = None
     cancel_reason: str | None = None
     checkpoint: str | None = None
+    bucket: str | None = None
 
     def clone(self) -> TaskRecord:
         """A copy, at half the price of `copy.copy`: records are copied on the hot path."""

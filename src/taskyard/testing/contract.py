@@ -23,7 +23,7 @@ pytest.register_assert_rewrite(
 from taskyard.testing.answer_contract import AnswerContract  # noqa: E402
 from taskyard.testing.code_contract import CodeContract  # noqa: E402
 from taskyard.testing.executor_contract import ExecutorContract  # noqa: E402
-from taskyard.testing.store_contract import DurableStoreContract, PromptStoreContract, StoreContract  # noqa: E402
+from taskyard.testing.store_contract import DurableStoreContract, PromptStoreContract, SteeringContract, StoreContract  # noqa: E402
 
 __all__ = [
     "AnswerContract",
@@ -31,5 +31,6 @@ __all__ = [
     "DurableStoreContract",
     "ExecutorContract",
     "PromptStoreContract",
+    "SteeringContract",
     "StoreContract",
 ]

@@ -25,13 +25,27 @@ from taskyard.errors import (
     hide_password,
 )
 from taskyard.model.command import Command
+from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Schema, Signals, TaskFilter, Turned
+from taskyard.ports.store import (
+    ANY,
+    Add,
+    Added,
+    Applied,
+    Node,
+    NodeStatus,
+    QueueStatus,
+    Report,
+    Schema,
+    Signals,
+    TaskFilter,
+    Turned,
+)
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import commands, reader, within
 from taskyard.stores.postgres.gate import Gate
@@ -288,6 +302,12 @@ class PostgresStore:
                 self._hints.tell()
                 return decided.applied
         raise StoreBusy(hide_password(self.url))
+
+    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+        raise NotImplementedError("queues on PostgreSQL cannot be steered yet")
+
+    async def queues(self) -> list[QueueStatus]:
+        raise NotImplementedError("queues on PostgreSQL cannot be listed yet")
 
     async def set_queue(self, settings: QueueSettings) -> None:
         async with self._asked():
