@@ -14,7 +14,6 @@ from taskyard import Dedupe, StoreBusy, StoreDenied, StoreError, StoreTooNew, Ta
 from taskyard.model.command import Cancel
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
-from taskyard.model.state import TaskState
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import MigratingStore, Report, Signals
 from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
