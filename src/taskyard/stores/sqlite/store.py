@@ -287,6 +287,9 @@ class SqliteStore:
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._read(self._lister.count, people=True)
 
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        return await self._read(partial(self._lister.count_group, group), people=True)
+
     async def nodes(self) -> list[NodeStatus]:
         return [status for status, _ in await self._read(self._reader.nodes)]
 
