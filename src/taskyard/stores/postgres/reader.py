@@ -130,6 +130,10 @@ async def count(conn: Connection) -> dict[tuple[str, TaskState], int]:
     return {(queue, TaskState(state)): n for queue, state, n in rows}
 
 
+async def count_group(conn: Connection, group: str) -> dict[TaskState, int]:
+    return {}  # there are no groups here yet
+
+
 async def nodes(conn: Connection) -> list[NodeStatus]:
     rows = await conn.fetch(
         "SELECT info, beat_at, is_draining, "

@@ -12,8 +12,18 @@ from taskyard.stores.rows import COLUMNS, to_error, to_progress, to_retry
 
 _STATES = {str(state): state for state in TaskState}
 
-_NOT_HOT = {"finished_at": "NULL::timestamptz", "result": "NULL::text", "bucket": "NULL::text"}
+# Its tables know nothing of these yet.
+_LATER = {
+    "bucket": "NULL::text",
+    "group_id": "NULL::text",
+    "waits": "0",
+    "on_failure": "NULL::text",
+    "dedupe_key": "NULL::text",
+    "dedupe_scope": "NULL::text",
+}
+_NOT_HOT = {**_LATER, "finished_at": "NULL::timestamptz", "result": "NULL::text"}
 _NOT_ENDED = {
+    **_LATER,
     "updated_at": "finished_at",
     "parked": "false",
     "dedupe_slot": "NULL::text",

@@ -420,6 +420,9 @@ class PostgresStore:
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._ask(reader.count)
 
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        return await self._ask(partial(reader.count_group, group=group))
+
     async def nodes(self) -> list[NodeStatus]:
         return await self._ask(reader.nodes)
 

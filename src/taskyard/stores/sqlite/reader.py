@@ -91,8 +91,13 @@ class SqliteReader:
         if where.source is not None:
             terms.append("source = ?")
             values.append(where.source)
+        if where.group is not None:
+            terms.append("group_id = ?")
+            values.append(where.group)
         # Left to itself the planner walks the table by id, and finds the one running task at its far end.
         index = _INDEXED.get(where.states[0], "") if where.states is not None and len(where.states) == 1 else ""
+        if where.group is not None:
+            index = "INDEXED BY task_group WHERE"
         sql = f"SELECT {_ALL} FROM task {index or 'WHERE'} {' AND '.join(terms)} ORDER BY id DESC LIMIT ?"
         return [from_row(row) for row in self._conn.execute(sql, (*values, limit))]
 
@@ -132,6 +137,13 @@ class SqliteReader:
             )
             for queue in ([name] if name is not None else sorted({*rules, *said, *counts}))
         ]
+
+    def count_group(self, group: str) -> dict[TaskState, int]:
+        rows = self._conn.execute(
+            "SELECT state, count(*) FROM task INDEXED BY task_group WHERE group_id = ?1 AND uuid <> ?1 GROUP BY state",
+            (group,),
+        )
+        return {TaskState(state): n for state, n in rows}
 
     def nodes(self) -> list[tuple[NodeStatus, str]]:
         """Every node that has joined, with the boot it joined in."""
