@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import pairwise
 from zoneinfo import ZoneInfo, available_timezones
 
 import msgspec
@@ -35,6 +36,9 @@ from tests.unit.strategies import moments
 YEAR = 2026
 
 BERLIN = "Europe/Berlin"
+
+# Where clocks leap over the last hour of a day, over midnight, go back over midnight, and change by half an hour.
+ELSEWHERE = ("America/Nuuk", "Africa/Cairo", "America/Havana", "Australia/Lord_Howe")
 
 
 def utc(text: str) -> datetime:
@@ -86,6 +90,10 @@ zones = st.sampled_from(
 )  # fmt: skip
 
 
+CHANGE = 28 * 60
+minutes_asked = st.integers(CHANGE - 150, CHANGE + 150) | st.integers(4 * 60, 50 * 60)
+
+
 @lru_cache
 def minutes_around(zone: str, window: int) -> list[tuple[datetime, datetime]]:
     begin, end = windows(ZoneInfo(zone), YEAR)[window % len(windows(ZoneInfo(zone), YEAR))]
@@ -93,7 +101,7 @@ def minutes_around(zone: str, window: int) -> list[tuple[datetime, datetime]]:
 
 
 @pytest.mark.spec("SCH-21")
-@given(expressions, zones, st.integers(0, 1), st.integers(4 * 60, 50 * 60), st.integers(0, 59))
+@given(expressions, zones, st.integers(0, 1), minutes_asked, st.integers(0, 59))
 def test_cron_gives_the_same_from_wherever_one_asks(expression: str, zone: str, window: int, minute: int, second: int):
     """Any expression, asked from any second around a change, goes on exactly as the oracle does; and counting or
     looking for the last agrees with walking through."""
@@ -104,6 +112,20 @@ def test_cron_gives_the_same_from_wherever_one_asks(expression: str, zone: str, 
     assert list(fires_between(rule, after=asked, until=end)) == expected
     assert count_fires(rule, after=asked, until=end) == len(expected)
     assert find_last_fire(rule, after=asked, until=end) == (expected[-1] if expected else None)
+
+
+@pytest.mark.spec("SCH-21")
+@pytest.mark.parametrize("zone", [BERLIN, *ELSEWHERE])
+@pytest.mark.parametrize("window", [0, 1], ids=["first", "second"])
+def test_cron_goes_on_from_any_minute_around_a_change(zone: str, window: int):
+    """Asked from one hour before a change to one hour after it, every expression goes on with what the oracle says
+    comes next: also with an hour that has begun once and will begin again."""
+    minutes = minutes_around(zone, window)
+    for expression in EXPRESSIONS:
+        rule, expected = Cron(expression, zone), NaiveCron(expression).fires(minutes)
+        for asked, _ in minutes[CHANGE - 65 : CHANGE + 65 : 10]:
+            following = expected[bisect_right(expected, asked) :][:2]
+            assert next_fires(rule, after=asked, count=2)[: len(following)] == following, expression
 
 
 @pytest.mark.spec("SCH-21")
@@ -178,7 +200,12 @@ def test_an_interval_is_aligned_by_default():
 
 # --- both -------------------------------------------------------------------------------------------------------------
 
-RULES: list[Rule] = [Every(3600), Every(86_400.5), *(Cron(text, BERLIN) for text in EXPRESSIONS[1:])]
+RULES: list[Rule] = [
+    Every(3600),
+    Every(86_400.5),
+    *(Cron(text, BERLIN) for text in EXPRESSIONS[1:]),
+    *(Cron(text, zone) for zone in ELSEWHERE for text in ("30 23 * * *", "15 0 * * *", "*/20 * * * *")),
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=describe)
@@ -187,8 +214,9 @@ def test_long_times_are_counted_right(rule: Rule):
     after, until = utc("2026-02-03T04:05:06Z"), utc("2027-04-03T02:01Z")
     walked = list(fires_between(rule, after=after, until=until))
     chosen = random.Random(1)
-    for _ in range(20):
-        first, last = sorted(after + (until - after) * chosen.random() for _ in range(2))
+    cuts = [after + (until - after) * chosen.random() for _ in range(40)]
+    for first, last in pairwise(cuts):
+        first, last = min(first, last), max(first, last)
         expected = bisect_right(walked, last) - bisect_right(walked, first)
         assert count_fires(rule, after=first, until=last) == expected
     assert count_fires(rule, after=until, until=after) == 0
@@ -234,6 +262,15 @@ def test_a_rule_survives_a_store():
 def test_a_rule_in_words(rule: Rule, words: str):
     """People can read when it fires."""
     assert describe(rule) == words
+
+
+@pytest.mark.parametrize(
+    ("odd", "plain"), [("5-5/2 * * * *", "5 * * * *"), ("0 0 * * mon-MON/3,05-5/1", "0 0 * * 1,5")]
+)
+def test_a_range_of_one_with_a_step_is_one(odd: str, plain: str):
+    """A step leads nowhere in a range that ends where it begins."""
+    after = utc("2026-03-27T12:00Z")
+    assert next_fires(Cron(odd), after=after, count=9) == next_fires(Cron(plain), after=after, count=9)
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -322,7 +359,7 @@ def test_any_text_is_a_rule_or_refused():
     """Whatever is written, it is a rule that fires and can be told, or refused; never anything else."""
     chosen = random.Random(YEAR)
     good = 0
-    for _ in range(3_000):
+    for _ in range(2_000):
         text = draw(chosen)
         try:
             rule = Cron(text, BERLIN)
@@ -331,4 +368,4 @@ def test_any_text_is_a_rule_or_refused():
         good += 1
         assert len(next_fires(rule, after=utc("2026-11-16T05:00Z"), count=2)) == 2, text
         assert describe(rule), text
-    assert good > 300  # or it would show nothing
+    assert good > 200  # or it would show nothing

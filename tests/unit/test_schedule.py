@@ -120,9 +120,10 @@ def test_nothing_is_made_up_for_that_is_older_than_the_window(missed: str, expec
     assert due(hourly(missed=missed, catch_up_s=60), BEGUN, now=at("17:30"), is_busy=False).fires == ()
 
 
-def test_grace_is_for_who_is_a_little_late():
+@pytest.mark.parametrize("missed", Missed)
+def test_grace_is_for_who_is_a_little_late(missed: Missed):
     """Within `grace_s` several fires are all on time, whatever is done about missed ones."""
-    plan = due(hourly(missed=Missed.SKIP, grace_s=7200), BEGUN, now=at("15:00"), is_busy=False)
+    plan = due(hourly(missed=missed, grace_s=7200), BEGUN, now=at("15:00"), is_busy=False)
     assert fired(plan) == ["13:00 on time", "14:00 on time", "15:00 on time"]
 
 
