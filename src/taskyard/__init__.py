@@ -10,6 +10,7 @@ from taskyard.errors import (
     Cancel,
     ClaimLost,
     CommandRefused,
+    DependencyCycle,
     DuplicateConsumer,
     DuplicateTask,
     EventsMissed,
@@ -32,6 +33,7 @@ from taskyard.errors import (
     PayloadTooLarge,
     ResultGone,
     RetryLater,
+    SlotTaken,
     StaleTransaction,
     StoreBusy,
     StoreCorrupt,
@@ -58,6 +60,7 @@ from taskyard.errors import (
     UnguardedScript,
     UnknownAlgorithm,
     UnknownConsumer,
+    UnknownGroup,
     UnknownNode,
     UnknownTask,
     UnusableConnection,
@@ -67,13 +70,14 @@ from taskyard.execution.context import RunContext, current_run
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.sizing import set_default_workers
 from taskyard.execution.thread import ThreadExecutor
-from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.group import Group, GroupProgress
+from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
-from taskyard.model.task import Dedupe, Run, Task, TaskRecord
+from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import TaskFilter
@@ -152,6 +156,7 @@ __all__ = [
     "BlockingExecutor",
     "BlockingOnLoop",
     "BlockingYard",
+    "BoundTask",
     "CallOptions",
     "Cancel",
     "CircuitPolicy",
@@ -160,6 +165,8 @@ __all__ = [
     "CommandRefused",
     "ConsumerFunction",
     "Dedupe",
+    "DedupeScope",
+    "DependencyCycle",
     "DuplicateConsumer",
     "DuplicateTask",
     "ErrorKind",
@@ -175,6 +182,8 @@ __all__ = [
     "ExecutorManager",
     "ExecutorProtocol",
     "ForkedStore",
+    "Group",
+    "GroupProgress",
     "IllegalMove",
     "InProcessExecutor",
     "Incident",
@@ -195,6 +204,7 @@ __all__ = [
     "NotInTransaction",
     "NotJson",
     "NotOpen",
+    "OnFailure",
     "OtherDatabase",
     "OutcomeUnknown",
     "PayloadTooLarge",
@@ -209,6 +219,7 @@ __all__ = [
     "Run",
     "RunContext",
     "Scheduler",
+    "SlotTaken",
     "StaleTransaction",
     "StoreBusy",
     "StoreCorrupt",
@@ -242,6 +253,7 @@ __all__ = [
     "UnguardedScript",
     "UnknownAlgorithm",
     "UnknownConsumer",
+    "UnknownGroup",
     "UnknownNode",
     "UnknownTask",
     "UnusableConnection",

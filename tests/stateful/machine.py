@@ -454,7 +454,8 @@ class StoreMachine(RuleBasedStateMachine):
             if record.state in ENDED:
                 self.ends.setdefault(record.uuid, set()).add(record.state)
         self.check_parking(one)
-        self.compare_groups(one)
+        if self.has_ties:
+            self.compare_groups(one)
         self.known = {record.uuid: record for record in one}
         return one
 
