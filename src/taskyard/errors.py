@@ -39,13 +39,14 @@ def _remake(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
 
 HIDDEN = "***"
 
-_IN_URL = re.compile(r"(://[^/@:?#\s]*):\S*@")
+_IN_URL = re.compile(r"((?:://|\bpostgres(?:ql)?(?::/*|/+))[^/@:?#\s]*):\S*@", re.IGNORECASE)
+_IN_NO_URL = re.compile(r"^([^:@\s]*):(?!//)\S*@")
 _IN_OPTIONS = re.compile(r"(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^&#\s]*)", re.IGNORECASE)
 
 
 def hide_password(text: str) -> str:
     """A text as it may be shown if there are addresses in it; also such as are not quite right, with an @ in a
-    password, or written as `host=… password=…`."""
+    password, without the // of `postgresql://`, or written as `host=… password=…`."""
     return _IN_OPTIONS.sub(rf"\1{HIDDEN}", _IN_URL.sub(rf"\1:{HIDDEN}@", text))
 
 
@@ -418,7 +419,8 @@ class StoreUrlInvalid(StoreError, InvalidInput):
     def __init__(
         self, url: str | None, hint: str = "use memory://, sqlite:///path/to/work.db or postgresql://user@host/database"
     ) -> None:
-        self.url = None if url is None else hide_password(url)
+        # Whatever this was to be, it may begin with a user and his password.
+        self.url = None if url is None else _IN_NO_URL.sub(rf"\1:{HIDDEN}@", hide_password(url))
         what = "no store was given" if url is None else f"{quote(self.url)} is not a store"
         super().__init__(f"{what}; {hint}")
 

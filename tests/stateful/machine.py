@@ -29,12 +29,22 @@ from taskyard.errors import (
     UnknownTask,
 )
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
+from taskyard.model.control import (
+    UNTOUCHED,
+    Pause,
+    QueueCommand,
+    QueueControl,
+    QueueState,
+    Resume,
+    SetConcurrency,
+    StopAfterCurrent,
+)
 from taskyard.model.event import TOLD_AS, Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
-from taskyard.model.limits import Demand, QueueSettings, Quota
+from taskyard.model.limits import Demand, QueueOrder, QueueSettings, Quota
 from taskyard.model.move import Move
 from taskyard.model.order import GAP, Priority
-from taskyard.model.state import ENDED, HOLDS_KEY, TaskState, check_move
+from taskyard.model.state import ENDED, HOLDS_KEY, STANDS_IN_LINE, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord
 from taskyard.ports.store import Add, Added, Report, Store, TaskFilter, Turned
 from taskyard.stores.memory import MemoryStore
@@ -68,6 +78,7 @@ class Asked(NamedTuple):
     slot: str | None
     delay_s: float
     again: bool
+    bucket: str | None
     scope: DedupeScope | None
     group: str | None
     after: list[After]
@@ -108,6 +119,7 @@ asked = st.builds(
     st.sampled_from([None, None, "s", "t"]),
     st.sampled_from(DELAYS),
     st.sampled_from([False] * 19 + [True]),
+    st.sampled_from([None, "x", "y"]),
     st.sampled_from([None, DedupeScope.PENDING, DedupeScope.QUEUED, DedupeScope.WINDOW]),
     st.sampled_from([None, None, "g"]),
     st.just([]) | st.lists(afters, max_size=3),
@@ -135,13 +147,25 @@ settings_of_queues = st.builds(
     concurrency=st.sampled_from([None, 1, 2, 3]),
     per_key=st.sampled_from([1, 1, 2]),
     auto_recover=st.sampled_from([0, 1, 2]),
+    order=st.sampled_from([QueueOrder.PRIORITY, QueueOrder.PRIORITY, QueueOrder.FIFO, QueueOrder.BUCKETS]),
+    starve_after=st.sampled_from([None, 1, 2]),
+    starve_wait_s=st.sampled_from([None, 1.0, 60.0]),
+)
+words = st.one_of(
+    st.builds(Pause, st.sampled_from(["", "backup"])),
+    st.just(Resume()),
+    st.just(Resume()),
+    st.builds(StopAfterCurrent, st.sampled_from(["", "backup"])),
+    st.builds(SetConcurrency, st.sampled_from([None, 1, 2])),
 )
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`name` is that of the other store; a subclass may have another."""
+    """`name` is that of the other store; a subclass may have another. `steers` is whether it has orders and takes words
+    about whole queues."""
 
     name = "SQLite"
+    steers = True
     has_ties = True
     """Whether tasks may have to do with others there."""
 
@@ -155,6 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.handles: list[Store] = []
         self.nodes: list[str] = []
         self.queues: dict[str, QueueSettings] = {}
+        self.controls: dict[str, QueueControl] = {}
         self.claims: list[tuple[Claim, Claim]] = []  # each store's own, live or stale
         self.states: dict[str, set[TaskState]] = {}  # where a task may be, by the events told so far
         self.uuids: list[str] = []
@@ -172,6 +197,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.home = self.open_handle()  # where the nodes join and leave; it stays open
         self.handles = [self.open_handle() for _ in range(2)]
         self.nodes = [self.join(), self.join()]
+        for queue in () if self.steers else QUEUES:
+            self.somebody_sets_a_queue(0, QueueSettings(name=queue))
 
     def open_handle(self) -> Store:
         # Nothing here pulls the plug, so that nothing has to be waited for.
@@ -331,8 +358,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(handle=handles, settings=settings_of_queues)
     def somebody_sets_a_queue(self, handle: int, settings: QueueSettings) -> None:
+        if not self.steers:
+            plain = {"order": QueueOrder.PRIORITY, "starve_after": None, "starve_wait_s": None}
+            settings = msgspec.structs.replace(settings, **plain)
         self.both(handle, lambda store: store.set_queue(settings))
         self.queues[settings.name] = settings
+        self.compare()
+
+    @precondition(lambda self: self.steers)
+    @rule(handle=handles, queue=st.sampled_from(QUEUES), command=words)
+    def somebody_steers_a_queue(self, handle: int, queue: str, command: QueueCommand) -> None:
+        one, two = self.both(handle, lambda store: store.control(queue, command, by="ann"))
+        assert two == one
         self.compare()
 
     @rule(handle=handles, seconds=st.sampled_from([0.0, 1.0, 30.0]), limit=st.sampled_from([1, 2, 500]))
@@ -363,6 +400,7 @@ class StoreMachine(RuleBasedStateMachine):
             args='{"n":%d}' % number,  # noqa: UP031 - braces
             priority=task.priority,
             key=task.key,
+            bucket=task.bucket if self.steers else None,
             dedupe_slot=task.slot if self.has_ties else None,
             dedupe_scope=task.scope if self.has_ties else None,
             group_id=task.group if self.has_ties else None,
@@ -443,6 +481,7 @@ class StoreMachine(RuleBasedStateMachine):
         tally = dict(Counter((record.queue, record.state) for record in one))
         assert self.both(0, lambda store: store.count()) == (tally, tally)
         assert self.both(1, lambda store: store.count()) == (tally, tally)
+        self.compare_queues(one)
         self.compare_events({record.uuid: record.state for record in one})
         slots = Counter(record.dedupe_slot for record in one if record.dedupe_slot is not None)
         assert set(slots.values()) <= {1}
@@ -458,6 +497,17 @@ class StoreMachine(RuleBasedStateMachine):
             self.compare_groups(one)
         self.known = {record.uuid: record for record in one}
         return one
+
+    def compare_queues(self, records: list[TaskRecord]) -> None:
+        """What the stores say of their queues is the same; one that is stopping has something to wait for."""
+        if not self.steers:
+            return
+        mine, theirs = self.both(1, lambda store: store.queues())
+        assert theirs == mine
+        running = Counter(record.queue for record in records if record.state is TaskState.RUNNING)
+        for status in mine:
+            self.controls[status.name] = status.control
+            assert status.control.state is not QueueState.STOPPING or running[status.name]
 
     def compare_groups(self, records: list[TaskRecord]) -> None:
         members = [record for record in records if record.group_id == "g"]
@@ -512,18 +562,39 @@ class StoreMachine(RuleBasedStateMachine):
 
     def check_claims(self, turned: Turned, records: list[TaskRecord]) -> None:
         """What was just claimed is in order, under new tokens, and within the limits of its queue and its key."""
-        places = [(claim.record.priority, claim.record.position) for claim in turned.claims]
-        assert places == sorted(places)
+        self.check_order(turned, records)
         tokens = [self.last_token, *(claim.token for claim in turned.claims)]
         assert tokens == sorted(set(tokens))
         self.last_token = tokens[-1]
         for claim in turned.claims:
             queue, key = claim.record.queue, claim.record.key
-            rules = self.settings(queue)
+            rules, limit = self.settings(queue), self.limit(queue)
             running = sum(r.state is TaskState.RUNNING and r.queue == queue for r in records)
-            assert rules.concurrency is None or running <= rules.concurrency
+            assert limit is None or running <= limit
             if key is not None:
                 assert sum(r.state in HOLDS_KEY and (r.queue, r.key) == (queue, key) for r in records) <= rules.per_key
+
+    def check_order(self, turned: Turned, records: list[TaskRecord]) -> None:
+        """Within a lane, or a line, those that started did so by place, and before all that were left there."""
+        lanes: dict[Any, list[int]] = {}
+        for claim in turned.claims:
+            lanes.setdefault(self.lane(claim.record), []).append(claim.record.position)
+        for places in lanes.values():
+            assert places == sorted(places)
+        for record in records:
+            waits = record.state is TaskState.QUEUED and not record.parked
+            if waits or (self.settings(record.queue).is_strict and record.state in STANDS_IN_LINE):
+                assert record.position > max(lanes.get(self.lane(record), [record.position - 1]))
+
+    def lane(self, record: TaskRecord) -> Any:
+        """What it shares with those it must not overtake."""
+        match self.settings(record.queue).order:
+            case QueueOrder.PRIORITY:
+                return record.queue, record.source, record.priority
+            case QueueOrder.FIFO:
+                return record.queue
+            case QueueOrder.BUCKETS:
+                return record.queue, record.bucket
 
     def check_claims_waited(self, turned: Turned) -> None:
         """What was claimed had waited for all that it was to wait for, as far as those are remembered."""
@@ -543,9 +614,14 @@ class StoreMachine(RuleBasedStateMachine):
         for claim in turned.claims:
             assert quota.room(claim.record.queue, claim.record.source) > 0
             quota.admit(claim.record.queue, claim.record.source)
+        heads: dict[Any, TaskRecord] = {}
+        for record in sorted(records, key=lambda record: record.position):
+            if record.state in STANDS_IN_LINE:
+                heads.setdefault(self.lane(record), record)
         for record in records:
-            if record.state is TaskState.QUEUED and not record.parked:
-                limit = self.settings(record.queue).concurrency
+            is_held_up = self.settings(record.queue).is_strict and heads.get(self.lane(record)) is not record
+            if record.state is TaskState.QUEUED and not record.parked and not is_held_up:
+                limit = self.limit(record.queue)
                 full = limit is not None and running[record.queue] >= limit
                 assert full or quota.room(record.queue, record.source) <= 0
 
@@ -560,12 +636,20 @@ class StoreMachine(RuleBasedStateMachine):
         for (queue, _), group in keyed.items():
             busy = sum(record.state in HOLDS_KEY for record in group)
             waiting = [record for record in group if record.state is TaskState.QUEUED]
-            waiting.sort(key=lambda record: (record.priority, record.position))
+            strict = self.settings(queue).is_strict
+            waiting.sort(key=lambda record: (0 if strict else record.priority, record.position))
             free = max(0, self.settings(queue).per_key - busy)
             assert [record.parked for record in waiting] == [place >= free for place in range(len(waiting))]
 
     def settings(self, queue: str) -> QueueSettings:
         return self.queues.get(queue) or QueueSettings(name=queue)
+
+    def limit(self, queue: str) -> int | None:
+        """How many of the queue may run, by what people say of it and by its rules."""
+        control = self.controls.get(queue, UNTOUCHED)
+        if not control.is_open:
+            return 0
+        return self.settings(queue).concurrency if control.concurrency is None else control.concurrency
 
 
 def by_task(events: list[Event]) -> dict[str, list[tuple[Any, ...]]]:

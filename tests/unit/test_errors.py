@@ -9,7 +9,7 @@ import pytest
 import taskyard
 import taskyard.futures
 from taskyard import errors
-from taskyard.execution import raising
+from taskyard.execution import forks, raising
 from taskyard.manager import ManagerClosed
 
 EXAMPLES = [
@@ -76,7 +76,7 @@ EXAMPLES = [
     raising.CallKilled("work", "killed"),
     raising.CallTimedOut("work", "it ran longer than its timeout of 1 s"),
     raising.CannotCross("work", "its result is a socket", has_run=True),
-    raising.PoolForked(),
+    forks.PoolForked(),
     raising.RemoteError(("Odd", "ValueError"), "boom"),
     raising.RemoteTraceback("line 1"),
     raising.WorkerDied("work", "it was ended by SIGSEGV (11)"),
@@ -122,6 +122,10 @@ def test_one_and_many_are_too_large(what):
         ("postgresql://me:ses/me@host/app", "postgresql://me:***@host/app"),
         ("postgresql://:sesame@/app?host=/run", "postgresql://:***@/app?host=/run"),
         ("postgresql://me@host/app?user=me&password=sesame&x=1", "postgresql://me@host/app?user=me&password=***&x=1"),
+        ("postgresql:me:sesame@host/app", "postgresql:me:***@host/app"),
+        ("postgres:/me:sesame@host/app", "postgres:/me:***@host/app"),
+        ("postgresql//me:sesame@host/app", "postgresql//me:***@host/app"),
+        ("POSTGRESQL:me@host/app", "POSTGRESQL:me@host/app"),
         ("from http://a:b@c to http://d:e@f", "from http://a:***@c to http://d:***@f"),
         ("postgresql://host:5432/app", "postgresql://host:5432/app"),
         ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
@@ -133,3 +137,17 @@ def test_one_and_many_are_too_large(what):
 def test_an_address_is_shown_without_its_password(text, shown):
     """A password in an address is hidden, also where it should have been escaped, and nothing else is."""
     assert errors.hide_password(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("me:sesame@host/app", "'me:***@host/app' is not a store"),
+        ("pg:me:sesame@host/app", "'pg:***@host/app' is not a store"),
+        ("mysql://me:sesame@host/app", "'mysql://me:***@host/app' is not a store"),
+        ("redis://host/1", "'redis://host/1' is not a store"),
+    ],
+)
+def test_what_is_no_store_is_repeated_without_a_password(given, shown):
+    """An address that we do not know may hold a password all the same."""
+    assert str(errors.StoreUrlInvalid(given)).startswith(shown)

@@ -185,7 +185,8 @@ class TaskRecord(msgspec.Struct, gc=False):
     has saved for the next one, until the task is completed. `id` orders tasks as they were added.
 
     `attempt` counts the runs started; `retries` those that failed and were tried again; `crashes` the workers this task
-    took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run.
+    took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run. `bucket`
+    counts in queues that are ordered by buckets.
 
     `dedupe_slot` is the work it stands for now; `dedupe_key` the same, remembered when it no longer does. `waits`
     counts the tasks that it waits for. `group_id` is the uuid of the group's summary, where it has one."""
@@ -221,6 +222,7 @@ class TaskRecord(msgspec.Struct, gc=False):
     note: str | None = None
     cancel_reason: str | None = None
     checkpoint: str | None = None
+    bucket: str | None = None
     group_id: str | None = None
     waits: int = 0
     on_failure: OnFailure | None = None

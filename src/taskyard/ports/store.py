@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
 from taskyard.errors import ClaimLost, TaskyardError
 from taskyard.model.command import Command
+from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
 from taskyard.model.limits import Demand, QueueSettings
@@ -53,6 +54,22 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     beat_at: datetime | None = None
     is_draining: bool = False
+
+
+class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue as the store knows it: the rules that code has set, what people have said, how many tasks it holds in
+    each state, and since when the first in its lanes wait, of those that could start."""
+
+    name: str
+    settings: QueueSettings
+    control: QueueControl
+    counts: dict[TaskState, int]
+    oldest_due_at: datetime | None = None
+
+    @classmethod
+    def empty(cls, name: str) -> Self:
+        """That of a queue nobody has used yet."""
+        return cls(name=name, settings=QueueSettings(name=name), control=UNTOUCHED, counts={})
 
 
 class Signals(msgspec.Struct, frozen=True):
@@ -147,7 +164,19 @@ class Store(Protocol):
         ...
 
     async def set_queue(self, settings: QueueSettings) -> None:
-        """Create the queue or change its rules, for every node, from the next turn on."""
+        """Create the queue or change its rules, for every node, from the next turn on. What people have said about it
+        stays as it is."""
+        ...
+
+    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+        """Carry out what somebody asks of a whole queue, for every node, from the next turn on, and remember who, when
+        and why; the queue need not exist yet. A word that changes nothing leaves no event. A queue that is stopping is
+        paused by the very transaction in which the last of its tasks ends."""
+        ...
+
+    async def queues(self) -> list[QueueStatus]:
+        """Every queue that has rules, tasks, or something said about it, by name. `oldest_due_at` is the earliest due
+        time among those that are first of their source and priority, by place, and that no key holds back."""
         ...
 
     async def join(self, node: Node) -> None:
@@ -200,9 +229,10 @@ class Store(Protocol):
         it runs or has ended, which is `DuplicateTask` as well.
 
         A settle is written only if its task still runs under the claim's attempt and token; otherwise it is `ClaimLost`
-        and changes nothing. An add that fails leaves the other adds alone. A claim goes to the first startable task by
-        (priority, position) over all lanes of the demand, within the demand, the queue's concurrency and the key's
-        limit; it starts attempt + 1 under a token larger than every one before."""
+        and changes nothing. An add that fails leaves the other adds alone. A claim goes to the queue whose first
+        startable task has the smallest (priority, position) over all lanes of the demand, and there to the task that
+        the queue's order says, within the demand, the queue's concurrency and the key's limit; a queue that is not
+        running gives none. It starts attempt + 1 under a token larger than every one before."""
         ...
 
     async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
@@ -251,8 +281,9 @@ class Store(Protocol):
         ...
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
-        """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were. Slots
-        whose window is over are forgotten with them."""
+        """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were. Where
+        several machines share a store, none that is younger than that by the clock of its server. Slots whose window is
+        over are forgotten with them."""
         ...
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:

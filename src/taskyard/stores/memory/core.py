@@ -17,27 +17,27 @@ from taskyard.errors import (
     UnknownTask,
 )
 from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, QueueState, drained, steer, told_as
 from taskyard.model.dedupe import take_slot
 from taskyard.model.event import EventKind
-from taskyard.model.limits import Demand, QueueSettings, Quota
+from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import GAP, tail_position
 from taskyard.model.settle import heed_cancel, rescue
 from taskyard.model.state import QUEUED, RUNNING, WAITING_FOR_TIME, TaskState, check_move
-from taskyard.model.task import Claim, Dedupe, DedupeScope, TaskRecord
+from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Node, Report, Turned
+from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Node, QueueStatus, Report, Turned
+from taskyard.stores.memory.claims import Claims
 from taskyard.stores.memory.dependencies import Dependencies
-from taskyard.stores.memory.lines import Entry, Lane, Line
 from taskyard.stores.plan import is_tied, make_plan
 
 # As in `model.state`: looked at once, not once per task.
 ALLOW = Dedupe.ALLOW
-WHILE_QUEUED = DedupeScope.QUEUED
-SUBMITTED, STARTED = EventKind.SUBMITTED.value, EventKind.STARTED.value
+SUBMITTED = EventKind.SUBMITTED.value
 
 
-class MemoryCore(Dependencies):
+class MemoryCore(Claims, Dependencies):
     def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
         super().__init__(keep_ended)
         self._clock = clock
@@ -59,6 +59,8 @@ class MemoryCore(Dependencies):
         settled = [self._settle(claim, move) for claim, move in settles] if settles else []
         if self._releasing:
             self._release(now)
+        if self._controls and settles:
+            self._note_drained(now)
         for report in reports:
             self._report(report, now)
         added = [self._add(add, now) for add in adds]
@@ -188,6 +190,8 @@ class MemoryCore(Dependencies):
             heapq.heappush(self._due, (record.due_at, seq))
         else:
             record.state = QUEUED
+            if self._strict:
+                self._line_up(record)
             if record.key is None:
                 self._offer(record)
             else:
@@ -221,90 +225,51 @@ class MemoryCore(Dependencies):
         self._drop_stale_due()
         return self._due[0][0] if self._due else None
 
-    def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
-        room = {
-            name: queue.concurrency - self._running_in[name]
-            for name, queue in self._queues.items()
-            if queue.concurrency is not None
-        }
-        quota = Quota(demand, room)
-        lanes = [lane for lane in self._lanes if quota.room(*lane) > 0]
-        return self._start(self._pick(lanes, quota), node, now)
-
-    def _pick(self, lanes: list[Lane], quota: Quota) -> list[TaskRecord]:
-        """What goes next over all lanes, by priority and place, for as long as the quota lasts."""
-        picked: list[TaskRecord] = []
-        heads = [(entry, lane) for lane in lanes if (entry := self._head(lane)) is not None]
-        heapq.heapify(heads)
-        while heads:
-            _, lane = heads[0]
-            room = quota.room(*lane)
-            # All that stands before the next lane's head is taken in one go: of a single lane, all there is room for.
-            limit = min(heads[1:3])[0] if len(heads) > 1 else None
-            taken = self._take(self._lanes[lane], room, limit)
-            picked += taken
-            quota.admit(*lane, len(taken))
-            entry = self._head(lane)
-            if entry is None or len(taken) == room:
-                heapq.heappop(heads)
-            else:
-                heapq.heapreplace(heads, (entry, lane))
-        return picked
-
-    def _take(self, lane: Line, room: int, limit: Entry | None) -> list[TaskRecord]:
-        """The first of a lane, at most `room`, that stand before `limit`; they run from here on."""
-        taken: list[TaskRecord] = []
-        find = self._by_id.get
-        while len(taken) < room and (entry := lane.first()) is not None and (limit is None or entry < limit):
-            lane.pop()
-            record = find(entry[2])
-            if record is not None and _stands_at(record, entry):
-                record.state = RUNNING  # now: the lane may hold the same entry twice
-                taken.append(record)
-        return taken
-
-    def _head(self, name: Lane) -> Entry | None:
-        lane = self._lanes[name]
-        while (entry := lane.first()) is not None:
-            record = self._by_id.get(entry[2])
-            if record is not None and _stands_at(record, entry):
-                return entry
-            lane.pop()
-        return None
-
-    def _start(self, records: list[TaskRecord], node: str, now: datetime) -> list[Claim]:
-        claims = []
-        token = self._seq
-        for record in records:
-            token += 1
-            record.attempt = attempt = record.attempt + 1
-            record.token = token
-            record.node = node
-            record.started_at = record.updated_at = now
-            record.note = None
-            if record.dedupe_slot is not None and record.dedupe_scope is WHILE_QUEUED:
-                self._slots.swap(record.uuid, record.dedupe_slot, None)
-                record.dedupe_slot = None
-            if record.key is not None:
-                self._hold_key(record)
-            claims.append(Claim(record.clone(), attempt, token))
-        self._seq = token
-        self._events.extend([(STARTED, record, now) for record in records])
-        self.event_seq += len(records)
-        self._running[node].update([record.id for record in records])
-        for queue, n in Counter([record.queue for record in records]).items():
-            self._counts[queue][QUEUED] -= n
-            self._counts[queue][RUNNING] += n
-            self._running_in[queue] += n
-        return claims
-
     # --- commands, rescue, retention --------------------------------------------------------------------------------
 
     def set_queue(self, settings: QueueSettings) -> None:
+        old = self._settings(settings.name)
         self._queues[settings.name] = settings
+        if settings.order is not old.order:
+            self._reorder(settings.name)
         for (queue, _), line in self._keyed.items():
             if queue == settings.name:
+                if settings.order is not old.order:
+                    waiting = [self._by_id[task_id] for _, _, task_id in line.waiting if task_id in self._by_id]
+                    line.waiting = [self._turn_of(record) for record in waiting]
+                    heapq.heapify(line.waiting)
                 self._repark(line, queue)
+
+    def control(self, queue: str, command: QueueCommand, by: str) -> QueueStatus:
+        now = self._clock.now()
+        control = self._controls.get(queue, UNTOUCHED)
+        self._set_control(queue, steer(control, command, by=by, now=now, running=self._running_in[queue]), now)
+        return self._queue_status(queue)
+
+    def _set_control(self, queue: str, control: QueueControl, now: datetime) -> None:
+        kind = told_as(self._controls.get(queue, UNTOUCHED), control)
+        if kind is not None:
+            self._controls[queue] = control
+            self._tell_of_queue(kind, queue, now)
+
+    def _note_drained(self, now: datetime) -> None:
+        """Runs have ended: a queue that was stopping and has none left is paused."""
+        for queue, control in sorted(self._controls.items()):
+            if control.state is QueueState.STOPPING and not self._running_in[queue]:
+                self._set_control(queue, drained(control), now)
+
+    def queues(self) -> list[QueueStatus]:
+        tallied = {queue for queue, states in self._counts.items() if any(states.values())}
+        return [self._queue_status(queue) for queue in sorted(tallied | self._queues.keys() | self._controls.keys())]
+
+    def _queue_status(self, queue: str) -> QueueStatus:
+        return QueueStatus(
+            name=queue,
+            settings=self._settings(queue),
+            control=self._controls.get(queue, UNTOUCHED),
+            counts={state: n for state, n in self._counts[queue].items() if n},
+            oldest_due_at=self._oldest_due_at(queue),
+        )
 
     def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         now = self._clock.now()
@@ -370,6 +335,7 @@ class MemoryCore(Dependencies):
             for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
                 self._move(record, move)
         self._release(now)
+        self._note_drained(now)
         self.leave(incarnation)
         return [record.uuid for record in rescued]
 
@@ -383,9 +349,3 @@ class MemoryCore(Dependencies):
 
 def _taken(uuid: str) -> InvalidInput:
     return InvalidInput(f"a task {uuid} is in the store already; a task's uuid must be new")
-
-
-def _stands_at(record: TaskRecord, entry: Entry) -> bool:
-    """Whether an entry of a lane still counts."""
-    priority, position, _ = entry
-    return record.state is QUEUED and not record.parked and record.position == position and record.priority == priority

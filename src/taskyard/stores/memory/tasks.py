@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import islice
 
+from taskyard.model.control import QueueControl
 from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
-from taskyard.model.limits import QueueSettings
+from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import head_position, tail_position
-from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
 from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
 from taskyard.stores.memory.edges import Edges
-from taskyard.stores.memory.lines import Entry, KeyLine, Lane, Line
+from taskyard.stores.memory.lines import Entry, KeyLine, Lane, Line, Place
 from taskyard.stores.memory.slots import Slots
 
 RING = 10_000
@@ -39,7 +40,9 @@ class Tasks:
         self._tasks: dict[str, TaskRecord] = {}
         self._by_id: dict[int, TaskRecord] = {}
         self._queues: dict[str, QueueSettings] = {}
+        self._controls: dict[str, QueueControl] = {}
         self._lanes: defaultdict[Lane, Line] = defaultdict(Line)
+        self._strict: dict[str, defaultdict[str, list[Place]]] = {}
         self._due: list[tuple[datetime, int]] = []
         self._ended: list[tuple[datetime, int]] = []
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
@@ -83,6 +86,8 @@ class Tasks:
                 self._offer(record)
         elif new in WAITING_FOR_TIME:
             heapq.heappush(self._due, (record.due_at, record.id))
+        if self._strict and new in STANDS_IN_LINE:
+            self._line_up(record)
         if record.key is not None:
             self._track_key(record)
         self._events.append((TOLD_PLAINLY[new], record, move.at))
@@ -107,7 +112,30 @@ class Tasks:
         self._runs[record.id] = (run,) if earlier is None else (*earlier[1 - RUNS_KEPT :], run)
 
     def _offer(self, record: TaskRecord) -> None:
-        self._lanes[record.queue, record.source].push((record.priority, record.position, record.id))
+        """It may start. Where places alone count, it stands in line already."""
+        if record.queue not in self._strict:
+            lane = self._lanes[record.queue, record.source, record.priority]
+            lane.push((record.priority, record.position, record.id))
+
+    def _line_up(self, record: TaskRecord) -> None:
+        """It has got a place in a queue that may be strict about places."""
+        lines = self._strict.get(record.queue)
+        if lines is not None:
+            is_fifo = self._settings(record.queue).order is QueueOrder.FIFO
+            heapq.heappush(lines["" if is_fifo else record.bucket or ""], (record.position, record.id))
+
+    def _reorder(self, queue: str) -> None:
+        """The queue's order is another one: everybody in it is put where he stands by that."""
+        for lane in [lane for lane in self._lanes if lane[0] == queue]:
+            del self._lanes[lane]
+        self._strict.pop(queue, None)
+        if self._settings(queue).is_strict:
+            self._strict[queue] = defaultdict(list)
+        for record in self._by_id.values():
+            if record.queue == queue and record.state in STANDS_IN_LINE:
+                self._line_up(record)
+                if record.state is QUEUED and not record.parked:
+                    self._offer(record)
 
     # --- keys -----------------------------------------------------------------------------------------------------
 
@@ -119,7 +147,7 @@ class Tasks:
         line.holding.discard(record.id)
         record.parked = record.state is QUEUED
         if record.parked:
-            heapq.heappush(line.waiting, (record.priority, record.position, record.id))
+            heapq.heappush(line.waiting, self._turn_of(record))
         elif record.state in HOLDS_KEY:
             line.holding.add(record.id)
         self._repark(line, record.queue)
@@ -139,15 +167,10 @@ class Tasks:
         free = self._settings(queue).per_key - len(line.holding)
         first: dict[int, Entry] = {}
         while line.waiting and len(first) < free:
-            entry = priority, position, task_id = heapq.heappop(line.waiting)
-            record = self._by_id.get(task_id)
-            if (
-                record is not None
-                and record.state is QUEUED
-                and record.position == position
-                and record.priority == priority
-            ):
-                first[task_id] = entry
+            entry = heapq.heappop(line.waiting)
+            record = self._by_id.get(entry[2])
+            if record is not None and record.state is QUEUED and self._turn_of(record) == entry:
+                first[record.id] = entry
         for entry in first.values():
             heapq.heappush(line.waiting, entry)
         for task_id in line.offered - first.keys():
@@ -156,6 +179,10 @@ class Tasks:
             self._by_id[task_id].parked = False
             self._offer(self._by_id[task_id])
         line.offered = set(first)
+
+    def _turn_of(self, record: TaskRecord) -> Entry:
+        """Its place among those with its key, as among all: where places alone count, priorities do not."""
+        return 0 if record.queue in self._strict else record.priority, record.position, record.id
 
     def _settings(self, queue: str) -> QueueSettings:
         return self._queues.get(queue) or QueueSettings(name=queue)
@@ -205,6 +232,9 @@ class Tasks:
     def _tell(self, kind: EventKind, record: TaskRecord, at: datetime) -> None:
         self.event_seq += 1
         self._events.append((kind.value, record, at))
+
+    def _tell_of_queue(self, kind: EventKind, queue: str, at: datetime) -> None:
+        self._tell(kind, TaskRecord("", "", at, at, at, queue=queue), at)
 
     def find(self, uuid: str) -> TaskRecord | None:
         record = self._tasks.get(uuid)

@@ -14,6 +14,7 @@ _STATES = {str(state): state for state in TaskState}
 
 # Its tables know nothing of these yet.
 _LATER = {
+    "bucket": "NULL::text",
     "group_id": "NULL::text",
     "waits": "0",
     "on_failure": "NULL::text",
@@ -30,6 +31,7 @@ _NOT_ENDED = {
     "node": "NULL::text",
     "cancel_asked_at": "NULL::timestamptz",
     "cancel_reason": "NULL::text",
+    "bucket": "NULL::text",
 }
 
 HOT = ", ".join(f"{_NOT_HOT.get(column, column)} AS {column}" for column in COLUMNS)
@@ -47,13 +49,13 @@ def from_row(row: Any) -> TaskRecord:
     (
         uuid, source, due_at, created_at, updated_at, id_, queue, args, state, priority, position, parked, key, slot,
         timeout_s, retry, started_at, finished_at, attempt, retries, crashes, recoveries, token, node, cancel_asked_at,
-        progress, result, error, note, cancel_reason, checkpoint,
-    ) = row[:31]  # fmt: skip
+        progress, result, error, note, cancel_reason, checkpoint, bucket,
+    ) = row[:32]  # fmt: skip
     return TaskRecord(
         uuid, source, due_at, created_at, updated_at, id_, queue, args, _STATES[state], priority, position, parked, key,
         slot, timeout_s, None if retry is None else to_retry(retry), started_at, finished_at, attempt, retries, crashes,
         recoveries, token, node, cancel_asked_at, to_progress(progress), result, to_error(error), note, cancel_reason,
-        checkpoint,
+        checkpoint, bucket,
     )  # fmt: skip
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from itertools import chain, islice
-from typing import Any
+from itertools import chain
 
 import apsw
 import msgspec
@@ -14,41 +12,25 @@ import msgspec
 from taskyard.errors import ClaimLost, DuplicateTask, InvalidInput, TaskyardError
 from taskyard.model.dedupe import take_slot
 from taskyard.model.event import EventKind
-from taskyard.model.limits import Demand, Quota
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.order import tail_position
 from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, QUEUED, RUNNING, TaskState
-from taskyard.model.task import Claim, Dedupe, DedupeScope, TaskRecord
+from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
 from taskyard.stores.plan import is_tied, make_plan
-from taskyard.stores.rows import (
-    NEW,
-    TIES,
-    WAITING,
-    from_us,
-    has_ties,
-    to_new_row,
-    to_running,
-    to_started,
-    to_tied_row,
-    to_us,
-)
-from taskyard.stores.sqlite.commands import Commands
-from taskyard.stores.sqlite.statements import blocks, report, start, values
-from taskyard.stores.sqlite.transaction import Lane
+from taskyard.stores.rows import LINED, NEW, TIES, from_us, has_ties, ties_of, to_new_row, to_started, to_us
+from taskyard.stores.sqlite.claims import Claims
+from taskyard.stores.sqlite.statements import blocks, report, values
 
-SUBMITTED, STARTED = EventKind.SUBMITTED.value, EventKind.STARTED.value
+SUBMITTED = EventKind.SUBMITTED.value
 
-_WAITING = ", ".join(WAITING)
-_DUE = "due_at, id, uuid, queue, source, state, key, position"
-
-LANE_CHUNK = 64
-"""Rows read of a lane at once: with arguments of a megabyte each that is still far from what one value may hold."""
+_DUE = "due_at, id, uuid, queue, source, state, key, position, priority"
 _PROMOTED = ("id", "position", "parked", "updated_at", "state")
 
 
-class SqliteCore(Commands):
+class SqliteCore(Claims):
     """All that a transaction can do."""
 
     def peek(self, demand: Demand | None) -> Turned | None:
@@ -59,7 +41,7 @@ class SqliteCore(Commands):
             return None
         if self._has_releasing:
             return None
-        if demand is not None and any(self._lane(*lane, chunk=1) for lane in self._open_lanes(self._quota(demand))):
+        if demand is not None and self._could_claim(demand):
             return None
         return Turned([], [], [], None if due is None else from_us(due))
 
@@ -75,6 +57,8 @@ class SqliteCore(Commands):
         self._unrun = []
         settled = self._settle(settles) if settles else []
         self._release(now)
+        if self._controls and settles:
+            self._note_drained(to_us(now))
         if reports:
             self._report(reports, now)
         added: list[list[Added] | TaskyardError] = []
@@ -93,7 +77,7 @@ class SqliteCore(Commands):
     def _settle(self, settles: Sequence[tuple[Claim, Move]]) -> list[ClaimLost | None]:
         held = self._held(claim for claim, _ in settles)
         settled: list[ClaimLost | None] = []
-        completed: dict[Lane, int] = {}
+        completed: dict[tuple[str, str], int] = {}
         for claim, move in settles:
             # A claim is spent by its first settle, also within one turn.
             if claim.token not in held:
@@ -268,22 +252,28 @@ class SqliteCore(Commands):
 
     def _insert_tasks(self, records: list[TaskRecord], now: datetime) -> None:
         at = to_us(now)
-        new: dict[tuple[str, str, TaskState], int] = {}
+        new: dict[tuple[str, str, TaskState, int], int] = {}
+        is_lined = bool(self._strict)
         for record in records:
-            where = record.queue, record.source, record.state
+            where = record.queue, record.source, record.state, record.priority
+            is_lined = is_lined or record.bucket is not None
             new[where] = new.get(where, 0) + 1
             self._events.append((SUBMITTED, record.uuid, record.source, record.queue, at))
             if record.state is TaskState.SCHEDULED:
                 self._note_due(to_us(record.due_at))
             elif record.key is not None and record.state is QUEUED:
                 self._keys.add((record.queue, record.key))
-        for (queue, source, state), n in new.items():
-            self._count(queue, source, state, n)
-        tied = [to_tied_row(record, at) for record in records if has_ties(record)]
-        if tied:
-            self._write_rows("task", NEW + TIES, tied)
-            records = [record for record in records if not has_ties(record)]
-        self._write_rows("task", NEW, [to_new_row(record, at) for record in records])
+        for (queue, source, state, priority), n in new.items():
+            self._count(queue, source, state, n, priority)
+        plain = [record for record in records if not has_ties(record)]
+        tied = [record for record in records if has_ties(record)]
+        for some, more in ((plain, ()), (tied, TIES)):
+            rows = [to_new_row(record, at) for record in some]
+            if is_lined:
+                rows = [(*row, r.bucket, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
+            if more:
+                rows = [(*row, *ties_of(r)) for row, r in zip(rows, some, strict=True)]
+            self._write_rows("task", (*(LINED if is_lined else NEW), *more), rows)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -298,9 +288,9 @@ class SqliteCore(Commands):
             (at, PROMOTE_AT_MOST),
         )
         rows = []
-        for _, id_, uuid, queue, source, state, key, position in sorted(msgspec.json.decode(found)):
+        for _, id_, uuid, queue, source, state, key, position, priority in sorted(msgspec.json.decode(found)):
             self._count(queue, source, TaskState(state), -1)
-            self._count(queue, source, TaskState.QUEUED, 1)
+            self._count(queue, source, TaskState.QUEUED, 1, priority)
             if state == TaskState.SCHEDULED:
                 self._seq += 1
                 position = tail_position(self._seq)
@@ -318,8 +308,10 @@ class SqliteCore(Commands):
     ) -> list[Claim] | None:
         """Insert and start tasks that nothing stands before, which is how a yard with nothing to do meets a task. They
         are inserted parked, so they never enter the lane that they would be taken out of again. None, and nothing is
-        done, unless all of them can start, with nothing else waiting that might go first."""
+        done, unless all of them can start, with nothing else waiting that might go first, and by priority and place."""
         if demand is None or self._queued or not fresh or len(fresh) > demand.total:
+            return None
+        if not self._is_plain([(record.queue, record.source, record.priority) for record in fresh]):
             return None
         due = self._find_next_due()
         if due is not None and due <= to_us(now):
@@ -334,82 +326,3 @@ class SqliteCore(Commands):
         self._insert_tasks(fresh, now)
         fresh.sort(key=lambda record: (record.priority, record.position))
         return self._start([to_started(record, now) for record in fresh], node, now)
-
-    def _quota(self, demand: Demand) -> Quota:
-        room = {
-            name: queue.concurrency - self._running_in[name]
-            for name, queue in self._queues.items()
-            if queue.concurrency is not None
-        }
-        return Quota(demand, room)
-
-    def _open_lanes(self, quota: Quota) -> list[Lane]:
-        return [lane for lane in self._queued if quota.room(*lane) > 0]
-
-    def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
-        quota = self._quota(demand)
-        lanes = self._open_lanes(quota)
-        return self._start([to_running(row, now) for row in self._merge(lanes, quota)], node, now)
-
-    def _start(self, records: list[TaskRecord], node: str, now: datetime) -> list[Claim]:
-        at = to_us(now)
-        claims: list[Claim] = []
-        started: dict[Lane, int] = {}
-        unslotted: list[tuple[int, None]] = []
-        for record in records:
-            self._seq += 1
-            record.token, record.node = self._seq, node
-            lane = record.queue, record.source
-            started[lane] = started.get(lane, 0) + 1
-            if record.dedupe_slot is not None and record.dedupe_scope is DedupeScope.QUEUED:
-                record.dedupe_slot = None
-                unslotted.append((record.id, None))
-            self._events.append((STARTED, record.uuid, record.source, record.queue, at))
-            claims.append(Claim(record, record.attempt, self._seq))
-        for (queue, source), n in started.items():
-            self._count(queue, source, QUEUED, -n)
-            self._count(queue, source, RUNNING, n)
-        for block in blocks([(claim.record.id, claim.token) for claim in claims]):
-            self._conn.execute(start(len(block)), (node, at, *chain.from_iterable(block)))
-        if unslotted:
-            self._update_rows(("id", "dedupe_slot"), unslotted)
-        return claims
-
-    def _merge(self, lanes: list[Lane], quota: Quota) -> list[list[Any]]:
-        """What goes next over all lanes, read a little at a time: of many lanes most will not be taken."""
-        if len(lanes) == 1:
-            return list(islice(self._follow_lane(lanes[0], quota.room(*lanes[0])), quota.room(*lanes[0])))
-        share = max(4, 2 * quota.left // max(1, len(lanes)))
-        picked: list[list[Any]] = []
-        for row in heapq.merge(*(self._follow_lane(lane, min(share, quota.room(*lane))) for lane in lanes)):
-            queue, source = row[2:4]
-            if quota.room(queue, source) > 0:
-                quota.admit(queue, source)
-                picked.append(row)
-                if quota.left <= 0:
-                    break
-        return picked
-
-    def _follow_lane(self, lane: Lane, chunk: int) -> Iterator[list[Any]]:
-        chunk, after = min(chunk, LANE_CHUNK), (-1, 0)
-        while rows := self._lane(*lane, chunk=chunk, after=after):
-            yield from rows
-            if len(rows) < chunk:
-                return
-            after = (rows[-1][0], rows[-1][1])
-
-    def _lane(self, queue: str, source: str, *, chunk: int, after: tuple[int, int] = (-1, 0)) -> list[list[Any]]:
-        """Rows of `WAITING` in order. They sort by their first two values, which no two tasks share."""
-        some = (
-            f"SELECT {_WAITING} FROM task WHERE queue = ? AND source = ? AND state = 'queued' AND parked = 0 "
-            "AND (priority, position) > (?, ?) ORDER BY priority, position LIMIT ?"
-        )
-        given = (queue, source, *after, chunk)
-        try:
-            found = self._one(f"SELECT json_group_array(json_array({_WAITING})) FROM ({some})", given)
-            rows: list[list[Any]] = msgspec.json.decode(found)
-        except (apsw.TooBigError, msgspec.DecodeError):
-            # Arguments too large together for one value, or a number that JSON has no way to write.
-            rows = [list(row) for row in self._conn.execute(some, given)]
-        rows.sort()
-        return rows

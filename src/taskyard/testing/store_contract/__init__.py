@@ -3,6 +3,7 @@
 from taskyard.testing.store_contract.adds import AddContract
 from taskyard.testing.store_contract.claims import ClaimContract
 from taskyard.testing.store_contract.commands import CommandContract
+from taskyard.testing.store_contract.control import ControlContract
 from taskyard.testing.store_contract.dedupe import DedupeContract
 from taskyard.testing.store_contract.dependencies import DependencyContract
 from taskyard.testing.store_contract.due import DueContract
@@ -10,6 +11,7 @@ from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
 from taskyard.testing.store_contract.keys import KeyContract
 from taskyard.testing.store_contract.nodes import NodeContract
+from taskyard.testing.store_contract.orders import OrderContract
 from taskyard.testing.store_contract.prompt import PromptContract
 from taskyard.testing.store_contract.reading import ReadingContract
 from taskyard.testing.store_contract.settles import SettleContract
@@ -29,6 +31,10 @@ class StoreContract(
     """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
 
 
+class SteeringContract(ControlContract, OrderContract):
+    """What people say about queues, and who goes first in them."""
+
+
 class PromptStoreContract(StoreContract, PromptContract):
     """The same, and a submit is answered on the spot."""
 
@@ -41,4 +47,4 @@ class TiesContract(DedupeContract, DependencyContract):
     """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
 
 
-__all__ = ["DurableStoreContract", "PromptStoreContract", "StoreContract", "TiesContract"]
+__all__ = ["DurableStoreContract", "PromptStoreContract", "SteeringContract", "StoreContract", "TiesContract"]
