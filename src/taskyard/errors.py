@@ -170,8 +170,8 @@ class BatchTooLarge(InvalidInput):
 
 
 class DuplicateTask(InvalidInput):
-    """The same work is pending already, under `existing`: wait for that one. Or it was twice in one batch, which
-    `existing` being empty says: leave one of the two out."""
+    """The same work is pending already, or was asked for within its window, under `existing`: wait for that one. Or it
+    was twice in one batch, which `existing` being empty says: leave one of the two out."""
 
     def __init__(self, existing: str, slot: str) -> None:
         self.existing, self.slot = existing, slot
@@ -238,6 +238,14 @@ class UnknownTask(InvalidInput):
             f"no task {shorten(uuid)} in this store; it was never submitted here, the transaction it was submitted in "
             f"has not committed, or its record was pruned"
         )
+
+
+class UnknownGroup(InvalidInput):
+    """No task of this group is in the store: correct the id, or the group is so old that it was pruned."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        super().__init__(f"no task of a group {shorten(group)} is in this store; its id is wrong, or it was pruned")
 
 
 class UnknownNode(InvalidInput):
