@@ -169,7 +169,8 @@ class TaskRecord(msgspec.Struct, gc=False):
 
     `attempt` counts the runs started; `retries` those that failed and were tried again; `crashes` the workers this task
     took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run. `bucket`
-    counts in queues that are ordered by buckets."""
+    counts in queues that are ordered by buckets. `origin` is the ended task that this one was made of, to run it again.
+    `cancel_forced`: its run is not to be asked, but killed."""
 
     uuid: str
     source: str
@@ -203,6 +204,8 @@ class TaskRecord(msgspec.Struct, gc=False):
     cancel_reason: str | None = None
     checkpoint: str | None = None
     bucket: str | None = None
+    origin: str | None = None
+    cancel_forced: bool = False
 
     def clone(self) -> TaskRecord:
         """A copy, at half the price of `copy.copy`: records are copied on the hot path."""

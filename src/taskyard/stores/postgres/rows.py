@@ -12,7 +12,10 @@ from taskyard.stores.rows import COLUMNS, to_error, to_progress, to_retry
 
 _STATES = {str(state): state for state in TaskState}
 
-_NOT_HOT = {"finished_at": "NULL::timestamptz", "result": "NULL::text", "bucket": "NULL::text"}
+_LATER = {"bucket": "NULL::text", "origin": "NULL::text", "cancel_forced": "false"}
+"""Columns that the tables do not have yet."""
+
+_NOT_HOT = {"finished_at": "NULL::timestamptz", "result": "NULL::text", **_LATER}
 _NOT_ENDED = {
     "updated_at": "finished_at",
     "parked": "false",
@@ -21,7 +24,7 @@ _NOT_ENDED = {
     "node": "NULL::text",
     "cancel_asked_at": "NULL::timestamptz",
     "cancel_reason": "NULL::text",
-    "bucket": "NULL::text",
+    **_LATER,
 }
 
 HOT = ", ".join(f"{_NOT_HOT.get(column, column)} AS {column}" for column in COLUMNS)
@@ -39,13 +42,14 @@ def from_row(row: Any) -> TaskRecord:
     (
         uuid, source, due_at, created_at, updated_at, id_, queue, args, state, priority, position, parked, key, slot,
         timeout_s, retry, started_at, finished_at, attempt, retries, crashes, recoveries, token, node, cancel_asked_at,
-        progress, result, error, note, cancel_reason, checkpoint, bucket,
-    ) = row[:32]  # fmt: skip
+        progress, result, error, note, cancel_reason, checkpoint, bucket, origin,
+        cancel_forced,
+    ) = row[:34]  # fmt: skip
     return TaskRecord(
         uuid, source, due_at, created_at, updated_at, id_, queue, args, _STATES[state], priority, position, parked, key,
         slot, timeout_s, None if retry is None else to_retry(retry), started_at, finished_at, attempt, retries, crashes,
         recoveries, token, node, cancel_asked_at, to_progress(progress), result, to_error(error), note, cancel_reason,
-        checkpoint, bucket,
+        checkpoint, bucket, origin, cancel_forced,
     )  # fmt: skip
 
 
