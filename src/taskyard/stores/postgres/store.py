@@ -24,7 +24,7 @@ from taskyard.errors import (
     UnknownNode,
     hide_password,
 )
-from taskyard.model.command import Command
+from taskyard.model.command import Asked, Cancel, Command, Retry, SetPriority
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
@@ -281,17 +281,21 @@ class PostgresStore:
 
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 
-    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+    async def apply(
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+    ) -> list[Applied]:
+        if not isinstance(command, Cancel | Retry | SetPriority):
+            raise NotImplementedError("this cannot be asked of tasks on PostgreSQL yet")
         applied: list[Applied] = []
         async with self._asked():
             for start in range(0, len(uuids), APPLY_AT_MOST):
-                applied += await self._apply(uuids[start : start + APPLY_AT_MOST], command)
+                applied += await self._apply(uuids[start : start + APPLY_AT_MOST], command, by, where)
         return applied
 
-    async def _apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+    async def _apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
         for _ in range(TRIES):
             found = await self._read(partial(commands.read, uuids=uuids))
-            decided = commands.Decided(command, self._clock.now())
+            decided = commands.Decided(Asked(command=command, now=self._clock.now(), by=by), where)
             for uuid in uuids:
                 decided.decide(uuid, found.get(uuid))
             if decided.changes_nothing:
@@ -413,6 +417,11 @@ class PostgresStore:
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         return await self._ask(partial(reader.list_tasks, where=where, before_id=before_id, limit=limit))
+
+    async def list_ids(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+    ) -> list[tuple[int, str]]:
+        return await self._ask(partial(reader.list_ids, where=where, before_id=before_id, limit=limit))
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))
