@@ -15,17 +15,18 @@ import pytest
 from taskyard.cli.doctor import server as examination
 from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import place as connections
-from taskyard.testing.postgres import FAST, Databases, Server
+from taskyard.testing.postgres import FAST, Databases, Server, at_database
 from tests.cli.shell import Done, Shell
 
 NEWEST = migrations("postgres")[-1][0]
 
 SECRET = "sesame"
+CLERK = f"clerk:{SECRET}"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A server that asks `app` for his password, with a database of his and a user without rights."""
+    """A server with a database of `app`'s and a user without rights, `clerk`."""
 
     server: Server
     databases: Databases
@@ -37,6 +38,10 @@ class Place:
     def url(self, user: str = f"app:{SECRET}", database: str = "app") -> str:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
 
+    @property
+    def superuser_url(self) -> str:
+        return at_database(self.server.url, "app")
+
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
@@ -45,10 +50,7 @@ def place() -> Iterator[Place]:
         server.start()
         databases = Databases(server.url)
         databases.execute(f"CREATE ROLE app LOGIN PASSWORD '{SECRET}'")
-        databases.execute("CREATE ROLE clerk LOGIN")
-        rules = server.folder / "data" / "pg_hba.conf"
-        rules.write_text("host all app all scram-sha-256\n" + rules.read_text())
-        databases.execute("SELECT pg_reload_conf()")
+        databases.execute(f"CREATE ROLE clerk LOGIN PASSWORD '{SECRET}'")
         yield Place(server, databases)
     finally:
         server.stop()
@@ -128,14 +130,14 @@ def test_looking_makes_nothing(shell: Shell, place: Place, url: str) -> None:
     async def look(conn: asyncpg.Connection) -> object:
         return await conn.fetchval("SELECT to_regnamespace('taskyard')")
 
-    assert place.databases.run(look, place.url(user="taskyard")) is None
+    assert place.databases.run(look, place.superuser_url) is None
 
 
 BAD = [
     pytest.param("app:wrong1", "app", "password authentication failed", "correct the user and the pass", id="password"),
     pytest.param(f"app:{SECRET}", "nowhere", '"nowhere" does not exist', "createdb nowhere", id="database"),
     pytest.param(f"app:{SECRET}@127.0.0.1:1#", "app", "cannot be reached", "check that the server runs", id="away"),
-    pytest.param("clerk", "app", "permission denied", "GRANT CREATE ON DATABASE", id="rights"),
+    pytest.param(CLERK, "app", "permission denied", "GRANT CREATE ON DATABASE", id="rights"),
 ]
 
 
@@ -148,7 +150,7 @@ def test_what_is_wrong_is_said(shell: Shell, place: Place, url: str, user, datab
     arguments = [*words.get(command, command.split()), "--store", bad]
     done = (shell.run if command == "worker" else shell.here)(*arguments)
     text = " ".join((done.out + done.err).split())
-    if user == "clerk" and command in ("ls", "node ls", "doctor"):
+    if user == CLERK and command in ("ls", "node ls", "doctor"):
         assert "there is no store at" in text or "none yet" in text  # to look, he needs no right to make it
         return
     assert done.code == (1 if command == "doctor" else 3), done
@@ -165,7 +167,7 @@ def test_a_user_without_rights_on_the_schema(shell: Shell, place: Place, url: st
     """Where the schema is somebody else's, whoever may not use it is told which right he needs."""
     shell.here("migrate", "--store", url)
     for command in (["ls"], ["worker", "app:yard"], ["doctor"]):
-        done = shell.run(*command, "--store", place.url("clerk"))
+        done = shell.run(*command, "--store", place.url(CLERK))
         assert done.code == (1 if command == ["doctor"] else 3), done
         assert "give this user all rights on the schema taskyard" in " ".join((done.out + done.err).split())
 
@@ -191,7 +193,7 @@ def test_an_address_that_makes_no_sense(shell: Shell, address: str) -> None:
 def test_a_newer_schema_is_left_alone(shell: Shell, place: Place, url: str) -> None:
     """A database that a newer version has migrated is refused with 3 and advice by whatever command."""
     shell.here("migrate", "--store", url)
-    place.databases.execute("INSERT INTO taskyard.migration (number) VALUES (99)", place.url("taskyard"))
+    place.databases.execute("INSERT INTO taskyard.migration (number) VALUES (99)", place.superuser_url)
     for command in (["ls"], ["migrate"], ["migrate", "--check"], ["worker", "app:yard"]):
         done = shell.run(*command, "--store", url)
         assert done.code == 3, done
@@ -296,7 +298,7 @@ def test_the_doctor_sees_what_is_in_the_way(shell: Shell, place: Place, url: str
     place.databases.execute(
         """INSERT INTO taskyard.node (incarnation, beat_at, info) VALUES ('feedbeef', now() - interval '1 hour',
         '{"incarnation":"feedbeef","name":"lost","pid":1,"host":"far"}')""",
-        place.url("taskyard"),
+        place.superuser_url,
     )
 
     with forgotten(url):
