@@ -291,15 +291,27 @@ def forgotten(url: str) -> Iterator[None]:
         runner.run(conn.close())
 
 
+KILLED = """INSERT INTO taskyard.node (incarnation, beat_at, info) VALUES ('feedbeef', now() - interval '1 hour',
+    '{"incarnation":"feedbeef","name":"lost","pid":1,"host":"far"}')"""
+"""What a worker leaves behind that was killed an hour ago, when nobody else is there."""
+
+
+def test_a_killed_worker_is_not_shown_as_alive(shell: Shell, place: Place, url: str) -> None:
+    """A node that has said nothing for longer than the lease is shown as silent, though nobody has watched it."""
+    shell.here("migrate", "--store", url)
+    place.databases.execute(KILLED, place.superuser_url)
+    assert "✘ silent" in shell.here("node", "ls", "--store", url).out
+    (node,) = shell.here("node", "ls", "--store", url, "--json").json
+    assert node["alive"] is False
+    place.databases.execute("UPDATE taskyard.node SET beat_at = now()", place.superuser_url)
+    assert "● alive" in shell.here("node", "ls", "--store", url).out
+
+
 def test_the_doctor_sees_what_is_in_the_way(shell: Shell, place: Place, url: str, monkeypatch) -> None:
     """Settings that break a promise, a transaction that somebody keeps open, work for nobody and a silent node."""
     monkeypatch.setattr(examination, "OPEN_S", 0.0)
     shell.here("submit", "add", "a=1", "--app", "app:yard", "--store", url)
-    place.databases.execute(
-        """INSERT INTO taskyard.node (incarnation, beat_at, info) VALUES ('feedbeef', now() - interval '1 hour',
-        '{"incarnation":"feedbeef","name":"lost","pid":1,"host":"far"}')""",
-        place.superuser_url,
-    )
+    place.databases.execute(KILLED, place.superuser_url)
 
     with forgotten(url):
         found = findings(shell, url)

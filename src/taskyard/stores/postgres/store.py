@@ -398,7 +398,7 @@ class PostgresStore:
         return await self._ask(reader.count)
 
     async def nodes(self) -> list[NodeStatus]:
-        return await self._ask(reader.nodes)
+        return await self._ask(partial(reader.nodes, lease_s=self._lease_s))
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
         self._hints.watch(changed, nodes_changed)
