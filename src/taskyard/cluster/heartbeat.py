@@ -31,6 +31,9 @@ CLOSE_S = 1.0
 END_S = 2.0
 """How long the end of a node waits for its thread, which may be stuck in a connection."""
 
+LOOK_S = 1.0
+"""So soon after the machine was suspended, at the latest, it is looked whether the lease has passed meanwhile."""
+
 FRAMES = 40
 """Of each thread, the innermost, when a loop that hangs is shown."""
 
@@ -80,7 +83,7 @@ class Heartbeat:
             return await self._beat(now, step.until_mono)
         if step.act is Act.STALLED:
             self._show_stall(now - self.ticked_mono)
-        await self._clock.wait(asyncio.Event(), step.until_mono)
+        await self._clock.wait(asyncio.Event(), min(step.until_mono, now + LOOK_S))
         return None
 
     async def _beat(self, sent_mono: float, until_mono: float) -> str | None:
