@@ -225,6 +225,14 @@ async def test_what_cannot_be_stored_is_refused_alone(store, bad):
     assert [claim.uuid for claim in turned.claims] == [fine.uuid]
 
 
+async def test_all_that_cannot_be_stored_is_refused_at_once(store):
+    """Of several adds that PostgreSQL cannot store, each is refused, and what can be stored beside them is."""
+    bad = [an_add(a_record(queue=os.urandom(4000).hex())) for _ in range(2)]
+    turned = await store.turn(A.incarnation, adds=[*bad, an_add(fine := a_record())], demand=room(5))
+    assert [type(answer) for answer in turned.added[:2]] == [InvalidInput, InvalidInput]
+    assert [claim.uuid for claim in turned.claims] == [fine.uuid]
+
+
 async def test_a_note_with_a_nul_is_kept_without_it(store, clock):
     """What a run says at its end is stored, whatever characters it used."""
     (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims

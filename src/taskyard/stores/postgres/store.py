@@ -222,7 +222,10 @@ class PostgresStore:
 
     async def _make_lanes(self, turn: Turn) -> None:
         """Before the turn: a row that another transaction is just inserting must not keep it waiting."""
-        for queue, source, priority in sorted(turn.lanes() - self._lanes):
+        for lane in sorted(turn.lanes() - self._lanes):
+            if lane not in turn.lanes():
+                continue  # what was to stand there has been refused meanwhile
+            queue, source, priority = lane
             try:
                 await self._write(
                     f"INSERT INTO taskyard.lane AS l (queue, source, low_{int(priority)}) VALUES ($1, $2, 0) "
@@ -231,11 +234,11 @@ class PostgresStore:
                     queue,
                     source,
                 )
-            except StoreError as error:
+            except StoreError:
                 if turn.refuse_unstorable():
                     continue
-                raise error
-            self._lanes.add((queue, source, priority))
+                raise
+            self._lanes.add(lane)
 
     def _tell_of(self, turned: Turned, told: int, *, is_settling: bool) -> None:
         """Others hear of what they may start, or wait for; that this node has started something is nothing to them."""
