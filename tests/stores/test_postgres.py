@@ -606,6 +606,21 @@ async def test_others_hear_of_a_commit(store, other, stranger, monkeypatch, list
         await heard.wait()
 
 
+async def test_others_are_told_of_what_is_left_for_them(store, clock, monkeypatch):
+    """A turn that takes all it brought tells nobody; one that takes an old task and leaves one that has become due, of
+    another source, tells the others."""
+    told: list[bool] = []
+    await store.turn(A.incarnation, adds=[an_add(a_record(source="x"), a_record(source="x", priority=2))])
+    later = clock.now() + timedelta(seconds=1)
+    await store.turn(A.incarnation, adds=[an_add(a_record(source="y", due_at=later))])
+    monkeypatch.setattr(store._hints, "tell", lambda: told.append(True))
+    await store.turn(A.incarnation, adds=[an_add(a_record(source="x", priority=0))], demand=room(1, x=1))
+    assert told == []
+    clock.advance(1)
+    assert len((await store.turn(A.incarnation, demand=room(1, x=1))).claims) == 1
+    assert told == [True]
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_a_commit_of_the_users_is_heard_of_and_notifies_nobody_itself(
     postgres_url, clock, stranger, monkeypatch, driver

@@ -193,7 +193,7 @@ class PostgresStore:
                 await self._make_lanes(turn)
             row = await self._call(turn)
             turned = turn.answer(row)
-            self._tell_of(turned, row["told"], is_settling=bool(settles))
+            self._tell_of(turned, row["told"], adds, is_settling=bool(settles))
             return turned
 
     async def _call(self, turn: Turn) -> Any:
@@ -240,9 +240,10 @@ class PostgresStore:
                 raise
             self._lanes.add(lane)
 
-    def _tell_of(self, turned: Turned, told: int, *, is_settling: bool) -> None:
-        """Others hear of what they may start, or wait for; that this node has started something is nothing to them."""
-        if is_settling or told > len(turned.claims) * 2:
+    def _tell_of(self, turned: Turned, told: int, adds: Sequence[Add], *, is_settling: bool) -> None:
+        """Others hear of what they may start, or wait for; that this node has started something is nothing to them, be
+        it new or old."""
+        if is_settling or told > len(turned.claims) * 2 or told > len(turned.claims) + _count_new(turned.claims, adds):
             self._hints.tell()
         self._written += told
         if self._written >= TIDY_AFTER and self._tidying is None:
@@ -408,3 +409,9 @@ class PostgresStore:
 
 
 _INFO = "SELECT info FROM taskyard.node WHERE incarnation = $1"
+
+
+def _count_new(claims: Sequence[Claim], adds: Sequence[Add]) -> int:
+    """How many of the claims are of tasks that were added with them."""
+    new = {record.uuid for add in adds for record in add.records}
+    return sum(claim.uuid in new for claim in claims)
