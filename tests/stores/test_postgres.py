@@ -494,6 +494,20 @@ async def test_a_beat_at_the_last_moment_prevents_the_rescue(store, other, clock
     await lease.close()
 
 
+async def test_a_node_that_was_never_watched_is_not_rescued_while_it_beats(store, other, clock, stranger):
+    """Who takes a node back without having looked at it does so only if it does not beat meanwhile."""
+    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    async with stranger.transaction():
+        await stranger.execute("SELECT pg_advisory_xact_lock(1953721202, hashtext($1))", A.incarnation)
+        rescuing = asyncio.ensure_future(other.rescue(A.incarnation))
+        await until(lambda: stranger.fetchval(WAITING))
+        lease = store.lease(A.incarnation)
+        assert await lease.beat()
+        await lease.close()
+    assert await rescuing == []
+    assert await other.rescue(A.incarnation) == [held.uuid]
+
+
 def test_a_clock_that_steps_makes_nobody_dead():
     """Only time that passed while it was watched counts against a node."""
     clock = ManualClock()

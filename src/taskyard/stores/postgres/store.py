@@ -345,8 +345,11 @@ class PostgresStore:
 
     async def rescue(self, incarnation: str) -> list[str]:
         async with self._asked():
-            info = await self._read(lambda conn: conn.fetchval(_INFO, incarnation))
-            beats = None if incarnation in self._joined else self._pulse.beats_of(incarnation)
+            info, beats = await self._read(lambda conn: conn.fetchrow(_INFO, incarnation)) or (None, None)
+            if (seen := self._pulse.beats_of(incarnation)) is not None:
+                beats = seen
+            if incarnation in self._joined:
+                beats = None  # one of our own may be taken back whatever it says
             arguments = commands.rescue_arguments(incarnation, info, beats, self._clock.now())
             rescued: list[str] = (await self._write(commands.RESCUE, *arguments))["uuids"] or []
             self._hints.tell(of_nodes=True)
@@ -408,7 +411,7 @@ class PostgresStore:
         self._hints.watch(changed, nodes_changed)
 
 
-_INFO = "SELECT info FROM taskyard.node WHERE incarnation = $1"
+_INFO = "SELECT info, beats FROM taskyard.node WHERE incarnation = $1"
 
 
 def _count_new(claims: Sequence[Claim], adds: Sequence[Add]) -> int:
