@@ -204,7 +204,8 @@ class InThread:
         with contextlib.suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._beating.cancel)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), END_S)
+            async with asyncio.timeout(END_S):
+                await self._over.wait()
             self._thread.join()
 
 
