@@ -2,10 +2,13 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,6 +40,7 @@ from taskyard.stores.postgres import PostgresStore, commands, hints, within
 from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.postgres.link import APART_S, Gate
 from taskyard.stores.postgres.place import COMMAND_S, Connection, connect, migrate
+from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases, at_database
 from taskyard.testing.samples import a_node, a_record, an_add, an_error, room
@@ -425,6 +429,26 @@ async def test_a_run_that_reports_does_not_hold_up_its_cancel(store, clock, monk
     assert applied.refused is None
     record = await store.find(held.uuid)
     assert (record.cancel_asked_at, record.note) == (clock.now(), f"step {said[0]}")
+
+
+async def test_who_is_always_too_late_gives_way(store, stranger, monkeypatch):
+    """A command that others get in the way of time and again is tried again after a pause, and given up in the end."""
+    await store.turn(A.incarnation, adds=[an_add(task := a_record())])
+    read, asked = commands.read, []
+
+    async def read_before_a_change(conn: Connection, uuids: list[str]) -> Any:
+        asked.append(time.monotonic())
+        found = await read(conn, uuids)
+        await stranger.execute("UPDATE taskyard.task SET updated_at = now()")
+        return found
+
+    monkeypatch.setattr(commands, "read", read_before_a_change)
+    monkeypatch.setattr(random, "random", lambda: 1.0)
+    with pytest.raises(StoreBusy):
+        await store.apply([task.uuid], Cancel())
+    apart = [later - earlier for earlier, later in pairwise(asked)]
+    assert len(apart) == TRIES - 1
+    assert min(apart[10:]) >= PAUSE_CAP_S
 
 
 async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, stranger):

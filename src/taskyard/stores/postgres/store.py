@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -64,6 +65,9 @@ TIDY_AFTER = 2_000
 
 TRIES = 20
 """How often something is tried that another transaction got in the way of."""
+
+PAUSE_S, PAUSE_CAP_S = 0.002, 0.1
+"""Before the third try, at most, and before the last ones: whoever got in the way twice is given time to end."""
 
 
 class PostgresStore:
@@ -166,7 +170,9 @@ class PostgresStore:
 
     async def _write(self, sql: str, *arguments: Any, links: Links | None = None) -> Any:
         """The row that a call answers with. What another transaction got in the way of is tried again."""
-        for _ in range(TRIES):
+        for n in range(TRIES):
+            if n > 1:
+                await _give_way(n)
             try:
                 async with (links or self._writes).use() as conn:
                     with typed_errors(self.url, writes=True):
@@ -197,7 +203,9 @@ class PostgresStore:
             return turned
 
     async def _call(self, turn: Turn) -> Any:
-        for _ in range(TRIES):
+        for n in range(TRIES):
+            if n > 1:
+                await _give_way(n)
             try:
                 async with self._turns.use() as conn:
                     return await self._send(conn, turn)
@@ -276,7 +284,9 @@ class PostgresStore:
         return applied
 
     async def _apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
-        for _ in range(TRIES):
+        for n in range(TRIES):
+            if n > 1:
+                await _give_way(n)
             found = await self._read(partial(commands.read, uuids=uuids))
             decided = commands.Decided(command, self._clock.now())
             for uuid in uuids:
@@ -418,3 +428,8 @@ def _count_new(claims: Sequence[Claim], adds: Sequence[Add]) -> int:
     """How many of the claims are of tasks that were added with them."""
     new = {record.uuid for add in adds for record in add.records}
     return sum(claim.uuid in new for claim in claims)
+
+
+async def _give_way(n: int) -> None:
+    """Before the try with this number, counted from 0."""
+    await asyncio.sleep(random.random() * min(PAUSE_S * 2 ** (n - 2), PAUSE_CAP_S))
