@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from taskyard.cli import target
 from taskyard.cli.doctor import server as examination
 from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import place as connections
@@ -258,6 +259,17 @@ def test_the_doctor_before_a_server_that_stops_answering(shell: Shell, url: str,
     assert (done.code, found["store"]["level"], "schema" in found) == (1, "problem", False)
     assert found["server"]["postgres"].startswith("1")
     assert "did not answer" in found["store"]["text"]
+
+
+def test_a_server_that_is_slow_is_not_said_to_be_written_to(shell: Shell, url: str, monkeypatch) -> None:
+    """Who waits for a server is told that it has not answered; who is in the way there, nobody knows here."""
+    shell.here("migrate", "--store", url)
+    monkeypatch.setattr(connections, "LIMITS", connections.LIMITS | {"lock_timeout": "1s"})
+    monkeypatch.setattr(target, "PATIENCE_S", 0.1)
+    with busy(url):
+        done = shell.here("ls", "--store", url)
+    assert done.code == 3
+    assert "still waiting for the store: it has not answered yet" in done.err
 
 
 @pytest.mark.spec("MGR-11")
