@@ -21,7 +21,6 @@ from taskyard.errors import (
     OutcomeUnknown,
     StoreBusy,
     StoreDenied,
-    StoreTooNew,
     StoreUnreachable,
     StoreUrlInvalid,
     SubmitPending,
@@ -35,11 +34,10 @@ from taskyard.model.task import Dedupe
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Report
 from taskyard.settings import make_store
-from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import PostgresStore, commands, hints, within
 from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.postgres.link import APART_S, Gate
-from taskyard.stores.postgres.place import COMMAND_S, Connection, connect, migrate
+from taskyard.stores.postgres.place import COMMAND_S, Connection
 from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases, at_database
@@ -122,46 +120,6 @@ async def _all_closed(store: PostgresStore) -> bool:
 @pytest.fixture
 def empty_url(databases: Databases) -> str:
     return databases.make()
-
-
-async def test_of_many_that_migrate_at_once_one_does(empty_url):
-    """Stores that are opened at the same time on an empty database all work, and each migration is applied once."""
-    stores = [PostgresStore(empty_url, clock=SystemClock()) for _ in range(4)]
-    await asyncio.gather(*(store.open() for store in stores))
-    conn = await connect(empty_url)
-    applied = [number for (number,) in await conn.fetch("SELECT number FROM taskyard.migration ORDER BY number")]
-    await conn.close()
-    assert applied == [number for number, _ in migrations("postgres")]
-    for store in stores:
-        assert await store.count() == {}
-        await store.close()
-
-
-async def test_migrating_twice_changes_nothing(empty_url):
-    """A schema that is up to date is left as it is."""
-    conn = await connect(empty_url)
-    assert await migrate(conn, empty_url) == 0
-    assert await migrate(conn, empty_url) == migrations("postgres")[-1][0]
-    await conn.close()
-
-
-async def test_a_schema_is_looked_at_and_left_alone(empty_url):
-    """Before a migration it can be seen what it would do."""
-    store = PostgresStore(empty_url, clock=SystemClock())
-    found = await store.schema()
-    assert (found.version, len(found.pending)) == (0, len(migrations("postgres")))
-    assert await store.schema() == await store.migrate() == found
-    assert (await store.schema()).pending == ()
-
-
-async def test_a_newer_schema_is_refused(empty_url):
-    """A database that a newer version has migrated is refused with what to do, and nothing in it is changed."""
-    conn = await connect(empty_url)
-    await migrate(conn, empty_url)
-    await conn.execute("INSERT INTO taskyard.migration (number) VALUES (9999)")
-    await conn.close()
-    with pytest.raises(StoreTooNew, match=r"9999.*upgrade Taskyard"):
-        await PostgresStore(empty_url, clock=SystemClock()).open()
 
 
 async def test_an_illegal_move_is_refused_by_the_database(store, stranger):
