@@ -10,6 +10,7 @@ from taskyard.errors import (
     Cancel,
     ClaimLost,
     CommandRefused,
+    DependencyCycle,
     DuplicateConsumer,
     DuplicateTask,
     EventsMissed,
@@ -32,6 +33,7 @@ from taskyard.errors import (
     PayloadTooLarge,
     ResultGone,
     RetryLater,
+    SlotTaken,
     StaleTransaction,
     StoreBusy,
     StoreCorrupt,
@@ -58,6 +60,7 @@ from taskyard.errors import (
     UnguardedScript,
     UnknownAlgorithm,
     UnknownConsumer,
+    UnknownGroup,
     UnknownNode,
     UnknownTask,
     UnusableConnection,
@@ -67,16 +70,20 @@ from taskyard.execution.context import RunContext, current_run
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.sizing import set_default_workers
 from taskyard.execution.thread import ThreadExecutor
-from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.group import Group, GroupProgress
+from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
+from taskyard.model.control import QueueControl, QueueState
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
+from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
-from taskyard.model.task import Dedupe, Run, Task, TaskRecord
+from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
-from taskyard.ports.store import TaskFilter
+from taskyard.ports.store import QueueStatus, TaskFilter
+from taskyard.queueing.controller import QueueController
 from taskyard.standalone import Scheduler
 from taskyard.version import VERSION
 from taskyard.yard import Yard
@@ -152,6 +159,7 @@ __all__ = [
     "BlockingExecutor",
     "BlockingOnLoop",
     "BlockingYard",
+    "BoundTask",
     "CallOptions",
     "Cancel",
     "CircuitPolicy",
@@ -160,6 +168,8 @@ __all__ = [
     "CommandRefused",
     "ConsumerFunction",
     "Dedupe",
+    "DedupeScope",
+    "DependencyCycle",
     "DuplicateConsumer",
     "DuplicateTask",
     "ErrorKind",
@@ -175,6 +185,8 @@ __all__ = [
     "ExecutorManager",
     "ExecutorProtocol",
     "ForkedStore",
+    "Group",
+    "GroupProgress",
     "IllegalMove",
     "InProcessExecutor",
     "Incident",
@@ -195,6 +207,7 @@ __all__ = [
     "NotInTransaction",
     "NotJson",
     "NotOpen",
+    "OnFailure",
     "OtherDatabase",
     "OutcomeUnknown",
     "PayloadTooLarge",
@@ -203,12 +216,19 @@ __all__ = [
     "Priority",
     "ProcessPoolExecutor",
     "Progress",
+    "QueueControl",
+    "QueueController",
+    "QueueOrder",
+    "QueueSettings",
+    "QueueState",
+    "QueueStatus",
     "ResultGone",
     "RetryLater",
     "RetryPolicy",
     "Run",
     "RunContext",
     "Scheduler",
+    "SlotTaken",
     "StaleTransaction",
     "StoreBusy",
     "StoreCorrupt",
@@ -242,6 +262,7 @@ __all__ = [
     "UnguardedScript",
     "UnknownAlgorithm",
     "UnknownConsumer",
+    "UnknownGroup",
     "UnknownNode",
     "UnknownTask",
     "UnusableConnection",

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from taskyard.cluster.membership import Hooks as MemberHooks
 from taskyard.cluster.membership import LeaseSettings, Membership
@@ -24,6 +25,7 @@ from taskyard.errors import NotOpen, StoreError, StoreReplaced, SubmitPending, U
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
+from taskyard.model.control import QueueCommand
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Outcome
@@ -31,12 +33,13 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.store import Add, Added, Applied, Node, Store, TransactionalStore
+from taskyard.ports.store import Add, Added, Applied, Node, QueueStatus, Store, TransactionalStore
 from taskyard.queueing.admission import Hold, Slots
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
 from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.queueing.pending import insist
+from taskyard.queueing.summary import with_results
 from taskyard.scheduling.due import DueLoop
 from taskyard.version import VERSION
 
@@ -113,12 +116,18 @@ class Engine:
             executors=executors,
             queues=queues if queues is not None else {},
             clock=clock,
-            hooks=RunHooks(self._dispatcher.settle, self._dispatcher.report),
+            hooks=RunHooks(self._dispatcher.settle, self._dispatcher.report, partial(with_results, store)),
             jitter=jitter,
             settings=self._settings.runner,
         )
         self._dispatcher.connect(
-            DispatchHooks(self._runner.start, self._runner.is_running, self._watcher.settled, self._turned)
+            DispatchHooks(
+                self._runner.start,
+                self._runner.is_running,
+                self._watcher.settled,
+                self._watcher.ended_unrun,
+                self._turned,
+            )
         )
         self._listeners: set[asyncio.Event] = set()
         self._hint = asyncio.Event()
@@ -222,10 +231,23 @@ class Engine:
                 self._watcher.ended(record)
             elif record.state is TaskState.RUNNING and record.cancel_asked_at is not None:
                 self._runner.cancel(record.uuid)
+        if any(one.record is not None and one.record.state in ENDED for one in applied):
+            self._watcher.changed()  # others may have ended with those
         # Whatever was changed may have made room or something startable: a key set free, a failed task sent again.
         self._dispatcher.look()
         self._announce()
         return applied
+
+    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+        """Carry out what is asked of a queue, and let it take effect on this node at once."""
+        try:
+            return await self._store.control(queue, command, by=by)
+        finally:
+            self._dispatcher.look()
+            self._announce()
+
+    async def queues(self) -> list[QueueStatus]:
+        return await self._store.queues()
 
     @contextmanager
     def changes(self) -> Iterator[asyncio.Event]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,8 @@ from taskyard.errors import (
 )
 from taskyard.execution.context import find_current_run
 from taskyard.execution.runner import RunnerSettings
-from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.group import Group, submit_group
+from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.event import Event
 from taskyard.model.given import (
@@ -44,17 +45,19 @@ from taskyard.model.given import (
     check_name,
     check_retry,
     check_text,
+    check_timeout,
     check_uuid,
     check_wait,
 )
-from taskyard.model.limits import QueueSettings
+from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord
-from taskyard.options import DEFAULTS, TaskOptions, make_record
+from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
-from taskyard.ports.store import Add, Store
+from taskyard.ports.store import Add, QueueStatus, Store
+from taskyard.queueing.controller import CODE, QueueController
 from taskyard.retention import KEEP_S, Retention
 from taskyard.settings import check_store, find_stall_s, make_store
 
@@ -67,9 +70,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_PAYLOAD_BYTES = 1 << 20
-
-MAX_BATCH = 100_000
-"""Tasks of one `submit_many`: it is one transaction, and all of it is in memory."""
 
 BREATHE_EVERY = 1000
 """Arguments of a batch that are checked before other code gets a turn: about 10 ms."""
@@ -218,9 +218,16 @@ class Yard:
         per_key: int = 1,
         auto_recover: int = 1,
         retry: RetryPolicy | None = None,
+        order: QueueOrder | str = QueueOrder.PRIORITY,
+        starve_after: int | None = 8,
+        starve_wait_s: float | None = 600.0,
     ) -> None:
         """Set the rules of a queue, before the yard is opened. They hold across every process on the store, save
-        `retry`: each process uses its own, so define the queue alike wherever it is served."""
+        `retry`: each process uses its own, so define the queue alike wherever it is served.
+
+        `order` is "priority", "fifo" (strictly in order of arrival: what cannot start holds up all behind it) or
+        "buckets" (the same in each bucket of tasks, and the buckets take turns). By priority, a lower one is let in
+        after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never)."""
         if self._engine is not None:
             raise InvalidInput(f"define the queue {quote(name)} before the yard is opened")
         if concurrency is not None:
@@ -231,6 +238,9 @@ class Yard:
             per_key=check_count("per_key", per_key, least=1),
             auto_recover=check_count("auto_recover", auto_recover, least=0),
             retry=check_retry(retry or RetryPolicy()),
+            order=_order(order),
+            starve_after=None if starve_after is None else check_count("starve_after", starve_after, least=1),
+            starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
         )
 
     def define_pool(self, consumer: str | None = None, **settings: Any) -> None:
@@ -399,8 +409,8 @@ class Yard:
 
     async def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
         """Store one task for the consumer `name` and return its handle once it is safe. `options` as in `TaskOptions`:
-        priority, delay_s, schedule_at, queue, key, timeout_s, retry, dedupe, dedupe_key; on PostgreSQL `connection` as
-        well, which makes the task part of the transaction that is open there."""
+        priority, delay_s, schedule_at, queue, key, bucket, timeout_s, retry, after, on_failure, dedupe and its kin; on
+        PostgreSQL `connection` as well, which makes the task part of the transaction that is open there."""
         consumer = self.get_consumer(name)
         checked = TaskOptions.of(**options) if options else DEFAULTS
         add = self.prepare(consumer, _named(name, args or {}), checked)
@@ -416,7 +426,13 @@ class Yard:
     def prepare(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> Add:
         """One task as the engine takes it; what is wrong with it is raised here."""
         record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
-        return Add((record,), options.dedupe, self._parent())
+        if options is DEFAULTS:
+            return Add((record,), options.dedupe, self.find_parent())
+        return self._add([record], options)
+
+    def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
+        after = {record.uuid: options.after for record in records} if options.after else {}
+        return Add(records, options.dedupe, self.find_parent(), after, options.dedupe_window_s)
 
     async def submit_many_to(
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
@@ -433,14 +449,38 @@ class Yard:
                 await asyncio.sleep(0)
         if not records:
             return []
-        add, connection = Add(records, options.dedupe, self._parent()), options.connection
+        add, connection = self._add(records, options), options.connection
         if connection is None:
             added = await self.engine.submit(add, prompt=False)
         else:
             added = await self.engine.submit_within(connection, add)
         return [TaskHandle(self, one.uuid, one.is_new) for one in added]
 
-    def _parent(self) -> Claim | None:
+    def bind(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> BoundTask:
+        """A task for the consumer `name` that is to be submitted in a group: arguments and options as for `submit`."""
+        checked = TaskOptions.of(**options) if options else DEFAULTS
+        return BoundTask(self.get_consumer(name), _named(name, args or {}), checked)
+
+    async def submit_group(self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None) -> Group:
+        """Store tasks that belong together, all or nothing, and `summary` to run after all of them. If its consumer has
+        an argument `results`, it gets what they returned, in their order; None for one that did not complete, where the
+        summary's `on_failure` ignores that. Tasks of the group may wait for each other, by `after=[bound]`."""
+        return await submit_group(self, tasks, summary)
+
+    def group(self, uuid: str | UUID) -> Group:
+        """A group that was submitted elsewhere, or earlier, by its id."""
+        return Group(self, check_uuid(uuid))
+
+    def make_bound(self, bound: BoundTask, args: dict[str, Any]) -> TaskRecord:
+        """The record of a bound task."""
+        consumer, limit = bound.consumer, self._max_payload_bytes
+        if self.get_consumer(consumer.name) is not consumer:
+            raise InvalidInput(f"the consumer {quote(consumer.name)} of a bound task is that of another yard")
+        record = make_record(consumer, args, bound.options, now=self._clock.now(), max_bytes=limit)
+        record.uuid = bound.uuid
+        return record
+
+    def find_parent(self) -> Claim | None:
         """The run that submits, if it is one of this yard: when it is stale, it submits nothing."""
         run = find_current_run()
         if run is None or self._engine is None or not self._engine.is_ours(run.claim):
@@ -453,6 +493,14 @@ class Yard:
     def handle(self, uuid: str | UUID) -> TaskHandle:
         """The handle of a task that was submitted elsewhere, or earlier."""
         return TaskHandle(self, check_uuid(uuid))
+
+    def queue(self, name: str = DEFAULT_QUEUE, *, by: str = CODE) -> QueueController:
+        """Everything a person can do to a queue: `await yard.queue("cpu").pause(reason="backup")`. `by` says who."""
+        return QueueController(name, self.engine, by=by)
+
+    async def queues(self) -> list[QueueStatus]:
+        """Every queue that has rules, tasks, or something said about it."""
+        return await self.store.queues()
 
     async def cancel(self, uuid: str | UUID, *, reason: str = "") -> TaskRecord:
         """End a task: at once when it waits; when it runs, its run is asked to stop, and it is canceled when it has."""
@@ -496,6 +544,13 @@ class Yard:
                     yield event
                 if not page.events:
                     await changes.wait()
+
+
+def _order(value: QueueOrder | str) -> QueueOrder:
+    try:
+        return QueueOrder(value)
+    except ValueError:
+        raise InvalidInput(f"order {quote(value)} is not one of {', '.join(QueueOrder)}") from None
 
 
 def _warm_up(consumer: Consumer) -> None:

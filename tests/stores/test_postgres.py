@@ -36,7 +36,6 @@ from taskyard.ports.store import Report
 from taskyard.settings import make_store
 from taskyard.stores.postgres import PostgresStore, commands, hints, within
 from taskyard.stores.postgres.lease import Pulse
-from taskyard.stores.postgres.link import APART_S, Gate
 from taskyard.stores.postgres.place import COMMAND_S, Connection
 from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
 from taskyard.testing.clock import ManualClock
@@ -326,7 +325,7 @@ async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
     for _ in range(3):
         await store.turn(A.incarnation, adds=[an_add(*(a_record() for _ in range(1000)))])
     claims = (await store.turn(A.incarnation, demand=room(2500))).claims
-    low = await store._read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.lane"))
+    low = await store._read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.mark"))
     assert low == claims[-1].record.position
     await store.turn(A.incarnation, settles=[(claims[0], Move.given_back(at=clock.now()))])
     (again,) = (await store.turn(A.incarnation, demand=room(1))).claims
@@ -422,6 +421,66 @@ async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, 
     assert await store.count() == {}
 
 
+async def _work(url: str, clock: ManualClock, rounds: int) -> None:
+    """Ten tasks a round, and what nodes and clients ask meanwhile; half of the tasks belong to a queue with a limit."""
+    store = PostgresStore(url, clock=clock)
+    await store.open()
+    await store.join(A)
+    await store.set_queue(QueueSettings(name="narrow", concurrency=5))
+    for _ in range(rounds):
+        after = (await store.events(after=-1)).last
+        tasks = [a_record(clock.now(), queue=queue) for queue in ("wide", "narrow") for _ in range(5)]
+        await store.turn(A.incarnation, adds=[an_add(*tasks)])
+        claims = (await store.turn(A.incarnation, demand=room(20))).claims
+        assert len(claims) == 10
+        assert (await store.turn(A.incarnation, demand=room(20))).claims == []
+        done = [(claim, Move.completed(at=clock.now(), result="1")) for claim in claims]
+        await store.turn(A.incarnation, settles=done)
+        assert (await store.signals(A.incarnation)).cancels == []
+        assert len((await store.events(after=after)).events) == 30
+        assert all(outcome and outcome.result for outcome in await store.outcomes([task.uuid for task in tasks]))
+        assert await store.dead_nodes() == []
+        await store._tidy()
+    await store.leave(A.incarnation)
+    await store.close()
+
+
+async def _read_since(stranger: asyncpg.Connection) -> int:
+    """Rows and entries that were read since this was last asked; with its connections a store leaves its counts."""
+    ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'taskyard'"
+
+    async def is_alone() -> bool:
+        return bool(await stranger.fetchval(ours) == 0)
+
+    await until(is_alone)
+    read: int = await stranger.fetchval(
+        "SELECT ((SELECT sum(idx_tup_read) FROM pg_stat_user_indexes)"
+        " + (SELECT sum(seq_tup_read) FROM pg_stat_user_tables))::bigint"
+    )
+    await stranger.execute("SELECT pg_stat_reset()")
+    return read
+
+
+async def test_a_foreign_snapshot_makes_nothing_read_more_and_more(empty_url, clock, monkeypatch):
+    """While somebody keeps a transaction open, and with it all that is dead, turns and questions read no more than at
+    its beginning."""
+    monkeypatch.setattr("taskyard.stores.postgres.store.RING", 100)
+    await _work(empty_url, clock, 5)
+    foreign, stranger = await asyncpg.connect(empty_url), await asyncpg.connect(empty_url)
+    await _read_since(stranger)
+    async with foreign.transaction(isolation="repeatable_read"):
+        await foreign.fetchval("SELECT count(*) FROM taskyard.task")
+        await _work(empty_url, clock, 40)
+        early = await _read_since(stranger)
+        await _work(empty_url, clock, 80)
+        await _read_since(stranger)
+        await _work(empty_url, clock, 40)
+        late = await _read_since(stranger)
+    await foreign.close()
+    await stranger.close()
+    assert late < 1.3 * early, (early, late)
+
+
 async def test_a_node_whose_clock_is_ahead_forgets_nothing_early(store, postgres_url):
     """What is kept for an hour is kept for an hour by the server's clock, whatever a node takes the time to be."""
     now = datetime.now(UTC)
@@ -504,24 +563,6 @@ def test_a_clock_that_steps_makes_nobody_dead():
 # --- connections and hints --------------------------------------------------------------------------------------------
 
 
-async def test_tries_to_connect_are_kept_apart_in_times_of_trouble():
-    """While something is wrong, fewer than two a second get through the gate, whoever they are."""
-    at = [0.0]
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    gate = Gate(lambda: at[0], lambda: 0.0, sleep)
-    for _ in range(3):
-        await gate.enter()
-    assert slept == []
-    gate.trouble()
-    for _ in range(4):
-        await gate.enter()
-    assert slept == pytest.approx([APART_S, 2 * APART_S, 3 * APART_S])
-
-
 async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_url):
     """A turn that is not answered in time has an unknown outcome, and the next one goes over another connection."""
     store = PostgresStore(postgres_url, clock=clock, command_s=0.5)
@@ -582,6 +623,33 @@ async def test_a_lost_connection_is_replaced(store, stranger):
     await until(lambda: _all_closed(store))
     assert len((await store.turn(A.incarnation, demand=room(1))).claims) == 1
     assert len(await store.nodes()) == 1
+
+
+async def test_after_a_loss_readers_share_what_there_is(store, stranger):
+    """When every session was ended, many who read at once all get an answer, over a few new connections."""
+    await asyncio.gather(*(store.count() for _ in range(8)))
+    await stranger.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'taskyard' AND datname = current_database()"
+    )
+    await until(lambda: _all_closed(store))
+    async with asyncio.timeout(COMMAND_S):
+        answers = await asyncio.gather(*(store.count() for _ in range(40)))
+    assert answers == [{}] * 40
+    assert 1 <= len(store._reads._idle) < 10  # each for himself would have left all ten that are kept
+
+
+async def test_who_is_cancelled_while_others_wait_leaves_his_connection_to_them(store, stranger):
+    """A reader that was cancelled just when it got a connection takes none away."""
+    await store.count()
+    store._reads._gate.trouble()
+    async with store._reads.use() as only:
+        first, second = (asyncio.create_task(store.count()) for _ in range(2))
+        await asyncio.sleep(0)
+        assert len(store._reads._waiting) == 2
+    first.cancel()
+    assert await second == {}
+    assert only in store._reads._idle
 
 
 @pytest.mark.parametrize("listens", [True, False])

@@ -26,21 +26,37 @@ from taskyard.errors import (
     hide_password,
 )
 from taskyard.model.command import Command
+from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Schema, Signals, TaskFilter, Turned
+from taskyard.ports.store import (
+    ANY,
+    Add,
+    Added,
+    Applied,
+    Node,
+    NodeStatus,
+    QueueStatus,
+    Report,
+    Schema,
+    Signals,
+    TaskFilter,
+    Turned,
+)
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import commands, reader, within
+from taskyard.stores.postgres.gate import Gate
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulse
-from taskyard.stores.postgres.link import Gate, Links
+from taskyard.stores.postgres.link import Links
 from taskyard.stores.postgres.place import (
     COMMAND_S,
     PLANS,
+    READS,
     Connection,
     Session,
     check_version,
@@ -61,7 +77,8 @@ RING = 10_000
 """Events kept for readers that fall behind."""
 
 TIDY_AFTER = 2_000
-"""Events that this process writes between two looks whether there are too many."""
+"""Events that this process writes between two looks whether there are too many. A turn counts for ten at least: what it
+has counted is to be put together as well, before claims from queues with a limit have much to add up."""
 
 TRIES = 20
 """How often something is tried that another transaction got in the way of."""
@@ -107,11 +124,11 @@ class PostgresStore:
             raise InvalidInput(f"the store {hide_password(self.url)} is open already; make another for another yard")
         self._pid = os.getpid()
         await self.migrate()
-        gate = Gate(self._clock.monotonic)
+        gate = Gate()
         links = partial(Links, self.url, gate, command_s=self._command_s)
         self._turns = links(most=1, settings=PLANS, ghosts=self._ghosts)
         self._writes = links(most=2, settings=PLANS, ghosts=self._ghosts)
-        self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size)
+        self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size, settings=READS)
         self._hints = Hints(self.url, gate, self._reads)
         self._transactions = within.Transactions(self._hints.tell_all)
         self._pulse = Pulse(self._clock.monotonic, self._lease_s)
@@ -253,7 +270,7 @@ class PostgresStore:
         it new or old."""
         if is_settling or told > len(turned.claims) * 2 or told > len(turned.claims) + _count_new(turned.claims, adds):
             self._hints.tell()
-        self._written += told
+        self._written += max(told, 10)
         if self._written >= TIDY_AFTER and self._tidying is None:
             self._written = 0
             self._tidying = asyncio.get_running_loop().create_task(self._tidy())
@@ -299,6 +316,12 @@ class PostgresStore:
                 self._hints.tell()
                 return decided.applied
         raise StoreBusy(hide_password(self.url))
+
+    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+        raise NotImplementedError("queues on PostgreSQL cannot be steered yet")
+
+    async def queues(self) -> list[QueueStatus]:
+        raise NotImplementedError("queues on PostgreSQL cannot be listed yet")
 
     async def set_queue(self, settings: QueueSettings) -> None:
         async with self._asked():
@@ -413,6 +436,9 @@ class PostgresStore:
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._ask(reader.count)
+
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        return await self._ask(partial(reader.count_group, group=group))
 
     async def nodes(self) -> list[NodeStatus]:
         return await self._ask(partial(reader.nodes, lease_s=self._lease_s))

@@ -97,7 +97,6 @@ BEGIN
         GROUP BY u.uuid HAVING count(*) > 1 OR EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = u.uuid) LIMIT 1;
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
     END IF;
-    INSERT INTO taskyard.tally
-    SELECT queue, 'scheduled', count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
+    INSERT INTO taskyard.submitted (queue, n) SELECT queue, count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
     RETURN to_json(v_holders);
 END $$;
