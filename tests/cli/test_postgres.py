@@ -178,7 +178,7 @@ def test_an_older_schema_of_somebody_elses(shell: Shell, place: Place, url: str,
     """Who may use a schema that is older than the program, but not change it, is told so, and who has to."""
     shell.here("migrate", "--store", url)
     asyncio.run(_grow_older(url))
-    done = shell.run(*command.split(), "--store", place.url("clerk"))
+    done = shell.run(*command.split(), "--store", place.url(CLERK))
     said = " ".join((done.out + done.err).split())
     assert done.code == 3, done
     assert f"schema has version {NEWEST - 1}, older than the {NEWEST} of this Taskyard" in said
