@@ -276,6 +276,8 @@ class Engine:
             await self._join()
         except BaseException:
             self._is_started = False
+            for executor in self._executors.values():
+                await executor.shutdown()
             raise
         self._store.watch(self._changed, self._rescuer.poke)
         self._keep("dispatcher", self._dispatcher.run)
