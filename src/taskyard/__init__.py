@@ -80,7 +80,8 @@ from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import QueueStatus, TaskFilter
 from taskyard.queueing.controller import QueueController
-from taskyard.standalone import Scheduler
+from taskyard.queueing.matching import BulkReport, Matching
+from taskyard.standalone import Scheduler, StandaloneQueue
 from taskyard.version import VERSION
 from taskyard.yard import Yard
 
@@ -155,6 +156,7 @@ __all__ = [
     "BlockingExecutor",
     "BlockingOnLoop",
     "BlockingYard",
+    "BulkReport",
     "CallOptions",
     "Cancel",
     "CircuitPolicy",
@@ -190,6 +192,7 @@ __all__ = [
     "InvalidRetry",
     "IsolatedProcessPoolExecutor",
     "ManagerSettings",
+    "Matching",
     "MockExecutor",
     "NaiveDatetime",
     "NoCurrentRun",
@@ -219,6 +222,7 @@ __all__ = [
     "RunContext",
     "Scheduler",
     "StaleTransaction",
+    "StandaloneQueue",
     "StoreBusy",
     "StoreCorrupt",
     "StoreDenied",
