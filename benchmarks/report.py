@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,7 +24,7 @@ Every reading is taken in a fresh process. The sides of a scenario take turns, r
 medians, and the ratio is the median of the ratios within each round, with the lowest and the highest of them. A
 reading counts only if the side's store, read after the run, holds all that it was given. Peers run with the setting
 that is fastest for them at the same promise; a limit is the least code that does the same work. Rows without a bar
-are there to inform.
+are there to inform. Each section is of the last run of its scenario; `make bench ARGS="calls --write …"` replaces one.
 """
 
 
@@ -39,10 +39,25 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return "| " + " | ".join(cell.ljust(width, fill) for cell, width in zip(row, widths, strict=True)) + " |"
 
 
-def as_document(findings: Sequence[Finding], failures: Sequence[str], *, quick: bool) -> str:
-    parts = [PREFACE, _machine(quick), "", as_table(findings), ""]
+def as_section(findings: Sequence[Finding], failures: Sequence[str], *, quick: bool) -> str:
+    """What a scenario has to say, under its heading."""
+    parts = [_machine(quick), "", as_table(findings), ""] if findings else []
     parts += [f"Failed: {failure.splitlines()[0]}\n" for failure in failures]
     return "\n".join(parts)
+
+
+def as_document(earlier: str, sections: Mapping[str, str], order: Sequence[str]) -> str:
+    """The document with these sections; those that are not among them stay as they were `earlier`."""
+    kept = {name.strip(): body.strip("\n") for name, body in _sections(earlier)}
+    kept |= {name: body.strip("\n") for name, body in sections.items()}
+    known = [name for name in order if name in kept]
+    return "\n".join([PREFACE, *(f"## {name}\n\n{kept[name]}\n" for name in known)])
+
+
+def _sections(document: str) -> Iterator[tuple[str, str]]:
+    for part in document.split("\n## ")[1:]:
+        name, _, body = part.partition("\n")
+        yield name, body
 
 
 def _machine(quick: bool) -> str:

@@ -10,6 +10,7 @@ from taskyard.errors import (
     Cancel,
     ClaimLost,
     CommandRefused,
+    DependencyCycle,
     DuplicateConsumer,
     DuplicateTask,
     EventsMissed,
@@ -32,6 +33,7 @@ from taskyard.errors import (
     PayloadTooLarge,
     ResultGone,
     RetryLater,
+    SlotTaken,
     StaleTransaction,
     StoreBusy,
     StoreCorrupt,
@@ -58,6 +60,7 @@ from taskyard.errors import (
     UnguardedScript,
     UnknownAlgorithm,
     UnknownConsumer,
+    UnknownGroup,
     UnknownNode,
     UnknownTask,
     UnusableConnection,
@@ -67,7 +70,8 @@ from taskyard.execution.context import RunContext, current_run
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.sizing import set_default_workers
 from taskyard.execution.thread import ThreadExecutor
-from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.group import Group, GroupProgress
+from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.control import QueueControl, QueueState
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
@@ -75,7 +79,7 @@ from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
-from taskyard.model.task import Dedupe, Run, Task, TaskRecord
+from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import QueueStatus, TaskFilter
@@ -156,6 +160,7 @@ __all__ = [
     "BlockingExecutor",
     "BlockingOnLoop",
     "BlockingYard",
+    "BoundTask",
     "BulkReport",
     "CallOptions",
     "Cancel",
@@ -165,6 +170,8 @@ __all__ = [
     "CommandRefused",
     "ConsumerFunction",
     "Dedupe",
+    "DedupeScope",
+    "DependencyCycle",
     "DuplicateConsumer",
     "DuplicateTask",
     "ErrorKind",
@@ -180,6 +187,8 @@ __all__ = [
     "ExecutorManager",
     "ExecutorProtocol",
     "ForkedStore",
+    "Group",
+    "GroupProgress",
     "IllegalMove",
     "InProcessExecutor",
     "Incident",
@@ -201,6 +210,7 @@ __all__ = [
     "NotInTransaction",
     "NotJson",
     "NotOpen",
+    "OnFailure",
     "OtherDatabase",
     "OutcomeUnknown",
     "PayloadTooLarge",
@@ -221,6 +231,7 @@ __all__ = [
     "Run",
     "RunContext",
     "Scheduler",
+    "SlotTaken",
     "StaleTransaction",
     "StandaloneQueue",
     "StoreBusy",
@@ -255,6 +266,7 @@ __all__ = [
     "UnguardedScript",
     "UnknownAlgorithm",
     "UnknownConsumer",
+    "UnknownGroup",
     "UnknownNode",
     "UnknownTask",
     "UnusableConnection",

@@ -52,6 +52,7 @@ def algorithm_consumer(
         warm_up=form.warm_up,
         close=installed.close,
         remote=RemoteTask(installed.spec, algorithm) if place in (PROCESS, ISOLATED) else None,
+        takes_results="results" in getattr(form.takes, "model_fields", ()),
     )
     return consumer, settings_for(hints, workers=count) if place == ISOLATED else None
 
@@ -60,11 +61,11 @@ class TaskForm(Signature):
     """From a task's arguments to the input of an algorithm, and from its output to a task's result."""
 
     def __init__(self, name: str, takes: Any, gives: Any) -> None:
-        self.name, self._takes, self._gives = name, takes, gives
+        self.name, self.takes, self._gives = name, takes, gives
 
     @cached_property
     def adapter(self) -> Any:
-        return _adapter(self.name, self._takes)
+        return _adapter(self.name, self.takes)
 
     @cached_property
     def is_plain(self) -> bool:

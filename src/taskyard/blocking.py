@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from taskyard.errors import BlockingOnLoop, InvalidInput, NotOpen, TaskyardError, UnusableConnection
 from taskyard.execution.context import find_current_run
 from taskyard.execution.loop_thread import ServingThread
-from taskyard.handle import TaskHandle
+from taskyard.handle import BoundTask, TaskHandle
 from taskyard.model.execution import ExecutionRequest, ExecutionResult
 from taskyard.model.order import Priority
 from taskyard.model.task import TaskRecord
@@ -21,6 +21,7 @@ from taskyard.ports.executor import ExecutorProtocol
 
 if TYPE_CHECKING:
     from taskyard.execution.asking import Asked
+    from taskyard.group import Group
     from taskyard.yard import Yard
 
 T = TypeVar("T")
@@ -235,6 +236,9 @@ class BlockingYard:
     def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
         _refuse_connection(options)
         return self._call("submit_many", self._yard.submit_many(name, arguments, **options))
+
+    def submit_group(self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None) -> Group:
+        return self._call("submit_group", self._yard.submit_group(tasks, summary=summary))
 
     def result(self, task: TaskHandle | str, *, timeout_s: float | None = None) -> Any:
         handle = task if isinstance(task, TaskHandle) else self._yard.handle(task)

@@ -213,6 +213,7 @@ def function_consumer(
         **check_consumer(name, queue=queue, concurrent_count=concurrent_count, timeout_s=timeout_s, retry=retry),
         warm_up=signature.warm_up,
         remote=RemoteFunction.of(name, function) if place in (PROCESS, ISOLATED) else None,
+        takes_results=any(p.name == "results" or p.kind is p.VAR_KEYWORD for p in signature.parameters),
     )
     return consumer, signature
 
@@ -261,6 +262,7 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
         is_async=is_async,
         executor=place,
         remote=RemoteInstance(instance) if place in (PROCESS, ISOLATED) else None,
+        takes_results=True,
         **check_consumer(
             instance.name,
             queue=getattr(instance, "queue", DEFAULT_QUEUE),

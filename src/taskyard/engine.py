@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from taskyard.cluster.membership import Hooks as MemberHooks
 from taskyard.cluster.membership import LeaseSettings, Membership
@@ -38,6 +39,7 @@ from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
 from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.queueing.pending import insist
+from taskyard.queueing.summary import with_results
 from taskyard.scheduling.due import DueLoop
 from taskyard.version import VERSION
 
@@ -114,12 +116,18 @@ class Engine:
             executors=executors,
             queues=queues if queues is not None else {},
             clock=clock,
-            hooks=RunHooks(self._dispatcher.settle, self._dispatcher.report),
+            hooks=RunHooks(self._dispatcher.settle, self._dispatcher.report, partial(with_results, store)),
             jitter=jitter,
             settings=self._settings.runner,
         )
         self._dispatcher.connect(
-            DispatchHooks(self._runner.start, self._runner.is_running, self._watcher.settled, self._turned)
+            DispatchHooks(
+                self._runner.start,
+                self._runner.is_running,
+                self._watcher.settled,
+                self._watcher.ended_unrun,
+                self._turned,
+            )
         )
         self._listeners: set[asyncio.Event] = set()
         self._hint = asyncio.Event()
@@ -225,6 +233,8 @@ class Engine:
                 self._watcher.ended(record)
             elif record.state is TaskState.RUNNING and record.cancel_asked_at is not None:
                 self._runner.cancel(record.uuid, force=record.cancel_forced)
+        if any(one.record is not None and one.record.state in ENDED for one in applied):
+            self._watcher.changed()  # others may have ended with those
         # Whatever was changed may have made room or something startable: a key set free, a failed task sent again.
         self._dispatcher.look()
         self._announce()

@@ -39,13 +39,14 @@ def _remake(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
 
 HIDDEN = "***"
 
-_IN_URL = re.compile(r"(://[^/@:?#\s]*):\S*@")
+_IN_URL = re.compile(r"((?:://|\bpostgres(?:ql)?(?::/*|/+))[^/@:?#\s]*):\S*@", re.IGNORECASE)
+_IN_NO_URL = re.compile(r"^([^:@\s]*):(?!//)\S*@")
 _IN_OPTIONS = re.compile(r"(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^&#\s]*)", re.IGNORECASE)
 
 
 def hide_password(text: str) -> str:
     """A text as it may be shown if there are addresses in it; also such as are not quite right, with an @ in a
-    password, or written as `host=… password=…`."""
+    password, without the // of `postgresql://`, or written as `host=… password=…`."""
     return _IN_OPTIONS.sub(rf"\1{HIDDEN}", _IN_URL.sub(rf"\1:{HIDDEN}@", text))
 
 
@@ -169,8 +170,8 @@ class BatchTooLarge(InvalidInput):
 
 
 class DuplicateTask(InvalidInput):
-    """The same work is pending already, under `existing`: wait for that one. Or it was twice in one batch, which
-    `existing` being empty says: leave one of the two out."""
+    """The same work is pending already, or was asked for within its window, under `existing`: wait for that one. Or it
+    was twice in one batch, which `existing` being empty says: leave one of the two out."""
 
     def __init__(self, existing: str, slot: str) -> None:
         self.existing, self.slot = existing, slot
@@ -180,6 +181,15 @@ class DuplicateTask(InvalidInput):
             else "the same work is in this batch twice, so nothing of it was stored; leave one out, or submit with "
             "dedupe='merge'"
         )
+
+
+class DependencyCycle(InvalidInput):
+    """The tasks `uuids` of one batch wait for each other, so that none could ever start: leave one `after` out."""
+
+    def __init__(self, uuids: Sequence[str]) -> None:
+        self.uuids = list(uuids)
+        shown = " → ".join(map(shorten, [*self.uuids[:5], self.uuids[0]]))
+        super().__init__(f"these tasks wait for each other, so that none could ever start: {shown}; nothing was stored")
 
 
 class UnusableConnection(InvalidInput):
@@ -230,6 +240,14 @@ class UnknownTask(InvalidInput):
         )
 
 
+class UnknownGroup(InvalidInput):
+    """No task of this group is in the store: correct the id, or the group is so old that it was pruned."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        super().__init__(f"no task of a group {shorten(group)} is in this store; its id is wrong, or it was pruned")
+
+
 class UnknownNode(InvalidInput):
     """No such node is on this store: it has left, or was given up for dead. See who is, and correct the name."""
 
@@ -244,6 +262,14 @@ class CommandRefused(TaskyardError):
     def __init__(self, uuid: str, command: str, state: str, hint: str = "") -> None:
         self.uuid, self.command, self.state = uuid, command, state
         super().__init__(f"cannot {command} task {uuid}: it is {state}" + (f"; {hint}" if hint else ""))
+
+
+class SlotTaken(CommandRefused):
+    """The task cannot be sent again while another, `holder`, stands for the same work: wait for that, or cancel it."""
+
+    def __init__(self, uuid: str, state: str, holder: str) -> None:
+        self.holder = holder
+        super().__init__(uuid, "retry", state, f"task {holder} stands for the same work now; wait for it, or cancel it")
 
 
 class UnguardedScript(TaskyardError):
@@ -393,7 +419,8 @@ class StoreUrlInvalid(StoreError, InvalidInput):
     def __init__(
         self, url: str | None, hint: str = "use memory://, sqlite:///path/to/work.db or postgresql://user@host/database"
     ) -> None:
-        self.url = None if url is None else hide_password(url)
+        # Whatever this was to be, it may begin with a user and his password.
+        self.url = None if url is None else _IN_NO_URL.sub(rf"\1:{HIDDEN}@", hide_password(url))
         what = "no store was given" if url is None else f"{quote(self.url)} is not a store"
         super().__init__(f"{what}; {hint}")
 

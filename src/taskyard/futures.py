@@ -1,12 +1,12 @@
 """`ProcessPool`, a `concurrent.futures` executor on worker processes that can be killed, and what its futures raise."""
 
+from taskyard.execution.forks import PoolForked
 from taskyard.execution.futures import PoolOptions, ProcessPool
 from taskyard.execution.pool_loop import CallFuture
 from taskyard.execution.raising import (
     CallKilled,
     CallTimedOut,
     CannotCross,
-    PoolForked,
     RemoteError,
     RemoteTraceback,
     WorkerDied,

@@ -12,7 +12,7 @@ from taskyard.consumers import Signature
 from taskyard.errors import ResultGone, TaskCanceled, TaskFailed, TaskSkipped, UnknownTask
 from taskyard.model.given import check_wait
 from taskyard.model.state import COMPLETED, TaskState
-from taskyard.model.task import Outcome, TaskRecord
+from taskyard.model.task import Outcome, TaskRecord, new_uuid
 from taskyard.options import DEFAULTS, TaskOptions
 from taskyard.ports.consumer import Consumer
 
@@ -68,6 +68,16 @@ class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
     async def cancel(self, *, reason: str = "") -> TaskRecord:
         """Ask for it to end; see `Yard.cancel`."""
         return await self._yard.cancel(self.uuid, reason=reason)
+
+
+class BoundTask(msgspec.Struct, frozen=True, eq=False):
+    """A task that is not submitted yet: a consumer, arguments and options, and the uuid that it will have. Others of
+    its group may wait for it: `fetched = fetch.bind(url)`, then `shrink.options(after=[fetched]).bind(path)`."""
+
+    consumer: Consumer
+    args: dict[str, Any]
+    options: TaskOptions
+    uuid: str = msgspec.field(default_factory=new_uuid)
 
 
 def value_of(outcome: Outcome) -> Any:
@@ -131,6 +141,11 @@ class ConsumerFunction(Generic[P, R]):
         connection, engine = self._options.connection, yard.engine
         (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))
         return TaskHandle(yard, added.uuid, added.is_new)
+
+    def bind(self, *args: Any, **kwargs: Any) -> BoundTask:
+        """The consumer with these arguments and options, to be submitted in a group (see `Yard.submit_group`), which
+        may add an argument: what the others return."""
+        return BoundTask(self.consumer, self._signature.bind(args, kwargs), self._options)
 
     async def submit_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[TaskHandle]:
         """Store one task per dict of arguments, in that order, all or nothing; at most 100,000 at once."""

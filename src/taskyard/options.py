@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
+from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, Self
+from uuid import UUID
 
 import msgspec
 
 from taskyard.errors import InvalidInput, PayloadTooLarge, quote, shorten
-from taskyard.model.given import check_delay, check_name, check_retry, check_timeout
+from taskyard.model.given import check_delay, check_name, check_retry, check_timeout, check_uuid, check_window
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import Dedupe, TaskRecord, aware, new_uuid
+from taskyard.model.task import Dedupe, DedupeScope, OnFailure, TaskRecord, aware, new_uuid
 from taskyard.ports.consumer import Consumer
 
 
@@ -22,8 +25,11 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     `timeout_s` may only be shorter than the consumer's own: a longer one is refused.
     `key`: of the tasks with one key in a queue, only so many run at once as the queue's `per_key` says, in order.
     `bucket`: in a queue that is ordered by buckets, the one it stands in.
-    `dedupe` with `dedupe_key` (or without: then source and arguments are the key): what to do if the same work is
-    pending already.
+    `dedupe` with `dedupe_key` (or without: then source and arguments are the key): what to do if the same work is there
+    already: "merge" into it, "refuse" the new task, or "replace" what has not started. It is there, by `dedupe_scope`,
+    while it is "pending" (queued or running), while it is "queued", or for a "window" of `dedupe_window_s` seconds.
+    `after`: handles or ids of tasks that must complete first. If one of them does not, `on_failure` says what becomes
+    of this one: "fail", "skip", or "ignore" that.
     `connection`: yours to the database the store is in, with a transaction open. The task is part of that transaction:
     it exists when, and only when, you commit."""
 
@@ -36,6 +42,10 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetryPolicy | None = None
     dedupe: Dedupe = Dedupe.ALLOW
     dedupe_key: str | None = None
+    dedupe_scope: DedupeScope = DedupeScope.PENDING
+    dedupe_window_s: float | None = None
+    after: tuple[str, ...] = ()
+    on_failure: OnFailure = OnFailure.FAIL
     bucket: str | None = None
     connection: Any = None
 
@@ -54,11 +64,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
                 given["priority"] = Priority.of(given["priority"])
         except ValueError as exc:
             raise InvalidInput(str(exc)) from None
-        if "dedupe" in given:
-            try:
-                given["dedupe"] = Dedupe(given["dedupe"])
-            except ValueError:
-                raise InvalidInput(f"dedupe {quote(given['dedupe'])} is not one of {', '.join(Dedupe)}") from None
+        for name, kind in WORDS.items():
+            if name in given:
+                given[name] = _word(name, kind, given[name])
         if given.get("timeout_s") is not None:
             given["timeout_s"] = check_timeout(given["timeout_s"])
         if given.get("retry") is not None:
@@ -66,11 +74,33 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("queue", "key", "dedupe_key", "bucket"):
             if given.get(name) is not None:
                 check_name(name, given[name])
+        if "after" in given:
+            given["after"] = _uuids(given["after"])
         options = cls(**given)
         options._check_times()
-        if options.dedupe_key is not None and options.dedupe is Dedupe.ALLOW:
-            raise InvalidInput("dedupe_key has no effect without dedupe='merge' or dedupe='refuse'")
+        options._check_dedupe()
+        if options.connection is not None:
+            options._check_transaction()
         return options
+
+    def _check_dedupe(self) -> None:
+        window_s, is_window = self.dedupe_window_s, self.dedupe_scope is DedupeScope.WINDOW
+        if self.dedupe is Dedupe.ALLOW:
+            if self.dedupe_key is not None or window_s is not None or self.dedupe_scope is not DedupeScope.PENDING:
+                name = "dedupe_key" if self.dedupe_key is not None else "dedupe_scope"
+                raise InvalidInput(f"{name} has no effect without dedupe='merge', 'refuse' or 'replace'")
+        elif is_window != (window_s is not None):
+            raise InvalidInput("dedupe_scope='window' and dedupe_window_s, how many seconds it lasts, go together")
+        elif window_s is not None:
+            check_window(window_s)
+
+    def _check_transaction(self) -> None:
+        """What is decided about other tasks is decided in transactions of ours, which end at once."""
+        if self.after or self.dedupe is Dedupe.REPLACE or self.dedupe_scope is not DedupeScope.PENDING:
+            raise InvalidInput(
+                "after, dedupe='replace' and a dedupe_scope other than 'pending' do not go into a transaction of your "
+                "own; leave connection out, or submit when you have committed"
+            )
 
     def _check_times(self) -> None:
         delay_s, at = self.delay_s, self.schedule_at
@@ -90,7 +120,27 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         return now if self.delay_s is None else now + timedelta(seconds=self.delay_s)
 
 
+WORDS: dict[str, type[StrEnum]] = {"dedupe": Dedupe, "dedupe_scope": DedupeScope, "on_failure": OnFailure}
+
+
+def _word(name: str, kind: type[StrEnum], value: Any) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidInput(f"{name} {quote(value)} is not one of {', '.join(kind)}") from None
+
+
+def _uuids(given: Any) -> tuple[str, ...]:
+    """The ids of the tasks that are named, by themselves or by what stands for a task."""
+    if isinstance(given, str | UUID) or not isinstance(given, Iterable):
+        raise InvalidInput(f"after must be a list of handles or ids of tasks, not {quote(given)}")
+    return tuple(dict.fromkeys(check_uuid(getattr(task, "uuid", task)) for task in given))
+
+
 DEFAULTS = TaskOptions()
+
+MAX_BATCH = 100_000
+"""Tasks of one submit: it is one transaction, and all of it is in memory."""
 
 
 def make_record(
@@ -124,6 +174,9 @@ def make_record(
         record.retry = options.retry
         if options.dedupe is not Dedupe.ALLOW:
             record.dedupe_slot = _slot(consumer.name, text, options.dedupe_key)
+            record.dedupe_scope = options.dedupe_scope
+        if options.after:
+            record.on_failure = options.on_failure
     return record
 
 

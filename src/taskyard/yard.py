@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,8 @@ from taskyard.errors import (
 )
 from taskyard.execution.context import find_current_run
 from taskyard.execution.runner import RunnerSettings
-from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.group import Group, submit_group
+from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.command import Command
 from taskyard.model.event import Event
 from taskyard.model.given import (
@@ -53,7 +54,7 @@ from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import ENDED
 from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, new_uuid
-from taskyard.options import DEFAULTS, TaskOptions, make_record
+from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
@@ -71,9 +72,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_PAYLOAD_BYTES = 1 << 20
-
-MAX_BATCH = 100_000
-"""Tasks of one `submit_many`: it is one transaction, and all of it is in memory."""
 
 BREATHE_EVERY = 1000
 """Arguments of a batch that are checked before other code gets a turn: about 10 ms."""
@@ -413,8 +411,8 @@ class Yard(TaskSteering):
 
     async def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
         """Store one task for the consumer `name` and return its handle once it is safe. `options` as in `TaskOptions`:
-        priority, delay_s, schedule_at, queue, key, bucket, timeout_s, retry, dedupe, dedupe_key; on PostgreSQL
-        `connection` as well, which makes the task part of the transaction that is open there."""
+        priority, delay_s, schedule_at, queue, key, bucket, timeout_s, retry, after, on_failure, dedupe and its kin; on
+        PostgreSQL `connection` as well, which makes the task part of the transaction that is open there."""
         consumer = self.get_consumer(name)
         checked = TaskOptions.of(**options) if options else DEFAULTS
         add = self.prepare(consumer, _named(name, args or {}), checked)
@@ -430,7 +428,13 @@ class Yard(TaskSteering):
     def prepare(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> Add:
         """One task as the engine takes it; what is wrong with it is raised here."""
         record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
-        return Add((record,), options.dedupe, self._parent())
+        if options is DEFAULTS:
+            return Add((record,), options.dedupe, self.find_parent())
+        return self._add([record], options)
+
+    def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
+        after = {record.uuid: options.after for record in records} if options.after else {}
+        return Add(records, options.dedupe, self.find_parent(), after, options.dedupe_window_s)
 
     async def submit_many_to(
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
@@ -447,14 +451,38 @@ class Yard(TaskSteering):
                 await asyncio.sleep(0)
         if not records:
             return []
-        add, connection = Add(records, options.dedupe, self._parent()), options.connection
+        add, connection = self._add(records, options), options.connection
         if connection is None:
             added = await self.engine.submit(add, prompt=False)
         else:
             added = await self.engine.submit_within(connection, add)
         return [TaskHandle(self, one.uuid, one.is_new) for one in added]
 
-    def _parent(self) -> Claim | None:
+    def bind(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> BoundTask:
+        """A task for the consumer `name` that is to be submitted in a group: arguments and options as for `submit`."""
+        checked = TaskOptions.of(**options) if options else DEFAULTS
+        return BoundTask(self.get_consumer(name), _named(name, args or {}), checked)
+
+    async def submit_group(self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None) -> Group:
+        """Store tasks that belong together, all or nothing, and `summary` to run after all of them. If its consumer has
+        an argument `results`, it gets what they returned, in their order; None for one that did not complete, where the
+        summary's `on_failure` ignores that. Tasks of the group may wait for each other, by `after=[bound]`."""
+        return await submit_group(self, tasks, summary)
+
+    def group(self, uuid: str | UUID) -> Group:
+        """A group that was submitted elsewhere, or earlier, by its id."""
+        return Group(self, check_uuid(uuid))
+
+    def make_bound(self, bound: BoundTask, args: dict[str, Any]) -> TaskRecord:
+        """The record of a bound task."""
+        consumer, limit = bound.consumer, self._max_payload_bytes
+        if self.get_consumer(consumer.name) is not consumer:
+            raise InvalidInput(f"the consumer {quote(consumer.name)} of a bound task is that of another yard")
+        record = make_record(consumer, args, bound.options, now=self._clock.now(), max_bytes=limit)
+        record.uuid = bound.uuid
+        return record
+
+    def find_parent(self) -> Claim | None:
         """The run that submits, if it is one of this yard: when it is stale, it submits nothing."""
         run = find_current_run()
         if run is None or self._engine is None or not self._engine.is_ours(run.claim):
@@ -489,7 +517,7 @@ class Yard(TaskSteering):
         record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, text, priority=old.priority)
         record.key, record.bucket, record.origin = old.key, old.bucket, old.uuid
         record.timeout_s, record.retry = old.timeout_s, old.retry
-        (added,) = await self.engine.submit(Add((record,), parent=self._parent()))
+        (added,) = await self.engine.submit(Add((record,), parent=self.find_parent()))
         return TaskHandle(self, added.uuid, added.is_new)
 
     def matching(self, where: TaskFilter = ANY, *, by: str = "") -> Matching:

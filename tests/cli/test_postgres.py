@@ -170,11 +170,34 @@ def test_a_user_without_rights_on_the_schema(shell: Shell, place: Place, url: st
         assert "give this user all rights on the schema taskyard" in " ".join((done.out + done.err).split())
 
 
+@pytest.mark.parametrize("command", ["ls", "node ls", "worker app:yard"])
+def test_an_older_schema_of_somebody_elses(shell: Shell, place: Place, url: str, command: str) -> None:
+    """Who may use a schema that is older than the program, but not change it, is told so, and who has to."""
+    shell.here("migrate", "--store", url)
+    asyncio.run(_grow_older(url))
+    done = shell.run(*command.split(), "--store", place.url("clerk"))
+    said = " ".join((done.out + done.err).split())
+    assert done.code == 3, done
+    assert f"schema has version {NEWEST - 1}, older than the {NEWEST} of this Taskyard" in said
+    assert "let app, who owns the schema, run `taskyard migrate`" in said
+    assert "GRANT CREATE" not in said
+
+
+async def _grow_older(url: str) -> None:
+    conn = await asyncpg.connect(url)
+    await conn.execute(f"DELETE FROM taskyard.migration WHERE number = {NEWEST}")
+    await conn.execute("GRANT USAGE ON SCHEMA taskyard TO clerk; GRANT ALL ON ALL TABLES IN SCHEMA taskyard TO clerk")
+    await conn.close()
+
+
 @pytest.mark.parametrize(
     "address",
     [
         *(f"postgresql://app:{rest}" for rest in ("ses@me@host:port/app", "sesame@host:x/app", "ses/ame@host")),
         "postgresql+asyncpg://app:sesame@host/app",
+        "postgresql:app:sesame@host/app",
+        "postgresql//app:sesame@host/app",
+        "app:sesame@host/app",
         "host=localhost user=app password=sesame dbname=app",
         "postgresql://app:sesame@host/app?sslmode=bogus",
     ],

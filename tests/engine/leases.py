@@ -25,6 +25,7 @@ class LeasedShakyStore(ShakyStore):
         self.lists_away: Exception | None = None
         self.join_unanswered: Exception | None = None
         self.join_takes_s = 0.0
+        self.leave_waits_for: asyncio.Event | None = None
 
     async def list_tasks(self, *args: Any, **options: Any) -> list[TaskRecord]:
         if self.lists_away is not None:
@@ -37,6 +38,11 @@ class LeasedShakyStore(ShakyStore):
         self.clock.advance(self.join_takes_s)
         if self.join_unanswered is not None:
             raise self.join_unanswered
+
+    async def leave(self, incarnation: str) -> None:
+        if self.leave_waits_for is not None:
+            await self.leave_waits_for.wait()
+        await super().leave(incarnation)
 
     def lease(self, incarnation: str) -> "ShakyLease":
         return ShakyLease(self, incarnation)

@@ -139,7 +139,8 @@ async def test_a_join_that_took_as_long_as_a_lease_does_not_count(rig):
 
 
 async def test_no_incarnation_joins_twice(rig):
-    """After a join whose answer was lost, which the others may have heard and given up, another name is tried."""
+    """After a join whose answer was lost, which the others may have heard and given up, another name is tried; when one
+    counts, the others are forgotten."""
     rig.store.beat_error = StoreUnavailable("gone")
     rig.store.join_unanswered = OutcomeUnknown("connection lost")
     await pass_time(rig, 30)
@@ -148,6 +149,25 @@ async def test_no_incarnation_joins_twice(rig):
     assert len(rig.store.joined) > 2
     assert len(set(rig.store.joined)) == len(rig.store.joined)
     assert rig.engine.incarnation == rig.store.joined[-1]
+    known = {status.node.incarnation for status in await rig.store.nodes()}
+    assert known & set(rig.store.joined[1:]) == {rig.engine.incarnation}
+
+
+async def test_a_lease_that_is_lost_while_others_are_forgotten_heals_too(rig):
+    """A store that does not answer when a join of doubtful outcome is taken back keeps no later loss from being
+    noticed."""
+    rig.store.beat_error = StoreUnavailable("gone")
+    rig.store.join_unanswered = OutcomeUnknown("connection lost")
+    await pass_time(rig, 15)
+    rig.store.leave_waits_for = asyncio.Event()
+    rig.store.beat_error = rig.store.join_unanswered = None
+    await pass_time(rig, 3)
+    second = rig.engine.incarnation
+    await rig.store.give_up(second)
+    await pass_time(rig, 3)
+    rig.store.leave_waits_for.set()
+    await pass_time(rig, 3)
+    assert rig.engine.incarnation == rig.store.joined[-1] != second
 
 
 async def test_a_node_that_was_given_up_writes_nothing(rig, caplog):

@@ -290,7 +290,9 @@ def test_hooks_may_be_written_in_any_way_that_can_be_called():
         run=lambda self, *given: given,
         after_run=staticmethod(lambda context, error, **more: None),
     )
-    ExecutionDispatcher().install(made)
+    dispatcher = ExecutionDispatcher()
+    dispatcher.install(made)
+    assert list(dispatcher.health()) == [made.spec.name]
 
 
 @pytest.mark.parametrize(

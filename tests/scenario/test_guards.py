@@ -79,10 +79,12 @@ def test_opening_the_file_with_sqlite3_warns(file_url):
     assert run_python(GUARDED, file_url) == "guarded\n"
 
 
-@pytest.mark.parametrize(
-    "module", ["fastapi", "starlette", "uvicorn", "typer", "rich", "click", "asyncpg", "pydantic", "apsw", "sqlite3"]
-)
+PACKAGES = ["fastapi", "starlette", "uvicorn", "typer", "rich", "click", "asyncpg", "pydantic", "apsw", "sqlite3"]
+
+
+@pytest.mark.parametrize("module", [*PACKAGES, "multiprocessing", "taskyard.execution.wire"])
 def test_importing_taskyard_imports_little(module):
-    """`import taskyard` imports no web, CLI or database package; those come when they are first needed."""
+    """`import taskyard` imports no web, CLI or database package and no process pool; those come when they are first
+    needed."""
     code = f"import sys, taskyard; assert {module!r} not in sys.modules, 'it was imported'"
     run_python(code)

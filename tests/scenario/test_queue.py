@@ -61,6 +61,7 @@ async def test_however_a_task_ends_the_next_one_starts(url, gates, ending):
             case "cancel":
                 await first.cancel()
         (await gates.begun("next")).finish()
+    assert gates.most_at_once == 1
 
 
 @pytest.mark.spec("QUE-04")
@@ -177,6 +178,7 @@ async def test_the_tightest_limit_wins(url, gates):
         narrow = await gates.begun("narrow-1")
         await yard.submit("gate", {"name": "other"}, queue="wide")
         (await gates.begun("other")).finish()
+        assert narrow.is_going_on
         narrow.finish()
         (await gates.begun("narrow-2")).finish()
 

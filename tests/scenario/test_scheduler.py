@@ -173,8 +173,9 @@ async def test_without_a_registry_the_default_one_is_used():
     try:
         scheduler = Scheduler()
         await scheduler.start()
-        scheduler.add_task(Task(source=collector.name))
+        scheduler.add_task(task := Task(source=collector.name))
         await collector.holds(1)
+        assert collector.tasks == [task]
         await scheduler.stop()
     finally:
         del TaskConsumerRegistry.default().sources[collector.name]
@@ -226,6 +227,7 @@ async def test_sources_do_not_hold_each_other_up(scheduler, registry, gates):
     await gates.begun("slow-0")
     scheduler.add_task(Task(source="swift", args={"name": "swift"}))
     (await gates.begun("swift")).finish()
+    assert gates.names == ["slow-0", "swift"]
 
 
 @pytest.mark.spec("SCH-08", "SCH-10")
@@ -236,6 +238,7 @@ async def test_an_error_frees_the_slot(scheduler, registry, gates):
         scheduler.add_task(Task(source="g", args={"name": name}))
     (await gates.begun("a")).fail("OSError", "broken pipe")
     (await gates.begun("b")).finish()
+    assert gates.most_at_once == 1
 
 
 @pytest.mark.spec("SCH-15")
@@ -420,8 +423,9 @@ async def test_what_is_overdue_fires_by_time_too(registry, gates, is_started):
     for name, ago in [("b1", 1), ("a", 2), ("b2", 1), ("c", 0.5)]:
         scheduler.add_task(Task(source="g", args={"name": name}, schedule_at=now - timedelta(seconds=ago)))
     await scheduler.start()
-    for name in ("a", "b1", "b2", "c"):
-        (await gates.begun(name)).finish()
+    for _ in range(4):
+        (await gates.next()).finish()
+    assert gates.names == ["a", "b1", "b2", "c"]
     await scheduler.stop()
 
 

@@ -109,8 +109,8 @@ def ignore_keys(patch: Patch) -> None:
 def ignore_dedupe(patch: Patch) -> None:
     inner = MemoryCore._add_one
 
-    def add_one(self: MemoryCore, asked: TaskRecord, dedupe: Dedupe, now: datetime) -> Added:
-        return inner(self, asked, Dedupe.ALLOW, now)
+    def add_one(self: MemoryCore, asked: TaskRecord, add: Add, now: datetime) -> Added:
+        return inner(self, asked, msgspec.structs.replace(add, dedupe=Dedupe.ALLOW), now)
 
     patch.setattr(MemoryCore, "_add_one", add_one)
 

@@ -18,7 +18,16 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, InvalidInput, TaskyardError, UnknownTask
+from taskyard.errors import (
+    ClaimLost,
+    CommandRefused,
+    DependencyCycle,
+    DuplicateTask,
+    InvalidInput,
+    SlotTaken,
+    TaskyardError,
+    UnknownTask,
+)
 from taskyard.model.command import (
     Cancel,
     Command,
@@ -48,8 +57,8 @@ from taskyard.model.limits import Demand, QueueOrder, QueueSettings, Quota
 from taskyard.model.move import Move
 from taskyard.model.order import GAP, Priority
 from taskyard.model.state import ENDED, HOLDS_KEY, STANDS_IN_LINE, TaskState, check_move
-from taskyard.model.task import Claim, Dedupe, TaskRecord
-from taskyard.ports.store import Add, Added, Report, Store, Turned
+from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord
+from taskyard.ports.store import Add, Added, Report, Store, TaskFilter, Turned
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.clock import ManualClock
@@ -59,8 +68,16 @@ T = TypeVar("T")
 
 QUEUES = ("default", "cpu")
 SOURCES = ("fetch", "shrink", "report")
+WINDOW_S = 2.0
 DELAYS = (0.0, 0.0, 0.0, -5.0, 0.5, 1.0, 3.0)
 STATES = {kind: state for state, kind in TOLD_AS.items()}
+
+
+class After(NamedTuple):
+    """One that a task waits for, as drawn: of those before it in its batch, of all of the batch, or of the store."""
+
+    n: int
+    where: str
 
 
 class Asked(NamedTuple):
@@ -74,6 +91,10 @@ class Asked(NamedTuple):
     delay_s: float
     again: bool
     bucket: str | None
+    scope: DedupeScope | None
+    group: str | None
+    after: list[After]
+    on_failure: OnFailure
 
 
 class Pick(NamedTuple):
@@ -100,6 +121,7 @@ class Ending(NamedTuple):
 
 
 picks = st.builds(Pick, st.integers(0, 15), st.sampled_from([True] * 4 + [False]))
+afters = st.builds(After, st.integers(0, 15), st.sampled_from(["store"] * 4 + ["before"] * 4 + ["batch"]))
 asked = st.builds(
     Asked,
     st.sampled_from(QUEUES),
@@ -110,6 +132,10 @@ asked = st.builds(
     st.sampled_from(DELAYS),
     st.sampled_from([False] * 19 + [True]),
     st.sampled_from([None, "x", "y"]),
+    st.sampled_from([None, DedupeScope.PENDING, DedupeScope.QUEUED, DedupeScope.WINDOW]),
+    st.sampled_from([None, None, "g"]),
+    st.just([]) | st.lists(afters, max_size=3),
+    st.sampled_from(OnFailure),
 )
 batches = st.builds(
     Batch, st.lists(asked, min_size=1, max_size=3), st.sampled_from(Dedupe), st.one_of(st.none(), st.none(), picks)
@@ -160,6 +186,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     name = "SQLite"
     steers = True
+    has_ties = True
+    """Whether tasks may have to do with others there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,6 +204,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.states: dict[str, set[TaskState]] = {}  # where a task may be, by the events told so far
         self.uuids: list[str] = []
         self.known: dict[str, TaskRecord] = {}  # what the memory store held after the last step
+        self.after: dict[str, list[str]] = {}  # who waits for whom, as asked
+        self.ends: dict[str, set[TaskState]] = {}  # how a task has ever ended
         self.last_event = self.last_theirs = 0
         self.last_token = 0
         self.joined = self.made = 0
@@ -248,6 +278,7 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> None:
         now = self.clock.now()
         records = [[self.record(task) for task in batch.tasks] for batch in adds]
+        after = [self.waits(batch.tasks, made) for batch, made in zip(adds, records, strict=True)]
         endings = [(ending.claim, self.move(ending, now)) for ending in settles] if self.claims else []
         told = reports if self.claims else []
 
@@ -258,10 +289,12 @@ class StoreMachine(RuleBasedStateMachine):
                 adds=[
                     Add(
                         batch_records,
-                        batch.dedupe,
+                        self.policy(batch.dedupe),
                         None if batch.parent is None or not self.claims else self.claim(batch.parent, which),
+                        waits,
+                        WINDOW_S,
                     )
-                    for batch, batch_records in zip(adds, records, strict=True)
+                    for batch, batch_records, waits in zip(adds, records, after, strict=True)
                 ],
                 reports=[
                     Report(self.claim(pick, which), Progress(pick.n / 15), "told", str(pick.n) if pick.n % 2 else None)
@@ -278,13 +311,19 @@ class StoreMachine(RuleBasedStateMachine):
             self.same(mine.record, theirs.record)
             assert (theirs.attempt, theirs.token) == (mine.attempt, self.number(mine.token, theirs.token))
         assert two.next_due == one.next_due
+        assert sorted(two.ended) == sorted(one.ended)
         self.claims += zip(one.claims, two.claims, strict=True)
         del self.claims[:-60]
         self.uuids += [added.uuid for adds in one.added if isinstance(adds, list) for added in adds if added.is_new]
-        after = self.compare()
-        self.check_claims(one, after)
-        self.check_nothing_startable_waits(one, demand, after)
-        waiting = [r.due_at for r in after if r.state in {TaskState.SCHEDULED, TaskState.RETRYING}]
+        for answers, waits in zip(one.added, after, strict=True):
+            if isinstance(answers, list):
+                new = {added.uuid for added in answers if added.is_new}
+                self.after |= {child: parents for child, parents in waits.items() if child in new}
+        left = self.compare()
+        self.check_claims(one, left)
+        self.check_nothing_startable_waits(one, demand, left)
+        self.check_claims_waited(one)
+        waiting = [r.due_at for r in left if r.state in {TaskState.SCHEDULED, TaskState.RETRYING}]
         assert one.next_due == min(waiting, default=None)
 
     # The same in parts, so that half of what happens is work.
@@ -399,11 +438,31 @@ class StoreMachine(RuleBasedStateMachine):
             priority=task.priority,
             key=task.key,
             bucket=task.bucket if self.steers else None,
-            dedupe_slot=task.slot,
+            dedupe_slot=task.slot if self.has_ties else None,
+            dedupe_scope=task.scope if self.has_ties else None,
+            group_id=task.group if self.has_ties else None,
+            on_failure=task.on_failure if self.has_ties and task.after else None,
             due_at=now + timedelta(seconds=task.delay_s),
             created_at=now,
             updated_at=now,
         )
+
+    def policy(self, dedupe: Dedupe) -> Dedupe:
+        return dedupe if self.has_ties or dedupe is not Dedupe.REPLACE else Dedupe.ALLOW
+
+    def waits(self, tasks: list[Asked], made: list[TaskRecord]) -> dict[str, list[str]]:
+        """Whom each task of a batch waits for."""
+        waits: dict[str, list[str]] = {}
+        for place, task in enumerate(tasks if self.has_ties else []):
+            among = {
+                "store": self.uuids[-16:],
+                "before": [r.uuid for r in made[:place]],
+                "batch": [r.uuid for r in made],
+            }
+            parents = [among[one.where][one.n % len(among[one.where])] for one in task.after if among[one.where]]
+            if parents:
+                waits[made[place].uuid] = parents
+        return waits
 
     def claim(self, pick: Pick, which: int) -> Claim:
         live = [pair for pair in self.claims if self.holds(pair[0])]
@@ -468,7 +527,12 @@ class StoreMachine(RuleBasedStateMachine):
             assert (record.state is TaskState.RUNNING) == (record.token is not None) == (record.node is not None)
             assert (record.state in ENDED) == (record.finished_at is not None)
             assert record.state not in ENDED or record.dedupe_slot is None
+            assert (record.state is TaskState.BLOCKED) == (record.waits > 0)
+            if record.state in ENDED:
+                self.ends.setdefault(record.uuid, set()).add(record.state)
         self.check_parking(one)
+        if self.has_ties:
+            self.compare_groups(one)
         self.known = {record.uuid: record for record in one}
         return one
 
@@ -482,6 +546,13 @@ class StoreMachine(RuleBasedStateMachine):
         for status in mine:
             self.controls[status.name] = status.control
             assert status.control.state is not QueueState.STOPPING or running[status.name]
+
+    def compare_groups(self, records: list[TaskRecord]) -> None:
+        members = [record for record in records if record.group_id == "g"]
+        tally = dict(Counter(record.state for record in members))
+        assert self.both(0, lambda store: store.count_group("g")) == (tally, tally)
+        one, two = self.both(1, lambda store: store.list_tasks(TaskFilter(group="g"), limit=10_000))
+        assert [r.uuid for r in one] == [r.uuid for r in two] == [r.uuid for r in members]
 
     def same(self, mine: TaskRecord, theirs: TaskRecord) -> None:
         """Two records are the same, field by field; ids, tokens and places stand for the same numbers throughout.
@@ -517,7 +588,7 @@ class StoreMachine(RuleBasedStateMachine):
         for event in one.events:
             changed.add(event.uuid)
             if event.kind is EventKind.SUBMITTED:
-                self.states[event.uuid] = {TaskState.QUEUED, TaskState.SCHEDULED}
+                self.states[event.uuid] = {TaskState.QUEUED, TaskState.SCHEDULED, TaskState.BLOCKED}
             elif event.kind in STATES:
                 old = self.states[event.uuid] & {old for old in TaskState if legal(old, STATES[event.kind])}
                 assert old, f"{event.uuid} went from {self.states[event.uuid]} to {event.kind}"
@@ -565,6 +636,15 @@ class StoreMachine(RuleBasedStateMachine):
                 return record.queue
             case QueueOrder.BUCKETS:
                 return record.queue, record.bucket
+
+    def check_claims_waited(self, turned: Turned) -> None:
+        """What was claimed had waited for all that it was to wait for, as far as those are remembered."""
+        for claim in turned.claims:
+            for parent in self.after.get(claim.uuid, ()):
+                ends = self.ends.get(parent, set())
+                if parent in self.known and claim.record.on_failure is not OnFailure.IGNORE:
+                    ends = ends & {TaskState.COMPLETED}
+                assert ends
 
     def check_nothing_startable_waits(self, turned: Turned, demand: Demand | None, records: list[TaskRecord]) -> None:
         """With room left in the demand and in the queue, nothing that may start was left waiting."""
@@ -641,6 +721,10 @@ def answer(given: list[Added] | TaskyardError | None) -> Any:
     match given:
         case DuplicateTask():
             return "duplicate", given.existing, given.slot
+        case DependencyCycle():
+            return "cycle", given.uuids
+        case UnknownTask():
+            return "unknown", given.uuid
         case ClaimLost():
             return "lost", given.uuid
         case InvalidInput():
@@ -650,6 +734,8 @@ def answer(given: list[Added] | TaskyardError | None) -> Any:
 
 def refusal(refused: TaskyardError | None) -> Any:
     match refused:
+        case SlotTaken():
+            return "taken", refused.uuid, refused.holder
         case CommandRefused():
             return "refused", refused.uuid, refused.command, refused.state
         case UnknownTask():

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -14,30 +16,44 @@ from taskyard.errors import (
     DuplicateTask,
     InvalidInput,
     OutcomeUnknown,
+    StoreBusy,
     StoreDenied,
     StoreTooNew,
     StoreUnreachable,
     StoreUrlInvalid,
     SubmitPending,
+    UnknownTask,
 )
+from taskyard.model.command import Cancel, Retry
+from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
 from taskyard.ports.clock import SystemClock
+from taskyard.ports.store import Report
 from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
-from taskyard.stores.postgres import PostgresStore
+from taskyard.stores.postgres import PostgresStore, commands, hints, within
 from taskyard.stores.postgres.lease import Pulse
-from taskyard.stores.postgres.link import APART_S, Gate
-from taskyard.stores.postgres.place import COMMAND_S, connect, migrate
+from taskyard.stores.postgres.place import COMMAND_S, Connection, connect, migrate
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
-from taskyard.testing.samples import a_node, a_record, an_add, room
+from taskyard.testing.samples import a_node, a_record, an_add, an_error, room
+from tests.scenario.transactions import DRIVERS
 
 pytestmark = pytest.mark.anyio
 
 A, B = a_node("a"), a_node("b")
+PATIENCE_S = 20.0
+
 LARGE = '"' + "x" * 400_000 + '"'
+
+WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+AN_EVENT = (
+    "INSERT INTO taskyard.event VALUES "
+    "(pg_current_xact_id()::text::bigint, 0, 1, 'queued', 'q', 's', ARRAY[now()], ARRAY[$1])"
+)
 
 
 @pytest.fixture
@@ -70,6 +86,15 @@ async def stranger(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
     conn = await asyncpg.connect(postgres_url)
     yield conn
     await conn.close()
+
+
+@pytest.fixture
+async def more(postgres_url: str) -> AsyncIterator[list[asyncpg.Connection]]:
+    """Two more of them."""
+    conns = [await asyncpg.connect(postgres_url) for _ in range(2)]
+    yield conns
+    for conn in conns:
+        await conn.close()
 
 
 async def until(is_so: Callable[[], Awaitable[object]]) -> None:
@@ -235,6 +260,31 @@ async def test_a_client_that_does_not_read_keeps_nobody_waiting(store, other):
     assert len((await unread).claims) == 40
 
 
+async def test_limits_hold_whatever_isolation_the_database_has_by_default(empty_url, clock):
+    """Where an application has set another isolation level for all sessions, two nodes still claim no more than a queue
+    allows."""
+    stranger = await asyncpg.connect(empty_url)
+    for setting in ("isolation = 'repeatable read'", "read_only = on"):
+        await stranger.execute(f"ALTER DATABASE {urlsplit(empty_url).path[1:]} SET default_transaction_{setting}")
+    stores = [PostgresStore(empty_url, clock=clock) for _ in range(2)]
+    for store, node in zip(stores, (A, B), strict=True):
+        await store.open()
+        await store.join(node)
+    await stores[0].set_queue(QueueSettings(name="default", concurrency=1))
+    await stores[0].turn(A.incarnation, adds=[an_add(a_record(source="x"), a_record(source="y"))])
+    async with stranger.transaction(readonly=False):
+        await stranger.execute("SELECT pg_advisory_xact_lock(1953721201, hashtext('default'))")
+        turns = [
+            asyncio.ensure_future(stores[0].turn(A.incarnation, demand=room(1, x=1))),
+            asyncio.ensure_future(stores[1].turn(B.incarnation, demand=room(1, y=1))),
+        ]
+        await until(lambda: stranger.fetchval(f"SELECT count(*) = 2 FROM ({WAITING}) AS w"))
+    assert sorted([len((await turn).claims) for turn in turns]) == [0, 1]
+    for store in stores:
+        await store.close()
+    await stranger.close()
+
+
 async def test_work_that_is_submitted_in_an_open_transaction_is_not_waited_for(store, stranger):
     """When somebody's open transaction holds a dedupe slot, a turn says so at once; other adds are not held up."""
     transaction = stranger.transaction()
@@ -266,15 +316,42 @@ async def test_events_are_told_while_a_stranger_keeps_a_transaction_open(store, 
     await transaction.rollback()
 
 
+@pytest.mark.spec("QUE-29")
+async def test_a_turn_that_has_written_nothing_yet_hides_no_event(store, stranger, more):
+    """While a stranger's transaction is open, a turn of ours that waits for a queue does not hold back what is told."""
+    turn, _ = more
+    async with stranger.transaction(), turn.transaction():
+        await stranger.execute("SELECT pg_current_xact_id()")
+        await turn.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0)")
+        after = (await store.events(after=-1)).last
+        await store.turn(A.incarnation, adds=[an_add(task := a_record())])
+        assert [event.uuid for event in (await store.events(after=after)).events] == [task.uuid]
+
+
+@pytest.mark.spec("QUE-29")
+async def test_a_turn_with_the_newest_number_hides_no_event(postgres_url, clock, stranger, more):
+    """A turn of ours that began after everything that has ended does not hold back what is told."""
+    reader = PostgresStore(postgres_url, clock=clock)  # which sends no hints: they have numbers, too
+    await reader.open()
+    turn, newer = more
+    async with stranger.transaction():
+        await stranger.execute("SELECT pg_current_xact_id()")
+        await turn.execute(AN_EVENT, "told")
+        async with newer.transaction(), turn.transaction():
+            await newer.execute("SELECT pg_current_xact_id()")  # the first number after those that have ended
+            await turn.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0), pg_current_xact_id()")
+            page = await reader.events(after=0)
+            assert [event.uuid for event in page.events] == ["told"]
+            assert (await reader.events(after=-1)).last == page.last
+    await reader.close()
+
+
 async def test_the_events_of_an_open_turn_hold_back_those_after_it(store, stranger):
     """What a transaction of ours has not committed yet is not passed over: later events wait for it."""
     transaction = stranger.transaction()
     await transaction.start()
     await stranger.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0)")
-    await stranger.execute(
-        "INSERT INTO taskyard.event VALUES (pg_current_xact_id()::text::bigint, 0, 1, 'queued', 'q', 's', "
-        "ARRAY[now()], ARRAY['early'])"
-    )
+    await stranger.execute(AN_EVENT, "early")
     after = (await store.events(after=-1)).last
     await store.turn(A.incarnation, adds=[an_add(task := a_record())])
     assert (await store.events(after=after)).events == []
@@ -287,7 +364,7 @@ async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
     for _ in range(3):
         await store.turn(A.incarnation, adds=[an_add(*(a_record() for _ in range(1000)))])
     claims = (await store.turn(A.incarnation, demand=room(2500))).claims
-    low = await store._read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.lane"))
+    low = await store._read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.mark"))
     assert low == claims[-1].record.position
     await store.turn(A.incarnation, settles=[(claims[0], Move.given_back(at=clock.now()))])
     (again,) = (await store.turn(A.incarnation, demand=room(1))).claims
@@ -330,6 +407,112 @@ async def test_known_tasks_are_found_without_reading_all_others(empty_url, clock
     await stranger.close()
     assert read["task_lane"] < 2500  # the claim of a thousand, and walking over them once
     assert read["task_running"] < 500
+
+
+async def test_a_run_that_reports_does_not_hold_up_its_cancel(store, clock, monkeypatch):
+    """Tasks that write down their progress all the time can be canceled, and what they said last is kept."""
+    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    read, said = commands.read, [0]
+
+    async def read_before_a_report(conn: Connection, uuids: list[str]) -> Any:
+        found = await read(conn, uuids)
+        said[0] += 1
+        await store.turn(A.incarnation, reports=[Report(held, note=f"step {said[0]}")])
+        return found
+
+    monkeypatch.setattr(commands, "read", read_before_a_report)
+    (applied,) = await store.apply([held.uuid], Cancel())
+    assert applied.refused is None
+    record = await store.find(held.uuid)
+    assert (record.cancel_asked_at, record.note) == (clock.now(), f"step {said[0]}")
+
+
+async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, stranger):
+    """Whoever retries a failed task while another forgets it hears that there is no such task."""
+    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    await store.turn(A.incarnation, settles=[(held, Move.failed(at=clock.now(), error=an_error()))])
+    async with stranger.transaction():
+        assert await stranger.fetchval("SELECT taskyard.prune_1(now(), '0', 1)") == 1
+        retrying = asyncio.ensure_future(store.apply([held.uuid], Retry()))
+        await until(lambda: stranger.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"))
+    (applied,) = await retrying
+    assert isinstance(applied.refused, UnknownTask)
+    assert await store.count() == {}
+
+
+async def _work(url: str, clock: ManualClock, rounds: int) -> None:
+    """Ten tasks a round, and what nodes and clients ask meanwhile; half of the tasks belong to a queue with a limit."""
+    store = PostgresStore(url, clock=clock)
+    await store.open()
+    await store.join(A)
+    await store.set_queue(QueueSettings(name="narrow", concurrency=5))
+    for _ in range(rounds):
+        after = (await store.events(after=-1)).last
+        tasks = [a_record(clock.now(), queue=queue) for queue in ("wide", "narrow") for _ in range(5)]
+        await store.turn(A.incarnation, adds=[an_add(*tasks)])
+        claims = (await store.turn(A.incarnation, demand=room(20))).claims
+        assert len(claims) == 10
+        assert (await store.turn(A.incarnation, demand=room(20))).claims == []
+        done = [(claim, Move.completed(at=clock.now(), result="1")) for claim in claims]
+        await store.turn(A.incarnation, settles=done)
+        assert (await store.signals(A.incarnation)).cancels == []
+        assert len((await store.events(after=after)).events) == 30
+        assert all(outcome and outcome.result for outcome in await store.outcomes([task.uuid for task in tasks]))
+        assert await store.dead_nodes() == []
+        await store._tidy()
+    await store.leave(A.incarnation)
+    await store.close()
+
+
+async def _read_since(stranger: asyncpg.Connection) -> int:
+    """Rows and entries that were read since this was last asked; with its connections a store leaves its counts."""
+    ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'taskyard'"
+
+    async def is_alone() -> bool:
+        return bool(await stranger.fetchval(ours) == 0)
+
+    await until(is_alone)
+    read: int = await stranger.fetchval(
+        "SELECT ((SELECT sum(idx_tup_read) FROM pg_stat_user_indexes)"
+        " + (SELECT sum(seq_tup_read) FROM pg_stat_user_tables))::bigint"
+    )
+    await stranger.execute("SELECT pg_stat_reset()")
+    return read
+
+
+async def test_a_foreign_snapshot_makes_nothing_read_more_and_more(empty_url, clock, monkeypatch):
+    """While somebody keeps a transaction open, and with it all that is dead, turns and questions read no more than at
+    its beginning."""
+    monkeypatch.setattr("taskyard.stores.postgres.store.RING", 100)
+    await _work(empty_url, clock, 5)
+    foreign, stranger = await asyncpg.connect(empty_url), await asyncpg.connect(empty_url)
+    await _read_since(stranger)
+    async with foreign.transaction(isolation="repeatable_read"):
+        await foreign.fetchval("SELECT count(*) FROM taskyard.task")
+        await _work(empty_url, clock, 40)
+        early = await _read_since(stranger)
+        await _work(empty_url, clock, 80)
+        await _read_since(stranger)
+        await _work(empty_url, clock, 40)
+        late = await _read_since(stranger)
+    await foreign.close()
+    await stranger.close()
+    assert late < 1.3 * early, (early, late)
+
+
+async def test_a_node_whose_clock_is_ahead_forgets_nothing_early(store, postgres_url):
+    """What is kept for an hour is kept for an hour by the server's clock, whatever a node takes the time to be."""
+    now = datetime.now(UTC)
+    adds = [an_add(a_record(), a_record())]
+    claims = (await store.turn(A.incarnation, adds=adds, demand=room(2))).claims
+    ended = [Move.completed(at=now - timedelta(minutes=59)), Move.completed(at=now - timedelta(minutes=61))]
+    await store.turn(A.incarnation, settles=list(zip(claims, ended, strict=True)))
+    clock = ManualClock(now + timedelta(days=1))
+    ahead = PostgresStore(postgres_url, clock=clock)
+    await ahead.open()
+    assert await ahead.prune(finished_before=clock.now() - timedelta(hours=1)) == 1
+    assert await ahead.find(claims[0].uuid) is not None
+    await ahead.close()
 
 
 # --- liveness ---------------------------------------------------------------------------------------------------------
@@ -385,38 +568,32 @@ def test_a_clock_that_steps_makes_nobody_dead():
 # --- connections and hints --------------------------------------------------------------------------------------------
 
 
-async def test_tries_to_connect_are_kept_apart_in_times_of_trouble():
-    """While something is wrong, fewer than two a second get through the gate, whoever they are."""
-    at = [0.0]
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    gate = Gate(lambda: at[0], lambda: 0.0, sleep)
-    for _ in range(3):
-        await gate.enter()
-    assert slept == []
-    gate.trouble()
-    for _ in range(4):
-        await gate.enter()
-    assert slept == pytest.approx([APART_S, 2 * APART_S, 3 * APART_S])
-
-
-async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_url, stranger):
+async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_url):
     """A turn that is not answered in time has an unknown outcome, and the next one goes over another connection."""
     store = PostgresStore(postgres_url, clock=clock, command_s=0.5)
     await store.open()
     await store.turn("nobody")
-    (connection,) = store._turns._idle
-    transaction = stranger.transaction()
-    await transaction.start()
-    await stranger.execute("LOCK TABLE taskyard.task")
+    connection: Any = store._turns._idle[0]
+    connection._transport.pause_reading()
     with pytest.raises(OutcomeUnknown):
         await store.turn("nobody")
     assert connection.is_closed()
-    await transaction.rollback()
     assert (await store.turn("nobody")).claims == []
+    await store.close()
+
+
+async def test_a_turn_that_gets_no_lock_is_known_to_have_done_nothing(clock, postgres_url, stranger):
+    """Who waits in vain for a queue's lock is told that the store is busy, and keeps its connection."""
+    store = PostgresStore(postgres_url, clock=clock, command_s=2.0)
+    await store.open()
+    await store.turn("nobody")
+    (connection,) = store._turns._idle
+    async with stranger.transaction():
+        await stranger.execute("SELECT pg_advisory_xact_lock(1953721201, hashtext('slow'))")
+        with pytest.raises(StoreBusy):
+            await store.turn("nobody", adds=[an_add(a_record(queue="slow"))])
+    assert store._turns._idle == [connection]
+    assert await store.count() == {}
     await store.close()
 
 
@@ -453,16 +630,81 @@ async def test_a_lost_connection_is_replaced(store, stranger):
     assert len(await store.nodes()) == 1
 
 
+async def test_after_a_loss_readers_share_what_there_is(store, stranger):
+    """When every session was ended, many who read at once all get an answer, over a few new connections."""
+    await asyncio.gather(*(store.count() for _ in range(8)))
+    await stranger.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'taskyard' AND datname = current_database()"
+    )
+    await until(lambda: _all_closed(store))
+    async with asyncio.timeout(COMMAND_S):
+        answers = await asyncio.gather(*(store.count() for _ in range(40)))
+    assert answers == [{}] * 40
+    assert 1 <= len(store._reads._idle) <= 4
+
+
+async def test_who_is_cancelled_while_others_wait_leaves_his_connection_to_them(store, stranger):
+    """A reader that was cancelled just when it got a connection takes none away."""
+    await store.count()
+    store._reads._gate.trouble()
+    async with store._reads.use() as only:
+        first, second = (asyncio.create_task(store.count()) for _ in range(2))
+        await asyncio.sleep(0)
+        assert len(store._reads._waiting) == 2
+    first.cancel()
+    assert await second == {}
+    assert only in store._reads._idle
+
+
 @pytest.mark.parametrize("listens", [True, False])
-async def test_others_hear_of_a_commit(store, other, stranger, listens):
-    """What one process writes, another hears of: at once by a hint, or, when its listener was just killed, soon."""
+async def test_others_hear_of_a_commit(store, other, stranger, monkeypatch, listens):
+    """What one process writes, another hears of: by a hint, however seldom it looks, or, when its listener was just
+    killed, by looking."""
+    if listens:
+        monkeypatch.setattr(hints, "POLL_S", 1000.0)
     heard = asyncio.Event()
     other.watch(heard.set, lambda: None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await until(lambda: stranger.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
-        await heard.wait()
+        await heard.wait()  # the first look
         heard.clear()
         if not listens:
             await stranger.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
         await store.turn(A.incarnation, adds=[an_add(a_record())])
         await heard.wait()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_commit_of_the_users_is_heard_of_and_notifies_nobody_itself(
+    postgres_url, clock, stranger, monkeypatch, driver
+):
+    """When somebody's transaction brings tasks about, its process and the others hear of it, and not before; the
+    notification is none of the transaction's own, which would hold up every other commit on the server."""
+    monkeypatch.setattr(hints, "POLL_S", 1000.0)
+    store = PostgresStore(postgres_url, clock=clock)
+    await store.open()
+    here, there = asyncio.Event(), asyncio.Event()
+    told_by: list[int] = []
+
+    def told(_conn: object, pid: int, *_: object) -> None:
+        told_by.append(pid)
+        there.set()
+
+    store.watch(here.set, lambda: None)
+    async with asyncio.timeout(PATIENCE_S):
+        await here.wait()  # the first look
+        here.clear()
+        await stranger.add_listener(hints.CHANNEL, told)
+        async with DRIVERS[driver](postgres_url) as theirs:
+            await store.add_within(theirs.connection, an_add(a_record()))
+            store._transactions._look(within.LOOK_CAP_S)
+            assert not here.is_set()
+            pid = await stranger.fetchval(
+                "SELECT pid FROM pg_stat_activity WHERE query LIKE '%submit_1%' AND pid <> pg_backend_pid()"
+            )
+            assert pid is not None
+        await here.wait()
+        await there.wait()
+    assert pid not in told_by
+    await store.close()

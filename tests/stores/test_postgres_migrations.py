@@ -16,7 +16,7 @@ from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import MigratingStore, Report, Signals
-from taskyard.stores.migrate import migrations
+from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
 from taskyard.stores.postgres import PostgresStore, place
 from taskyard.stores.postgres.place import apply, find_version, typed_errors
 from taskyard.testing.postgres import Databases
@@ -141,7 +141,7 @@ async def test_many_migrate_at_a_time(new_url, fresh):
 
 MIGRATE_AND_STOP = """
 import asyncio, sys, asyncpg
-from taskyard.stores.migrate import migrations
+from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
 from taskyard.stores.postgres.place import apply, connect
 
 async def main(url):
@@ -287,6 +287,37 @@ async def test_a_newer_schema_is_left_alone(postgres_grown):
             await verb()
     assert await dump(conn) == before
     await conn.close()
+
+
+@pytest.mark.parametrize("left", ["an event", "the mark of those that were trimmed"])
+async def test_events_begin_anew_after_a_restore_on_another_server(postgres_grown, left):
+    """Where stored events have numbers that this server is yet to reach, they are forgotten when a store is opened:
+    what happens then is told, and whoever would read on is told that he has missed something."""
+    conn = await connected(postgres_grown)
+    far = await conn.fetchval("SELECT pg_current_xact_id()::text::bigint") + 1_000_000
+    if left == "an event":
+        await conn.execute(
+            "INSERT INTO taskyard.event VALUES ($1, 0, 1, 'queued', 'q', 's', ARRAY[now()], ARRAY['old'])", far
+        )
+    else:
+        await conn.execute("UPDATE taskyard.tidied SET trimmed = $1, tally_from = $2", far * EVENTS_AT_MOST, far)
+        await conn.execute("INSERT INTO taskyard.tally (queue, state, n, xid) VALUES ('q', 'failed', 3, $1)", far)
+    await conn.close()
+    store = make(postgres_grown)
+    await store.open()
+    after = (await store.events(after=-1)).last
+    await store.turn("nobody", adds=[an_add(task := a_record())])
+    page = await store.events(after=after)
+    assert ([event.uuid for event in page.events], page.missed) == ([task.uuid], False)
+    assert (await store.events(after=0)).missed
+    counted = {(task.queue, TaskState.QUEUED): 1}
+    if left != "an event":
+        counted["q", TaskState.FAILED] = 3
+    assert await store.count() == counted
+    await store.close()
+    await store.open()
+    assert (await store.events(after=after)).events == page.events  # only once
+    await store.close()
 
 
 @pytest.fixture

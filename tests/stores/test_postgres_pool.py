@@ -1,13 +1,15 @@
 """How many connections a store on PostgreSQL keeps and opens, as the environment has it."""
 
 import asyncio
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
 from taskyard import UnknownTask, Yard
-
-pytestmark = pytest.mark.spec("MGR-11")
+from taskyard.stores.postgres import place
+from taskyard.stores.postgres.place import connect
+from taskyard.testing.postgres import Databases
 
 PATIENCE_S = 20.0
 
@@ -19,6 +21,7 @@ async def count(conn: asyncpg.Connection, sql: str) -> int:
     return found
 
 
+@pytest.mark.spec("MGR-11")
 @pytest.mark.parametrize(("size", "overflow"), [(2, 3), (1, 0), (None, None)], ids=["2+3", "1+0", "default"])
 async def test_the_environment_bounds_the_pool(postgres_url, monkeypatch, size, overflow):
     """Many readers share as many connections as DB_POOL_SIZE and DB_MAX_OVERFLOW make together, or ten and ten; the
@@ -47,3 +50,35 @@ async def test_the_environment_bounds_the_pool(postgres_url, monkeypatch, size, 
         assert await count(conn, OURS) == before - on_top
     await conn.close()
     await theirs.close()
+
+
+POOLED = {"user", "database", "client_encoding", "application_name"}
+"""What PgBouncer takes with a new connection, of what we could say there; it refuses nearly everything else."""
+
+
+async def test_a_pooler_is_asked_for_nothing_it_refuses(databases: Databases):
+    """A connection says with its first words only what a pooler takes, and has all of our settings nevertheless."""
+    server = urlsplit(databases.url)
+    said: list[bytes] = []
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(1 << 16):
+            said.append(chunk)
+            writer.write(chunk)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, ours = await asyncio.open_connection(server.hostname, server.port)
+        await asyncio.gather(pass_on(reader, ours), pass_on(theirs, writer))
+
+    pooler = await asyncio.start_server(relay, "127.0.0.1", 0)
+    port = pooler.sockets[0].getsockname()[1]
+    netloc = f"{server.netloc.rpartition(':')[0]}:{port}"
+    conn = await connect(f"{server._replace(netloc=netloc).geturl()}?sslmode=disable")
+    words = said[0][8:].rstrip(b"\0").split(b"\0")
+    assert {word.decode() for word in words[::2]} == POOLED
+    shown = [await conn.fetchval(f"SHOW {name}") for name in ("default_transaction_isolation", "lock_timeout")]
+    assert shown == ["read committed", f"{place.COMMAND_S * place.LOCK:g}s"]
+    await conn.close()
+    pooler.close()
+    await pooler.wait_closed()

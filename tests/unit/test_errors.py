@@ -9,7 +9,7 @@ import pytest
 import taskyard
 import taskyard.futures
 from taskyard import errors
-from taskyard.execution import raising
+from taskyard.execution import forks, raising
 from taskyard.manager import ManagerClosed
 
 EXAMPLES = [
@@ -18,6 +18,7 @@ EXAMPLES = [
     errors.Cancel("no longer wanted"),
     errors.ClaimLost("a-1", 7),
     errors.CommandRefused("a-1", "cancel", "completed", "look again"),
+    errors.DependencyCycle(["a-1", "a-2"]),
     errors.DuplicateConsumer("fetch"),
     errors.DuplicateTask("a-1", "slot"),
     errors.EventsMissed(3, 9),
@@ -39,6 +40,7 @@ EXAMPLES = [
     errors.PayloadTooLarge("the result", 2_000_000, 1_000_000),
     errors.ResultGone("a-1"),
     errors.RetryLater(30, "busy"),
+    errors.SlotTaken("a-1", "failed", "a-2"),
     errors.StaleTransaction(),
     errors.StoreBusy("work.db"),
     errors.StoreCorrupt("work.db", "not a database"),
@@ -66,6 +68,7 @@ EXAMPLES = [
     errors.UnguardedScript(),
     errors.UnknownAlgorithm("detector", ["words 1.0"]),
     errors.UnknownConsumer("fetch", ["shrink"]),
+    errors.UnknownGroup("a-1"),
     errors.UnknownNode("host-1"),
     errors.UnknownTask("a-1"),
     errors.UnusableConnection("it is closed"),
@@ -73,7 +76,7 @@ EXAMPLES = [
     raising.CallKilled("work", "killed"),
     raising.CallTimedOut("work", "it ran longer than its timeout of 1 s"),
     raising.CannotCross("work", "its result is a socket", has_run=True),
-    raising.PoolForked(),
+    forks.PoolForked(),
     raising.RemoteError(("Odd", "ValueError"), "boom"),
     raising.RemoteTraceback("line 1"),
     raising.WorkerDied("work", "it was ended by SIGSEGV (11)"),
@@ -119,6 +122,10 @@ def test_one_and_many_are_too_large(what):
         ("postgresql://me:ses/me@host/app", "postgresql://me:***@host/app"),
         ("postgresql://:sesame@/app?host=/run", "postgresql://:***@/app?host=/run"),
         ("postgresql://me@host/app?user=me&password=sesame&x=1", "postgresql://me@host/app?user=me&password=***&x=1"),
+        ("postgresql:me:sesame@host/app", "postgresql:me:***@host/app"),
+        ("postgres:/me:sesame@host/app", "postgres:/me:***@host/app"),
+        ("postgresql//me:sesame@host/app", "postgresql//me:***@host/app"),
+        ("POSTGRESQL:me@host/app", "POSTGRESQL:me@host/app"),
         ("from http://a:b@c to http://d:e@f", "from http://a:***@c to http://d:***@f"),
         ("postgresql://host:5432/app", "postgresql://host:5432/app"),
         ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
@@ -130,3 +137,17 @@ def test_one_and_many_are_too_large(what):
 def test_an_address_is_shown_without_its_password(text, shown):
     """A password in an address is hidden, also where it should have been escaped, and nothing else is."""
     assert errors.hide_password(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("me:sesame@host/app", "'me:***@host/app' is not a store"),
+        ("pg:me:sesame@host/app", "'pg:***@host/app' is not a store"),
+        ("mysql://me:sesame@host/app", "'mysql://me:***@host/app' is not a store"),
+        ("redis://host/1", "'redis://host/1' is not a store"),
+    ],
+)
+def test_what_is_no_store_is_repeated_without_a_password(given, shown):
+    """An address that we do not know may hold a password all the same."""
+    assert str(errors.StoreUrlInvalid(given)).startswith(shown)

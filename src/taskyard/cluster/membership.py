@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from taskyard.cluster.heartbeat import Beating, Heartbeat, InThread
 from taskyard.cluster.pulse import TRUSTED
-from taskyard.errors import StoreError, StoreUnavailable
+from taskyard.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Lease, LeasedStore, Node, Store
 
@@ -24,7 +24,7 @@ log = logging.getLogger("taskyard")
 
 STALL_S = 120.0
 
-REJOIN_FIRST_S, REJOIN_CAP_S = 0.5, 2.0
+REJOIN_FIRST_S, REJOIN_CAP_S = 0.5, 1.0
 """Between tries to join anew while the store is away."""
 
 
@@ -66,6 +66,8 @@ class Membership:
         self._heartbeat: Heartbeat | None = None
         self._beating: Beating | None = None
         self._fallen: str | None = None
+        self._doubtful: set[str] = set()
+        """Incarnations that the store may know, and that nobody goes on under."""
         self._wake = asyncio.Event()
         self._is_leaving = False
 
@@ -80,7 +82,13 @@ class Membership:
 
     async def _join(self, incarnation: str) -> None:
         began = self._clock.monotonic()
-        await self._store.join(self._describe(incarnation))
+        self._doubtful.add(incarnation)
+        try:
+            await self._store.join(self._describe(incarnation))
+        except StoreError as error:
+            if not isinstance(error, OutcomeUnknown):
+                self._doubtful.discard(incarnation)
+            raise
         if self._is_draining():
             await self._store.drain(incarnation)
         if isinstance(self._store, LeasedStore):
@@ -89,6 +97,7 @@ class Membership:
                 # Joining is the first beat: the others may have given it up before anything could begin here.
                 raise StoreUnavailable(f"the store took longer to answer than the lease of {lease.lease_s:g} s allows")
             self._beat(lease, incarnation, began)
+        self._doubtful.discard(incarnation)
         self.incarnation = incarnation
 
     def _beat(self, lease: Lease, incarnation: str, began_mono: float) -> None:
@@ -159,6 +168,7 @@ class Membership:
             if self._fallen is not None and not self._is_leaving:
                 await self._rejoin(self._fallen)
             self._fallen = None
+            await self._forget_doubtful()  # the lease may be lost again meanwhile
 
     async def _rejoin(self, old: str) -> None:
         tries = 0
@@ -176,3 +186,12 @@ class Membership:
                 await self._clock.wait(asyncio.Event(), self._clock.monotonic() + pause)
         log.warning("node %s goes on as %s", old[:8], new[:8])
         self._hooks.rejoined(old, new)
+
+    async def _forget_doubtful(self) -> None:
+        """Nodes that never were, so that nobody has to look at them until their lease has passed."""
+        for incarnation in sorted(self._doubtful):
+            try:
+                await self._store.leave(incarnation)
+            except StoreError as error:
+                log.debug("node %s is left to be given up: %s", incarnation[:8], error)
+            self._doubtful.discard(incarnation)

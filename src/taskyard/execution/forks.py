@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import os
 
-from taskyard.execution.raising import PoolForked
+from taskyard.errors import TaskyardError
+
+
+class PoolForked(TaskyardError, RuntimeError):
+    """The pool was in use before fork(): its threads and its workers are the parent's. Make a new one in the child."""
+
+    def __init__(self) -> None:
+        super().__init__("this executor was in use before fork(); make a new one in the child process")
 
 
 class Home:

@@ -62,13 +62,6 @@ class RemoteError(TaskyardError):
         super().__init__(f"{types[0] if types else 'an exception'}: {message}")
 
 
-class PoolForked(TaskyardError, RuntimeError):
-    """The pool was in use before fork(): its threads and its workers are the parent's. Make a new one in the child."""
-
-    def __init__(self) -> None:
-        super().__init__("this executor was in use before fork(); make a new one in the child process")
-
-
 class RemoteTraceback(Exception):
     """The cause of what a worker raised: the traceback as it was there."""
 

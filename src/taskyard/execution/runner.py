@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from taskyard.errors import NotJson, PayloadTooLarge
+from taskyard.errors import NotJson, PayloadTooLarge, StoreError
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.explain import canceled, explain, refused
 from taskyard.execution.idle import Idle
@@ -45,10 +45,11 @@ class RunnerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Where a run's end and its reports go: the dispatcher."""
+    """Where a run's end and its reports go: the dispatcher. `complete` makes a group's summary ready to run."""
 
     settle: Callable[[Claim, Move], None]
     report: Callable[[Report], None]
+    complete: Callable[[TaskRecord], Awaitable[TaskRecord]]
 
 
 class Runner:
@@ -96,6 +97,8 @@ class Runner:
         CURRENT.set(run)
         move: Move | None
         try:
+            if run.claim.record.group_id == run.uuid:
+                await self._complete(run)
             executor, request = self._prepare(run)
             result = await executor.submit(request)
             if result.error is not None and result.error.kind is ErrorKind.REJECTED:
@@ -109,6 +112,17 @@ class Runner:
             log.exception("task %s from %s could not be run", run.uuid, run.source, extra=_about(run))
             move = self._settle(run, ExecutionResult(success=False, error=explain(exc)))
         self._commit(run, move)
+
+    async def _complete(self, run: RunContext) -> None:
+        """Give a group's summary what the others returned."""
+        try:
+            record = await self._hooks.complete(run.claim.record)
+        except StoreError as exc:
+            await self._pause(run)
+            raise _Unfit(ExecutionError(kind=ErrorKind.REJECTED, message=str(exc))) from exc
+        except PayloadTooLarge as exc:
+            raise _Unfit(explain(exc)) from exc
+        run.claim = Claim(record, run.claim.attempt, run.claim.token)
 
     def _prepare(self, run: RunContext) -> tuple[ExecutorProtocol, ExecutionRequest]:
         """Where to run it and what to ask for, or `_Unfit`."""

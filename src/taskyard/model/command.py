@@ -220,6 +220,8 @@ def _retry(record: TaskRecord, to_head: bool, now: datetime, by: str) -> Move:
 
 def _where_it_belongs(record: TaskRecord, now: datetime) -> TaskState:
     """The state of a task that nobody holds."""
+    if record.waits:
+        return TaskState.BLOCKED
     if record.due_at <= now:
         return QUEUED
     return TaskState.RETRYING if record.retries and record.error is not None else TaskState.SCHEDULED
@@ -230,6 +232,8 @@ def _start_now(record: TaskRecord, command: Command, priority: int, now: datetim
         return Reorder(at=now, priority=priority)
     if record.state not in WAITING_FOR_TIME and record.state is not TaskState.PAUSED:
         raise _refused(record, command)
+    if record.waits:
+        raise _refused(record, command, f"it waits for {record.waits} other tasks")
     # What is due now waits no longer: it must not seem to have waited since a time that is still to come.
     due_at = min(record.due_at, now)
     note = _note("started", by) if by else None

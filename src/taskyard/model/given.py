@@ -112,6 +112,14 @@ def check_delay(value: Any) -> float:
     return float(value)
 
 
+def check_window(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LONGEST_S:
+        raise InvalidInput(
+            f"dedupe_window_s must be a number of seconds, more than 0 and less than 1e9, not {quote(value)}"
+        )
+    return float(value)
+
+
 def check_timeout(value: Any, *, field: str = "timeout_s") -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InvalidInput(f"{field} must be a number of seconds, not {quote(value)}")

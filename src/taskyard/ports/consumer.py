@@ -19,7 +19,8 @@ class Consumer:
     `encode` checks arguments and turns them into the JSON that is stored, or raises `InvalidInput`. `call` runs one
     record and returns its result, or an awaitable of it when `is_async`. `produce`, where there is one, makes the task
     of the arguments first; `warm_up` does what would otherwise hold up the first run, `close` lets go of what runs here
-    have left loaded. `remote` is `call` in a form that can be pickled, for executors in other processes."""
+    have left loaded. `remote` is `call` in a form that can be pickled, for executors in other processes.
+    `takes_results` says that it has an argument `results`, which is filled when it is a group's summary."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -34,6 +35,7 @@ class Consumer:
     warm_up: Callable[[], None] | None = None
     close: Callable[[], Awaitable[None]] | None = None
     remote: Callable[[TaskRecord], Any] | None = None
+    takes_results: bool = False
 
 
 class BaseTaskConsumer(ABC):

@@ -32,7 +32,7 @@ from taskyard.errors import (
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, TaskRecord
+from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.probe import SILENT, Probes
 from taskyard.ports.store import Add, Added, PromptStore, Report, Store, TaskFilter, Turned
@@ -71,11 +71,13 @@ class _Batch(msgspec.Struct, frozen=True):
 class Hooks:
     """Whom the dispatcher tells, on the loop; none of them may block or raise. `start` gets every claim,
     `is_running` says whether the run with this token is going on, `settled` gets every settle with the store's answer
-    to it, `next_due` hears after every turn when the next waiting task is due."""
+    to it, `ended` the tasks that a turn has ended unrun, `next_due` hears after every turn when the next waiting task
+    is due."""
 
     start: Callable[[Claim], None]
     is_running: Callable[[int], bool]
     settled: Callable[[Sequence[Settle], Sequence[ClaimLost | None]], None]
+    ended: Callable[[Sequence[str]], None]
     next_due: Callable[[datetime | None], None]
 
 
@@ -165,8 +167,8 @@ class Dispatcher:
     def add_now(self, add: Add) -> list[Added] | None:
         """The same on the spot. None, and nothing was added, if the store is not prompt, if others wait for the next
         turn, or if this asyncio task has had too many such answers since the last one."""
-        if self._prompt is None or self._waiting or self._closed:
-            return None
+        if self._prompt is None or self._waiting or self._closed or add.after or add.dedupe is Dedupe.REPLACE:
+            return None  # what ends others is a turn's: it is told of them
         submitter = asyncio.current_task(self._loop)
         if submitter is not self._submitter:
             self._submitter, self._prompt_left = submitter, PROMPT_AT_MOST
@@ -332,6 +334,8 @@ class Dispatcher:
                     _answer(waiter, answer)
             if batch.settles:
                 self._answered(batch.settles, turned.settled)
+        if turned.ended:
+            self._hooks.ended(turned.ended)
         if batch.reports:
             self._probes.reported([report.claim.uuid for report in batch.reports])
         self._hooks.next_due(turned.next_due)

@@ -140,6 +140,13 @@ class OutcomeWatcher:
             # Two generations: forgetting half at once costs nothing per task, unlike an order of use.
             self._older, self._recent = recent, {}
 
+    def ended_unrun(self, uuids: Sequence[str]) -> None:
+        """This node has ended these by the way, and since it wrote that itself, no event will wake us."""
+        new = [uuid for uuid in uuids if uuid in self._waiting]
+        if new:
+            self._new += new
+            self._wake.set()
+
     def ended(self, record: TaskRecord) -> None:
         """A command carried out by this process has ended the task."""
         if record.uuid in self._waiting and record.state in ENDED:

@@ -11,11 +11,12 @@ from taskyard.model.fairness import NO_TURNS, Turns
 from taskyard.model.limits import Demand, QueueOrder, Quota, rooms
 from taskyard.model.picking import ByPriority, Head, InTurn, Offer, RoundRobin, pick
 from taskyard.model.state import QUEUED, RUNNING, STANDS_IN_LINE
-from taskyard.model.task import Claim, TaskRecord
+from taskyard.model.task import Claim, DedupeScope, TaskRecord
 from taskyard.stores.memory.lines import Entry, Lane, Line, Place
 from taskyard.stores.memory.tasks import Tasks
 
 STARTED = EventKind.STARTED.value
+WHILE_QUEUED = DedupeScope.QUEUED
 
 
 class Claims(Tasks):
@@ -158,6 +159,9 @@ class Claims(Tasks):
             record.node = node
             record.started_at = record.updated_at = now
             record.note = None
+            if record.dedupe_slot is not None and record.dedupe_scope is WHILE_QUEUED:
+                self._slots.swap(record.uuid, record.dedupe_slot, None)
+                record.dedupe_slot = None
             if record.key is not None:
                 self._hold_key(record)
             claims.append(Claim(record.clone(), attempt, token))

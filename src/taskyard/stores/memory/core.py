@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from taskyard.errors import (
     ClaimLost,
@@ -17,6 +18,7 @@ from taskyard.errors import (
 )
 from taskyard.model.command import Asked, Change, Command, Redate, Reorder, anchor_of, apply_change, decide
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, QueueState, drained, steer, told_as
+from taskyard.model.dedupe import take_slot
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
@@ -39,13 +41,15 @@ from taskyard.ports.store import (
     Turned,
 )
 from taskyard.stores.memory.claims import Claims
+from taskyard.stores.memory.dependencies import Dependencies
+from taskyard.stores.plan import is_tied, make_plan
 
 # As in `model.state`: looked at once, not once per task.
 ALLOW = Dedupe.ALLOW
 SUBMITTED = EventKind.SUBMITTED.value
 
 
-class MemoryCore(Claims):
+class MemoryCore(Claims, Dependencies):
     def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
         super().__init__(keep_ended)
         self._clock = clock
@@ -63,7 +67,10 @@ class MemoryCore(Claims):
         now = self._clock.now()
         for state in {move.state for _, move in settles}:
             check_move(RUNNING, state)  # before anything is written: a turn happens as a whole or not
+        self._unrun = []
         settled = [self._settle(claim, move) for claim, move in settles] if settles else []
+        if self._releasing:
+            self._release(now)
         if self._controls and settles:
             self._note_drained(now)
         for report in reports:
@@ -71,7 +78,7 @@ class MemoryCore(Claims):
         added = [self._add(add, now) for add in adds]
         self._promote(now)
         claims = self._claim(node, demand, now) if demand is not None and demand.total > 0 else []
-        return Turned(settled, added, claims, self._next_due())
+        return Turned(settled, added, claims, now if self._releasing else self._next_due(), self._unrun)
 
     def add(self, add: Add) -> list[Added] | TaskyardError:
         """One add and nothing else."""
@@ -108,33 +115,56 @@ class MemoryCore(Claims):
     def _add(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         if add.parent is not None and self._held(add.parent) is None:
             return ClaimLost(add.parent.uuid, add.parent.token)
-        if len(add.records) == 1 and add.dedupe is ALLOW:
+        if len(add.records) == 1 and add.dedupe is ALLOW and not add.after:
             # Most adds are of this kind.
             (record,) = add.records
             if record.uuid not in self._tasks:
-                return [self._add_one(record, ALLOW, now)]
-        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add)) is not None:
+                return [self._add_one(record, add, now)]
+        if is_tied(add):
+            return self._add_tied(add, now)
+        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, now)) is not None:
             return duplicate
-        if (taken := self._taken_uuid(add)) is not None:
-            return InvalidInput(f"a task {taken} is in the store already; a task's uuid must be new")
-        return [self._add_one(record, add.dedupe, now) for record in add.records]
+        if (taken := self._taken_uuid(add, now)) is not None:
+            return _taken(taken)
+        return [self._add_one(record, add, now) for record in add.records]
 
-    def _find_duplicate(self, add: Add) -> DuplicateTask | None:
+    def _add_tied(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
+        """The same for tasks that replace others, or wait for others."""
+        plan = make_plan(add, lambda slot: self._find_holder(slot, now))
+        if isinstance(plan, TaskyardError):
+            return plan
+        if (unknown := plan.refuse_unknown(self._tasks)) is not None:
+            return unknown
+        uuids = Counter(record.uuid for record in plan.new)
+        for uuid, n in uuids.items():
+            if n > 1 or uuid in self._tasks:
+                return _taken(uuid)
+        for holder, by in plan.replaced:
+            self._replace(holder, by, now)
+        self._weigh(plan)
+        for record in plan.new:
+            self._enter(record, add, now)
+        self._tie(plan)
+        self._release(now)
+        return plan.added
+
+    def _find_duplicate(self, add: Add, now: datetime) -> DuplicateTask | None:
         """The first work that is pending already, or is in the batch a second time."""
         batch: set[str] = set()
         for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
-            if slot in batch or slot in self._slots:
-                return DuplicateTask(self._slots.get(slot, ""), slot)
+            holder = self._slots.holder(slot, now)
+            if slot in batch or holder is not None:
+                return DuplicateTask(holder or "", slot)
             batch.add(slot)
         return None
 
-    def _taken_uuid(self, add: Add) -> str | None:
+    def _taken_uuid(self, add: Add, now: datetime) -> str | None:
         """The first uuid that stands for another task already, among those that would not be merged away."""
         batch: set[str] = set()
         slots: set[str] = set()
         for record in add.records:
             slot = record.dedupe_slot if add.dedupe is not ALLOW else None
-            if slot is not None and (slot in slots or slot in self._slots):
+            if slot is not None and (slot in slots or self._slots.holder(slot, now) is not None):
                 continue
             if record.uuid in self._tasks or record.uuid in batch:
                 return record.uuid
@@ -143,34 +173,44 @@ class MemoryCore(Claims):
                 slots.add(slot)
         return None
 
-    def _add_one(self, asked: TaskRecord, dedupe: Dedupe, now: datetime) -> Added:
-        record = asked.clone()
-        if dedupe is ALLOW:
-            record.dedupe_slot = None
-        elif record.dedupe_slot is not None:
-            holder = self._slots.get(record.dedupe_slot)
+    def _add_one(self, asked: TaskRecord, add: Add, now: datetime) -> Added:
+        if add.dedupe is not ALLOW and asked.dedupe_slot is not None:
+            holder = self._slots.holder(asked.dedupe_slot, now)
             if holder is not None:
                 return Added(holder, is_new=False)
-            self._slots[record.dedupe_slot] = record.uuid
+        record = asked.clone()
+        self._enter(record, add, now)
+        return Added(record.uuid)
+
+    def _enter(self, record: TaskRecord, add: Add, now: datetime) -> None:
+        """Store a new record; it is ours from here on."""
+        take_slot(record, add.dedupe)
+        if record.dedupe_slot is not None:
+            self._slots.swap(record.uuid, None, record.dedupe_slot)
+        elif record.dedupe_key is not None and add.window_s is not None:
+            self._slots.open_window(record.dedupe_key, record.uuid, now + timedelta(seconds=add.window_s))
         self._seq = record.id = seq = self._seq + 1
         record.position = seq * GAP  # `tail_position`, without the call
         self._tasks[record.uuid] = self._by_id[seq] = record
+        if record.group_id is not None:
+            self._groups[record.group_id][seq] = record
         record.updated_at = now
-        if record.due_at > now:
+        if record.waits:
+            record.state = TaskState.BLOCKED
+        elif record.due_at > now:
             record.state = TaskState.SCHEDULED
             heapq.heappush(self._due, (record.due_at, seq))
         else:
             record.state = QUEUED
-            if self._strict:
-                self._line_up(record)
             if record.key is None:
                 self._offer(record)
             else:
                 self._track_key(record)
+        if self._strict and record.state in STANDS_IN_LINE:
+            self._line_up(record)
         self._counts[record.queue][record.state] += 1
         self._events.append((SUBMITTED, record, now))
         self.event_seq += 1
-        return Added(record.uuid)
 
     def _promote(self, now: datetime) -> None:
         due = self._due
@@ -245,7 +285,9 @@ class MemoryCore(Claims):
 
     def apply(self, uuids: Sequence[str], command: Command, by: str = "", where: TaskFilter = ANY) -> list[Applied]:
         now = self._clock.now()
-        return [self._apply_one(uuid, command, by, where, now) for uuid in uuids]
+        applied = [self._apply_one(uuid, command, by, where, now) for uuid in uuids]
+        self._release(now)
+        return applied
 
     def _apply_one(self, uuid: str, command: Command, by: str, where: TaskFilter, now: datetime) -> Applied:
         record = self._tasks.get(uuid)
@@ -257,7 +299,10 @@ class MemoryCore(Claims):
             decision = decide(record, Asked(command=command, now=now, by=by, order=order, anchor=anchor))
         except CommandRefused as refused:
             return Applied(uuid, refused=refused)
-        if isinstance(decision, Move):
+        if isinstance(decision, Move) and record.state is TaskState.FAILED:
+            if (refusal := self._revive(record, decision)) is not None:
+                return Applied(uuid, refused=refusal)
+        elif isinstance(decision, Move):
             self._move(record, decision)
         else:
             self._change(record, decision)
@@ -329,12 +374,18 @@ class MemoryCore(Claims):
         for record in rescued:
             for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
                 self._move(record, move)
+        self._release(now)
         self._note_drained(now)
         self.leave(incarnation)
         return [record.uuid for record in rescued]
 
     def prune(self, finished_before: datetime, limit: int) -> int:
+        self._slots.trim(self._clock.now())
         pruned = 0
         while pruned < limit and self._ended and self._ended[0][0] < finished_before:
             pruned += self._forget_oldest()
         return pruned
+
+
+def _taken(uuid: str) -> InvalidInput:
+    return InvalidInput(f"a task {uuid} is in the store already; a task's uuid must be new")

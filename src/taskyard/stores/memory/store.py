@@ -145,6 +145,9 @@ class MemoryStore:
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return self._core.count()
 
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        return self._core.count_group(group)
+
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         return self._core.prune(finished_before, limit)
 

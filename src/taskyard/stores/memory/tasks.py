@@ -17,7 +17,9 @@ from taskyard.model.places import Put
 from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
 from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
+from taskyard.stores.memory.edges import Edges
 from taskyard.stores.memory.lines import Entry, HandPlaced, KeyLine, Lane, Line, Place
+from taskyard.stores.memory.slots import Slots
 
 RING = 10_000
 """Events kept for readers that fall behind."""
@@ -46,7 +48,11 @@ class Tasks:
         self._due: list[tuple[datetime, int]] = []
         self._ended: list[tuple[datetime, int]] = []
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
-        self._slots: dict[str, str] = {}
+        self._groups: defaultdict[str, dict[int, TaskRecord]] = defaultdict(dict)
+        self._slots = Slots()
+        self._edges = Edges()
+        self._releasing: deque[tuple[int, str, TaskState]] = deque()
+        self._unrun: list[str] = []
         self._running: defaultdict[str, set[int]] = defaultdict(set)
         self._running_in: Counter[str] = Counter()
         self._counts: defaultdict[str, Counter[TaskState]] = defaultdict(Counter)
@@ -71,8 +77,8 @@ class Tasks:
         counts[new] += 1
         if old is RUNNING:
             self._end_run(record, move, attempt, token or 0, node or "")
-        if slot is not None and record.dedupe_slot is None:
-            del self._slots[slot]
+        if slot != record.dedupe_slot:
+            self._slots.swap(record.uuid, slot, record.dedupe_slot)
         if new is QUEUED:
             self._queue_up(record, old, move)
         elif new in WAITING_FOR_TIME:
@@ -84,9 +90,15 @@ class Tasks:
         self._events.append((TOLD_PLAINLY[new], record, move.at))
         self.event_seq += 1
         if new in ENDED:
-            heapq.heappush(self._ended, (move.at, record.id))
-            if self._keep_ended is not None and len(self._ended) > self._keep_ended:
-                self._forget_oldest()
+            self._rest(record, move.at)
+
+    def _rest(self, record: TaskRecord, at: datetime) -> None:
+        """The task has ended; who waits for it is to hear of it."""
+        if record.id in self._edges.open:
+            self._releasing.append((record.id, record.uuid, record.state))
+        heapq.heappush(self._ended, (at, record.id))
+        if self._keep_ended is not None and len(self._ended) > self._keep_ended:
+            self._forget_oldest()
 
     def _queue_up(self, record: TaskRecord, old: TaskState, move: Move) -> None:
         if move.to_head:
@@ -199,6 +211,11 @@ class Tasks:
             return False
         del self._tasks[record.uuid], self._by_id[task_id]
         self._runs.pop(task_id, None)
+        self._edges.forget(task_id)
+        if record.group_id is not None:
+            del self._groups[record.group_id][task_id]
+            if not self._groups[record.group_id]:
+                del self._groups[record.group_id]
         self._counts[record.queue][record.state] -= 1
         return True
 
@@ -245,7 +262,8 @@ class Tasks:
 
     def list_tasks(self, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
         found: list[TaskRecord] = []
-        for record in self._newest_first():
+        records = self._newest_first() if where.group is None else reversed(self._groups.get(where.group, {}).values())
+        for record in records:
             if len(found) == limit:
                 break
             if (before_id is None or record.id < before_id) and where.matches(record):
@@ -264,6 +282,10 @@ class Tasks:
 
     def count(self) -> dict[tuple[str, TaskState], int]:
         return {(queue, state): n for queue, states in self._counts.items() for state, n in states.items() if n}
+
+    def count_group(self, group: str) -> dict[TaskState, int]:
+        members = self._groups.get(group, {}).values()
+        return dict(Counter(record.state for record in members if record.uuid != group))
 
     def list_nodes(self) -> list[NodeStatus]:
         return [

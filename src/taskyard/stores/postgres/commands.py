@@ -64,17 +64,19 @@ class Decided:
             record.parked = False  # where it waits now, if it does, `place` says
             kind = TOLD_AS[record.state]
         else:
+            before = record.note
             apply_change(record, decision)
+            change["note"] = clean(record.note) if record.note != before else None  # its run may say another by now
             kind = decision.kind
         record.note, record.cancel_reason = clean(record.note), clean(record.cancel_reason)
-        self._changes[record.id] = change | {
+        self._changes[record.id] = {
             "priority": record.priority,
             "cancel_asked_at": record.cancel_asked_at,
             "cancel_reason": record.cancel_reason,
             "note": record.note,
             "state": record.state,
             "error": json_or_none(record.error),
-        }
+        } | change
         self._events.append((kind, record))
         self._queues.add(record.queue)
         self.applied.append(Applied(uuid, record=record))
@@ -99,9 +101,10 @@ class Decided:
 
 
 async def read(conn: Connection, uuids: Sequence[str]) -> dict[str, tuple[TaskRecord, str]]:
-    """The records of these tasks with their versions: the number of the transaction that wrote each last."""
+    """The records of these tasks with their versions: what must still be so when a decision is carried out."""
     rows = await conn.fetch(
-        f"SELECT {HOT}, xmin::text FROM taskyard.task WHERE uuid = ANY ($1) UNION ALL "
+        f"SELECT {HOT}, taskyard.version_1(token, cancel_asked_at, xmin) FROM taskyard.task WHERE uuid = ANY ($1) "
+        f"UNION ALL "
         f"SELECT {ENDED}, xmin::text FROM taskyard.ended WHERE uuid = ANY ($1)",
         [uuid for uuid in uuids if clean(uuid) == uuid],
     )

@@ -1,7 +1,7 @@
 """Telling other processes that something happened, and hearing of it: hints, with a look once a second behind them.
 
-A hint is sent apart from what it tells of: a commit that notifies waits for every other such commit on the server. The
-first goes out at once, those that follow soon go together: the longer this goes on, the more of them.
+A hint is sent apart from what it tells of: a commit that notifies waits for every other such commit on the server. It
+goes out at once, unless there is much to tell: then what follows soon goes together.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from taskyard.errors import StoreError
 from taskyard.model.task import new_uuid
-from taskyard.stores.postgres.link import Gate, Links
+from taskyard.stores.postgres.gate import Gate, Rank
+from taskyard.stores.postgres.link import Links
 from taskyard.stores.postgres.place import Connection, connect, typed_errors
 
 log = logging.getLogger("taskyard")
 
 CHANNEL = "taskyard"
 
-APART_S, APART_CAP_S = 0.003, 0.02
-"""Between two hints of one process: the first if there was none for a while, doubled with each that had to wait. Others
-look when they hear one: with more of them they would look for nothing."""
+APART_S, APART_CAP_S = 0.002, 0.02
+"""Between two hints of one process, at least and at most: doubled while there is much to tell, else halved. Others look
+when they hear one: with more of them they would look for nothing."""
+
+MUCH = 300.0
+"""Turns to tell of in a second. Somebody who submits when he has heard of the last result is far from it, and must not
+be made to wait each time because he had to wait the last time."""
 
 POLL_S = 1.0
 """How often it is looked whether anybody has written, should a hint have been lost: after a little longer than that."""
@@ -35,12 +41,13 @@ class Hints:
     def __init__(self, url: str, gate: Gate, reads: Links) -> None:
         self._url, self._gate, self._reads = url, gate, reads
         self._me = new_uuid()
-        self._send = Links(url, gate, most=1, settings={"synchronous_commit": "off"})
+        self._send = Links(url, gate, most=1, rank=Rank.HINTS, settings={"synchronous_commit": "off"})
         self._changed: Callable[[], None] | None = None
         self._nodes_changed: Callable[[], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_sending = False
         self._unsent: str | None = None
+        self._told = 0
         self._snapshot = ""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -71,25 +78,34 @@ class Hints:
 
     def tell(self, *, of_nodes: bool = False) -> None:
         """Soon; nobody waits for it."""
+        self._told += 1
         if self._unsent is None or of_nodes:
             self._unsent = "nodes" if of_nodes else "tasks"
         if not self._is_sending:
             self._is_sending = True
             self._spawn(self._tell)
 
+    def tell_all(self) -> None:
+        """Others, and whoever watches here: somebody else's transaction has ended."""
+        if self._changed is not None:
+            self._changed()
+        self.tell()
+
     async def _tell(self) -> None:
+        time = asyncio.get_running_loop().time
         apart_s = APART_S
         try:
             while self._unsent is not None:
-                what, self._unsent = self._unsent, None
+                what, self._unsent, self._told = self._unsent, None, 0
+                began_mono = time()
                 try:
                     async with self._send.use() as conn:
                         with typed_errors(self._url):
                             await conn.execute(f"SELECT pg_notify('{CHANNEL}', $1)", f"{self._me} {what}")
                 except StoreError as error:
                     log.debug("others were not told: %s", error)  # they look once a second
-                await asyncio.sleep(apart_s)
-                apart_s = min(2 * apart_s, APART_CAP_S)
+                await asyncio.sleep(began_mono + apart_s - time())
+                apart_s = pause_after(apart_s, self._told, time() - began_mono)
         finally:
             self._is_sending = False
 
@@ -109,8 +125,7 @@ class Hints:
         while True:
             conn: Connection | None = None
             try:
-                await self._gate.enter()
-                conn = await connect(self._url)
+                conn = await self._gate.connect(partial(connect, self._url), Rank.HINTS)
                 with typed_errors(self._url):
                     await conn.add_listener(CHANNEL, self._on_hint)
                     while True:
@@ -145,3 +160,10 @@ class Hints:
         if self._changed is not None and not self._is_closed:
             delay = POLL_S * (1.25 + random.random() / 4)
             self._timer = asyncio.get_running_loop().call_later(delay, self._spawn, self._poll)
+
+
+def pause_after(pause_s: float, told: int, in_s: float) -> float:
+    """How long to keep the next two hints apart, when so much was to tell in the time since the last."""
+    if told > max(1.0, MUCH * in_s):
+        return min(2 * pause_s, APART_CAP_S)
+    return max(pause_s / 2, APART_S)

@@ -1,48 +1,15 @@
-"""Connections that come back: a few at a time, opened when needed, dropped when in doubt, and never in a rush."""
+"""Connections that come back: a few at a time, opened when needed, dropped when in doubt."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from taskyard.errors import StoreError
+from taskyard.stores.postgres.gate import Gate, Rank
 from taskyard.stores.postgres.place import COMMAND_S, LOST, Connection, Session, connect, find_session, typed_errors
-
-APART_S = 0.55
-"""Between two tries to connect while something is wrong: fewer than two a second, whatever wants a connection."""
-
-CALM_AFTER_S = 10.0
-"""So long after the last trouble connections are opened at once again."""
-
-
-class Gate:
-    """Lets through who wants to connect; in times of trouble one after the other, at least `APART_S` apart."""
-
-    def __init__(
-        self,
-        monotonic: Callable[[], float],
-        lot: Callable[[], float] = random.random,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._monotonic, self._lot, self._sleep = monotonic, lot, sleep
-        self._next_mono = 0.0
-        self._troubled_until = 0.0
-
-    def trouble(self) -> None:
-        self._troubled_until = self._monotonic() + CALM_AFTER_S
-
-    async def enter(self) -> None:
-        now = self._monotonic()
-        if now >= self._troubled_until:
-            self._next_mono = now
-            return
-        turn = max(now, self._next_mono)
-        self._next_mono = turn + APART_S * (1 + self._lot())
-        if turn > now:
-            await self._sleep(turn - now)
 
 
 class Links:
@@ -58,16 +25,19 @@ class Links:
         *,
         most: int,
         keep: int | None = None,
+        rank: Rank = Rank.WORK,
         settings: dict[str, str] | None = None,
         command_s: float = COMMAND_S,
         ghosts: set[Session] | None = None,
     ) -> None:
-        self._url, self._gate, self._ghosts = url, gate, ghosts
+        self._url, self._gate, self._rank, self._ghosts = url, gate, rank, ghosts
         self._sessions: weakref.WeakKeyDictionary[Connection, Session] = weakref.WeakKeyDictionary()
         self._keep = most if keep is None else keep
         self._settings, self._command_s = settings, command_s
         self._room = asyncio.Semaphore(most)
         self._idle: list[Connection] = []
+        self._waiting: deque[asyncio.Future[Connection]] = deque()
+        self._opening: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @asynccontextmanager
@@ -94,18 +64,44 @@ class Links:
             if not conn.is_closed():
                 return conn
             self._gate.trouble()
-        await self._gate.enter()
+        return await (self._share() if self._gate.is_troubled else self._open())
+
+    async def _share(self) -> Connection:
+        """In times of trouble, of all who need a connection here only one goes to the gate, for all of them: they take
+        what it brings, or what is given back meanwhile, one after the other; and they fail together."""
+        waiter: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open_for_all())
         try:
-            conn = await connect(self._url, settings=self._settings, command_s=self._command_s)
-        except StoreError:
-            self._gate.trouble()
+            return await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled() and waiter.exception() is None:
+                await self._give_back(waiter.result())
             raise
+
+    async def _open_for_all(self) -> None:
+        try:
+            while any(not waiter.done() for waiter in self._waiting):
+                await self._give_back(await self._open())
+        except Exception as error:
+            for waiter in self._waiting:
+                if not waiter.done():
+                    waiter.set_exception(error)
+            self._waiting.clear()
+        finally:
+            self._opening = None
+
+    async def _open(self) -> Connection:
+        return await self._gate.connect(self._connect, self._rank)
+
+    async def _connect(self) -> Connection:
+        conn = await connect(self._url, settings=self._settings, command_s=self._command_s)
         try:
             if self._ghosts is not None:
                 with typed_errors(self._url):
                     self._sessions[conn] = await find_session(conn)
         except BaseException:
-            self._gate.trouble()
             conn.terminate()
             raise
         return conn
@@ -118,6 +114,11 @@ class Links:
     async def _give_back(self, conn: Connection) -> None:
         if conn.is_closed():
             return
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(conn)
+                return
         if self._is_closed or len(self._idle) >= self._keep:
             await _close(conn)
         else:
@@ -126,6 +127,9 @@ class Links:
     async def close(self) -> None:
         """Those in use are closed when they are given back."""
         self._is_closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         while self._idle:
             await _close(self._idle.pop())
 

@@ -28,7 +28,7 @@ from taskyard.errors import (
     StoreUrlInvalid,
     hide_password,
 )
-from taskyard.stores.migrate import migrations
+from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
 
 T = TypeVar("T")
 
@@ -54,11 +54,17 @@ OLDEST_SERVER = 15
 MIGRATING = 1953721205
 """The number of the lock that one migrator holds; those beside it stand in the SQL."""
 
+LOCK, STATEMENT = 5 / 8, 7 / 8
+"""Of the time for an answer: how long the server waits for a lock, and works on a statement. Shorter than the client
+waits, and in this order: a turn that gets no lock is then known to have changed nothing, and its connection is kept."""
+
 LIMITS = {
-    "application_name": "taskyard",
-    "statement_timeout": f"{COMMAND_S:.0f}s",
-    "lock_timeout": f"{COMMAND_S:.0f}s",
     "idle_in_transaction_session_timeout": "30s",
+    # Who counts what runs after it has got a queue's lock must see what was committed meanwhile, whatever a database
+    # that is an application's as well has by default.
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
     # A client that is gone without a word must not keep its session: asked after 10 s, given up after 10 s more.
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
@@ -77,6 +83,12 @@ PLANS = {
     "jit": "off",
 }
 
+READS = {
+    # The same of what is asked again and again. The rest is left to the statistics: it is asked for by people.
+    "enable_seqscan": "off",
+    "jit": "off",
+}
+
 Connection = asyncpg.Connection
 
 Session = tuple[int, datetime]
@@ -85,8 +97,9 @@ Session = tuple[int, datetime]
 
 async def connect(url: str, *, settings: dict[str, str] | None = None, command_s: float = COMMAND_S) -> Connection:
     """A connection on which every wait has an end."""
+    timeouts = {"lock_timeout": f"{command_s * LOCK:.3f}s", "statement_timeout": f"{command_s * STATEMENT:.3f}s"}
     opening: asyncio.Task[Connection] = asyncio.get_running_loop().create_task(
-        asyncpg.connect(url, timeout=CONNECT_S, command_timeout=command_s, server_settings=LIMITS | (settings or {}))
+        _open(url, timeouts | LIMITS | (settings or {}), command_s)
     )
     with connecting(url):
         try:
@@ -101,6 +114,19 @@ async def connect(url: str, *, settings: dict[str, str] | None = None, command_s
         conn.terminate()
         raise StoreTooOld(hide_password(url), version, OLDEST_SERVER)
     _limit_socket(conn)
+    return conn
+
+
+async def _open(url: str, settings: dict[str, str], command_s: float) -> Connection:
+    conn: Connection = await asyncpg.connect(
+        url, timeout=CONNECT_S, command_timeout=command_s, server_settings={"application_name": "taskyard"}
+    )
+    try:
+        # Not with the connection: PgBouncer refuses it then, or is told to ignore what it does not know.
+        await conn.execute("; ".join(f"SET {name} = '{value}'" for name, value in settings.items()))
+    except BaseException:
+        conn.terminate()
+        raise
     return conn
 
 
@@ -253,6 +279,9 @@ def check_version(version: int, url: str) -> None:
         raise StoreTooNew(hide_password(url), version, newest)
 
 
+_OWNER = "SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'taskyard'"
+
+
 async def migrate(conn: Connection, url: str = "") -> int:
     """Bring the schema up to date; the version that was found. All of it is one transaction, and of several processes
     one migrates while the others wait and then find nothing to do. A schema that is newer than this version of Taskyard
@@ -264,9 +293,44 @@ async def migrate(conn: Connection, url: str = "") -> int:
             try:
                 version = await apply(conn, known)
             except asyncpg.InsufficientPrivilegeError as exc:
-                raise StoreDenied(hide_password(url), str(exc), MAY_CREATE) from exc
+                why, hint = str(exc), MAY_CREATE
+                if version:
+                    why = f"its schema has version {version}, older than the {known[-1][0]} of this Taskyard ({exc})"
+                    hint = f"let {await conn.fetchval(_OWNER)}, who owns the schema, run `taskyard migrate`"
+                raise StoreDenied(hide_password(url), why, hint) from exc
     check_version(version, url)
+    with typed_errors(url):
+        await _renumber(conn)
     return version
+
+
+async def _renumber(conn: Connection) -> None:
+    """Events and counts are numbered by the server's transactions. After a restore on another server those may lie
+    before it: readers would take what is old for new, and what is new for old. All events are forgotten then, which
+    whoever reads on from one of them is told of; counts stand before all that will be counted."""
+    if await conn.fetchval(_IS_AHEAD):
+        async with conn.transaction():
+            await conn.execute(f"SELECT pg_advisory_xact_lock({MIGRATING}, 0)")
+            if await conn.fetchval(_IS_AHEAD):  # whoever had the lock before us has not seen to it
+                await conn.execute(_FORGET_EVENTS)
+
+
+_IS_AHEAD = f"""
+    SELECT greatest(
+        (SELECT max(xid) FROM taskyard.event),
+        (SELECT greatest(trimmed / {EVENTS_AT_MOST}, tally_from) FROM taskyard.tidied ORDER BY n DESC LIMIT 1),
+        (SELECT max(xid) FROM taskyard.tally), (SELECT max(xid) FROM taskyard.submitted)
+    ) >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+"""
+"""Whoever wrote what we see had a number below that."""
+
+_FORGET_EVENTS = f"""
+    DELETE FROM taskyard.event;
+    UPDATE taskyard.tally SET xid = 0;
+    UPDATE taskyard.submitted SET xid = 0;
+    UPDATE taskyard.tidied SET tally_from = 0, submitted_from = 0,
+        trimmed = pg_snapshot_xmin(pg_current_snapshot())::text::bigint * {EVENTS_AT_MOST} - 1
+"""
 
 
 async def apply(conn: Connection, known: Sequence[tuple[int, str]], *, wait_s: float = MIGRATE_S) -> int:

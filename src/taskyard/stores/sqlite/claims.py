@@ -16,7 +16,7 @@ from taskyard.model.fairness import NO_TURNS
 from taskyard.model.limits import Demand, QueueOrder, Quota, rooms
 from taskyard.model.picking import ByPriority, Feed, Head, InTurn, Offer, RoundRobin, pick
 from taskyard.model.state import QUEUED, RUNNING
-from taskyard.model.task import Claim, TaskRecord
+from taskyard.model.task import Claim, DedupeScope, TaskRecord
 from taskyard.stores.rows import WAITING, from_us, to_running, to_us
 from taskyard.stores.sqlite.commands import Commands
 from taskyard.stores.sqlite.statements import IN_LINE, blocks, start
@@ -87,11 +87,15 @@ class Claims(Commands):
         at = to_us(now)
         claims: list[Claim] = []
         started: dict[Lane, int] = {}
+        unslotted: list[tuple[int, None]] = []
         for record in records:
             self._seq += 1
             record.token, record.node = self._seq, node
             lane = record.queue, record.source, record.priority
             started[lane] = started.get(lane, 0) + 1
+            if record.dedupe_slot is not None and record.dedupe_scope is DedupeScope.QUEUED:
+                record.dedupe_slot = None
+                unslotted.append((record.id, None))
             self._events.append((STARTED, record.uuid, record.source, record.queue, at))
             claims.append(Claim(record, record.attempt, self._seq))
         for (queue, source, priority), n in started.items():
@@ -99,6 +103,8 @@ class Claims(Commands):
             self._count(queue, source, RUNNING, n)
         for block in blocks([(claim.record.id, claim.token) for claim in claims]):
             self._conn.execute(start(len(block)), (node, at, *chain.from_iterable(block)))
+        if unslotted:
+            self._update_rows(("id", "dedupe_slot"), unslotted)
         return claims
 
     def _merge(self, lanes: list[Lane], quota: Quota) -> list[Row]:

@@ -21,18 +21,19 @@ from taskyard.model.state import QUEUED, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Applied, Node, TaskFilter
 from taskyard.stores.rows import to_us
-from taskyard.stores.sqlite.transaction import Transaction
+from taskyard.stores.sqlite.dependencies import Dependencies
 
 _PLACE = ("id", "position")
 
 
-class Commands(Transaction):
+class Commands(Dependencies):
     def apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
         now = self._clock.now()
         found = self._read("uuid IN (SELECT value FROM json_each(?))", (msgspec.json.encode(list(uuids)).decode(),))
         records = {record.uuid: record for record in found}
         asked = Asked(command=command, now=now, by=by)
         applied = [self._apply_one(uuid, records.get(uuid), asked, where) for uuid in uuids]
+        self._release(now)
         self._flush()
         # Parking is decided at the flush, after the records were changed: read what it decided.
         return [self._with_parking(one) for one in applied]
@@ -45,7 +46,10 @@ class Commands(Transaction):
             decision = decide(record, self._look_beside(record, asked))
         except CommandRefused as refused:
             return Applied(uuid, refused=refused)
-        if isinstance(decision, Move):
+        if isinstance(decision, Move) and record.state is TaskState.FAILED:
+            if (refusal := self._revive(record, decision)) is not None:
+                return Applied(uuid, refused=refusal)
+        elif isinstance(decision, Move):
             self._move(record, decision)
         else:
             self._change(record, decision)
@@ -164,6 +168,7 @@ class Commands(Transaction):
         for record in rescued:
             for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
                 self._move(record, move)
+        self._release(now)
         self._note_drained(to_us(now))
         self._conn.execute("DELETE FROM node WHERE incarnation = ?", (incarnation,))
         return [record.uuid for record in rescued]
@@ -175,6 +180,8 @@ class Commands(Transaction):
             (to_us(finished_before), limit),
         ).fetchall()
         ids = msgspec.json.encode([id_ for id_, *_ in old]).decode()
+        self._trim_windows(self._clock.now(), limit)
+        self._conn.execute("DELETE FROM dependency WHERE child IN (SELECT value FROM json_each(?))", (ids,))
         self._conn.execute("DELETE FROM run WHERE task IN (SELECT value FROM json_each(?))", (ids,))
         self._conn.execute("DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))", (ids,))
         for _, queue, source, state in old:

@@ -10,6 +10,7 @@ import apsw
 import msgspec
 
 from taskyard.errors import ClaimLost, DuplicateTask, InvalidInput, TaskyardError
+from taskyard.model.dedupe import take_slot
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
@@ -18,7 +19,8 @@ from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, QUEUED, RUNNING, TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
-from taskyard.stores.rows import NEW, SPECIAL, from_us, to_new_row, to_started, to_us
+from taskyard.stores.plan import is_tied, make_plan
+from taskyard.stores.rows import NEW, SPECIAL, TIES, from_us, has_ties, ties_of, to_new_row, to_started, to_us
 from taskyard.stores.sqlite.claims import Claims
 from taskyard.stores.sqlite.statements import blocks, report, values
 
@@ -37,6 +39,8 @@ class SqliteCore(Claims):
         due = self._find_next_due()
         if due is not None and due <= to_us(self._clock.now()):
             return None
+        if self._has_releasing:
+            return None
         if demand is not None and self._could_claim(demand):
             return None
         return Turned([], [], [], None if due is None else from_us(due))
@@ -50,7 +54,9 @@ class SqliteCore(Claims):
         demand: Demand | None,
     ) -> Turned:
         now = self._clock.now()
+        self._unrun = []
         settled = self._settle(settles) if settles else []
+        self._release(now)
         if self._controls and settles:
             self._note_drained(to_us(now))
         if reports:
@@ -65,8 +71,8 @@ class SqliteCore(Claims):
         self._flush()
         if claims is None:
             claims = self._claim(node, demand, now) if demand is not None and demand.total > 0 else []
-        due = self._find_next_due()
-        return Turned(settled, added, claims, None if due is None else from_us(due))
+        due = to_us(now) if self._has_releasing else self._find_next_due()
+        return Turned(settled, added, claims, None if due is None else from_us(due), self._unrun)
 
     def _settle(self, settles: Sequence[tuple[Claim, Move]]) -> list[ClaimLost | None]:
         held = self._held(claim for claim, _ in settles)
@@ -105,6 +111,8 @@ class SqliteCore(Claims):
         if running.key is not None:
             self._keys.add((running.queue, running.key))
         self._tell(EventKind.COMPLETED, running, at)
+        if self._has_open_edges:
+            self._ended.append((running.id, running.uuid, COMPLETED))
 
     def _held(self, claims: Iterable[Claim]) -> dict[int, str | None]:
         """The tokens of those claims that still hold their task, with the reason if a cancel was asked of it."""
@@ -144,7 +152,14 @@ class SqliteCore(Claims):
         """The answer to each, and what could be started at once; None if the lanes have to be looked at for that."""
         fresh: list[TaskRecord] = []
         slots: dict[str, str] = {}
-        added = [self._admit(add, now, fresh, slots) for add in adds]
+        added: list[list[Added] | TaskyardError] = []
+        for add in adds:
+            if is_tied(add):
+                self._insert_tasks(fresh, now)
+                fresh, slots = [], {}
+                added.append(self._add_tied(add, now))
+            else:
+                added.append(self._admit(add, now, fresh, slots))
         claims = self._start_fresh(fresh, node, demand, now)
         if claims is None:
             self._insert_tasks(fresh, now)
@@ -152,19 +167,51 @@ class SqliteCore(Claims):
 
     def _add_isolated(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         """The same for one add under a savepoint, when the plain way met an error that was somebody's own."""
-        events = len(self._events)
+        events, unrun = len(self._events), len(self._unrun)
         known = self._tally.copy(), self._queued.copy(), self._running_in.copy(), self._keys.copy()
         try:
             with self._conn:
                 fresh: list[TaskRecord] = []
-                added = self._admit(add, now, fresh, {})
+                added = self._add_tied(add, now) if is_tied(add) else self._admit(add, now, fresh, {})
                 self._insert_tasks(fresh, now)
         except (apsw.ConstraintError, apsw.TooBigError, ValueError, TypeError, OverflowError) as exc:
-            del self._events[events:]
+            del self._events[events:], self._unrun[unrun:]
+            self._saves, self._ended = [], []
             self._tally, self._queued, self._running_in, self._keys = known
             self._due_known = False
             return InvalidInput(f"these tasks cannot be stored: {exc}; a task's uuid must be new, its values plain")
         return added
+
+    def _add_tied(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
+        """One add whose tasks replace others, or wait for others."""
+        if add.parent is not None and not self._held([add.parent]):
+            return ClaimLost(add.parent.uuid, add.parent.token)
+        plan = make_plan(add, lambda slot: self._find_holder(slot, now))
+        if isinstance(plan, TaskyardError):
+            return plan
+        if (unknown := plan.refuse_unknown(self._find_parents(plan))) is not None:
+            return unknown
+        self._replace(plan, now)
+        known = self._find_parents(plan)
+        self._weigh(plan, known)
+        for record in plan.new:
+            self._number(record, add, now)
+        self._insert_tasks(plan.new, now)
+        self._tie(plan, known)
+        self._release(now)
+        return plan.added
+
+    def _number(self, record: TaskRecord, add: Add, now: datetime) -> None:
+        """Give a new record its slot, its place and its state."""
+        take_slot(record, add.dedupe)
+        self._open_window(record, add, now)
+        self._seq += 1
+        record.id, record.position = self._seq, tail_position(self._seq)
+        record.state = TaskState.SCHEDULED if record.due_at > now else QUEUED
+        if record.waits:
+            record.state = TaskState.BLOCKED
+        record.parked = record.key is not None and record.state is QUEUED
+        record.updated_at = now
 
     def _admit(
         self, add: Add, now: datetime, fresh: list[TaskRecord], slots: dict[str, str]
@@ -172,43 +219,38 @@ class SqliteCore(Claims):
         """Decide about one add: extends `fresh` by the records to insert, and `slots` by the dedupe slots they take."""
         if add.parent is not None and not self._held([add.parent]):
             return ClaimLost(add.parent.uuid, add.parent.token)
-        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, slots)) is not None:
+        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, slots, now)) is not None:
             return duplicate
         added = []
         for asked in add.records:
-            holder = self._slot_holder(asked.dedupe_slot, slots) if add.dedupe is Dedupe.MERGE else None
+            holder = self._slot_holder(asked.dedupe_slot, slots, now) if add.dedupe is Dedupe.MERGE else None
             if holder is not None:
                 added.append(Added(holder, is_new=False))
                 continue
             record = asked.clone()
-            if add.dedupe is Dedupe.ALLOW:
-                record.dedupe_slot = None
-            elif record.dedupe_slot is not None:
-                slots[record.dedupe_slot] = record.uuid
-            self._seq += 1
-            record.id, record.position = self._seq, tail_position(self._seq)
-            record.state = TaskState.SCHEDULED if record.due_at > now else QUEUED
-            record.parked = record.key is not None and record.state is QUEUED
-            record.updated_at = now
+            self._number(record, add, now)
+            if record.dedupe_key is not None:
+                slots[record.dedupe_key] = record.uuid
             fresh.append(record)
             added.append(Added(record.uuid))
         return added
 
-    def _find_duplicate(self, add: Add, slots: dict[str, str]) -> DuplicateTask | None:
+    def _find_duplicate(self, add: Add, slots: dict[str, str], now: datetime) -> DuplicateTask | None:
         """The first work that is pending already, or is in the batch a second time."""
         batch: set[str] = set()
         for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
-            holder = self._slot_holder(slot, slots)
+            holder = self._slot_holder(slot, slots, now)
             if slot in batch or holder is not None:
                 return DuplicateTask(holder or "", slot)
             batch.add(slot)
         return None
 
-    def _slot_holder(self, slot: str | None, slots: dict[str, str]) -> str | None:
-        if slot is None:
-            return None
-        found: str | None = slots.get(slot) or self._one("SELECT uuid FROM task WHERE dedupe_slot = ?", (slot,))
-        return found
+    def _slot_holder(self, slot: str | None, slots: dict[str, str], now: datetime) -> str | None:
+        """Who stands for this work; `slots` are those of tasks that are about to be stored."""
+        if slot is None or slot in slots:
+            return None if slot is None else slots[slot]
+        holder = self._find_holder(slot, now)
+        return None if holder is None else holder.uuid
 
     def _insert_tasks(self, records: list[TaskRecord], now: datetime) -> None:
         at = to_us(now)
@@ -219,16 +261,21 @@ class SqliteCore(Claims):
             is_special = is_special or record.bucket is not None or record.origin is not None
             new[where] = new.get(where, 0) + 1
             self._events.append((SUBMITTED, record.uuid, record.source, record.queue, at))
-            if record.state is not QUEUED:
+            if record.state is TaskState.SCHEDULED:
                 self._note_due(to_us(record.due_at))
-            elif record.key is not None:
+            elif record.key is not None and record.state is QUEUED:
                 self._keys.add((record.queue, record.key))
         for (queue, source, state, priority), n in new.items():
             self._count(queue, source, state, n, priority)
-        rows = [to_new_row(record, at) for record in records]
-        if is_special:
-            rows = [(*row, r.bucket, r.origin, self._line_of(r)) for row, r in zip(rows, records, strict=True)]
-        self._write_rows("task", SPECIAL if is_special else NEW, rows)
+        plain = [record for record in records if not has_ties(record)]
+        tied = [record for record in records if has_ties(record)]
+        for some, more in ((plain, ()), (tied, TIES)):
+            rows = [to_new_row(record, at) for record in some]
+            if is_special:
+                rows = [(*row, r.bucket, r.origin, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
+            if more:
+                rows = [(*row, *ties_of(r)) for row, r in zip(rows, some, strict=True)]
+            self._write_rows("task", (*(SPECIAL if is_special else NEW), *more), rows)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

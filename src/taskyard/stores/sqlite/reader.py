@@ -99,6 +99,8 @@ class SqliteReader:
         terms, values = _terms(where)
         # Left to itself the planner walks the table by id, and finds the one running task at its far end.
         index = _INDEXED.get(where.states[0], "") if where.states is not None and len(where.states) == 1 else ""
+        if where.group is not None:
+            index = "INDEXED BY task_group WHERE"
         asked = " AND ".join(["id < ?", *terms])
         sql = f"SELECT {columns} FROM task {index or 'WHERE'} {asked} ORDER BY id DESC LIMIT ?"
         return self._conn.execute(sql, (before_id if before_id is not None else 1 << 62, *values, limit))
@@ -140,6 +142,13 @@ class SqliteReader:
             for queue in ([name] if name is not None else sorted({*rules, *said, *counts}))
         ]
 
+    def count_group(self, group: str) -> dict[TaskState, int]:
+        rows = self._conn.execute(
+            "SELECT state, count(*) FROM task INDEXED BY task_group WHERE group_id = ?1 AND uuid <> ?1 GROUP BY state",
+            (group,),
+        )
+        return {TaskState(state): n for state, n in rows}
+
     def nodes(self) -> list[tuple[NodeStatus, str]]:
         """Every node that has joined, with the boot it joined in."""
         rows: Any = self._conn.execute(
@@ -171,6 +180,7 @@ def _terms(where: TaskFilter) -> tuple[list[str], list[Any]]:
     for term, value in (
         ("queue = ?", where.queue),
         ("source = ?", where.source),
+        ("group_id = ?", where.group),
         ("key = ?", where.key),
         ("json_valid(error) AND EXISTS (SELECT 1 FROM json_each(error, '$.types') WHERE value = ?)", where.error),
         ("created_at >= ?", to_us_or_none(where.created_after)),

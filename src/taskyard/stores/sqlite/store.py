@@ -316,6 +316,9 @@ class SqliteStore:
     async def queues(self) -> list[QueueStatus]:
         return await self._read(self._lister.queues, people=True)
 
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        return await self._read(partial(self._lister.count_group, group), people=True)
+
     async def nodes(self) -> list[NodeStatus]:
         return [status for status, _ in await self._read(self._reader.nodes)]
 

@@ -20,7 +20,7 @@ from taskyard.model.fairness import Turns
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import head_position, tail_position
-from taskyard.model.state import QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import ENDED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.stores.rows import MOVED, RUN_COLUMNS, from_row, to_moved_row, to_us
@@ -33,6 +33,11 @@ _PARKED = ("id", "parked")
 
 Lane = tuple[str, str, int]
 """A queue, a source and a priority."""
+
+Ended = tuple[int, str, TaskState]
+"""A task that has ended, by id and uuid, and how."""
+
+HAS_TIES = "SELECT EXISTS (SELECT 1 FROM dependency WHERE done = 0), EXISTS (SELECT 1 FROM releasing)"
 
 
 class Transaction:
@@ -53,6 +58,7 @@ class Transaction:
         self._running_in: Counter[str] = Counter()
         self._next_due: int | None = None
         self._due_known = False
+        self._has_open_edges = self._has_releasing = False
         self.isolated = False
         self.heard_others = False
         """Set when another process is found to have written; whoever tells of it takes it back."""
@@ -92,6 +98,7 @@ class Transaction:
             else:
                 self._running_in[queue] += n
         self._due_known = False
+        self._has_open_edges, self._has_releasing = map(bool, self._conn.execute(HAS_TIES).fetchall()[0])
 
     def _reset(self) -> None:
         self._events: list[tuple[str, str, str, str, int]] = []
@@ -101,6 +108,8 @@ class Transaction:
         self._keep_place: set[int] = set()
         self._completed: list[tuple[Any, ...]] = []
         self._keys: set[tuple[str, str]] = set()
+        self._ended: list[Ended] = []
+        self._unrun: list[str] = []
 
     def finish(self) -> None:
         """Write what the verbs of this transaction left to be written once."""
@@ -144,6 +153,8 @@ class Transaction:
             self._keys.add((record.queue, record.key))
         self._tell(TOLD_AS[new], record, to_us(move.at))
         self._saves.append(record)
+        if self._has_open_edges and new in ENDED:
+            self._ended.append((record.id, record.uuid, new))
 
     def _count(self, queue: str, source: str, state: TaskState, n: int, priority: int = 0) -> None:
         """So many tasks more, or less, are in that state: known at once, written at the end. The priority matters for

@@ -217,6 +217,9 @@ class RemoteStore(Line):
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self.ask("count", self._core.count)
 
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        return await self.ask("count_group", lambda: self._core.count_group(group))
+
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         return await self.ask("prune", lambda: self._core.prune(finished_before, limit))
 

@@ -5,6 +5,8 @@ from taskyard.testing.store_contract.asking import AskingContract
 from taskyard.testing.store_contract.claims import ClaimContract
 from taskyard.testing.store_contract.commands import CommandContract
 from taskyard.testing.store_contract.control import ControlContract
+from taskyard.testing.store_contract.dedupe import DedupeContract
+from taskyard.testing.store_contract.dependencies import DependencyContract
 from taskyard.testing.store_contract.due import DueContract
 from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
@@ -42,4 +44,8 @@ class DurableStoreContract(StoreContract, DurableContract):
     """The same, and everything is still there when the store is closed and opened again."""
 
 
-__all__ = ["DurableStoreContract", "PromptStoreContract", "SteeringContract", "StoreContract"]
+class TiesContract(DedupeContract, DependencyContract):
+    """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
+
+
+__all__ = ["DurableStoreContract", "PromptStoreContract", "SteeringContract", "StoreContract", "TiesContract"]

@@ -1,8 +1,16 @@
 -- What is called now and then: commands, rescue, settings, events, upkeep.
 
+-- What a decision about a task rests on. While it runs, others write down what its run says of itself: that makes it no
+-- other task. In all other states whatever is written does.
+CREATE FUNCTION taskyard.version_1(p_token bigint, p_cancel_asked_at timestamptz, p_written xid) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_token IS NULL THEN p_written::text
+        ELSE 'runs ' || p_token || CASE WHEN p_cancel_asked_at IS NULL THEN '' ELSE ' asked' END END
+$$;
+
 -- Carry out what was decided about these tasks, if each of them is still the version that was looked at; otherwise
 -- nothing happens and `done` is false. `how`: 'change' leaves the task in its state, 'end' ends it, 'again' sends an
--- ended one again. `places` says where each stands afterwards.
+-- ended one again. A note that is null stays what it is. `places` says where each stands afterwards.
 CREATE PROCEDURE taskyard.change_1(
     p_queues text[], p_changes json, e_kinds text[], e_uuids text[], e_queues text[], e_sources text[], p_now timestamptz,
     INOUT done boolean, INOUT places json, INOUT told integer
@@ -13,9 +21,14 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(1953721203, 0);
     PERFORM taskyard.lock_queues_1(p_queues);
+    -- What has ended is pruned without a queue's lock.
+    PERFORM FROM taskyard.ended WHERE id IN (
+        SELECT j.id FROM json_to_recordset(p_changes) AS j(id bigint, how text) WHERE j.how = 'again')
+    ORDER BY id FOR UPDATE;
     SELECT bool_and(CASE WHEN j.how = 'again'
         THEN EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = j.id AND e.xmin::text = j.version)
-        ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id AND t.xmin::text = j.version) END)
+        ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id
+            AND taskyard.version_1(t.token, t.cancel_asked_at, t.xmin) = j.version) END)
     INTO done FROM json_to_recordset(p_changes) AS j(id bigint, version text, how text);
     IF NOT done THEN
         RETURN;
@@ -26,7 +39,7 @@ BEGIN
             note text, state text, error text, to_head boolean, ord integer)
     ), changed AS (
         UPDATE taskyard.task AS t SET priority = j.priority, cancel_asked_at = j.cancel_asked_at,
-            cancel_reason = j.cancel_reason, note = j.note, updated_at = p_now,
+            cancel_reason = j.cancel_reason, note = coalesce(j.note, t.note), updated_at = p_now,
             parked = t.state = 'queued' AND t.key IS NOT NULL
         FROM j WHERE t.id = j.id AND j.how = 'change'
         RETURNING t.queue, t.key
@@ -172,15 +185,18 @@ BEGIN
     COMMIT;
 END $$;
 
--- Forget at most so many tasks that ended before then, oldest first.
-CREATE FUNCTION taskyard.prune_1(p_before timestamptz, p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+-- Forget at most so many tasks that ended before then, oldest first, and so long ago by the clock of the server: that of
+-- one node may be set days ahead, which must not cost the others their results.
+CREATE FUNCTION taskyard.prune_1(p_before timestamptz, p_age interval, p_limit integer) RETURNS integer
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_pruned integer;
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared(1953721203, 0);  -- it counts
     WITH old AS MATERIALIZED (
-        SELECT id FROM taskyard.ended WHERE finished_at < p_before ORDER BY finished_at, id LIMIT p_limit
-        FOR UPDATE SKIP LOCKED
+        SELECT id FROM taskyard.ended WHERE finished_at < least(p_before, now() - p_age)
+        ORDER BY finished_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM taskyard.ended AS e USING old WHERE e.id = old.id RETURNING e.id, e.queue, e.state
     ), runs AS (
@@ -196,21 +212,32 @@ END $$;
 -- transaction; otherwise it is looked which of the running ones are ours. Those hold a lock that they take before they
 -- get a number, and let go of when what they wrote can be seen: who began after the snapshot of the statement below has
 -- a number from xmax on; who began before and is not found among the locks has ended.
+-- Whose number is not among the locks has none yet, and will get a later one. Or it has just got one and is about to
+-- lock it: then that is one of those that ran and that nobody has locked.
 CREATE FUNCTION taskyard.horizon_1() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_min bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     v_max bigint;
+    v_running bigint[];
     v_ours bigint;
 BEGIN
     IF NOT EXISTS (SELECT FROM taskyard.event WHERE xid >= v_min) THEN
         RETURN v_min;
     END IF;
-    SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint INTO v_max;
-    SELECT min(CASE WHEN x.transactionid IS NULL THEN v_min
-        ELSE v_max - ((v_max - x.transactionid::text::bigint) & 4294967295) END)
+    SELECT pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) AS x)
+    INTO v_max, v_running FROM pg_current_snapshot() AS s;
+    WITH held AS MATERIALIZED (
+        -- Of a number the lock has the lower 32 bits; it lies within 2^31 of xmax, on either side.
+        SELECT pid, locktype, database, classid, objid, objsubid,
+            v_max + ((transactionid::text::bigint - v_max + 2147483648) & 4294967295) - 2147483648 AS number
+        FROM pg_locks WHERE locktype = 'advisory' OR locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted
+    ), numbered AS (
+        SELECT pid, number FROM held WHERE locktype = 'transactionid'
+    )
+    SELECT least(min(n.number), CASE WHEN bool_or(n.number IS NULL)
+        THEN (SELECT min(r) FROM unnest(v_running) AS r WHERE NOT EXISTS (SELECT FROM numbered WHERE number = r)) END)
     INTO v_ours
-    FROM pg_locks AS a LEFT JOIN pg_locks AS x
-        ON x.pid = a.pid AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
+    FROM held AS a LEFT JOIN numbered AS n ON n.pid = a.pid
     WHERE a.locktype = 'advisory' AND a.classid = 1953721203 AND a.objid = 0 AND a.objsubid = 2
         AND a.database = (SELECT oid FROM pg_database WHERE datname = current_database());
     RETURN least(v_max, v_ours);
@@ -230,7 +257,7 @@ CREATE FUNCTION taskyard.events_1(
 DECLARE
     v_horizon bigint := taskyard.horizon_1();
 BEGIN
-    SELECT last INTO gone FROM taskyard.trimmed;
+    SELECT trimmed INTO gone FROM taskyard.tidied ORDER BY n DESC LIMIT 1;
     SELECT xid * {{events_at_most}} + first + n - 1 INTO newest
     FROM taskyard.event WHERE xid < v_horizon ORDER BY xid DESC, first DESC LIMIT 1;
     newest := coalesce(newest, gone);
@@ -248,27 +275,50 @@ BEGIN
     END IF;
 END $$;
 
--- Put the tallies together, and trim the events to about `p_ring`. One at a time; who comes second has nothing to do.
+-- Put together what was counted, and trim the events to about `p_ring`. One at a time; who comes second has nothing to
+-- do. Whatever the past has left behind, nothing is read from before where the last time ended.
 CREATE FUNCTION taskyard.tidy_1(p_ring integer) RETURNS boolean LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+    v_was taskyard.tidied;
+    v_is taskyard.tidied;
     v_last record;
-    v_horizon bigint := taskyard.horizon_1();
+    v_horizon bigint;
+    v_min bigint;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(1953721206, 0) THEN
         RETURN false;
     END IF;
-    WITH old AS (
-        DELETE FROM taskyard.tally RETURNING queue, state, n
-    )
-    INSERT INTO taskyard.tally SELECT queue, state, sum(n) FROM old GROUP BY queue, state HAVING sum(n) <> 0;
+    v_horizon := taskyard.horizon_1();
+    v_min := least(v_horizon, pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+    SELECT * INTO v_was FROM taskyard.tidied ORDER BY n DESC LIMIT 1;
+    v_is := v_was;
+    v_is.n := nextval('taskyard.seq');
+    IF v_horizon - 1 > v_was.tally_from THEN
+        -- The sums stand before whatever is not counted in them: a transaction that has not ended may have any number
+        -- from the horizon on.
+        v_is.tally_from := v_horizon - 1;
+        v_is.submitted_from := greatest(v_min, v_was.submitted_from);
+        WITH ours AS (
+            DELETE FROM taskyard.tally WHERE xid >= v_was.tally_from AND xid < v_horizon RETURNING queue, state, n
+        ), theirs AS (
+            DELETE FROM taskyard.submitted WHERE xid >= v_was.submitted_from AND xid < v_min RETURNING queue, n
+        )
+        INSERT INTO taskyard.tally (queue, state, n, xid)
+        SELECT queue, state, sum(n), v_is.tally_from
+        FROM (SELECT queue, state, n FROM ours UNION ALL SELECT queue, 'scheduled', n FROM theirs) AS old
+        GROUP BY queue, state HAVING sum(n) <> 0;
+    END IF;
     SELECT xid, first, n INTO v_last FROM (
         SELECT xid, first, n, sum(n) OVER (ORDER BY xid DESC, first DESC) AS kept FROM taskyard.event
-        WHERE xid < v_horizon) AS e
+        WHERE xid < v_horizon AND xid >= v_was.trimmed / {{events_at_most}}) AS e
     WHERE kept - n >= p_ring ORDER BY xid DESC, first DESC LIMIT 1;
     IF FOUND THEN
-        DELETE FROM taskyard.event WHERE (xid, first) <= (v_last.xid, v_last.first);
-        UPDATE taskyard.trimmed SET last = v_last.xid * {{events_at_most}} + v_last.first + v_last.n - 1;
+        DELETE FROM taskyard.event
+        WHERE (xid, first) <= (v_last.xid, v_last.first) AND xid >= v_was.trimmed / {{events_at_most}};
+        v_is.trimmed := v_last.xid * {{events_at_most}} + v_last.first + v_last.n - 1;
     END IF;
+    DELETE FROM taskyard.tidied WHERE n = v_was.n;
+    INSERT INTO taskyard.tidied SELECT v_is.*;
     RETURN true;
 END $$;

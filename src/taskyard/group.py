@@ -1,0 +1,162 @@
+"""Tasks that are submitted together, looked at together, and may end in one that gets what all of them returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from taskyard.errors import BatchTooLarge, InvalidInput, TaskyardError, UnknownGroup, quote
+from taskyard.handle import BoundTask, TaskHandle
+from taskyard.model.command import Cancel, Command, Retry
+from taskyard.model.given import check_text
+from taskyard.model.state import COMPLETED, ENDED, TaskState
+from taskyard.model.task import Dedupe, TaskRecord, new_uuid
+from taskyard.options import MAX_BATCH
+from taskyard.ports.store import Add, TaskFilter
+from taskyard.queueing.summary import RESULTS
+
+if TYPE_CHECKING:
+    from taskyard.yard import Yard
+
+PAGE = 500
+
+
+class GroupProgress(msgspec.Struct, frozen=True):
+    """How many tasks of a group are in which state, its summary aside."""
+
+    states: dict[TaskState, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.states.values())
+
+    @property
+    def completed(self) -> int:
+        return self.states.get(COMPLETED, 0)
+
+    @property
+    def ended(self) -> int:
+        """Those that are over, however they ended."""
+        return sum(n for state, n in self.states.items() if state in ENDED)
+
+    @property
+    def fraction(self) -> float:
+        return self.ended / self.total
+
+
+class Group:
+    """A group of a yard, known by its `id`, which is also the uuid of its summary. `tasks` are the handles that
+    `submit_group` returned, in order; a group that was made of its id alone has none."""
+
+    def __init__(self, yard: Yard, uuid: str, tasks: Sequence[TaskHandle] = (), *, has_summary: bool = True) -> None:
+        self._yard, self.id, self.tasks = yard, uuid, tuple(tasks)
+        self._has_summary = has_summary
+
+    def __repr__(self) -> str:
+        return f"Group({self.id!r})"
+
+    @property
+    def summary(self) -> TaskHandle:
+        if not self._has_summary:
+            raise InvalidInput("this group was submitted without a summary; wait for its tasks")
+        return TaskHandle(self._yard, self.id)
+
+    async def progress(self) -> GroupProgress:
+        """How far it is; `UnknownGroup` if the store has no task of it."""
+        states = await self._yard.store.count_group(self.id)
+        if not states:
+            raise UnknownGroup(self.id)
+        return GroupProgress(states)
+
+    async def cancel(self, *, reason: str = "") -> int:
+        """Cancel all that have not ended; those that run are asked to stop. How many that were."""
+        command = Cancel(check_text("reason", reason))
+        # Who waits for others goes first: it would end with them, and say so instead.
+        count = 0
+        for states in ((TaskState.BLOCKED,), tuple(state for state in TaskState if state not in ENDED)):
+            sent, _ = await self._apply(await self._list(states), command)
+            count += sent
+        return count
+
+    async def retry(self) -> int:
+        """Send those that failed again, and the summary if it failed with them; how many that were. What was canceled
+        or skipped is final. If none can be sent, why the first cannot is raised."""
+        left, count = await self._list((TaskState.FAILED,)), 0
+        while left:
+            # Who failed with another is refused until that is sent again, which may be later in the same round.
+            sent, refused = await self._apply(left, Retry(to_head=False))
+            count += sent
+            if not sent and not count:
+                raise refused[left[0]]
+            left = [uuid for uuid in left if uuid in refused] if sent else []
+        return count
+
+    async def _list(self, states: tuple[TaskState, ...]) -> list[str]:
+        """The tasks in these states, oldest first."""
+        found: list[TaskRecord] = []
+        where, before_id = TaskFilter(group=self.id, states=states), None
+        while page := await self._yard.store.list_tasks(where, before_id=before_id, limit=PAGE):
+            found += page
+            before_id = page[-1].id
+        return [record.uuid for record in reversed(found)]
+
+    async def _apply(self, uuids: Sequence[str], command: Command) -> tuple[int, dict[str, TaskyardError]]:
+        applied = await self._yard.engine.apply(uuids, command) if uuids else []
+        refused = {one.uuid: one.refused for one in applied if one.refused is not None}
+        return len(applied) - len(refused), refused
+
+
+async def submit_group(yard: Yard, tasks: Iterable[BoundTask], summary: BoundTask | None) -> Group:
+    members = _members(tasks, summary)
+    group = new_uuid() if summary is None else summary.uuid
+    records = [yard.make_bound(bound, bound.args) for bound in members]
+    after = {bound.uuid: bound.options.after for bound in members if bound.options.after}
+    if summary is not None:
+        last = yard.make_bound(summary, _summary_args(summary))
+        last.on_failure = summary.options.on_failure
+        after[summary.uuid] = tuple(dict.fromkeys([*(bound.uuid for bound in members), *summary.options.after]))
+        records.append(last)
+    for record in records:
+        record.group_id = group
+    await yard.engine.submit(Add(records, parent=yard.find_parent(), after=after), prompt=False)
+    handles = [TaskHandle(yard, bound.uuid) for bound in members]
+    return Group(yard, group, handles, has_summary=summary is not None)
+
+
+def _members(tasks: Iterable[BoundTask], summary: BoundTask | None) -> list[BoundTask]:
+    members: list[BoundTask] = []
+    for bound in tasks:
+        members.append(_check(bound))
+        if len(members) >= MAX_BATCH:
+            raise BatchTooLarge(MAX_BATCH)
+    if not members:
+        raise InvalidInput("a group needs at least one task")
+    everyone = members if summary is None else [*members, _check(summary)]
+    if len({bound.uuid for bound in everyone}) < len(everyone):
+        raise InvalidInput("the same bound task is in the group twice; bind it once for each time it is to run")
+    return members
+
+
+def _check(bound: Any) -> BoundTask:
+    if not isinstance(bound, BoundTask):
+        raise InvalidInput(
+            f"a group is made of bound tasks, as fetch.bind(…) or yard.bind('fetch', …), not {quote(bound)}"
+        )
+    if bound.options.dedupe is not Dedupe.ALLOW:
+        raise InvalidInput(
+            "a task of a group cannot be merged into another, refused for it or replace it; leave dedupe out"
+        )
+    if bound.options.connection is not None:
+        raise InvalidInput("a group is stored in a transaction of ours; leave connection out")
+    return bound
+
+
+def _summary_args(summary: BoundTask) -> dict[str, Any]:
+    """With a place for what the others return, where the consumer takes that: it is filled when the summary starts."""
+    if not summary.consumer.takes_results:
+        return summary.args
+    if RESULTS in summary.args:
+        raise InvalidInput(f"the argument {RESULTS!r} of a summary is what the others return; leave it out")
+    return {**summary.args, RESULTS: []}
