@@ -207,12 +207,15 @@ class Runner:
 
     # --- ending runs early --------------------------------------------------------------------------------------------
 
-    def cancel(self, uuid: str) -> bool:
-        """Ask the run of this task to end; whether there is one here. Of two, the later counts: the other is stale."""
+    def cancel(self, uuid: str, *, force: bool = False) -> bool:
+        """Ask the run of this task to end, or kill it; whether there is one here. Of two, the later counts: the other
+        is stale."""
         run = next((run for run in reversed(self._live.values()) if run.uuid == uuid), None)
         if run is None or run.ended:
             return False
-        if not run.cancel_asked:
+        if force:
+            run.force_cancel()
+        if not run.cancel_asked or (force and run.grace is None):
             run.ask_cancel()
             loop = asyncio.get_running_loop()
             run.grace = loop.call_later(self._settings.cancel_grace_s, self._still_running, run)

@@ -233,7 +233,7 @@ def _start_now(record: TaskRecord, command: Command, priority: int, now: datetim
     if record.state not in WAITING_FOR_TIME and record.state is not TaskState.PAUSED:
         raise _refused(record, command)
     if record.waits:
-        raise _refused(record, command, "it waits for other tasks")
+        raise _refused(record, command, f"it waits for {record.waits} other tasks")
     # What is due now waits no longer: it must not seem to have waited since a time that is still to come.
     due_at = min(record.due_at, now)
     note = _note("started", by) if by else None

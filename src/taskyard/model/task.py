@@ -186,11 +186,11 @@ class TaskRecord(msgspec.Struct, gc=False):
 
     `attempt` counts the runs started; `retries` those that failed and were tried again; `crashes` the workers this task
     took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run. `bucket`
-    counts in queues that are ordered by buckets. `origin` is the ended task that this one was made of, to run it again.
-    `cancel_forced`: its run is not to be asked, but killed.
+    counts in queues that are ordered by buckets.
 
     `dedupe_slot` is the work it stands for now; `dedupe_key` the same, remembered when it no longer does. `waits`
-    counts the tasks that it waits for. `group_id` is the uuid of the group's summary, where it has one."""
+    counts the tasks that it waits for. `group_id` is the uuid of the group's summary, where it has one. `origin` is the
+    ended task that this one was made of, to run it again. `cancel_forced`: its run is not to be asked, but killed."""
 
     uuid: str
     source: str

@@ -33,16 +33,16 @@ COLUMNS = TaskRecord.__struct_fields__
 NEW = COLUMNS[:16]
 """The columns an insert gives; the rest start at their defaults."""
 
+SPECIAL = (*NEW, "bucket", "origin", "line")
+"""The same where a task has a bucket or an origin, or stands in a line."""
+
 TIES = ("group_id", "waits", "on_failure", "dedupe_key", "dedupe_scope")
 """The columns an insert gives as well of a task that has to do with others: few have."""
-
-SPECIAL = (*NEW, "bucket", "origin", "line", *TIES)
-"""The same where a task has a bucket, an origin or ties, or stands in a line."""
 
 MOVED = (
     "id", "state", "position", "parked", "priority", "dedupe_slot", "due_at", "updated_at", "finished_at", "attempt",
     "retries", "crashes", "recoveries", "token", "node", "cancel_asked_at", "cancel_reason", "result", "error", "note",
-    "cancel_forced", "line", "waits",
+    "line", "waits", "cancel_forced",
 )  # fmt: skip
 """What a move or a command can change, after the id that finds the row."""
 
@@ -97,8 +97,8 @@ def to_moved_row(r: TaskRecord, line: str | None) -> tuple[Any, ...]:
     return (
         r.id, r.state, r.position, r.parked, r.priority, r.dedupe_slot, to_us(r.due_at), to_us(r.updated_at),
         to_us_or_none(r.finished_at), r.attempt, r.retries, r.crashes, r.recoveries, r.token, r.node,
-        to_us_or_none(r.cancel_asked_at), r.cancel_reason, r.result, json_or_none(r.error), r.note,
-        r.cancel_forced or None, line, r.waits,
+        to_us_or_none(r.cancel_asked_at), r.cancel_reason, r.result, json_or_none(r.error), r.note, line, r.waits,
+        r.cancel_forced or None,
     )  # fmt: skip
 
 
@@ -144,7 +144,8 @@ def to_running(row: Any, now: datetime) -> TaskRecord:
 
 
 def to_started(r: TaskRecord, now: datetime) -> TaskRecord:
-    """The same of a record that was inserted a moment ago: of its fields, those of `SPECIAL` are in its row."""
+    """The same of a record that was inserted a moment ago: of its fields, those of `SPECIAL` and `TIES` are in its
+    row."""
     started = TaskRecord(
         r.uuid, r.source, r.due_at, r.created_at, now, r.id, r.queue, r.args, RUNNING, r.priority, r.position, False,
         r.key, r.dedupe_slot, r.timeout_s, r.retry, now, None, 1, bucket=r.bucket,

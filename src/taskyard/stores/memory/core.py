@@ -204,12 +204,12 @@ class MemoryCore(Claims, Dependencies):
             heapq.heappush(self._due, (record.due_at, seq))
         else:
             record.state = QUEUED
-            if self._strict:
-                self._line_up(record)
             if record.key is None:
                 self._offer(record)
             else:
                 self._track_key(record)
+        if self._strict and record.state in STANDS_IN_LINE:
+            self._line_up(record)
         self._counts[record.queue][record.state] += 1
         self._events.append((SUBMITTED, record, now))
         self.event_seq += 1

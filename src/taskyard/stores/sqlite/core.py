@@ -20,7 +20,7 @@ from taskyard.model.state import COMPLETED, QUEUED, RUNNING, TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
 from taskyard.stores.plan import is_tied, make_plan
-from taskyard.stores.rows import NEW, SPECIAL, from_us, has_ties, ties_of, to_new_row, to_started, to_us
+from taskyard.stores.rows import NEW, SPECIAL, TIES, from_us, has_ties, ties_of, to_new_row, to_started, to_us
 from taskyard.stores.sqlite.claims import Claims
 from taskyard.stores.sqlite.statements import blocks, report, values
 
@@ -258,7 +258,7 @@ class SqliteCore(Claims):
         is_special = bool(self._strict)
         for record in records:
             where = record.queue, record.source, record.state, record.priority
-            is_special = is_special or record.bucket is not None or record.origin is not None or has_ties(record)
+            is_special = is_special or record.bucket is not None or record.origin is not None
             new[where] = new.get(where, 0) + 1
             self._events.append((SUBMITTED, record.uuid, record.source, record.queue, at))
             if record.state is TaskState.SCHEDULED:
@@ -267,12 +267,15 @@ class SqliteCore(Claims):
                 self._keys.add((record.queue, record.key))
         for (queue, source, state, priority), n in new.items():
             self._count(queue, source, state, n, priority)
-        rows = [to_new_row(record, at) for record in records]
-        if is_special:
-            rows = [
-                (*row, r.bucket, r.origin, self._line_of(r), *ties_of(r)) for row, r in zip(rows, records, strict=True)
-            ]
-        self._write_rows("task", SPECIAL if is_special else NEW, rows)
+        plain = [record for record in records if not has_ties(record)]
+        tied = [record for record in records if has_ties(record)]
+        for some, more in ((plain, ()), (tied, TIES)):
+            rows = [to_new_row(record, at) for record in some]
+            if is_special:
+                rows = [(*row, r.bucket, r.origin, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
+            if more:
+                rows = [(*row, *ties_of(r)) for row, r in zip(rows, some, strict=True)]
+            self._write_rows("task", (*(SPECIAL if is_special else NEW), *more), rows)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
