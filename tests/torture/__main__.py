@@ -17,7 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.torture import cancels, dedupe, fencing, full, images, kills, rescue, simulation, stops, syscalls, timeouts
+from tests.torture import (
+    cancels,
+    cron,
+    dedupe,
+    fencing,
+    full,
+    images,
+    kills,
+    rescue,
+    simulation,
+    stops,
+    syscalls,
+    timeouts,
+)
 from tests.torture.figures import Figures
 from tests.torture.postgres import clients, crashes, deaths, foreign, hints, limits, outages, pauses, verdicts
 from tests.torture.zygote import Zygote
@@ -44,6 +57,8 @@ SCENARIOS: dict[str, Scenario] = {
     "cancels": Scenario(cancels.run_in_one, 1_000, 5_000),
     "cancels-between": Scenario(cancels.run_in_two, 1_000, 5_000),
     "dedupe": Scenario(dedupe.run, 200, 1_000),
+    "cron": Scenario(cron.run_zones, 15_000, 50_000),
+    "cron-strings": Scenario(cron.run_strings, 100_000, 1_000_000),
     "timeouts": Scenario(timeouts.run, 1_000, 10_000),
     "pg-kills": Scenario(clients.run_kills, 500, 10_000),
     "pg-crashes": Scenario(crashes.run, 100, 1_000),

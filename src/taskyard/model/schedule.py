@@ -1,0 +1,386 @@
+"""Recurring schedules: what is asked, and the pure decision which fire times become tasks now.
+
+Every fire time is decided once: fired, missed or skipped, or kept back until the task before it has ended. `handled_at`
+says how far that has come and never goes back, so a clock that is set back fires nothing twice. Nothing here writes:
+that a fire time becomes one task, whoever decides it, is the store's unique row (schedule, fire time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from enum import StrEnum
+from hashlib import blake2b
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from taskyard.errors import InvalidInput, quote
+from taskyard.model.given import LONGEST_S, check_count, check_name, check_retry, check_text, check_timeout
+from taskyard.model.order import Priority
+from taskyard.model.recurrence import (
+    FIRST,
+    LAST,
+    TICK,
+    Cron,
+    Every,
+    Rule,
+    count_fires,
+    find_last_fire,
+    fires_between,
+    next_fires,
+)
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.task import aware
+
+AT_ONCE = 100
+"""How many fires one plan holds: what is left of a long catch-up comes in the next looks, in batches a store takes."""
+
+LONGEST_JITTER_S = 86_400.0
+
+LONGEST_NOTE = 500
+
+
+class Missed(StrEnum):
+    """What becomes of fire times that nobody was there for, or `grace_s` too late. Older ones than `catch_up_s` are
+    never made up for."""
+
+    SKIP = "skip"
+    ONCE = "once"
+    """One run makes up for all: the latest, unless a fire time that is not late stands in for it."""
+    ALL = "all"
+
+
+class Overlap(StrEnum):
+    """What becomes of a fire time while the task of an earlier one has not ended."""
+
+    SKIP = "skip"
+    BUFFER = "buffer"
+    """One is kept back until then, the others are skipped."""
+    ALLOW = "allow"
+    CANCEL = "cancel"
+    """The earlier one is canceled."""
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A task for `source`, again and again: `rule` says when, from `start_at` on and before `end_at`. `args` is JSON
+    text; `queue`, `timeout_s` and `retry` are as the consumer has them if they are None.
+
+    A fire time is late when `grace_s` have passed; `missed` and `catch_up_s` say what then. Tasks are due up to
+    `jitter_s` after their fire time, by a lot that is the same on every node."""
+
+    name: str
+    rule: Rule
+    source: str
+    args: str = "{}"
+    queue: str | None = None
+    priority: Priority = Priority.NORMAL
+    key: str | None = None
+    timeout_s: float | None = None
+    retry: RetryPolicy | None = None
+    missed: Missed = Missed.ONCE
+    catch_up_s: float = 86_400.0
+    grace_s: float = 60.0
+    overlap: Overlap = Overlap.SKIP
+    jitter_s: float = 0.0
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        check_name("the name of a schedule", self.name)
+        if not isinstance(self.rule, Cron | Every):
+            raise InvalidInput(
+                f"the rule of schedule {quote(self.name)} must be a Cron or an Every, such as "
+                f"Cron('30 4 * * MON', 'Europe/Berlin') or Every(900), not {quote(self.rule)}"
+            )
+        self._check_task()
+        self._set(
+            missed=_one_of(Missed, "missed", self.missed),
+            overlap=_one_of(Overlap, "overlap", self.overlap),
+            catch_up_s=_check_span("catch_up_s", self.catch_up_s),
+            grace_s=_check_span("grace_s", self.grace_s),
+            jitter_s=_check_span("jitter_s", self.jitter_s, most=LONGEST_JITTER_S),
+            start_at=_check_bound("start_at", self.start_at),
+            end_at=_check_bound("end_at", self.end_at),
+        )
+        if isinstance(self.rule, Every) and self.jitter_s >= self.rule.seconds:
+            raise InvalidInput(f"jitter_s={self.jitter_s:g} must be shorter than the interval, {self.rule.seconds:g} s")
+        if self.start_at is not None and self.end_at is not None and self.start_at >= self.end_at:
+            raise InvalidInput(f"end_at={self.end_at} must be later than start_at={self.start_at}")
+
+    def _check_task(self) -> None:
+        check_name("source", self.source)
+        for field, text in (("queue", self.queue), ("key", self.key)):
+            if text is not None:
+                check_name(field, text)
+        try:
+            self._set(priority=Priority.of(self.priority))
+        except ValueError as exc:
+            raise InvalidInput(str(exc)) from None
+        if self.timeout_s is not None:
+            check_timeout(self.timeout_s)
+        if self.retry is not None:
+            check_retry(self.retry)
+        try:
+            msgspec.json.decode(check_text("args", self.args), type=dict[str, Any])
+        except (AttributeError, TypeError, ValueError, RecursionError) as exc:
+            raise InvalidInput(f"args must be a JSON object as text, not {quote(self.args)}: {exc}") from None
+
+    def _set(self, **fields: object) -> None:
+        for name, value in fields.items():
+            msgspec.structs.force_setattr(self, name, value)
+
+
+class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a schedule has come. All fire times up to `handled_at` are decided: they are counted as fired, missed or
+    skipped, but for the one at `buffered_at`, which waits for the task before it. What a person fires, now or for
+    times long past, is not counted."""
+
+    handled_at: datetime
+    buffered_at: datetime | None = None
+    paused_at: datetime | None = None
+    note: str = ""
+    fired: int = 0
+    missed: int = 0
+    skipped: int = 0
+
+    @classmethod
+    def begin(cls, now: datetime) -> ScheduleState:
+        """Of a schedule that is made now: it fires from here on."""
+        return cls(handled_at=aware("now", now))
+
+
+class FireKind(StrEnum):
+    """Why there is a task for a fire time."""
+
+    ON_TIME = "on time"
+    CAUGHT_UP = "caught up"
+    BUFFERED = "buffered"
+    BY_HAND = "by hand"
+    BACKFILL = "backfill"
+
+
+class Fire(msgspec.Struct, frozen=True, kw_only=True):
+    """One task to make: `fire_at` is what the rule says, and with the schedule's name unique; `due_at` when it may
+    start."""
+
+    fire_at: datetime
+    due_at: datetime
+    kind: FireKind
+
+    @classmethod
+    def by_hand(cls, now: datetime) -> Fire:
+        return cls(fire_at=now, due_at=now, kind=FireKind.BY_HAND)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do now, in one transaction: make the tasks of `fires`, cancel what has not ended of earlier ones if
+    `cancels`, and write `state` (the very one that was given, if nothing has changed). Then look again at `look_at`,
+    and, while a fire is buffered, when a task of this schedule ends. None is never: it is over, or paused."""
+
+    state: ScheduleState
+    look_at: datetime | None
+    fires: tuple[Fire, ...] = ()
+    cancels: bool = False
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------
+
+
+def due(schedule: Schedule, state: ScheduleState, *, now: datetime, is_busy: bool) -> Plan:
+    """What is to be done at `now`. `is_busy`: the task of an earlier fire has not ended."""
+    if state.paused_at is not None:
+        return Plan(state=_skip(schedule, state, now), look_at=None)
+    fires: list[Fire] = []
+    buffered_at = state.buffered_at
+    if buffered_at is not None and not is_busy:
+        fires.append(_fire(schedule, buffered_at, FireKind.BUFFERED))
+        buffered_at, is_busy = None, True
+    missed_until = max(state.handled_at, _missed_until(schedule, state.handled_at, now))
+    missed = _count(schedule, state.handled_at, min(missed_until, now))
+    chosen = _choose(schedule, missed_until, now, is_busy=is_busy, has_buffered=buffered_at is not None)
+    late = now - timedelta(seconds=schedule.grace_s)
+    fires += [_fire(schedule, at, FireKind.CAUGHT_UP if at < late else FireKind.ON_TIME) for at in chosen.fires]
+    handled_at = state.handled_at
+    if missed or chosen.decided:
+        handled_at = chosen.fires[-1] if chosen.has_more else now
+    if fires or handled_at != state.handled_at:
+        state = msgspec.structs.replace(
+            state,
+            handled_at=handled_at,
+            buffered_at=chosen.buffer_at or buffered_at,
+            fired=state.fired + len(fires),
+            missed=state.missed + missed,
+            skipped=state.skipped + chosen.skipped,
+        )
+    look_at = now if chosen.has_more else _find_next(schedule, max(now, handled_at))
+    return Plan(state=state, look_at=look_at, fires=tuple(fires), cancels=chosen.cancels)
+
+
+class _Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the fire times that are not missed: those to fire, the one to keep back, and how many are skipped."""
+
+    fires: tuple[datetime, ...] = ()
+    buffer_at: datetime | None = None
+    skipped: int = 0
+    cancels: bool = False
+    has_more: bool = False
+
+    @property
+    def decided(self) -> bool:
+        return bool(self.fires or self.buffer_at or self.skipped)
+
+
+def _missed_until(schedule: Schedule, after: datetime, now: datetime) -> datetime:
+    """What fires up to here, and later than `after`, is too late."""
+    late = now - timedelta(seconds=schedule.grace_s) - TICK
+    if schedule.missed is Missed.SKIP:
+        return late
+    window = min(late, now - timedelta(seconds=schedule.catch_up_s) - TICK)
+    if schedule.missed is Missed.ALL:
+        return window
+    latest = _find_last(schedule, max(after, window), now)
+    return late if latest is None else max(window, min(late, latest - TICK))
+
+
+def _choose(schedule: Schedule, after: datetime, now: datetime, *, is_busy: bool, has_buffered: bool) -> _Chosen:
+    """What becomes of the fire times later than `after` up to `now`."""
+    first = tuple(islice(_between(schedule, after, now), AT_ONCE + 1 if schedule.overlap is Overlap.ALLOW else 1))
+    if schedule.overlap is Overlap.ALLOW or not first:
+        return _Chosen(fires=first[:AT_ONCE], has_more=len(first) > AT_ONCE)
+    if schedule.overlap is Overlap.CANCEL:
+        # Those before the last would be canceled at once.
+        last = _find_last(schedule, after, now) or first[0]
+        return _Chosen(fires=(last,), skipped=_count(schedule, after, last - TICK), cancels=is_busy)
+    fired = () if is_busy else first
+    rest = _count(schedule, fired[-1] if fired else after, now)
+    if schedule.overlap is Overlap.BUFFER and rest and not has_buffered:
+        kept = next(_between(schedule, fired[-1] if fired else after, now))
+        return _Chosen(fires=fired, buffer_at=kept, skipped=rest - 1)
+    return _Chosen(fires=fired, skipped=rest)
+
+
+def _fire(schedule: Schedule, at: datetime, kind: FireKind) -> Fire:
+    return Fire(fire_at=at, due_at=at + jitter(schedule, at), kind=kind)
+
+
+def jitter(schedule: Schedule, fire_at: datetime) -> timedelta:
+    """How long after `fire_at` its task is due: drawn from [0, `jitter_s`), the same by whoever draws."""
+    if not schedule.jitter_s:
+        return timedelta()
+    seed = f"{(fire_at - FIRST) // TICK} {schedule.name}".encode()
+    share = int.from_bytes(blake2b(seed, digest_size=6).digest(), "big") / (1 << 48)
+    return timedelta(seconds=schedule.jitter_s * share)
+
+
+# --- what a person asks -----------------------------------------------------------------------------------------------
+
+
+def pause(state: ScheduleState, *, now: datetime, note: str = "") -> ScheduleState:
+    """Fires nothing from now on, not even what was kept back. A second pause changes the note."""
+    if len(note) > LONGEST_NOTE:
+        raise InvalidInput(f"note must be a text of at most {LONGEST_NOTE} characters, not {quote(note)}")
+    return msgspec.structs.replace(state, paused_at=state.paused_at or now, note=check_text("note", note))
+
+
+def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> ScheduleState:
+    """Fires again from now on. What has come due while it was paused is skipped, whatever `missed` says."""
+    if state.paused_at is None:
+        return state
+    return msgspec.structs.replace(_skip(schedule, state, now), paused_at=None, note="")
+
+
+def amend(state: ScheduleState, *, now: datetime) -> ScheduleState:
+    """For a schedule that is given another rule or policy: it counts from now on, and nothing is kept back."""
+    kept = state.buffered_at is not None
+    handled_at = max(state.handled_at, now)
+    return msgspec.structs.replace(state, handled_at=handled_at, buffered_at=None, skipped=state.skipped + kept)
+
+
+def rewind(state: ScheduleState, *, now: datetime) -> ScheduleState:
+    """For a clock that was far ahead, and is right again: what lies after `now` may be decided once more. What has
+    fired of it does not fire again, by the store's unique row."""
+    return msgspec.structs.replace(state, handled_at=min(state.handled_at, now))
+
+
+def backfill(
+    schedule: Schedule, *, start: datetime, end: datetime, now: datetime, limit: int = 1_000
+) -> tuple[Fire, ...]:
+    """The fire times from `start` on and before `end`, which must be past, whatever the bounds and the state of the
+    schedule are; all due now. For those that have fired there is a row, and no second task. More than `limit` are
+    refused."""
+    start, end = aware("start", start), aware("end", end)
+    check_count("limit", limit, least=1)
+    if not start < end <= now:
+        raise InvalidInput(f"a backfill goes from a start to a later end that is not in the future: {start} to {end}")
+    n = count_fires(schedule.rule, after=start - TICK, until=end - TICK)
+    if n > limit:
+        raise InvalidInput(f"{n:,} fire times from {start} to {end} are more than {limit:,}; take less at a time")
+    found = fires_between(schedule.rule, after=start - TICK, until=end - TICK)
+    return tuple(Fire(fire_at=at, due_at=now, kind=FireKind.BACKFILL) for at in found)
+
+
+def upcoming(schedule: Schedule, *, after: datetime, count: int) -> list[datetime]:
+    """The next fire times within the schedule's bounds."""
+    first, last = _bounds(schedule, after, LAST)
+    return [at for at in next_fires(schedule.rule, after=first, count=count) if at <= last]
+
+
+def _skip(schedule: Schedule, state: ScheduleState, now: datetime) -> ScheduleState:
+    skipped = _count(schedule, state.handled_at, now)
+    return msgspec.structs.replace(state, handled_at=now, skipped=state.skipped + skipped) if skipped else state
+
+
+# --- the rule within the bounds of its schedule -----------------------------------------------------------------------
+
+
+def _bounds(schedule: Schedule, after: datetime, until: datetime) -> tuple[datetime, datetime]:
+    if schedule.start_at is not None:
+        after = max(after, schedule.start_at - TICK)
+    if schedule.end_at is not None:
+        until = min(until, schedule.end_at - TICK)
+    return after, until
+
+
+def _between(schedule: Schedule, after: datetime, until: datetime) -> Iterator[datetime]:
+    first, last = _bounds(schedule, after, until)
+    return fires_between(schedule.rule, after=first, until=last)
+
+
+def _count(schedule: Schedule, after: datetime, until: datetime) -> int:
+    first, last = _bounds(schedule, after, until)
+    return count_fires(schedule.rule, after=first, until=last)
+
+
+def _find_last(schedule: Schedule, after: datetime, until: datetime) -> datetime | None:
+    first, last = _bounds(schedule, after, until)
+    return find_last_fire(schedule.rule, after=first, until=last) if first < last else None
+
+
+def _find_next(schedule: Schedule, after: datetime) -> datetime | None:
+    return next(iter(upcoming(schedule, after=after, count=1)), None)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _one_of(kind: type[StrEnum], field: str, value: Any) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidInput(f"{field} {quote(value)} is not one of {', '.join(kind)}") from None
+
+
+def _check_span(field: str, value: Any, *, most: float = LONGEST_S) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise InvalidInput(f"{field} must be a number of seconds from 0 to {most:g}, not {quote(value)}")
+    return float(value)
+
+
+def _check_bound(field: str, value: Any) -> datetime | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise InvalidInput(f"{field} must be a datetime with a time zone, or None, not {quote(value)}")
+    return aware(field, value)
