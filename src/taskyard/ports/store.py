@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Protocol, Self, runtime_checkable
 
 import msgspec
@@ -83,6 +84,9 @@ class Signals(msgspec.Struct, frozen=True):
     forced: tuple[str, ...] = ()
 
 
+NOBODY: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+
 class Add(msgspec.Struct, frozen=True, gc=False):
     """One caller's tasks: queued in the order given, all or nothing. `parent` is the run that submits them, if any:
     when its claim is lost, nothing is added.
@@ -93,7 +97,7 @@ class Add(msgspec.Struct, frozen=True, gc=False):
     records: Sequence[TaskRecord]
     dedupe: Dedupe = Dedupe.ALLOW
     parent: Claim | None = None
-    after: Mapping[str, Sequence[str]] = {}
+    after: Mapping[str, Sequence[str]] = NOBODY
     window_s: float | None = None
 
 

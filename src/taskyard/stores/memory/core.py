@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from taskyard.errors import (
     ClaimLost,
@@ -18,7 +18,6 @@ from taskyard.errors import (
 )
 from taskyard.model.command import Asked, Change, Command, Redate, Reorder, anchor_of, apply_change, decide
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, QueueState, drained, steer, told_as
-from taskyard.model.dedupe import take_slot
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
@@ -184,11 +183,10 @@ class MemoryCore(Claims, Dependencies):
 
     def _enter(self, record: TaskRecord, add: Add, now: datetime) -> None:
         """Store a new record; it is ours from here on."""
-        take_slot(record, add.dedupe)
-        if record.dedupe_slot is not None:
-            self._slots.swap(record.uuid, None, record.dedupe_slot)
-        elif record.dedupe_key is not None and add.window_s is not None:
-            self._slots.open_window(record.dedupe_key, record.uuid, now + timedelta(seconds=add.window_s))
+        if add.dedupe is ALLOW:
+            record.dedupe_slot = record.dedupe_scope = None  # `take_slot`, without the call
+        else:
+            self._take_slot(record, add, now)
         self._seq = record.id = seq = self._seq + 1
         record.position = seq * GAP  # `tail_position`, without the call
         self._tasks[record.uuid] = self._by_id[seq] = record

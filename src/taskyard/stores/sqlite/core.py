@@ -204,7 +204,8 @@ class SqliteCore(Claims):
     def _number(self, record: TaskRecord, add: Add, now: datetime) -> None:
         """Give a new record its slot, its place and its state."""
         take_slot(record, add.dedupe)
-        self._open_window(record, add, now)
+        if add.window_s is not None:
+            self._open_window(record, add, now)
         self._seq += 1
         record.id, record.position = self._seq, tail_position(self._seq)
         record.state = TaskState.SCHEDULED if record.due_at > now else QUEUED
