@@ -7,7 +7,7 @@ that a fire time becomes one task, whoever decides it, is the store's unique row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import blake2b
@@ -140,6 +140,7 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     handled_at: datetime
     buffered_at: datetime | None = None
     paused_at: datetime | None = None
+    paused_by: str = ""
     note: str = ""
     fired: int = 0
     missed: int = 0
@@ -159,6 +160,10 @@ class FireKind(StrEnum):
     BUFFERED = "buffered"
     BY_HAND = "by hand"
     BACKFILL = "backfill"
+
+
+COUNTED = frozenset({FireKind.ON_TIME, FireKind.CAUGHT_UP, FireKind.BUFFERED})
+"""What the rule has fired, and no person."""
 
 
 class Fire(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,18 +282,18 @@ def jitter(schedule: Schedule, fire_at: datetime) -> timedelta:
 # --- what a person asks -----------------------------------------------------------------------------------------------
 
 
-def pause(state: ScheduleState, *, now: datetime, note: str = "") -> ScheduleState:
-    """Fires nothing from now on, not even what was kept back. A second pause changes the note."""
+def pause(state: ScheduleState, *, now: datetime, note: str = "", by: str = "") -> ScheduleState:
+    """Fires nothing from now on, not even what was kept back. A second pause changes the note, and whose it is."""
     if len(note) > LONGEST_NOTE:
         raise InvalidInput(f"note must be a text of at most {LONGEST_NOTE} characters, not {quote(note)}")
-    return msgspec.structs.replace(state, paused_at=state.paused_at or now, note=check_text("note", note))
+    return msgspec.structs.replace(state, paused_at=state.paused_at or now, paused_by=by, note=check_text("note", note))
 
 
 def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> ScheduleState:
     """Fires again from now on. What has come due while it was paused is skipped, whatever `missed` says."""
     if state.paused_at is None:
         return state
-    return msgspec.structs.replace(_skip(schedule, state, now), paused_at=None, note="")
+    return msgspec.structs.replace(_skip(schedule, state, now), paused_at=None, paused_by="", note="")
 
 
 def amend(state: ScheduleState, *, now: datetime) -> ScheduleState:
@@ -302,6 +307,12 @@ def rewind(state: ScheduleState, *, now: datetime) -> ScheduleState:
     """For a clock that was far ahead, and is right again: what lies after `now` may be decided once more. What has
     fired of it does not fire again, by the store's unique row."""
     return msgspec.structs.replace(state, handled_at=min(state.handled_at, now))
+
+
+def uncount(state: ScheduleState, repeated: Iterable[Fire]) -> ScheduleState:
+    """For fires that the store had a row of already: they have not fired a second time."""
+    again = sum(1 for fire in repeated if fire.kind in COUNTED)
+    return msgspec.structs.replace(state, fired=state.fired - again) if again else state
 
 
 def backfill(
