@@ -135,7 +135,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     """How far a schedule has come. All fire times up to `handled_at` are decided: they are counted as fired, missed or
     skipped, but for the one at `buffered_at`, which waits for the task before it. What a person fires, now or for
-    times long past, is not counted."""
+    times long past, is not counted. Of fire times up to `forgotten_at` the store no longer knows which have fired."""
 
     handled_at: datetime
     buffered_at: datetime | None = None
@@ -145,6 +145,7 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     fired: int = 0
     missed: int = 0
     skipped: int = 0
+    forgotten_at: datetime | None = None
 
     @classmethod
     def begin(cls, now: datetime) -> ScheduleState:
@@ -305,8 +306,16 @@ def amend(state: ScheduleState, *, now: datetime) -> ScheduleState:
 
 def rewind(state: ScheduleState, *, now: datetime) -> ScheduleState:
     """For a clock that was far ahead, and is right again: what lies after `now` may be decided once more. What has
-    fired of it does not fire again, by the store's unique row."""
-    return msgspec.structs.replace(state, handled_at=min(state.handled_at, now))
+    fired of it does not fire again, by the store's unique row; so it goes back no further than there are rows."""
+    back_to = now if state.forgotten_at is None else max(now, state.forgotten_at)
+    return msgspec.structs.replace(state, handled_at=min(state.handled_at, back_to))
+
+
+def forget(state: ScheduleState, fire_at: datetime | None) -> ScheduleState:
+    """The store has forgotten fire times, the last of them at `fire_at`."""
+    if fire_at is None or (state.forgotten_at is not None and state.forgotten_at >= fire_at):
+        return state
+    return msgspec.structs.replace(state, forgotten_at=fire_at)
 
 
 def uncount(state: ScheduleState, repeated: Iterable[Fire]) -> ScheduleState:

@@ -134,11 +134,14 @@ class RecurringLoop:
 
     async def _follow(self, schedule: Schedule, status: ScheduleStatus, now: datetime) -> datetime | None:
         """Find out what is to be done about one schedule, and do it; when to look again."""
-        given = status.state
-        if given.handled_at > now + AHEAD and await self._is_leader(schedule):
-            given = rewind(given, now=now)
-        plan = due(schedule, given, now=now, is_busy=status.is_busy)
-        if plan.state is given:
+        state = status.state
+        back = rewind(state, now=now) if state.handled_at > now + AHEAD else state
+        if back != state and await self._is_leader(schedule):
+            log.warning("schedule %s was handled until %s, which is still to come", status.name, state.handled_at)
+            await self._store.fire(status.name, version=status.version, state=back)
+            return now
+        plan = due(schedule, state, now=now, is_busy=status.is_busy)
+        if plan.state is state:
             return plan.look_at
         is_leader = await self._is_leader(schedule)
         if not is_leader and not self._is_overdue(status):

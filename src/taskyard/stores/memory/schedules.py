@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from taskyard.model.schedule import Fire, Schedule, ScheduleState
+from taskyard.model.schedule import Fire, Schedule, ScheduleState, forget
 from taskyard.model.state import ENDED
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
@@ -76,12 +76,17 @@ class ScheduleBook:
         self._open[name].append(record.uuid)
 
     def save(self, name: str, state: ScheduleState) -> None:
+        state = forget(state, self._trim(name, state))
         self._known[name] = msgspec.structs.replace(self._known[name], state=state, version=new_uuid())
-        rows = self._rows[name]
-        spare = len(rows) - KEEP_FIRES
-        for row in list(islice(rows.values(), max(0, spare))):
-            if row.fire_at <= state.handled_at and row.task not in self._open[name]:
-                del rows[row.fire_at]
+
+    def _trim(self, name: str, state: ScheduleState) -> datetime | None:
+        """The last of the fire times that are forgotten, if any are."""
+        rows, pending = self._rows[name], set(self._open[name])
+        oldest = list(islice(rows.values(), max(0, len(rows) - KEEP_FIRES)))
+        spare = [row.fire_at for row in oldest if row.fire_at <= state.handled_at and row.task not in pending]
+        for at in spare:
+            del rows[at]
+        return max(spare, default=None)
 
 
 class ScheduleVerbs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import apsw
 
-from taskyard.model.schedule import Fire, FireKind, Schedule, ScheduleState
+from taskyard.model.schedule import Fire, FireKind, Schedule, ScheduleState, forget
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
 from taskyard.ports.store import Add
@@ -61,11 +61,10 @@ class ScheduleWrites:
         if made:
             self._core.add_plainly(Add(list(made.values())))
         applied = self._core.apply(earlier, cancel_for(name)) if earlier else []
+        state = forget(correct(state, fires, made), self._trim(name, state))
         self._conn.execute(
-            "UPDATE schedule SET state = ?, version = ? WHERE name = ?",
-            (to_text(correct(state, fires, made)), new_uuid(), name),
+            "UPDATE schedule SET state = ?, version = ? WHERE name = ?", (to_text(state), new_uuid(), name)
         )
-        self._trim(name, state)
         canceled = [one.uuid for one in applied if one.record is not None]
         return Fired([record.uuid for record in made.values()], canceled)
 
@@ -81,12 +80,14 @@ class ScheduleWrites:
         ).get
         return noted is not None
 
-    def _trim(self, name: str, state: ScheduleState) -> None:
-        self._conn.execute(
+    def _trim(self, name: str, state: ScheduleState) -> datetime | None:
+        """The last of the fire times that are forgotten, if any are."""
+        gone: Any = self._conn.execute(
             "DELETE FROM fire WHERE schedule = ?1 AND ended = 1 AND fire_at <= ?2 AND id <= "
-            "(SELECT id FROM fire WHERE schedule = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?3)",
+            "(SELECT id FROM fire WHERE schedule = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?3) RETURNING fire_at",
             (name, to_us(state.handled_at), KEEP_FIRES),
         )
+        return max((from_us(at) for (at,) in gone.fetchall()), default=None)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import Cron, Every
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.schedule import Fire, FireKind, Missed, Overlap, Schedule, ScheduleState, pause
+from taskyard.model.schedule import Fire, FireKind, Missed, Overlap, Schedule, ScheduleState, forget, pause
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus, ScheduleStore
@@ -256,3 +256,4 @@ class ScheduleContract(Desk):
         assert [row.fire_at for row in rows[-2:]] == [ahead.fire_at, NOON - seconds(3)]
         assert len(rows) == KEEP_FIRES + 2
         assert rows[-1].task == held.uuid
+        assert (await look(store)).state == forget(state, NOON + seconds(49))
