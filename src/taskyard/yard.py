@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from threading import get_ident
 from types import EllipsisType
@@ -29,6 +30,7 @@ from taskyard.errors import (
     InvalidConsumer,
     InvalidInput,
     NotOpen,
+    PayloadTooLarge,
     UnknownConsumer,
     UnknownTask,
     WrongLoop,
@@ -51,9 +53,10 @@ from taskyard.model.given import (
     check_wait,
 )
 from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import ENDED
-from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, new_uuid
+from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, new_uuid, to_json
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
@@ -61,6 +64,7 @@ from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
 from taskyard.queueing.matching import Matching
 from taskyard.retention import KEEP_S, Retention
+from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:
@@ -135,6 +139,7 @@ class Yard(TaskSteering):
         self._stopping: asyncio.Future[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.own_loop = OwnLoop()
+        self.schedules = Schedules(self)
 
     # --- consumers and queues -----------------------------------------------------------------------------------------
 
@@ -245,6 +250,27 @@ class Yard(TaskSteering):
             starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
         )
 
+    def schedule(
+        self,
+        rule: Rule | str | float | timedelta,
+        *,
+        args: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        zone: str | None = None,
+        **settings: Any,
+    ) -> Callable[[ConsumerFunction[P, R]], ConsumerFunction[P, R]]:
+        """Run a consumer again and again: `@yard.schedule("0 4 * * *", zone="Europe/Berlin")` above `@yard.consumer`.
+        `rule` is a cron expression or an interval in seconds, `settings` as for `schedules.define`. The schedule is
+        called as the consumer, unless it has a `name`."""
+
+        def decorate(consumer: ConsumerFunction[P, R]) -> ConsumerFunction[P, R]:
+            if not isinstance(consumer, ConsumerFunction):
+                raise InvalidInput(f"{quote(consumer)} is no consumer; put @yard.schedule above @yard.consumer")
+            self.schedules.define(name or consumer.consumer.name, rule, consumer, args, zone=zone, **settings)
+            return consumer
+
+        return decorate
+
     def define_pool(self, consumer: str | None = None, **settings: Any) -> None:
         """Set the rules of the shared process pool, or of the pool of one consumer with `executor="isolated"`; before
         the yard is opened. `settings` as in `PoolSettings`: max_workers, memory_limit, recycle_after, preload, … What
@@ -263,6 +289,13 @@ class Yard(TaskSteering):
         return self._pools
 
     # --- opening and closing ------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._engine is not None
+
+    def now(self) -> datetime:
+        return self._clock.now()
 
     @property
     def where(self) -> str | Store | None:
@@ -327,6 +360,8 @@ class Yard(TaskSteering):
             # Who only submits leaves the rules to those who run.
             for settings in self._queues.values() if serve else ():
                 await store.set_queue(settings)
+            if serve:
+                await self.schedules.register(store, self._clock.now())
             await engine.start()
         except BaseException:
             await store.close()
@@ -431,6 +466,13 @@ class Yard(TaskSteering):
         if options is DEFAULTS:
             return Add((record,), options.dedupe, self.find_parent())
         return self._add([record], options)
+
+    def encode(self, consumer: Consumer, args: dict[str, Any]) -> str:
+        """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
+        text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
+        if len(text.encode()) > self._max_payload_bytes:
+            raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), self._max_payload_bytes)
+        return text
 
     def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
         after = {record.uuid: options.after for record in records} if options.after else {}

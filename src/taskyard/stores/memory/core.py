@@ -41,6 +41,7 @@ from taskyard.ports.store import (
 )
 from taskyard.stores.memory.claims import Claims
 from taskyard.stores.memory.dependencies import Dependencies
+from taskyard.stores.memory.schedules import ScheduleBook, is_pending
 from taskyard.stores.plan import is_tied, make_plan
 
 # As in `model.state`: looked at once, not once per task.
@@ -52,6 +53,7 @@ class MemoryCore(Claims, Dependencies):
     def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
         super().__init__(keep_ended)
         self._clock = clock
+        self.schedules = ScheduleBook(lambda uuid: is_pending(self._tasks.get(uuid)))
 
     # --- the hot path ---------------------------------------------------------------------------------------------
 

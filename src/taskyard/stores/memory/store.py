@@ -31,9 +31,10 @@ from taskyard.ports.store import (
     Turned,
 )
 from taskyard.stores.memory.core import MemoryCore
+from taskyard.stores.memory.schedules import ScheduleVerbs
 
 
-class MemoryStore:
+class MemoryStore(ScheduleVerbs):
     """It lives in one process and one event loop; other processes never see it, but several
     yards of this loop may share it and hear each other."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import apsw
@@ -42,6 +42,9 @@ class SqliteReader:
 
     def close(self) -> None:
         self._conn.close()
+
+    def look(self, run: Callable[[apsw.Connection], T]) -> T:
+        return run(self._conn)
 
     def signals(self, node: str) -> Signals:
         rows: Any = self._conn.execute(

@@ -52,6 +52,7 @@ from taskyard.stores.sqlite.place import (
     typed_errors,
 )
 from taskyard.stores.sqlite.reader import SqliteReader
+from taskyard.stores.sqlite.schedules import ScheduleVerbs
 from taskyard.stores.sqlite.sidecar import Sidecar, Watch, WriteTurn
 from taskyard.stores.sqlite.writer import Writer
 
@@ -81,7 +82,7 @@ def boot_id() -> str:
         return ""
 
 
-class SqliteStore:
+class SqliteStore(ScheduleVerbs):
     def __init__(self, path: str | Path, *, clock: Clock, synchronous: str = "FULL", vfs: str | None = None) -> None:
         """`synchronous="NORMAL"` is faster and may lose the last commits in a power cut; `vfs` is for tests."""
         # As the kernel knows it: by two names, a file would have two folders beside it, and two writers at once.
@@ -281,6 +282,9 @@ class SqliteStore:
             raise NotOpen("the store is not open; use it inside `async with yard`")
         with typed_errors(self.path):
             return await self._loop.run_in_executor(self._people if people else self._threads, run)
+
+    async def _look(self, run: Callable[[apsw.Connection], T]) -> T:
+        return await self._read(partial(self._reader.look, run))
 
     async def signals(self, node: str) -> Signals:
         return await self._read(partial(self._reader.signals, node))

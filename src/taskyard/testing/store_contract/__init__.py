@@ -15,6 +15,7 @@ from taskyard.testing.store_contract.nodes import NodeContract
 from taskyard.testing.store_contract.orders import OrderContract
 from taskyard.testing.store_contract.prompt import PromptContract
 from taskyard.testing.store_contract.reading import ReadingContract
+from taskyard.testing.store_contract.schedules import ScheduleContract
 from taskyard.testing.store_contract.settles import SettleContract
 
 
@@ -48,4 +49,11 @@ class TiesContract(DedupeContract, DependencyContract):
     """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
 
 
-__all__ = ["DurableStoreContract", "PromptStoreContract", "SteeringContract", "StoreContract", "TiesContract"]
+__all__ = [
+    "DurableStoreContract",
+    "PromptStoreContract",
+    "ScheduleContract",
+    "SteeringContract",
+    "StoreContract",
+    "TiesContract",
+]
