@@ -15,15 +15,22 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from enum import StrEnum
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 import msgspec
 
 from taskyard.errors import TaskyardError, quote
 from taskyard.execution.bridge import bridge_here, outcome
-from taskyard.execution.checks import check_flag, check_function, check_memory, check_seconds, check_whole
+from taskyard.execution.checks import (
+    check_flag,
+    check_function,
+    check_memory,
+    check_plain_function,
+    check_seconds,
+    check_whole,
+)
 from taskyard.execution.forks import Home
-from taskyard.execution.futures import ProcessPool
+from taskyard.execution.futures import Async, ProcessPool
 from taskyard.execution.io_pool import ThreadPool
 from taskyard.execution.pool import PoolNumbers
 from taskyard.execution.process import HAS_NURSERY
@@ -140,7 +147,13 @@ class ExecutorManager:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    async def run_cpu_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    @overload
+    async def run_cpu_intensive(self, func: Async[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    @overload
+    async def run_cpu_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def run_cpu_intensive(self, func: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call `func` in a worker process, and await what it returns or raises. A worker that dies raises `WorkerDied`;
         what cannot be sent there `CannotCross`, a ValueError. Cancelling this ends the call, with its worker."""
         return await self._run_cpu(self.settings.calls, func, args, kwargs)
@@ -178,7 +191,7 @@ class ExecutorManager:
                 return await self._run_io(func, args, kwargs)
 
     async def _run_io(self, func: Callable[..., T], args: Args, kwargs: dict[str, Any]) -> T:
-        check_function(func)
+        check_plain_function(func)
         self._refuse_closed()
         call = functools.partial(func, *args, **kwargs)
         future = self.io_executor.submit(contextvars.copy_context().run, call)
@@ -237,10 +250,15 @@ class CpuCalls:
     def __init__(self, run: Callable[[Callable[..., Any], Args, dict[str, Any]], Awaitable[Any]]) -> None:
         self._run = run
 
-    async def run_cpu_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    @overload
+    async def run_cpu_intensive(self, func: Async[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    @overload
+    async def run_cpu_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def run_cpu_intensive(self, func: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """As `ExecutorManager.run_cpu_intensive`."""
-        result: T = await self._run(func, args, kwargs)
-        return result
+        return await self._run(func, args, kwargs)
 
 
 async def _result(future: Future[T]) -> T:

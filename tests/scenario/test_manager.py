@@ -215,14 +215,10 @@ def test_options_are_checked():
             CallOptions(**options)
 
 
-@pytest.mark.parametrize("run", ["run_cpu_intensive", "run_io_intensive"])
-async def test_async_functions_are_refused(manager, run):
-    """A call that would only make a coroutine, which nobody awaits, is refused with what to do."""
-
-    async def wait() -> None: ...
-
-    with pytest.raises(TypeError, match=r"wait.* is async.*await it"):
-        await getattr(manager, run)(wait)
+async def test_async_functions(manager):
+    """A worker process runs one to its end, with options and without."""
+    for run in (manager.run_cpu_intensive, manager.options(retries=1).run_cpu_intensive):
+        assert await run(deeds.echo_later, 7) == 7
 
 
 async def test_a_time_limit(manager):

@@ -23,14 +23,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from time import time
-from types import CoroutineType
 from typing import Any
 
 import msgspec
 
 from taskyard.errors import NoScript
 from taskyard.execution.channel import Channel
-from taskyard.execution.code_loop import close_loop_here, loop_here
+from taskyard.execution.code_loop import close_loop_here, finish
 from taskyard.execution.context import CURRENT
 from taskyard.execution.explain import UNLOADED, UNRETURNED, canceled, explain, with_exception
 from taskyard.execution.linux import keep_freed_memory
@@ -145,8 +144,7 @@ class Worker:
             CURRENT.reset(mark)
 
     def _finish(self, value: Any) -> Any:
-        """The value; if it is a coroutine, what that returns."""
-        return loop_here().run(value, during=self._steered) if type(value) is CoroutineType else value
+        return finish(value, during=self._steered)
 
     @contextlib.contextmanager
     def _steered(self, task: asyncio.Task[Any]) -> Iterator[None]:
@@ -308,7 +306,7 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
         if b"main__" in setup:
             load_main(scene)
         function, args = pickle.loads(setup)
-        function(*args)
+        finish(function(*args))
 
 
 def _reseed() -> None:
