@@ -95,8 +95,9 @@ async def test_a_timeout_is_hard():
 
 
 @pytest.mark.spec("EXE-20")
-async def test_a_task_that_kills_its_workers_is_quarantined():
-    """After three workers it is failed, whatever its retry policy says, and the next task runs."""
+async def test_a_task_that_kills_its_workers_is_quarantined(caplog):
+    """After three workers it is failed, whatever its retry policy says, and the next task runs. Every crash is
+    logged."""
     async with yard:
         handle = await yard.submit("deadly")
         with pytest.raises(TaskFailed) as raised:
@@ -106,6 +107,8 @@ async def test_a_task_that_kills_its_workers_is_quarantined():
         assert record.crashes == 3
         assert "quarantined" in (record.note or "")
         assert isinstance(await (await where.submit()).result(timeout_s=20), int)
+    said = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("[fail]")]
+    assert said == [f"[fail] task {handle.uuid} from deadly: its worker process exited with code 1"] * 3
 
 
 async def test_a_cancel_ends_it():

@@ -263,7 +263,7 @@ def _log_failure(run: RunContext, result: ExecutionResult) -> None:
         # What was raised in a worker process stayed there; its traceback has come back as text.
         raised = run.raised or (RemoteTraceback(error.traceback) if error.traceback else None)
         log.error(text, run.uuid, run.source, error.message, exc_info=raised, extra=_about(run))
-    elif error.kind is ErrorKind.TIMEOUT:
+    elif error.kind in (ErrorKind.TIMEOUT, ErrorKind.SYSTEM):
         log.warning(text, run.uuid, run.source, error.message, extra=_about(run))
 
 
