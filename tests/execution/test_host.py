@@ -272,6 +272,14 @@ def test_functions_of_a_script(tmp_path, start, way):
     assert sorted(done.stdout.split("\n")) == ["", "done", "read by host", "read by worker"]
 
 
+@pytest.mark.parametrize("way", [[], ["portable"]], ids=["nursery", "portable"])
+def test_nobody_says_a_word_in_development_mode(tmp_path, way):
+    """With every warning an error, neither the host nor any process of its pool has one to report."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = _run("-X", "dev", "-W", "error", "script.py", *way, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 NESTED = """
 import dataclasses, os, sys
 from taskyard.futures import ProcessPool
