@@ -211,6 +211,7 @@ class ExecutorManager:
     async def shutdown(self, timeout: float = 30.0) -> None:
         """Take nothing new; return as soon as all work is done. What is not done after `timeout` seconds is ended: what
         waits is dropped, worker processes are killed, threads are left behind. A new manager can be made at once."""
+        check_seconds("timeout", timeout, may_be_zero=True)
         self._home.claim()
         self._is_closed = True
         _forget(self)  # from here on its callers are told to get a new one
