@@ -30,8 +30,8 @@ from taskyard.execution.checks import (
     check_whole,
 )
 from taskyard.execution.forks import Home
-from taskyard.execution.futures import Async, ProcessPool
-from taskyard.execution.io_pool import ThreadPool
+from taskyard.execution.futures import Async
+from taskyard.execution.owned import OwnedProcessPool, OwnedThreadPool
 from taskyard.execution.pool import PoolNumbers
 from taskyard.execution.process import HAS_NURSERY
 from taskyard.execution.raising import CallKilled, CannotCross, WorkerDied
@@ -108,11 +108,11 @@ class ManagerClosed(TaskyardError, RuntimeError):
 
 class ExecutorManager:
     """There is one in a process: to make it again is to get it, until it is shut down. `cpu_executor` and `io_executor`
-    are `concurrent.futures` executors. `async with` shuts it down at the end."""
+    are `concurrent.futures` executors, which only the manager can shut down. `async with` shuts it down at the end."""
 
     settings: ManagerSettings
-    cpu_executor: ProcessPool
-    io_executor: ThreadPool
+    cpu_executor: OwnedProcessPool
+    io_executor: OwnedThreadPool
     _home: Home
     _is_closed: bool
 
@@ -131,13 +131,13 @@ class ExecutorManager:
         counts = count_workers()
         self.settings, self._home, self._is_closed = settings, Home(), False
         self._home.claim()
-        self.cpu_executor = ProcessPool(
+        self.cpu_executor = OwnedProcessPool(
             counts.cpu if settings.cpu_workers is None else settings.cpu_workers,
             portable=settings.portable,
             max_tasks_per_child=settings.recycle_after,
             memory_limit=settings.memory_limit,
         )
-        self.io_executor = ThreadPool(counts.io if settings.io_workers is None else settings.io_workers)
+        self.io_executor = OwnedThreadPool(counts.io if settings.io_workers is None else settings.io_workers)
         sizes = self.cpu_executor.max_workers, self.io_executor.max_workers
         log.info("[ExecutorManager] opened with %d CPU workers and %d I/O threads", *sizes)
 
@@ -216,8 +216,8 @@ class ExecutorManager:
         self._is_closed = True
         _forget(self)  # from here on its callers are told to get a new one
         log.info("[ExecutorManager] shutting down")
-        self.cpu_executor.shutdown(wait=False)
-        self.io_executor.shutdown(wait=False)
+        self.cpu_executor.end()
+        self.io_executor.end()
         if not await _are_done([self.cpu_executor.ended, self.io_executor.ended], timeout):
             await self._force(timeout)
         log.info("[ExecutorManager] shut down")
@@ -231,7 +231,7 @@ class ExecutorManager:
             numbers.io_executor.active,
             numbers.cpu_executor.queued + numbers.io_executor.queued,
         )
-        self.cpu_executor.kill_workers(wait=False, why=f"its manager was shut down and could wait {after_s:g} s only")
+        self.cpu_executor.end(kill=f"its manager was shut down and could wait {after_s:g} s only")
         left = self.io_executor.abandon()
         if left:
             log.warning("[ExecutorManager] %d threads are left behind: a thread cannot be ended", left)

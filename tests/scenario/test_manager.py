@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from taskyard import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
+from taskyard.execution.owned import ManagerOwns
 from taskyard.futures import CallTimedOut, CannotCross, WorkerDied
 from tests.execution import deeds, misdeeds
 from tests.execution.census import ended
@@ -213,6 +214,17 @@ def test_options_are_checked():
     ):
         with pytest.raises((TypeError, ValueError), match=r"retries|timeout_s|perhaps"):
             CallOptions(**options)
+
+
+@pytest.mark.parametrize("name", ["cpu_executor", "io_executor"])
+async def test_its_executors_are_its_own(manager, name):
+    """Nobody else can shut down an executor that all share: who tries is told, and the others go on."""
+    executor = getattr(manager, name)
+    for end in (executor.shutdown, executor.__enter__, getattr(executor, "kill_workers", executor.shutdown)):
+        with pytest.raises(ManagerOwns, match=r"await manager\.shutdown\(\)"):
+            end()
+    assert await asyncio.wrap_future(executor.submit(pow, 2, 3)) == 8
+    assert await manager.run_cpu_intensive(deeds.echo, 1) == await manager.run_io_intensive(deeds.echo, 1)
 
 
 async def test_async_functions(manager):
