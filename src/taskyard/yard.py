@@ -34,6 +34,7 @@ from taskyard.errors import (
 )
 from taskyard.execution.context import find_current_run
 from taskyard.execution.runner import RunnerSettings
+from taskyard.execution.warming import warm_up_all
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.event import Event
@@ -307,8 +308,7 @@ class Yard:
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
-        for consumer in self._consumers.values():
-            _warm_up(consumer)
+        await warm_up_all([consumer.warm_up for consumer in self._consumers.values() if consumer.warm_up is not None])
         engine = self._make_engine(store, serve)
         await store.open()
         try:

@@ -30,6 +30,7 @@ from taskyard.execution.mock import MockExecutor, NoopExecutor
 from taskyard.execution.policy import ExecutionPolicy
 from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
+from taskyard.execution.warming import warm_up_all
 from taskyard.model.algorithm import AlgorithmSpec, Incident, IncidentKind, choose_place
 from taskyard.model.execution import (
     INLINE,
@@ -167,9 +168,8 @@ class ExecutionDispatcher(AlgorithmCaller):
 
     async def start(self) -> None:
         """Start every executor, or none."""
-        for desk in self._desks.values():
-            if desk.executor.abilities.runs_code:
-                desk.installed.warm_up()
+        cold = [desk.installed.warm_up for desk in self._desks.values() if desk.executor.abilities.runs_code]
+        await warm_up_all(cold)
         async with contextlib.AsyncExitStack() as started:
             for executor in self._executors.values():
                 await executor.start()
