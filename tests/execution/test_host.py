@@ -214,6 +214,19 @@ async def test_the_host_is_left_as_it_was(desk):
         signal.signal(signal.SIGCHLD, before)
 
 
+async def test_a_host_that_ignores_its_children(open_desk):
+    """Where the system tells a host nothing of how its children end, no exit code is made up, and the pool goes on."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        desk = open_desk(portable=True, max_workers=1, spare=False)
+        error = (await desk.ask(os._exit, 3)).error
+        assert (error.kind, error.message) == (ErrorKind.SYSTEM, "its worker process was lost")
+        assert await desk.value(abs, -1) == 1
+        await desk.pool.shutdown()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 # --- scripts ----------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
