@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from taskyard import Algorithm, AlgorithmContext, ErrorKind
+from taskyard.errors import InvalidInput
 from tests.execution import algorithms
 from tests.execution.asking import PATIENCE_S, begin, spec
 
@@ -96,6 +97,6 @@ async def test_a_shutdown_that_does_not_wait(dispatch):
 async def test_a_grace_that_makes_no_sense(dispatch, grace_s):
     """It is refused, and the dispatcher goes on."""
     dispatcher = dispatch((algorithms.double, spec("double", executor="thread")))
-    with pytest.raises((TypeError, ValueError), match="grace_s must be "):
+    with pytest.raises(InvalidInput, match="grace_s must "):
         await dispatcher.shutdown(grace_s=grace_s)
     assert (await dispatcher.run("double", 1)).data == 2

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from taskyard.errors import InvalidInput
+from taskyard.execution.mock import MockExecutor
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.futures import ProcessPool
 from taskyard.manager import CallOptions, ManagerSettings, get_executor_manager
-from taskyard.model.algorithm import AlgorithmSpec
+from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints
 from tests.execution import deeds
 
 NAN, INF = float("nan"), float("inf")
@@ -110,6 +111,27 @@ def test_a_spec_without_hints():
     """What stands in the place of an algorithm's hints must be hints."""
     with pytest.raises(InvalidInput, match="the execution of 'x' must be ExecutionHints"):
         AlgorithmSpec("x", "1", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["x", 1, None], ids=str)
+def test_a_flag_of_hints(value):
+    """It is True or False, and not what might be taken for one of them."""
+    with pytest.raises(InvalidInput, match="isolated_pool must be True or False, not "):
+        ExecutionHints(isolated_pool=value)
+
+
+@pytest.mark.parametrize("value", [5, [1], "x"], ids=str)
+def test_results_of_a_mock(value):
+    """They are answers by name; anything else is refused with that."""
+    with pytest.raises(InvalidInput, match=r"results must be a dict of answers .*, not "):
+        MockExecutor(value)
+
+
+@pytest.mark.parametrize("value", [1.5, "2", None], ids=str)
+def test_a_size_of_chunks(value):
+    """It is a whole number, whatever the tools inside would say to another."""
+    with ProcessPool(1) as pool, pytest.raises(TypeError, match="chunksize must be a whole number, not "):
+        pool.map(abs, [1], chunksize=value)
 
 
 # --- functions --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ fails one call and not the pool, and a call can have a time limit that really en
 from __future__ import annotations
 
 import itertools
+import operator
 import pickle
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -131,6 +132,10 @@ class ProcessPool(Executor):
     ) -> Iterator[Any]:
         """As the standard library's: all is submitted now, results come in order, and giving up the iterator cancels
         what has not begun. A chunk is one call: `timeout_s` is for all of it."""
+        try:
+            chunksize = operator.index(chunksize)
+        except TypeError:
+            raise TypeError(f"chunksize must be a whole number, not {quote(chunksize)}") from None
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if chunksize == 1:

@@ -18,7 +18,6 @@ import msgspec
 from taskyard.errors import InvalidAlgorithm, InvalidArguments, InvalidInput, UnknownAlgorithm
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
 from taskyard.execution.asking import AlgorithmCaller, algorithm_name
-from taskyard.execution.checks import check_seconds
 from taskyard.execution.circuit import CircuitPolicy, CircuitState, Pass
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.desk import AlgorithmHealth, Desk
@@ -45,7 +44,7 @@ from taskyard.model.execution import (
     ExecutionResult,
     Progress,
 )
-from taskyard.model.given import check_name, check_timeout
+from taskyard.model.given import check_name, check_timeout, check_wait
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.executor import Abilities, ExecutorProtocol
@@ -181,8 +180,7 @@ class ExecutionDispatcher(AlgorithmCaller):
         """All executors and algorithms are shut down, also if some of it fails; then that is raised. What waits is
         answered `rejected`. With `wait`, until what runs has ended; after `grace_s` it is interrupted, and answered
         `canceled`. A thread that goes on even then is left behind."""
-        if grace_s is not None:
-            check_seconds("grace_s", grace_s, may_be_zero=True)
+        grace_s = check_wait("grace_s", grace_s)
         self._is_closed = True
         if wait and grace_s is not None:
             await self._end_within(grace_s)
