@@ -47,9 +47,10 @@ class PoolOptions(TypedDict, total=False):
 
 class ProcessPool(Executor):
     """`max_workers`: by default the usable cores less one. `initializer(*initargs)` is called in every worker before
-    its first call. `mp_context`: "spawn" starts a fresh interpreter for each worker, "forkserver" is what is done
-    on Linux anyway, "fork" is refused. `timeout_s`: the longest a call may run; then it and everything it started is
-    ended. `portable` uses nothing that only Linux has. Its thread and workers start with the first submit."""
+    its first call. `mp_context`: "spawn" is `portable`, "forkserver" is what is done on Linux anyway, "fork" is
+    refused. `timeout_s`: the longest a call may run; then it and everything it started is ended. `portable` uses
+    nothing that only Linux has: each worker is a fresh interpreter, and what its code puts into a session of its own is
+    out of reach. Its thread and workers start with the first submit."""
 
     def __init__(
         self,
