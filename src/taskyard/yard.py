@@ -38,6 +38,7 @@ from taskyard.errors import (
 )
 from taskyard.execution.context import find_current_run
 from taskyard.execution.runner import RunnerSettings
+from taskyard.execution.warming import warm_up_all
 from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.command import Command
@@ -352,8 +353,7 @@ class Yard(TaskSteering):
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
-        for consumer in self._consumers.values():
-            _warm_up(consumer)
+        await warm_up_all([consumer.warm_up for consumer in self._consumers.values() if consumer.warm_up is not None])
         engine = self._make_engine(store, serve)
         await store.open()
         try:

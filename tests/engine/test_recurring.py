@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ async def pass_time(rig: Rig, total: float, by: float = 1.0) -> None:
 @pytest.fixture
 async def make(start_rig):
     """Nodes that run `job`, all on one store and one clock."""
-    shared: dict[str, object] = {}
+    shared: dict[str, Any] = {}
 
     async def make(at: datetime = START, call=None) -> Rig:
         clock = shared.setdefault("clock", ManualClock(at))
