@@ -230,6 +230,20 @@ async def test_what_cannot_be_stored_is_refused_alone(store, bad):
     assert [claim.uuid for claim in turned.claims] == [fine.uuid]
 
 
+async def test_claims_that_are_too_large_together_are_made_one_after_the_other(store, stranger):
+    """Where the arguments of all that could be claimed are more than the server can put together, fewer are claimed."""
+    await store.turn(A.incarnation, adds=[an_add(*(a_record() for _ in range(40)))])
+    # The server's own limit is a gigabyte: this one is as real, and sooner reached.
+    await stranger.execute(
+        "CREATE FUNCTION too_much() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF (SELECT count(*) FROM changed) > 3 THEN RAISE program_limit_exceeded; END IF; RETURN NULL; END $$; "
+        "CREATE TRIGGER too_much AFTER UPDATE ON taskyard.task REFERENCING NEW TABLE AS changed "
+        "FOR EACH STATEMENT EXECUTE FUNCTION too_much()"
+    )
+    claimed = [len((await store.turn(A.incarnation, demand=room(n))).claims) for n in (24, 40, 2)]
+    assert claimed == [3, 1, 2]
+
+
 async def test_a_note_with_a_nul_is_kept_without_it(store, clock):
     """What a run says at its end is stored, whatever characters it used."""
     (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims

@@ -205,7 +205,8 @@ class PostgresStore:
             except asyncpg.TransactionRollbackError:
                 pass  # two turns got in each other's way: one of them has to start again
             except (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.ProgramLimitExceededError) as exc:
-                if not turn.refuse_unstorable():
+                is_too_much = isinstance(exc, asyncpg.ProgramLimitExceededError)
+                if not turn.refuse_unstorable() and not (is_too_much and turn.claim_less()):
                     raise InvalidInput(f"this cannot be stored: {exc}") from exc
         raise StoreBusy(hide_password(self.url))
 
