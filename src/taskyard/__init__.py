@@ -68,15 +68,18 @@ from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.sizing import set_default_workers
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.model.control import QueueControl, QueueState
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
+from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, Run, Task, TaskRecord
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
-from taskyard.ports.store import TaskFilter
+from taskyard.ports.store import QueueStatus, TaskFilter
+from taskyard.queueing.controller import QueueController
 from taskyard.standalone import Scheduler
 from taskyard.version import VERSION
 from taskyard.yard import Yard
@@ -203,6 +206,12 @@ __all__ = [
     "Priority",
     "ProcessPoolExecutor",
     "Progress",
+    "QueueControl",
+    "QueueController",
+    "QueueOrder",
+    "QueueSettings",
+    "QueueState",
+    "QueueStatus",
     "ResultGone",
     "RetryLater",
     "RetryPolicy",

@@ -24,6 +24,7 @@ from taskyard.errors import NotOpen, StoreError, StoreReplaced, SubmitPending, U
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
+from taskyard.model.control import QueueCommand
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Outcome
@@ -31,7 +32,7 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.store import Add, Added, Applied, Node, Store, TransactionalStore
+from taskyard.ports.store import Add, Added, Applied, Node, QueueStatus, Store, TransactionalStore
 from taskyard.queueing.admission import Hold, Slots
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
@@ -226,6 +227,17 @@ class Engine:
         self._dispatcher.look()
         self._announce()
         return applied
+
+    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+        """Carry out what is asked of a queue, and let it take effect on this node at once."""
+        try:
+            return await self._store.control(queue, command, by=by)
+        finally:
+            self._dispatcher.look()
+            self._announce()
+
+    async def queues(self) -> list[QueueStatus]:
+        return await self._store.queues()
 
     @contextmanager
     def changes(self) -> Iterator[asyncio.Event]:

@@ -183,6 +183,15 @@ class DuplicateTask(InvalidInput):
         )
 
 
+class DependencyCycle(InvalidInput):
+    """The tasks `uuids` of one batch wait for each other, so that none could ever start: leave one `after` out."""
+
+    def __init__(self, uuids: Sequence[str]) -> None:
+        self.uuids = list(uuids)
+        shown = " → ".join(map(shorten, [*self.uuids[:5], self.uuids[0]]))
+        super().__init__(f"these tasks wait for each other, so that none could ever start: {shown}; nothing was stored")
+
+
 class UnusableConnection(InvalidInput):
     """The connection given to `submit` cannot carry a task, and the message says why: give another, or leave it out.
     Nothing was stored, and as a rule its transaction is as it was."""
@@ -245,6 +254,14 @@ class CommandRefused(TaskyardError):
     def __init__(self, uuid: str, command: str, state: str, hint: str = "") -> None:
         self.uuid, self.command, self.state = uuid, command, state
         super().__init__(f"cannot {command} task {uuid}: it is {state}" + (f"; {hint}" if hint else ""))
+
+
+class SlotTaken(CommandRefused):
+    """The task cannot be sent again while another, `holder`, stands for the same work: wait for that, or cancel it."""
+
+    def __init__(self, uuid: str, state: str, holder: str) -> None:
+        self.holder = holder
+        super().__init__(uuid, "retry", state, f"task {holder} stands for the same work now; wait for it, or cancel it")
 
 
 class UnguardedScript(TaskyardError):

@@ -21,6 +21,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `timeout_s` may only be shorter than the consumer's own: a longer one is refused.
     `key`: of the tasks with one key in a queue, only so many run at once as the queue's `per_key` says, in order.
+    `bucket`: in a queue that is ordered by buckets, the one it stands in.
     `dedupe` with `dedupe_key` (or without: then source and arguments are the key): what to do if the same work is
     pending already.
     `connection`: yours to the database the store is in, with a transaction open. The task is part of that transaction:
@@ -35,6 +36,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetryPolicy | None = None
     dedupe: Dedupe = Dedupe.ALLOW
     dedupe_key: str | None = None
+    bucket: str | None = None
     connection: Any = None
 
     @classmethod
@@ -61,7 +63,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             given["timeout_s"] = check_timeout(given["timeout_s"])
         if given.get("retry") is not None:
             given["retry"] = check_retry(given["retry"])
-        for name in ("queue", "key", "dedupe_key"):
+        for name in ("queue", "key", "dedupe_key", "bucket"):
             if given.get(name) is not None:
                 check_name(name, given[name])
         options = cls(**given)
@@ -117,6 +119,7 @@ def make_record(
     if options is not DEFAULTS:
         record.priority = options.priority.value
         record.key = options.key
+        record.bucket = options.bucket
         record.timeout_s = options.timeout_s
         record.retry = options.retry
         if options.dedupe is not Dedupe.ALLOW:

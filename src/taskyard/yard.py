@@ -44,17 +44,19 @@ from taskyard.model.given import (
     check_name,
     check_retry,
     check_text,
+    check_timeout,
     check_uuid,
     check_wait,
 )
-from taskyard.model.limits import QueueSettings
+from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord
 from taskyard.options import DEFAULTS, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
-from taskyard.ports.store import Add, Store
+from taskyard.ports.store import Add, QueueStatus, Store
+from taskyard.queueing.controller import CODE, QueueController
 from taskyard.retention import KEEP_S, Retention
 from taskyard.settings import check_store, find_stall_s, make_store
 
@@ -218,9 +220,16 @@ class Yard:
         per_key: int = 1,
         auto_recover: int = 1,
         retry: RetryPolicy | None = None,
+        order: QueueOrder | str = QueueOrder.PRIORITY,
+        starve_after: int | None = 8,
+        starve_wait_s: float | None = 600.0,
     ) -> None:
         """Set the rules of a queue, before the yard is opened. They hold across every process on the store, save
-        `retry`: each process uses its own, so define the queue alike wherever it is served."""
+        `retry`: each process uses its own, so define the queue alike wherever it is served.
+
+        `order` is "priority", "fifo" (strictly in order of arrival: what cannot start holds up all behind it) or
+        "buckets" (the same in each bucket of tasks, and the buckets take turns). By priority, a lower one is let in
+        after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never)."""
         if self._engine is not None:
             raise InvalidInput(f"define the queue {quote(name)} before the yard is opened")
         if concurrency is not None:
@@ -231,6 +240,9 @@ class Yard:
             per_key=check_count("per_key", per_key, least=1),
             auto_recover=check_count("auto_recover", auto_recover, least=0),
             retry=check_retry(retry or RetryPolicy()),
+            order=_order(order),
+            starve_after=None if starve_after is None else check_count("starve_after", starve_after, least=1),
+            starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
         )
 
     def define_pool(self, consumer: str | None = None, **settings: Any) -> None:
@@ -399,8 +411,8 @@ class Yard:
 
     async def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
         """Store one task for the consumer `name` and return its handle once it is safe. `options` as in `TaskOptions`:
-        priority, delay_s, schedule_at, queue, key, timeout_s, retry, dedupe, dedupe_key; on PostgreSQL `connection` as
-        well, which makes the task part of the transaction that is open there."""
+        priority, delay_s, schedule_at, queue, key, bucket, timeout_s, retry, dedupe, dedupe_key; on PostgreSQL
+        `connection` as well, which makes the task part of the transaction that is open there."""
         consumer = self.get_consumer(name)
         checked = TaskOptions.of(**options) if options else DEFAULTS
         add = self.prepare(consumer, _named(name, args or {}), checked)
@@ -454,6 +466,14 @@ class Yard:
         """The handle of a task that was submitted elsewhere, or earlier."""
         return TaskHandle(self, check_uuid(uuid))
 
+    def queue(self, name: str = DEFAULT_QUEUE, *, by: str = CODE) -> QueueController:
+        """Everything a person can do to a queue: `await yard.queue("cpu").pause(reason="backup")`. `by` says who."""
+        return QueueController(name, self.engine, by=by)
+
+    async def queues(self) -> list[QueueStatus]:
+        """Every queue that has rules, tasks, or something said about it."""
+        return await self.store.queues()
+
     async def cancel(self, uuid: str | UUID, *, reason: str = "") -> TaskRecord:
         """End a task: at once when it waits; when it runs, its run is asked to stop, and it is canceled when it has."""
         return await self._command(uuid, Cancel(check_text("reason", reason)))
@@ -496,6 +516,13 @@ class Yard:
                     yield event
                 if not page.events:
                     await changes.wait()
+
+
+def _order(value: QueueOrder | str) -> QueueOrder:
+    try:
+        return QueueOrder(value)
+    except ValueError:
+        raise InvalidInput(f"order {quote(value)} is not one of {', '.join(QueueOrder)}") from None
 
 
 def _warm_up(consumer: Consumer) -> None:

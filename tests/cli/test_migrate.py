@@ -12,7 +12,8 @@ from taskyard.stores.sqlite import SqliteStore
 from tests.cli.shell import Shell
 from tests.stores.test_migrations import make
 
-NEWEST = migrations("sqlite")[-1][0]
+STEPS = migrations("sqlite")
+NEWEST = STEPS[-1][0]
 LAST = f"{NEWEST:04}_"
 
 
@@ -40,7 +41,7 @@ def test_check_only_looks(shell: Shell) -> None:
     assert f"schema 2, behind {NEWEST}; to be applied: 0003_cancel_reason, 0004_" in done.out
     document = shell.here("migrate", "--check", "--store", shell.url, "--json").json
     assert (document["before"], document["after"], document["applied"]) == (2, 2, [])
-    assert [name[:4] for name in document["pending"]] == [f"{n:04}" for n in range(3, NEWEST + 1)]
+    assert [name[:4] for name in document["pending"]] == [f"{n:04}" for n, _ in STEPS if n > 2]
     assert digest(shell.path) == before
     assert not (shell.folder / "work.db-yard").exists()
     shell.here("migrate", "--store", shell.url)

@@ -20,7 +20,7 @@ from taskyard.queueing.admission import Hold, Slots
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.scheduling.due import DueLoop
-from taskyard.stores.memory import MemoryCore, core
+from taskyard.stores.memory import MemoryCore, claims, core
 from taskyard.testing.simulation.network import Line
 
 Patch = pytest.MonkeyPatch
@@ -98,7 +98,7 @@ def lose_hints(patch: Patch) -> None:
 
 
 def ignore_queue_concurrency(patch: Patch) -> None:
-    patch.setattr(core, "Quota", lambda demand, room: Quota(demand, {}))
+    patch.setattr(claims, "Quota", lambda demand, room: Quota(demand, {}))
 
 
 def ignore_keys(patch: Patch) -> None:
@@ -109,8 +109,8 @@ def ignore_keys(patch: Patch) -> None:
 def ignore_dedupe(patch: Patch) -> None:
     inner = MemoryCore._add_one
 
-    def add_one(self: MemoryCore, asked: TaskRecord, dedupe: Dedupe, now: datetime) -> Added:
-        return inner(self, asked, Dedupe.ALLOW, now)
+    def add_one(self: MemoryCore, asked: TaskRecord, add: Add, now: datetime) -> Added:
+        return inner(self, asked, msgspec.structs.replace(add, dedupe=Dedupe.ALLOW), now)
 
     patch.setattr(MemoryCore, "_add_one", add_one)
 

@@ -18,16 +18,35 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from taskyard.errors import ClaimLost, CommandRefused, DuplicateTask, InvalidInput, TaskyardError, UnknownTask
+from taskyard.errors import (
+    ClaimLost,
+    CommandRefused,
+    DependencyCycle,
+    DuplicateTask,
+    InvalidInput,
+    SlotTaken,
+    TaskyardError,
+    UnknownTask,
+)
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
+from taskyard.model.control import (
+    UNTOUCHED,
+    Pause,
+    QueueCommand,
+    QueueControl,
+    QueueState,
+    Resume,
+    SetConcurrency,
+    StopAfterCurrent,
+)
 from taskyard.model.event import TOLD_AS, Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
-from taskyard.model.limits import Demand, QueueSettings, Quota
+from taskyard.model.limits import Demand, QueueOrder, QueueSettings, Quota
 from taskyard.model.move import Move
 from taskyard.model.order import GAP, Priority
-from taskyard.model.state import ENDED, HOLDS_KEY, TaskState, check_move
-from taskyard.model.task import Claim, Dedupe, TaskRecord
-from taskyard.ports.store import Add, Added, Report, Store, Turned
+from taskyard.model.state import ENDED, HOLDS_KEY, STANDS_IN_LINE, TaskState, check_move
+from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord
+from taskyard.ports.store import Add, Added, Report, Store, TaskFilter, Turned
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.clock import ManualClock
@@ -37,8 +56,16 @@ T = TypeVar("T")
 
 QUEUES = ("default", "cpu")
 SOURCES = ("fetch", "shrink", "report")
+WINDOW_S = 2.0
 DELAYS = (0.0, 0.0, 0.0, -5.0, 0.5, 1.0, 3.0)
 STATES = {kind: state for state, kind in TOLD_AS.items()}
+
+
+class After(NamedTuple):
+    """One that a task waits for, as drawn: of those before it in its batch, of all of the batch, or of the store."""
+
+    n: int
+    where: str
 
 
 class Asked(NamedTuple):
@@ -51,6 +78,11 @@ class Asked(NamedTuple):
     slot: str | None
     delay_s: float
     again: bool
+    bucket: str | None
+    scope: DedupeScope | None
+    group: str | None
+    after: list[After]
+    on_failure: OnFailure
 
 
 class Pick(NamedTuple):
@@ -77,6 +109,7 @@ class Ending(NamedTuple):
 
 
 picks = st.builds(Pick, st.integers(0, 15), st.sampled_from([True] * 4 + [False]))
+afters = st.builds(After, st.integers(0, 15), st.sampled_from(["store"] * 4 + ["before"] * 4 + ["batch"]))
 asked = st.builds(
     Asked,
     st.sampled_from(QUEUES),
@@ -86,6 +119,11 @@ asked = st.builds(
     st.sampled_from([None, None, "s", "t"]),
     st.sampled_from(DELAYS),
     st.sampled_from([False] * 19 + [True]),
+    st.sampled_from([None, "x", "y"]),
+    st.sampled_from([None, DedupeScope.PENDING, DedupeScope.QUEUED, DedupeScope.WINDOW]),
+    st.sampled_from([None, None, "g"]),
+    st.just([]) | st.lists(afters, max_size=3),
+    st.sampled_from(OnFailure),
 )
 batches = st.builds(
     Batch, st.lists(asked, min_size=1, max_size=3), st.sampled_from(Dedupe), st.one_of(st.none(), st.none(), picks)
@@ -109,13 +147,27 @@ settings_of_queues = st.builds(
     concurrency=st.sampled_from([None, 1, 2, 3]),
     per_key=st.sampled_from([1, 1, 2]),
     auto_recover=st.sampled_from([0, 1, 2]),
+    order=st.sampled_from([QueueOrder.PRIORITY, QueueOrder.PRIORITY, QueueOrder.FIFO, QueueOrder.BUCKETS]),
+    starve_after=st.sampled_from([None, 1, 2]),
+    starve_wait_s=st.sampled_from([None, 1.0, 60.0]),
+)
+words = st.one_of(
+    st.builds(Pause, st.sampled_from(["", "backup"])),
+    st.just(Resume()),
+    st.just(Resume()),
+    st.builds(StopAfterCurrent, st.sampled_from(["", "backup"])),
+    st.builds(SetConcurrency, st.sampled_from([None, 1, 2])),
 )
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`name` is that of the other store; a subclass may have another."""
+    """`name` is that of the other store; a subclass may have another. `steers` is whether it has orders and takes words
+    about whole queues."""
 
     name = "SQLite"
+    steers = True
+    has_ties = True
+    """Whether tasks may have to do with others there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,10 +179,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.handles: list[Store] = []
         self.nodes: list[str] = []
         self.queues: dict[str, QueueSettings] = {}
+        self.controls: dict[str, QueueControl] = {}
         self.claims: list[tuple[Claim, Claim]] = []  # each store's own, live or stale
         self.states: dict[str, set[TaskState]] = {}  # where a task may be, by the events told so far
         self.uuids: list[str] = []
         self.known: dict[str, TaskRecord] = {}  # what the memory store held after the last step
+        self.after: dict[str, list[str]] = {}  # who waits for whom, as asked
+        self.ends: dict[str, set[TaskState]] = {}  # how a task has ever ended
         self.last_event = self.last_theirs = 0
         self.last_token = 0
         self.joined = self.made = 0
@@ -142,6 +197,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.home = self.open_handle()  # where the nodes join and leave; it stays open
         self.handles = [self.open_handle() for _ in range(2)]
         self.nodes = [self.join(), self.join()]
+        for queue in () if self.steers else QUEUES:
+            self.somebody_sets_a_queue(0, QueueSettings(name=queue))
 
     def open_handle(self) -> Store:
         # Nothing here pulls the plug, so that nothing has to be waited for.
@@ -201,6 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> None:
         now = self.clock.now()
         records = [[self.record(task) for task in batch.tasks] for batch in adds]
+        after = [self.waits(batch.tasks, made) for batch, made in zip(adds, records, strict=True)]
         endings = [(ending.claim, self.move(ending, now)) for ending in settles] if self.claims else []
         told = reports if self.claims else []
 
@@ -211,10 +269,12 @@ class StoreMachine(RuleBasedStateMachine):
                 adds=[
                     Add(
                         batch_records,
-                        batch.dedupe,
+                        self.policy(batch.dedupe),
                         None if batch.parent is None or not self.claims else self.claim(batch.parent, which),
+                        waits,
+                        WINDOW_S,
                     )
-                    for batch, batch_records in zip(adds, records, strict=True)
+                    for batch, batch_records, waits in zip(adds, records, after, strict=True)
                 ],
                 reports=[
                     Report(self.claim(pick, which), Progress(pick.n / 15), "told", str(pick.n) if pick.n % 2 else None)
@@ -231,13 +291,19 @@ class StoreMachine(RuleBasedStateMachine):
             self.same(mine.record, theirs.record)
             assert (theirs.attempt, theirs.token) == (mine.attempt, self.number(mine.token, theirs.token))
         assert two.next_due == one.next_due
+        assert sorted(two.ended) == sorted(one.ended)
         self.claims += zip(one.claims, two.claims, strict=True)
         del self.claims[:-60]
         self.uuids += [added.uuid for adds in one.added if isinstance(adds, list) for added in adds if added.is_new]
-        after = self.compare()
-        self.check_claims(one, after)
-        self.check_nothing_startable_waits(one, demand, after)
-        waiting = [r.due_at for r in after if r.state in {TaskState.SCHEDULED, TaskState.RETRYING}]
+        for answers, waits in zip(one.added, after, strict=True):
+            if isinstance(answers, list):
+                new = {added.uuid for added in answers if added.is_new}
+                self.after |= {child: parents for child, parents in waits.items() if child in new}
+        left = self.compare()
+        self.check_claims(one, left)
+        self.check_nothing_startable_waits(one, demand, left)
+        self.check_claims_waited(one)
+        waiting = [r.due_at for r in left if r.state in {TaskState.SCHEDULED, TaskState.RETRYING}]
         assert one.next_due == min(waiting, default=None)
 
     # The same in parts, so that half of what happens is work.
@@ -292,8 +358,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(handle=handles, settings=settings_of_queues)
     def somebody_sets_a_queue(self, handle: int, settings: QueueSettings) -> None:
+        if not self.steers:
+            plain = {"order": QueueOrder.PRIORITY, "starve_after": None, "starve_wait_s": None}
+            settings = msgspec.structs.replace(settings, **plain)
         self.both(handle, lambda store: store.set_queue(settings))
         self.queues[settings.name] = settings
+        self.compare()
+
+    @precondition(lambda self: self.steers)
+    @rule(handle=handles, queue=st.sampled_from(QUEUES), command=words)
+    def somebody_steers_a_queue(self, handle: int, queue: str, command: QueueCommand) -> None:
+        one, two = self.both(handle, lambda store: store.control(queue, command, by="ann"))
+        assert two == one
         self.compare()
 
     @rule(handle=handles, seconds=st.sampled_from([0.0, 1.0, 30.0]), limit=st.sampled_from([1, 2, 500]))
@@ -324,11 +400,32 @@ class StoreMachine(RuleBasedStateMachine):
             args='{"n":%d}' % number,  # noqa: UP031 - braces
             priority=task.priority,
             key=task.key,
-            dedupe_slot=task.slot,
+            bucket=task.bucket if self.steers else None,
+            dedupe_slot=task.slot if self.has_ties else None,
+            dedupe_scope=task.scope if self.has_ties else None,
+            group_id=task.group if self.has_ties else None,
+            on_failure=task.on_failure if self.has_ties and task.after else None,
             due_at=now + timedelta(seconds=task.delay_s),
             created_at=now,
             updated_at=now,
         )
+
+    def policy(self, dedupe: Dedupe) -> Dedupe:
+        return dedupe if self.has_ties or dedupe is not Dedupe.REPLACE else Dedupe.ALLOW
+
+    def waits(self, tasks: list[Asked], made: list[TaskRecord]) -> dict[str, list[str]]:
+        """Whom each task of a batch waits for."""
+        waits: dict[str, list[str]] = {}
+        for place, task in enumerate(tasks if self.has_ties else []):
+            among = {
+                "store": self.uuids[-16:],
+                "before": [r.uuid for r in made[:place]],
+                "batch": [r.uuid for r in made],
+            }
+            parents = [among[one.where][one.n % len(among[one.where])] for one in task.after if among[one.where]]
+            if parents:
+                waits[made[place].uuid] = parents
+        return waits
 
     def claim(self, pick: Pick, which: int) -> Claim:
         live = [pair for pair in self.claims if self.holds(pair[0])]
@@ -384,6 +481,7 @@ class StoreMachine(RuleBasedStateMachine):
         tally = dict(Counter((record.queue, record.state) for record in one))
         assert self.both(0, lambda store: store.count()) == (tally, tally)
         assert self.both(1, lambda store: store.count()) == (tally, tally)
+        self.compare_queues(one)
         self.compare_events({record.uuid: record.state for record in one})
         slots = Counter(record.dedupe_slot for record in one if record.dedupe_slot is not None)
         assert set(slots.values()) <= {1}
@@ -391,9 +489,31 @@ class StoreMachine(RuleBasedStateMachine):
             assert (record.state is TaskState.RUNNING) == (record.token is not None) == (record.node is not None)
             assert (record.state in ENDED) == (record.finished_at is not None)
             assert record.state not in ENDED or record.dedupe_slot is None
+            assert (record.state is TaskState.BLOCKED) == (record.waits > 0)
+            if record.state in ENDED:
+                self.ends.setdefault(record.uuid, set()).add(record.state)
         self.check_parking(one)
+        self.compare_groups(one)
         self.known = {record.uuid: record for record in one}
         return one
+
+    def compare_queues(self, records: list[TaskRecord]) -> None:
+        """What the stores say of their queues is the same; one that is stopping has something to wait for."""
+        if not self.steers:
+            return
+        mine, theirs = self.both(1, lambda store: store.queues())
+        assert theirs == mine
+        running = Counter(record.queue for record in records if record.state is TaskState.RUNNING)
+        for status in mine:
+            self.controls[status.name] = status.control
+            assert status.control.state is not QueueState.STOPPING or running[status.name]
+
+    def compare_groups(self, records: list[TaskRecord]) -> None:
+        members = [record for record in records if record.group_id == "g"]
+        tally = dict(Counter(record.state for record in members))
+        assert self.both(0, lambda store: store.count_group("g")) == (tally, tally)
+        one, two = self.both(1, lambda store: store.list_tasks(TaskFilter(group="g"), limit=10_000))
+        assert [r.uuid for r in one] == [r.uuid for r in two] == [r.uuid for r in members]
 
     def same(self, mine: TaskRecord, theirs: TaskRecord) -> None:
         """Two records are the same, field by field; ids, tokens and places stand for the same numbers throughout.
@@ -426,7 +546,7 @@ class StoreMachine(RuleBasedStateMachine):
         for event in one.events:
             changed.add(event.uuid)
             if event.kind is EventKind.SUBMITTED:
-                self.states[event.uuid] = {TaskState.QUEUED, TaskState.SCHEDULED}
+                self.states[event.uuid] = {TaskState.QUEUED, TaskState.SCHEDULED, TaskState.BLOCKED}
             elif event.kind in STATES:
                 old = self.states[event.uuid] & {old for old in TaskState if legal(old, STATES[event.kind])}
                 assert old, f"{event.uuid} went from {self.states[event.uuid]} to {event.kind}"
@@ -441,18 +561,48 @@ class StoreMachine(RuleBasedStateMachine):
 
     def check_claims(self, turned: Turned, records: list[TaskRecord]) -> None:
         """What was just claimed is in order, under new tokens, and within the limits of its queue and its key."""
-        places = [(claim.record.priority, claim.record.position) for claim in turned.claims]
-        assert places == sorted(places)
+        self.check_order(turned, records)
         tokens = [self.last_token, *(claim.token for claim in turned.claims)]
         assert tokens == sorted(set(tokens))
         self.last_token = tokens[-1]
         for claim in turned.claims:
             queue, key = claim.record.queue, claim.record.key
-            rules = self.settings(queue)
+            rules, limit = self.settings(queue), self.limit(queue)
             running = sum(r.state is TaskState.RUNNING and r.queue == queue for r in records)
-            assert rules.concurrency is None or running <= rules.concurrency
+            assert limit is None or running <= limit
             if key is not None:
                 assert sum(r.state in HOLDS_KEY and (r.queue, r.key) == (queue, key) for r in records) <= rules.per_key
+
+    def check_order(self, turned: Turned, records: list[TaskRecord]) -> None:
+        """Within a lane, or a line, those that started did so by place, and before all that were left there."""
+        lanes: dict[Any, list[int]] = {}
+        for claim in turned.claims:
+            lanes.setdefault(self.lane(claim.record), []).append(claim.record.position)
+        for places in lanes.values():
+            assert places == sorted(places)
+        for record in records:
+            waits = record.state is TaskState.QUEUED and not record.parked
+            if waits or (self.settings(record.queue).is_strict and record.state in STANDS_IN_LINE):
+                assert record.position > max(lanes.get(self.lane(record), [record.position - 1]))
+
+    def lane(self, record: TaskRecord) -> Any:
+        """What it shares with those it must not overtake."""
+        match self.settings(record.queue).order:
+            case QueueOrder.PRIORITY:
+                return record.queue, record.source, record.priority
+            case QueueOrder.FIFO:
+                return record.queue
+            case QueueOrder.BUCKETS:
+                return record.queue, record.bucket
+
+    def check_claims_waited(self, turned: Turned) -> None:
+        """What was claimed had waited for all that it was to wait for, as far as those are remembered."""
+        for claim in turned.claims:
+            for parent in self.after.get(claim.uuid, ()):
+                ends = self.ends.get(parent, set())
+                if parent in self.known and claim.record.on_failure is not OnFailure.IGNORE:
+                    ends = ends & {TaskState.COMPLETED}
+                assert ends
 
     def check_nothing_startable_waits(self, turned: Turned, demand: Demand | None, records: list[TaskRecord]) -> None:
         """With room left in the demand and in the queue, nothing that may start was left waiting."""
@@ -463,9 +613,14 @@ class StoreMachine(RuleBasedStateMachine):
         for claim in turned.claims:
             assert quota.room(claim.record.queue, claim.record.source) > 0
             quota.admit(claim.record.queue, claim.record.source)
+        heads: dict[Any, TaskRecord] = {}
+        for record in sorted(records, key=lambda record: record.position):
+            if record.state in STANDS_IN_LINE:
+                heads.setdefault(self.lane(record), record)
         for record in records:
-            if record.state is TaskState.QUEUED and not record.parked:
-                limit = self.settings(record.queue).concurrency
+            is_held_up = self.settings(record.queue).is_strict and heads.get(self.lane(record)) is not record
+            if record.state is TaskState.QUEUED and not record.parked and not is_held_up:
+                limit = self.limit(record.queue)
                 full = limit is not None and running[record.queue] >= limit
                 assert full or quota.room(record.queue, record.source) <= 0
 
@@ -480,12 +635,20 @@ class StoreMachine(RuleBasedStateMachine):
         for (queue, _), group in keyed.items():
             busy = sum(record.state in HOLDS_KEY for record in group)
             waiting = [record for record in group if record.state is TaskState.QUEUED]
-            waiting.sort(key=lambda record: (record.priority, record.position))
+            strict = self.settings(queue).is_strict
+            waiting.sort(key=lambda record: (0 if strict else record.priority, record.position))
             free = max(0, self.settings(queue).per_key - busy)
             assert [record.parked for record in waiting] == [place >= free for place in range(len(waiting))]
 
     def settings(self, queue: str) -> QueueSettings:
         return self.queues.get(queue) or QueueSettings(name=queue)
+
+    def limit(self, queue: str) -> int | None:
+        """How many of the queue may run, by what people say of it and by its rules."""
+        control = self.controls.get(queue, UNTOUCHED)
+        if not control.is_open:
+            return 0
+        return self.settings(queue).concurrency if control.concurrency is None else control.concurrency
 
 
 def by_task(events: list[Event]) -> dict[str, list[tuple[Any, ...]]]:
@@ -509,6 +672,10 @@ def answer(given: list[Added] | TaskyardError | None) -> Any:
     match given:
         case DuplicateTask():
             return "duplicate", given.existing, given.slot
+        case DependencyCycle():
+            return "cycle", given.uuids
+        case UnknownTask():
+            return "unknown", given.uuid
         case ClaimLost():
             return "lost", given.uuid
         case InvalidInput():
@@ -518,6 +685,8 @@ def answer(given: list[Added] | TaskyardError | None) -> Any:
 
 def refusal(refused: TaskyardError | None) -> Any:
     match refused:
+        case SlotTaken():
+            return "taken", refused.uuid, refused.holder
         case CommandRefused():
             return "refused", refused.uuid, refused.command, refused.state
         case UnknownTask():

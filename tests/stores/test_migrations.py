@@ -30,7 +30,9 @@ def make(path: Path, version: int) -> None:
         "updated_at) VALUES (1, ?, 'work', 'default', '{}', 'queued', 1, 1, 0, 0, 0, 0)",
         (new_uuid(),),
     )
-    conn.execute("INSERT INTO tally (queue, source, state, n) VALUES ('default', 'work', 'queued', 1)")
+    tally = {"queue": "default", "source": "work", "state": "queued", "n": 1} | ({"priority": 1} if version > 5 else {})
+    marks = ", ".join(["?"] * len(tally))
+    conn.execute(f"INSERT INTO tally ({', '.join(tally)}) VALUES ({marks})", tuple(tally.values()))
     conn.execute("INSERT INTO event VALUES (1, 1, 1, '[]')")
     conn.close()
 

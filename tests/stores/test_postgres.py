@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,16 +33,19 @@ from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Report
 from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
-from taskyard.stores.postgres import PostgresStore, commands
+from taskyard.stores.postgres import PostgresStore, commands, hints, within
 from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.postgres.place import COMMAND_S, Connection, connect, migrate
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
 from taskyard.testing.samples import a_node, a_record, an_add, an_error, room
+from tests.scenario.transactions import DRIVERS
 
 pytestmark = pytest.mark.anyio
 
 A, B = a_node("a"), a_node("b")
+PATIENCE_S = 20.0
+
 LARGE = '"' + "x" * 400_000 + '"'
 
 WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -375,7 +378,7 @@ async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
     for _ in range(3):
         await store.turn(A.incarnation, adds=[an_add(*(a_record() for _ in range(1000)))])
     claims = (await store.turn(A.incarnation, demand=room(2500))).claims
-    low = await store._read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.lane"))
+    low = await store._read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.mark"))
     assert low == claims[-1].record.position
     await store.turn(A.incarnation, settles=[(claims[0], Move.given_back(at=clock.now()))])
     (again,) = (await store.turn(A.incarnation, demand=room(1))).claims
@@ -443,12 +446,87 @@ async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, 
     (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
     await store.turn(A.incarnation, settles=[(held, Move.failed(at=clock.now(), error=an_error()))])
     async with stranger.transaction():
-        assert await stranger.fetchval("SELECT taskyard.prune_1($1, 1)", clock.now() + timedelta(hours=1)) == 1
+        assert await stranger.fetchval("SELECT taskyard.prune_1(now(), '0', 1)") == 1
         retrying = asyncio.ensure_future(store.apply([held.uuid], Retry()))
         await until(lambda: stranger.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"))
     (applied,) = await retrying
     assert isinstance(applied.refused, UnknownTask)
     assert await store.count() == {}
+
+
+async def _work(url: str, clock: ManualClock, rounds: int) -> None:
+    """Ten tasks a round, and what nodes and clients ask meanwhile; half of the tasks belong to a queue with a limit."""
+    store = PostgresStore(url, clock=clock)
+    await store.open()
+    await store.join(A)
+    await store.set_queue(QueueSettings(name="narrow", concurrency=5))
+    for _ in range(rounds):
+        after = (await store.events(after=-1)).last
+        tasks = [a_record(clock.now(), queue=queue) for queue in ("wide", "narrow") for _ in range(5)]
+        await store.turn(A.incarnation, adds=[an_add(*tasks)])
+        claims = (await store.turn(A.incarnation, demand=room(20))).claims
+        assert len(claims) == 10
+        assert (await store.turn(A.incarnation, demand=room(20))).claims == []
+        done = [(claim, Move.completed(at=clock.now(), result="1")) for claim in claims]
+        await store.turn(A.incarnation, settles=done)
+        assert (await store.signals(A.incarnation)).cancels == []
+        assert len((await store.events(after=after)).events) == 30
+        assert all(outcome and outcome.result for outcome in await store.outcomes([task.uuid for task in tasks]))
+        assert await store.dead_nodes() == []
+        await store._tidy()
+    await store.leave(A.incarnation)
+    await store.close()
+
+
+async def _read_since(stranger: asyncpg.Connection) -> int:
+    """Rows and entries that were read since this was last asked; with its connections a store leaves its counts."""
+    ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'taskyard'"
+
+    async def is_alone() -> bool:
+        return bool(await stranger.fetchval(ours) == 0)
+
+    await until(is_alone)
+    read: int = await stranger.fetchval(
+        "SELECT ((SELECT sum(idx_tup_read) FROM pg_stat_user_indexes)"
+        " + (SELECT sum(seq_tup_read) FROM pg_stat_user_tables))::bigint"
+    )
+    await stranger.execute("SELECT pg_stat_reset()")
+    return read
+
+
+async def test_a_foreign_snapshot_makes_nothing_read_more_and_more(empty_url, clock, monkeypatch):
+    """While somebody keeps a transaction open, and with it all that is dead, turns and questions read no more than at
+    its beginning."""
+    monkeypatch.setattr("taskyard.stores.postgres.store.RING", 100)
+    await _work(empty_url, clock, 5)
+    foreign, stranger = await asyncpg.connect(empty_url), await asyncpg.connect(empty_url)
+    await _read_since(stranger)
+    async with foreign.transaction(isolation="repeatable_read"):
+        await foreign.fetchval("SELECT count(*) FROM taskyard.task")
+        await _work(empty_url, clock, 40)
+        early = await _read_since(stranger)
+        await _work(empty_url, clock, 80)
+        await _read_since(stranger)
+        await _work(empty_url, clock, 40)
+        late = await _read_since(stranger)
+    await foreign.close()
+    await stranger.close()
+    assert late < 1.3 * early, (early, late)
+
+
+async def test_a_node_whose_clock_is_ahead_forgets_nothing_early(store, postgres_url):
+    """What is kept for an hour is kept for an hour by the server's clock, whatever a node takes the time to be."""
+    now = datetime.now(UTC)
+    adds = [an_add(a_record(), a_record())]
+    claims = (await store.turn(A.incarnation, adds=adds, demand=room(2))).claims
+    ended = [Move.completed(at=now - timedelta(minutes=59)), Move.completed(at=now - timedelta(minutes=61))]
+    await store.turn(A.incarnation, settles=list(zip(claims, ended, strict=True)))
+    clock = ManualClock(now + timedelta(days=1))
+    ahead = PostgresStore(postgres_url, clock=clock)
+    await ahead.open()
+    assert await ahead.prune(finished_before=clock.now() - timedelta(hours=1)) == 1
+    assert await ahead.find(claims[0].uuid) is not None
+    await ahead.close()
 
 
 # --- liveness ---------------------------------------------------------------------------------------------------------
@@ -594,15 +672,53 @@ async def test_who_is_cancelled_while_others_wait_leaves_his_connection_to_them(
 
 
 @pytest.mark.parametrize("listens", [True, False])
-async def test_others_hear_of_a_commit(store, other, stranger, listens):
-    """What one process writes, another hears of: at once by a hint, or, when its listener was just killed, soon."""
+async def test_others_hear_of_a_commit(store, other, stranger, monkeypatch, listens):
+    """What one process writes, another hears of: by a hint, however seldom it looks, or, when its listener was just
+    killed, by looking."""
+    if listens:
+        monkeypatch.setattr(hints, "POLL_S", 1000.0)
     heard = asyncio.Event()
     other.watch(heard.set, lambda: None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await until(lambda: stranger.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
-        await heard.wait()
+        await heard.wait()  # the first look
         heard.clear()
         if not listens:
             await stranger.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
         await store.turn(A.incarnation, adds=[an_add(a_record())])
         await heard.wait()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_commit_of_the_users_is_heard_of_and_notifies_nobody_itself(
+    postgres_url, clock, stranger, monkeypatch, driver
+):
+    """When somebody's transaction brings tasks about, its process and the others hear of it, and not before; the
+    notification is none of the transaction's own, which would hold up every other commit on the server."""
+    monkeypatch.setattr(hints, "POLL_S", 1000.0)
+    store = PostgresStore(postgres_url, clock=clock)
+    await store.open()
+    here, there = asyncio.Event(), asyncio.Event()
+    told_by: list[int] = []
+
+    def told(_conn: object, pid: int, *_: object) -> None:
+        told_by.append(pid)
+        there.set()
+
+    store.watch(here.set, lambda: None)
+    async with asyncio.timeout(PATIENCE_S):
+        await here.wait()  # the first look
+        here.clear()
+        await stranger.add_listener(hints.CHANNEL, told)
+        async with DRIVERS[driver](postgres_url) as theirs:
+            await store.add_within(theirs.connection, an_add(a_record()))
+            store._transactions._look(within.LOOK_CAP_S)
+            assert not here.is_set()
+            pid = await stranger.fetchval(
+                "SELECT pid FROM pg_stat_activity WHERE query LIKE '%submit_1%' AND pid <> pg_backend_pid()"
+            )
+            assert pid is not None
+        await here.wait()
+        await there.wait()
+    assert pid not in told_by
+    await store.close()

@@ -300,7 +300,8 @@ async def test_events_begin_anew_after_a_restore_on_another_server(postgres_grow
             "INSERT INTO taskyard.event VALUES ($1, 0, 1, 'queued', 'q', 's', ARRAY[now()], ARRAY['old'])", far
         )
     else:
-        await conn.execute("UPDATE taskyard.trimmed SET last = $1", far * EVENTS_AT_MOST)
+        await conn.execute("UPDATE taskyard.tidied SET trimmed = $1, tally_from = $2", far * EVENTS_AT_MOST, far)
+        await conn.execute("INSERT INTO taskyard.tally (queue, state, n, xid) VALUES ('q', 'failed', 3, $1)", far)
     await conn.close()
     store = make(postgres_grown)
     await store.open()
@@ -309,6 +310,10 @@ async def test_events_begin_anew_after_a_restore_on_another_server(postgres_grow
     page = await store.events(after=after)
     assert ([event.uuid for event in page.events], page.missed) == ([task.uuid], False)
     assert (await store.events(after=0)).missed
+    counted = {(task.queue, TaskState.QUEUED): 1}
+    if left != "an event":
+        counted["q", TaskState.FAILED] = 3
+    assert await store.count() == counted
     await store.close()
     await store.open()
     assert (await store.events(after=after)).events == page.events  # only once

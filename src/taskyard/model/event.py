@@ -28,12 +28,18 @@ class EventKind(StrEnum):
     PRIORITY_CHANGED = "priority_changed"
     CANCEL_ASKED = "cancel_asked"
     PROGRESS = "progress"
+    QUEUE_PAUSED = "queue_paused"
+    QUEUE_STOPPING = "queue_stopping"
+    QUEUE_RESUMED = "queue_resumed"
+    QUEUE_CHANGED = "queue_changed"
 
 
 TOLD_AS: dict[TaskState, EventKind] = {state: EventKind(state) for state in TaskState if state is not TaskState.CREATED}
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
+    """`uuid` and `source` are empty where it is told of a whole queue."""
+
     seq: int
     at: datetime
     kind: EventKind

@@ -1,11 +1,15 @@
-"""How much may start: what a node asks for, and counting it down while tasks are picked."""
+"""How much may start: the rules of queues, what a node asks for, and counting it down while tasks are picked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
+from enum import StrEnum
 
 import msgspec
 
+from taskyard.model.control import QueueControl
+from taskyard.model.fairness import Patience
 from taskyard.model.retry import RetryPolicy
 
 
@@ -16,22 +20,71 @@ def tighter(one: float | None, other: float | None) -> float | None:
     return min(one, other)
 
 
+class QueueOrder(StrEnum):
+    """Who goes first in a queue.
+
+    `priority`: high, normal, low; within one, first in first out among those that can start. `fifo`: first in first
+    out, whatever the priority, and the head is never skipped: while it cannot start, nobody behind it does. `buckets`:
+    the same within each bucket, and the buckets take turns; one whose head cannot start is passed over."""
+
+    PRIORITY = "priority"
+    FIFO = "fifo"
+    BUCKETS = "buckets"
+
+
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one queue, held across every process on the store. `concurrency=None` sets no limit of its own;
     `per_key` is how many tasks with one key may run at once; `auto_recover` how often a task is taken back from a dead
-    node before it is failed; `retry` the policy of consumers that name none."""
+    node before it is failed; `retry` the policy of consumers that name none.
+
+    With `order="priority"` a lower priority is let in once after `starve_after` starts of higher ones, or when it has
+    waited for `starve_wait_s` seconds; None waits for ever."""
 
     name: str
     concurrency: int | None = None
     per_key: int = 1
     auto_recover: int = 1
     retry: RetryPolicy = RetryPolicy()
+    order: QueueOrder = QueueOrder.PRIORITY
+    starve_after: int | None = 8
+    starve_wait_s: float | None = 600.0
+
+    @property
+    def patience(self) -> Patience:
+        wait_s = self.starve_wait_s
+        return Patience(self.starve_after, None if wait_s is None else timedelta(seconds=wait_s))
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether places alone count, and what cannot start holds up others."""
+        return self.order is not QueueOrder.PRIORITY
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
             raise ValueError(f"queue {self.name!r}: concurrency must be at least 1, or None for no limit")
         if self.per_key < 1 or self.auto_recover < 0:
             raise ValueError(f"queue {self.name!r}: per_key must be at least 1 and auto_recover not negative")
+        if self.starve_after is not None and self.starve_after < 1:
+            raise ValueError(f"queue {self.name!r}: starve_after must be at least 1, or None for never")
+        if self.starve_wait_s is not None and self.starve_wait_s <= 0:
+            raise ValueError(f"queue {self.name!r}: starve_wait_s must be more than 0, or None for never")
+
+
+def rooms(
+    queues: Mapping[str, QueueSettings], controls: Mapping[str, QueueControl], running: Mapping[str, int]
+) -> dict[str, int]:
+    """How many more each queue may start, of those that have a limit. What a person has said goes before the rules."""
+    room = {
+        name: queue.concurrency - running.get(name, 0)
+        for name, queue in queues.items()
+        if queue.concurrency is not None
+    }
+    for name, control in controls.items():
+        if not control.is_open:
+            room[name] = 0
+        elif control.concurrency is not None:
+            room[name] = control.concurrency - running.get(name, 0)
+    return room
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -57,6 +110,10 @@ class Quota:
     def room(self, queue: str, source: str) -> int:
         """How many more of this lane may be admitted. A queue that is not named has no limit."""
         return min(self.left, self._sources.get(source, self._others), self._queues.get(queue, self.left))
+
+    def is_full(self, source: str) -> bool:
+        """Whether no more of this source may be admitted, in whatever queue."""
+        return self._sources.get(source, self._others) <= 0
 
     def admit(self, queue: str, source: str, n: int = 1) -> None:
         self.left -= n

@@ -13,7 +13,7 @@ import msgspec
 
 from taskyard.model.execution import ExecutionError
 from taskyard.model.state import COMPLETED, ENDED, QUEUED, RUNNING, TaskState, check_move
-from taskyard.model.task import TaskRecord
+from taskyard.model.task import DedupeScope, TaskRecord
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -93,11 +93,14 @@ def apply_move(record: TaskRecord, move: Move) -> None:
     if new in ENDED:
         record.finished_at = move.at
         record.dedupe_slot = None
+        record.waits = 0
         record.result = move.result
     elif old is TaskState.FAILED:
         # Sent again by a person: a fresh set of retries, the old error stays until the next run.
         record.finished_at = None
         record.retries = record.crashes = record.recoveries = 0
+        if record.dedupe_scope is not DedupeScope.WINDOW:
+            record.dedupe_slot = record.dedupe_key
 
 
 def _complete(record: TaskRecord, move: Move) -> None:

@@ -156,11 +156,28 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Dedupe(StrEnum):
-    """What to do when the same work is pending already."""
+    """What to do when the same work is there already: `replace` cancels what has not started and comes in its stead."""
 
     ALLOW = "allow"
     MERGE = "merge"
     REFUSE = "refuse"
+    REPLACE = "replace"
+
+
+class DedupeScope(StrEnum):
+    """How long a task stands for its work: until it starts, until it has ended, or until a time after its submit."""
+
+    QUEUED = "queued"
+    PENDING = "pending"
+    WINDOW = "window"
+
+
+class OnFailure(StrEnum):
+    """What becomes of a task when one that it waits for ends without having completed."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    IGNORE = "ignore"
 
 
 class TaskRecord(msgspec.Struct, gc=False):
@@ -168,7 +185,11 @@ class TaskRecord(msgspec.Struct, gc=False):
     has saved for the next one, until the task is completed. `id` orders tasks as they were added.
 
     `attempt` counts the runs started; `retries` those that failed and were tried again; `crashes` the workers this task
-    took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run."""
+    took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run. `bucket`
+    counts in queues that are ordered by buckets.
+
+    `dedupe_slot` is the work it stands for now; `dedupe_key` the same, remembered when it no longer does. `waits`
+    counts the tasks that it waits for. `group_id` is the uuid of the group's summary, where it has one."""
 
     uuid: str
     source: str
@@ -201,6 +222,12 @@ class TaskRecord(msgspec.Struct, gc=False):
     note: str | None = None
     cancel_reason: str | None = None
     checkpoint: str | None = None
+    bucket: str | None = None
+    group_id: str | None = None
+    waits: int = 0
+    on_failure: OnFailure | None = None
+    dedupe_key: str | None = None
+    dedupe_scope: DedupeScope | None = None
 
     def clone(self) -> TaskRecord:
         """A copy, at half the price of `copy.copy`: records are copied on the hot path."""

@@ -7,14 +7,15 @@ answers is durable when it answers, as far as the store is durable at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
 from taskyard.errors import ClaimLost, TaskyardError
 from taskyard.model.command import Command
+from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
 from taskyard.model.limits import Demand, QueueSettings
@@ -55,6 +56,22 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_draining: bool = False
 
 
+class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue as the store knows it: the rules that code has set, what people have said, how many tasks it holds in
+    each state, and since when the first in its lanes wait, of those that could start."""
+
+    name: str
+    settings: QueueSettings
+    control: QueueControl
+    counts: dict[TaskState, int]
+    oldest_due_at: datetime | None = None
+
+    @classmethod
+    def empty(cls, name: str) -> Self:
+        """That of a queue nobody has used yet."""
+        return cls(name=name, settings=QueueSettings(name=name), control=UNTOUCHED, counts={})
+
+
 class Signals(msgspec.Struct, frozen=True):
     """What others want of a node: the tasks running on it that are to be canceled, and that it takes no new ones."""
 
@@ -64,11 +81,16 @@ class Signals(msgspec.Struct, frozen=True):
 
 class Add(msgspec.Struct, frozen=True, gc=False):
     """One caller's tasks: queued in the order given, all or nothing. `parent` is the run that submits them, if any:
-    when its claim is lost, nothing is added."""
+    when its claim is lost, nothing is added.
+
+    `after` names, by the uuid of a task, those that it waits for: tasks of the store, or of the same add. `window_s` is
+    for how long from now on the tasks stand for their work, where their scope is a window."""
 
     records: Sequence[TaskRecord]
     dedupe: Dedupe = Dedupe.ALLOW
     parent: Claim | None = None
+    after: Mapping[str, Sequence[str]] = {}
+    window_s: float | None = None
 
 
 class Added(msgspec.Struct, frozen=True, gc=False):
@@ -99,12 +121,14 @@ class Report(msgspec.Struct, frozen=True, gc=False):
 
 class Turned(msgspec.Struct, frozen=True):
     """What a turn did, in the order it was asked: per settle None or `ClaimLost`, per add its tasks or the error that
-    kept all of them out, the claims (first to start first), and when the next waiting task is due."""
+    kept all of them out, the claims (first to start first), and when the next waiting task is due. `ended` are tasks
+    that ended by it without having run: replaced by an add, or waiting for one that did not complete."""
 
     settled: list[ClaimLost | None]
     added: list[list[Added] | TaskyardError]
     claims: list[Claim]
     next_due: datetime | None
+    ended: list[str] = []
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -121,6 +145,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[TaskState, ...] | None = None
     queue: str | None = None
     source: str | None = None
+    group: str | None = None
 
 
 ANY = TaskFilter()
@@ -139,7 +164,19 @@ class Store(Protocol):
         ...
 
     async def set_queue(self, settings: QueueSettings) -> None:
-        """Create the queue or change its rules, for every node, from the next turn on."""
+        """Create the queue or change its rules, for every node, from the next turn on. What people have said about it
+        stays as it is."""
+        ...
+
+    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+        """Carry out what somebody asks of a whole queue, for every node, from the next turn on, and remember who, when
+        and why; the queue need not exist yet. A word that changes nothing leaves no event. A queue that is stopping is
+        paused by the very transaction in which the last of its tasks ends."""
+        ...
+
+    async def queues(self) -> list[QueueStatus]:
+        """Every queue that has rules, tasks, or something said about it, by name. `oldest_due_at` is the earliest due
+        time among those that are first of their source and priority, by place, and that no key holds back."""
         ...
 
     async def join(self, node: Node) -> None:
@@ -181,15 +218,28 @@ class Store(Protocol):
         """One transaction, in this order: settle, report, add, promote what is due (at most `PROMOTE_AT_MOST`, by due
         time, then by age), claim.
 
+        A task that waits for others is blocked until each of them has completed, then takes the place it has had since
+        it was added; if one of them ends otherwise, it is failed, skipped or goes on, as its `on_failure` says, and so
+        are those that wait for it. Whoever is waited for and has ended already counts at once. The end of one task is
+        told to about a thousand that wait for it; `next_due` is now while others are still to be told, and every turn
+        goes on with them. An add that waits for an unknown task is `UnknownTask`, for itself `DependencyCycle`.
+
+        A slot is held until its task starts, until it has ended, or, whatever becomes of the task, for the window. Who
+        comes later is merged into the holder, refused (`DuplicateTask`), or replaces it: the holder is canceled, unless
+        it runs or has ended, which is `DuplicateTask` as well.
+
         A settle is written only if its task still runs under the claim's attempt and token; otherwise it is `ClaimLost`
-        and changes nothing. An add that fails leaves the other adds alone. A claim goes to the first startable task by
-        (priority, position) over all lanes of the demand, within the demand, the queue's concurrency and the key's
-        limit; it starts attempt + 1 under a token larger than every one before."""
+        and changes nothing. An add that fails leaves the other adds alone. A claim goes to the queue whose first
+        startable task has the smallest (priority, position) over all lanes of the demand, and there to the task that
+        the queue's order says, within the demand, the queue's concurrency and the key's limit; a queue that is not
+        running gives none. It starts attempt + 1 under a token larger than every one before."""
         ...
 
     async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         """Decide and carry out `command` for each task, in chunks of at most 500, each chunk atomic. An unknown task is
-        `UnknownTask`; one that no longer fits is `CommandRefused`."""
+        `UnknownTask`; one that no longer fits is `CommandRefused`. A failed task that is sent again takes its slot
+        again, or is `SlotTaken`; it waits again for those of its dependencies that have not completed, and is refused
+        if one of them never will."""
         ...
 
     async def signals(self, node: str) -> Signals:
@@ -226,8 +276,14 @@ class Store(Protocol):
         """How many tasks each (queue, state) holds, exactly, without counting them."""
         ...
 
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        """How many tasks of the group are in each state, its summary aside."""
+        ...
+
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
-        """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were."""
+        """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were. Where
+        several machines share a store, none that is younger than that by the clock of its server. Slots whose window is
+        over are forgotten with them."""
         ...
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:

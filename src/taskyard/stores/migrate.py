@@ -13,9 +13,8 @@ from taskyard.ports.store import PROMOTE_AT_MOST, Schema
 EVENTS_AT_MOST = 1 << 17
 """Events of one transaction, in a store that numbers events by transactions: more than the largest batch brings."""
 
-RAISE_AFTER = 2000 * GAP
-"""How far claims must have come beyond a lane's mark before it is moved: about a thousand tasks, which take two numbers
-each."""
+RAISE_AFTER = 500 * GAP
+"""How far claims must have come beyond a lane's mark before it is moved: some 250 tasks, of two numbers each."""
 
 REASON = "\x01reason\x01"
 """Stands in a stored error for the reason of a cancel that only the database knows. No text has it by chance."""

@@ -23,7 +23,13 @@ pytest.register_assert_rewrite(
 from taskyard.testing.answer_contract import AnswerContract  # noqa: E402
 from taskyard.testing.code_contract import CodeContract  # noqa: E402
 from taskyard.testing.executor_contract import ExecutorContract  # noqa: E402
-from taskyard.testing.store_contract import DurableStoreContract, PromptStoreContract, StoreContract  # noqa: E402
+from taskyard.testing.store_contract import (  # noqa: E402
+    DurableStoreContract,
+    PromptStoreContract,
+    SteeringContract,
+    StoreContract,
+    TiesContract,
+)
 
 __all__ = [
     "AnswerContract",
@@ -31,5 +37,7 @@ __all__ = [
     "DurableStoreContract",
     "ExecutorContract",
     "PromptStoreContract",
+    "SteeringContract",
     "StoreContract",
+    "TiesContract",
 ]

@@ -112,10 +112,10 @@ async def _empty(conn: asyncpg.Connection) -> None:
     )
     names = await conn.fetch(
         "SELECT relname FROM pg_class WHERE relnamespace = 'taskyard'::regnamespace AND relkind = 'r' "
-        "AND relname NOT IN ('migration', 'trimmed')"
+        "AND relname NOT IN ('migration', 'tidied')"
     )
     tables = ", ".join(f"taskyard.{name}" for (name,) in names)
-    await conn.execute(f"TRUNCATE {tables}; UPDATE taskyard.trimmed SET last = 0")
+    await conn.execute(f"TRUNCATE {tables}; UPDATE taskyard.tidied SET trimmed = 0")
 
 
 class Server:

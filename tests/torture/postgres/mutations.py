@@ -15,7 +15,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     # A node that has beaten since it was looked at is taken for dead all the same.
     "rescue-without-looking": [(r"AND \(p_beats IS NULL OR beats = p_beats\)", "")],
     # A queue's room is looked for without counting what runs.
-    "forget-what-runs": [(r"q\.concurrency - \(\s*SELECT count\(\*\) FROM[^)]*\)", "q.concurrency")],
+    "forget-what-runs": [(r"v_lane\.concurrency - coalesce\(sum\(t\.n\), 0\)", "v_lane.concurrency + 0 * count(*)")],
     # Turns do not wait for each other, and take their time between looking for room and filling it.
     "drop-the-queue-lock": [
         (r"PERFORM pg_advisory_xact_lock\(1953721201, h\)\s+FROM", "PERFORM FROM"),

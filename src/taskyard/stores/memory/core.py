@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from taskyard.errors import (
     ClaimLost,
@@ -17,24 +17,27 @@ from taskyard.errors import (
     UnknownTask,
 )
 from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, QueueState, drained, steer, told_as
+from taskyard.model.dedupe import take_slot
 from taskyard.model.event import EventKind
-from taskyard.model.limits import Demand, QueueSettings, Quota
+from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import GAP, tail_position
 from taskyard.model.settle import heed_cancel, rescue
 from taskyard.model.state import QUEUED, RUNNING, WAITING_FOR_TIME, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Node, Report, Turned
-from taskyard.stores.memory.lines import Entry, Lane, Line
-from taskyard.stores.memory.tasks import Tasks
+from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Node, QueueStatus, Report, Turned
+from taskyard.stores.memory.claims import Claims
+from taskyard.stores.memory.dependencies import Dependencies
+from taskyard.stores.plan import is_tied, make_plan
 
 # As in `model.state`: looked at once, not once per task.
 ALLOW = Dedupe.ALLOW
-SUBMITTED, STARTED = EventKind.SUBMITTED.value, EventKind.STARTED.value
+SUBMITTED = EventKind.SUBMITTED.value
 
 
-class MemoryCore(Tasks):
+class MemoryCore(Claims, Dependencies):
     def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
         super().__init__(keep_ended)
         self._clock = clock
@@ -52,13 +55,18 @@ class MemoryCore(Tasks):
         now = self._clock.now()
         for state in {move.state for _, move in settles}:
             check_move(RUNNING, state)  # before anything is written: a turn happens as a whole or not
+        self._unrun = []
         settled = [self._settle(claim, move) for claim, move in settles] if settles else []
+        if self._releasing:
+            self._release(now)
+        if self._controls and settles:
+            self._note_drained(now)
         for report in reports:
             self._report(report, now)
         added = [self._add(add, now) for add in adds]
         self._promote(now)
         claims = self._claim(node, demand, now) if demand is not None and demand.total > 0 else []
-        return Turned(settled, added, claims, self._next_due())
+        return Turned(settled, added, claims, now if self._releasing else self._next_due(), self._unrun)
 
     def add(self, add: Add) -> list[Added] | TaskyardError:
         """One add and nothing else."""
@@ -95,33 +103,56 @@ class MemoryCore(Tasks):
     def _add(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         if add.parent is not None and self._held(add.parent) is None:
             return ClaimLost(add.parent.uuid, add.parent.token)
-        if len(add.records) == 1 and add.dedupe is ALLOW:
+        if len(add.records) == 1 and add.dedupe is ALLOW and not add.after:
             # Most adds are of this kind.
             (record,) = add.records
             if record.uuid not in self._tasks:
-                return [self._add_one(record, ALLOW, now)]
-        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add)) is not None:
+                return [self._add_one(record, add, now)]
+        if is_tied(add):
+            return self._add_tied(add, now)
+        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, now)) is not None:
             return duplicate
-        if (taken := self._taken_uuid(add)) is not None:
-            return InvalidInput(f"a task {taken} is in the store already; a task's uuid must be new")
-        return [self._add_one(record, add.dedupe, now) for record in add.records]
+        if (taken := self._taken_uuid(add, now)) is not None:
+            return _taken(taken)
+        return [self._add_one(record, add, now) for record in add.records]
 
-    def _find_duplicate(self, add: Add) -> DuplicateTask | None:
+    def _add_tied(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
+        """The same for tasks that replace others, or wait for others."""
+        plan = make_plan(add, lambda slot: self._find_holder(slot, now))
+        if isinstance(plan, TaskyardError):
+            return plan
+        if (unknown := plan.refuse_unknown(self._tasks)) is not None:
+            return unknown
+        uuids = Counter(record.uuid for record in plan.new)
+        for uuid, n in uuids.items():
+            if n > 1 or uuid in self._tasks:
+                return _taken(uuid)
+        for holder, by in plan.replaced:
+            self._replace(holder, by, now)
+        self._weigh(plan)
+        for record in plan.new:
+            self._enter(record, add, now)
+        self._tie(plan)
+        self._release(now)
+        return plan.added
+
+    def _find_duplicate(self, add: Add, now: datetime) -> DuplicateTask | None:
         """The first work that is pending already, or is in the batch a second time."""
         batch: set[str] = set()
         for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
-            if slot in batch or slot in self._slots:
-                return DuplicateTask(self._slots.get(slot, ""), slot)
+            holder = self._slots.holder(slot, now)
+            if slot in batch or holder is not None:
+                return DuplicateTask(holder or "", slot)
             batch.add(slot)
         return None
 
-    def _taken_uuid(self, add: Add) -> str | None:
+    def _taken_uuid(self, add: Add, now: datetime) -> str | None:
         """The first uuid that stands for another task already, among those that would not be merged away."""
         batch: set[str] = set()
         slots: set[str] = set()
         for record in add.records:
             slot = record.dedupe_slot if add.dedupe is not ALLOW else None
-            if slot is not None and (slot in slots or slot in self._slots):
+            if slot is not None and (slot in slots or self._slots.holder(slot, now) is not None):
                 continue
             if record.uuid in self._tasks or record.uuid in batch:
                 return record.uuid
@@ -130,24 +161,37 @@ class MemoryCore(Tasks):
                 slots.add(slot)
         return None
 
-    def _add_one(self, asked: TaskRecord, dedupe: Dedupe, now: datetime) -> Added:
-        record = asked.clone()
-        if dedupe is ALLOW:
-            record.dedupe_slot = None
-        elif record.dedupe_slot is not None:
-            holder = self._slots.get(record.dedupe_slot)
+    def _add_one(self, asked: TaskRecord, add: Add, now: datetime) -> Added:
+        if add.dedupe is not ALLOW and asked.dedupe_slot is not None:
+            holder = self._slots.holder(asked.dedupe_slot, now)
             if holder is not None:
                 return Added(holder, is_new=False)
-            self._slots[record.dedupe_slot] = record.uuid
+        record = asked.clone()
+        self._enter(record, add, now)
+        return Added(record.uuid)
+
+    def _enter(self, record: TaskRecord, add: Add, now: datetime) -> None:
+        """Store a new record; it is ours from here on."""
+        take_slot(record, add.dedupe)
+        if record.dedupe_slot is not None:
+            self._slots.swap(record.uuid, None, record.dedupe_slot)
+        elif record.dedupe_key is not None and add.window_s is not None:
+            self._slots.open_window(record.dedupe_key, record.uuid, now + timedelta(seconds=add.window_s))
         self._seq = record.id = seq = self._seq + 1
         record.position = seq * GAP  # `tail_position`, without the call
         self._tasks[record.uuid] = self._by_id[seq] = record
+        if record.group_id is not None:
+            self._groups[record.group_id][seq] = record
         record.updated_at = now
-        if record.due_at > now:
+        if record.waits:
+            record.state = TaskState.BLOCKED
+        elif record.due_at > now:
             record.state = TaskState.SCHEDULED
             heapq.heappush(self._due, (record.due_at, seq))
         else:
             record.state = QUEUED
+            if self._strict:
+                self._line_up(record)
             if record.key is None:
                 self._offer(record)
             else:
@@ -155,7 +199,6 @@ class MemoryCore(Tasks):
         self._counts[record.queue][record.state] += 1
         self._events.append((SUBMITTED, record, now))
         self.event_seq += 1
-        return Added(record.uuid)
 
     def _promote(self, now: datetime) -> None:
         due = self._due
@@ -182,91 +225,57 @@ class MemoryCore(Tasks):
         self._drop_stale_due()
         return self._due[0][0] if self._due else None
 
-    def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
-        room = {
-            name: queue.concurrency - self._running_in[name]
-            for name, queue in self._queues.items()
-            if queue.concurrency is not None
-        }
-        quota = Quota(demand, room)
-        lanes = [lane for lane in self._lanes if quota.room(*lane) > 0]
-        return self._start(self._pick(lanes, quota), node, now)
-
-    def _pick(self, lanes: list[Lane], quota: Quota) -> list[TaskRecord]:
-        """What goes next over all lanes, by priority and place, for as long as the quota lasts."""
-        picked: list[TaskRecord] = []
-        heads = [(entry, lane) for lane in lanes if (entry := self._head(lane)) is not None]
-        heapq.heapify(heads)
-        while heads:
-            _, lane = heads[0]
-            room = quota.room(*lane)
-            # All that stands before the next lane's head is taken in one go: of a single lane, all there is room for.
-            limit = min(heads[1:3])[0] if len(heads) > 1 else None
-            taken = self._take(self._lanes[lane], room, limit)
-            picked += taken
-            quota.admit(*lane, len(taken))
-            entry = self._head(lane)
-            if entry is None or len(taken) == room:
-                heapq.heappop(heads)
-            else:
-                heapq.heapreplace(heads, (entry, lane))
-        return picked
-
-    def _take(self, lane: Line, room: int, limit: Entry | None) -> list[TaskRecord]:
-        """The first of a lane, at most `room`, that stand before `limit`; they run from here on."""
-        taken: list[TaskRecord] = []
-        find = self._by_id.get
-        while len(taken) < room and (entry := lane.first()) is not None and (limit is None or entry < limit):
-            lane.pop()
-            record = find(entry[2])
-            if record is not None and _stands_at(record, entry):
-                record.state = RUNNING  # now: the lane may hold the same entry twice
-                taken.append(record)
-        return taken
-
-    def _head(self, name: Lane) -> Entry | None:
-        lane = self._lanes[name]
-        while (entry := lane.first()) is not None:
-            record = self._by_id.get(entry[2])
-            if record is not None and _stands_at(record, entry):
-                return entry
-            lane.pop()
-        return None
-
-    def _start(self, records: list[TaskRecord], node: str, now: datetime) -> list[Claim]:
-        claims = []
-        token = self._seq
-        for record in records:
-            token += 1
-            record.attempt = attempt = record.attempt + 1
-            record.token = token
-            record.node = node
-            record.started_at = record.updated_at = now
-            record.note = None
-            if record.key is not None:
-                self._hold_key(record)
-            claims.append(Claim(record.clone(), attempt, token))
-        self._seq = token
-        self._events.extend([(STARTED, record, now) for record in records])
-        self.event_seq += len(records)
-        self._running[node].update([record.id for record in records])
-        for queue, n in Counter([record.queue for record in records]).items():
-            self._counts[queue][QUEUED] -= n
-            self._counts[queue][RUNNING] += n
-            self._running_in[queue] += n
-        return claims
-
     # --- commands, rescue, retention --------------------------------------------------------------------------------
 
     def set_queue(self, settings: QueueSettings) -> None:
+        old = self._settings(settings.name)
         self._queues[settings.name] = settings
+        if settings.order is not old.order:
+            self._reorder(settings.name)
         for (queue, _), line in self._keyed.items():
             if queue == settings.name:
+                if settings.order is not old.order:
+                    waiting = [self._by_id[task_id] for _, _, task_id in line.waiting if task_id in self._by_id]
+                    line.waiting = [self._turn_of(record) for record in waiting]
+                    heapq.heapify(line.waiting)
                 self._repark(line, queue)
+
+    def control(self, queue: str, command: QueueCommand, by: str) -> QueueStatus:
+        now = self._clock.now()
+        control = self._controls.get(queue, UNTOUCHED)
+        self._set_control(queue, steer(control, command, by=by, now=now, running=self._running_in[queue]), now)
+        return self._queue_status(queue)
+
+    def _set_control(self, queue: str, control: QueueControl, now: datetime) -> None:
+        kind = told_as(self._controls.get(queue, UNTOUCHED), control)
+        if kind is not None:
+            self._controls[queue] = control
+            self._tell_of_queue(kind, queue, now)
+
+    def _note_drained(self, now: datetime) -> None:
+        """Runs have ended: a queue that was stopping and has none left is paused."""
+        for queue, control in sorted(self._controls.items()):
+            if control.state is QueueState.STOPPING and not self._running_in[queue]:
+                self._set_control(queue, drained(control), now)
+
+    def queues(self) -> list[QueueStatus]:
+        tallied = {queue for queue, states in self._counts.items() if any(states.values())}
+        return [self._queue_status(queue) for queue in sorted(tallied | self._queues.keys() | self._controls.keys())]
+
+    def _queue_status(self, queue: str) -> QueueStatus:
+        return QueueStatus(
+            name=queue,
+            settings=self._settings(queue),
+            control=self._controls.get(queue, UNTOUCHED),
+            counts={state: n for state, n in self._counts[queue].items() if n},
+            oldest_due_at=self._oldest_due_at(queue),
+        )
 
     def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         now = self._clock.now()
-        return [self._apply_one(uuid, command, now) for uuid in uuids]
+        applied = [self._apply_one(uuid, command, now) for uuid in uuids]
+        self._release(now)
+        return applied
 
     def _apply_one(self, uuid: str, command: Command, now: datetime) -> Applied:
         record = self._tasks.get(uuid)
@@ -276,7 +285,10 @@ class MemoryCore(Tasks):
             decision = decide(record, command, now=now)
         except CommandRefused as refused:
             return Applied(uuid, refused=refused)
-        if isinstance(decision, Move):
+        if isinstance(decision, Move) and record.state is TaskState.FAILED:
+            if (refusal := self._revive(record, decision)) is not None:
+                return Applied(uuid, refused=refusal)
+        elif isinstance(decision, Move):
             self._move(record, decision)
         else:
             apply_decision(record, decision)
@@ -322,17 +334,18 @@ class MemoryCore(Tasks):
         for record in rescued:
             for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
                 self._move(record, move)
+        self._release(now)
+        self._note_drained(now)
         self.leave(incarnation)
         return [record.uuid for record in rescued]
 
     def prune(self, finished_before: datetime, limit: int) -> int:
+        self._slots.trim(self._clock.now())
         pruned = 0
         while pruned < limit and self._ended and self._ended[0][0] < finished_before:
             pruned += self._forget_oldest()
         return pruned
 
 
-def _stands_at(record: TaskRecord, entry: Entry) -> bool:
-    """Whether an entry of a lane still counts."""
-    priority, position, _ = entry
-    return record.state is QUEUED and not record.parked and record.position == position and record.priority == priority
+def _taken(uuid: str) -> InvalidInput:
+    return InvalidInput(f"a task {uuid} is in the store already; a task's uuid must be new")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-Lane = tuple[str, str]
-"""Queue and source."""
+Lane = tuple[str, str, int]
+"""Queue, source and priority."""
 
 Entry = tuple[int, int, int]
 """Priority, position and id of a task: the order in which tasks start."""
+
+Place = tuple[int, int]
+"""Position and id of a task, in a queue that goes by places alone."""
 
 
 class Line:

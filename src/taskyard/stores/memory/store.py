@@ -10,13 +10,26 @@ from weakref import WeakMethod
 
 from taskyard.errors import TaskyardError
 from taskyard.model.command import Command
+from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Signals, TaskFilter, Turned
+from taskyard.ports.store import (
+    ANY,
+    Add,
+    Added,
+    Applied,
+    Node,
+    NodeStatus,
+    QueueStatus,
+    Report,
+    Signals,
+    TaskFilter,
+    Turned,
+)
 from taskyard.stores.memory.core import MemoryCore
 
 
@@ -43,6 +56,14 @@ class MemoryStore:
     async def set_queue(self, settings: QueueSettings) -> None:
         self._core.set_queue(settings)
         self._tell()
+
+    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+        answer = self._core.control(queue, command, by)
+        self._tell_of_events()
+        return answer
+
+    async def queues(self) -> list[QueueStatus]:
+        return self._core.queues()
 
     async def join(self, node: Node) -> None:
         self._core.join(node)
@@ -116,6 +137,9 @@ class MemoryStore:
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return self._core.count()
+
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        return self._core.count_group(group)
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         return self._core.prune(finished_before, limit)

@@ -8,14 +8,17 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import islice
 
+from taskyard.model.control import QueueControl
 from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
-from taskyard.model.limits import QueueSettings
+from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import head_position, tail_position
-from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
 from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
-from taskyard.stores.memory.lines import Entry, KeyLine, Lane, Line
+from taskyard.stores.memory.edges import Edges
+from taskyard.stores.memory.lines import Entry, KeyLine, Lane, Line, Place
+from taskyard.stores.memory.slots import Slots
 
 RING = 10_000
 """Events kept for readers that fall behind."""
@@ -37,11 +40,17 @@ class Tasks:
         self._tasks: dict[str, TaskRecord] = {}
         self._by_id: dict[int, TaskRecord] = {}
         self._queues: dict[str, QueueSettings] = {}
+        self._controls: dict[str, QueueControl] = {}
         self._lanes: defaultdict[Lane, Line] = defaultdict(Line)
+        self._strict: dict[str, defaultdict[str, list[Place]]] = {}
         self._due: list[tuple[datetime, int]] = []
         self._ended: list[tuple[datetime, int]] = []
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
-        self._slots: dict[str, str] = {}
+        self._groups: defaultdict[str, dict[int, TaskRecord]] = defaultdict(dict)
+        self._slots = Slots()
+        self._edges = Edges()
+        self._releasing: deque[tuple[int, str, TaskState]] = deque()
+        self._unrun: list[str] = []
         self._running: defaultdict[str, set[int]] = defaultdict(set)
         self._running_in: Counter[str] = Counter()
         self._counts: defaultdict[str, Counter[TaskState]] = defaultdict(Counter)
@@ -64,8 +73,8 @@ class Tasks:
         counts[new] += 1
         if old is RUNNING:
             self._end_run(record, move, attempt, token or 0, node or "")
-        if slot is not None and record.dedupe_slot is None:
-            del self._slots[slot]
+        if slot != record.dedupe_slot:
+            self._slots.swap(record.uuid, slot, record.dedupe_slot)
         if new is QUEUED:
             if move.to_head:
                 self._seq += 1
@@ -77,14 +86,22 @@ class Tasks:
                 self._offer(record)
         elif new in WAITING_FOR_TIME:
             heapq.heappush(self._due, (record.due_at, record.id))
+        if self._strict and new in STANDS_IN_LINE:
+            self._line_up(record)
         if record.key is not None:
             self._track_key(record)
         self._events.append((TOLD_PLAINLY[new], record, move.at))
         self.event_seq += 1
         if new in ENDED:
-            heapq.heappush(self._ended, (move.at, record.id))
-            if self._keep_ended is not None and len(self._ended) > self._keep_ended:
-                self._forget_oldest()
+            self._rest(record, move.at)
+
+    def _rest(self, record: TaskRecord, at: datetime) -> None:
+        """The task has ended; who waits for it is to hear of it."""
+        if record.id in self._edges.open:
+            self._releasing.append((record.id, record.uuid, record.state))
+        heapq.heappush(self._ended, (at, record.id))
+        if self._keep_ended is not None and len(self._ended) > self._keep_ended:
+            self._forget_oldest()
 
     def _end_run(self, record: TaskRecord, move: Move, attempt: int, token: int, node: str) -> None:
         self._running[node].discard(record.id)
@@ -95,7 +112,30 @@ class Tasks:
         self._runs[record.id] = (run,) if earlier is None else (*earlier[1 - RUNS_KEPT :], run)
 
     def _offer(self, record: TaskRecord) -> None:
-        self._lanes[record.queue, record.source].push((record.priority, record.position, record.id))
+        """It may start. Where places alone count, it stands in line already."""
+        if record.queue not in self._strict:
+            lane = self._lanes[record.queue, record.source, record.priority]
+            lane.push((record.priority, record.position, record.id))
+
+    def _line_up(self, record: TaskRecord) -> None:
+        """It has got a place in a queue that may be strict about places."""
+        lines = self._strict.get(record.queue)
+        if lines is not None:
+            is_fifo = self._settings(record.queue).order is QueueOrder.FIFO
+            heapq.heappush(lines["" if is_fifo else record.bucket or ""], (record.position, record.id))
+
+    def _reorder(self, queue: str) -> None:
+        """The queue's order is another one: everybody in it is put where he stands by that."""
+        for lane in [lane for lane in self._lanes if lane[0] == queue]:
+            del self._lanes[lane]
+        self._strict.pop(queue, None)
+        if self._settings(queue).is_strict:
+            self._strict[queue] = defaultdict(list)
+        for record in self._by_id.values():
+            if record.queue == queue and record.state in STANDS_IN_LINE:
+                self._line_up(record)
+                if record.state is QUEUED and not record.parked:
+                    self._offer(record)
 
     # --- keys -----------------------------------------------------------------------------------------------------
 
@@ -107,7 +147,7 @@ class Tasks:
         line.holding.discard(record.id)
         record.parked = record.state is QUEUED
         if record.parked:
-            heapq.heappush(line.waiting, (record.priority, record.position, record.id))
+            heapq.heappush(line.waiting, self._turn_of(record))
         elif record.state in HOLDS_KEY:
             line.holding.add(record.id)
         self._repark(line, record.queue)
@@ -127,15 +167,10 @@ class Tasks:
         free = self._settings(queue).per_key - len(line.holding)
         first: dict[int, Entry] = {}
         while line.waiting and len(first) < free:
-            entry = priority, position, task_id = heapq.heappop(line.waiting)
-            record = self._by_id.get(task_id)
-            if (
-                record is not None
-                and record.state is QUEUED
-                and record.position == position
-                and record.priority == priority
-            ):
-                first[task_id] = entry
+            entry = heapq.heappop(line.waiting)
+            record = self._by_id.get(entry[2])
+            if record is not None and record.state is QUEUED and self._turn_of(record) == entry:
+                first[record.id] = entry
         for entry in first.values():
             heapq.heappush(line.waiting, entry)
         for task_id in line.offered - first.keys():
@@ -144,6 +179,10 @@ class Tasks:
             self._by_id[task_id].parked = False
             self._offer(self._by_id[task_id])
         line.offered = set(first)
+
+    def _turn_of(self, record: TaskRecord) -> Entry:
+        """Its place among those with its key, as among all: where places alone count, priorities do not."""
+        return 0 if record.queue in self._strict else record.priority, record.position, record.id
 
     def _settings(self, queue: str) -> QueueSettings:
         return self._queues.get(queue) or QueueSettings(name=queue)
@@ -156,6 +195,11 @@ class Tasks:
             return False
         del self._tasks[record.uuid], self._by_id[task_id]
         self._runs.pop(task_id, None)
+        self._edges.forget(task_id)
+        if record.group_id is not None:
+            del self._groups[record.group_id][task_id]
+            if not self._groups[record.group_id]:
+                del self._groups[record.group_id]
         self._counts[record.queue][record.state] -= 1
         return True
 
@@ -189,6 +233,9 @@ class Tasks:
         self.event_seq += 1
         self._events.append((kind.value, record, at))
 
+    def _tell_of_queue(self, kind: EventKind, queue: str, at: datetime) -> None:
+        self._tell(kind, TaskRecord("", "", at, at, at, queue=queue), at)
+
     def find(self, uuid: str) -> TaskRecord | None:
         record = self._tasks.get(uuid)
         return record.clone() if record is not None else None
@@ -198,7 +245,8 @@ class Tasks:
 
     def list_tasks(self, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
         found: list[TaskRecord] = []
-        for record in self._newest_first():
+        records = self._newest_first() if where.group is None else reversed(self._groups.get(where.group, {}).values())
+        for record in records:
             if len(found) == limit:
                 break
             if (before_id is None or record.id < before_id) and _matches(record, where):
@@ -214,6 +262,10 @@ class Tasks:
 
     def count(self) -> dict[tuple[str, TaskState], int]:
         return {(queue, state): n for queue, states in self._counts.items() for state, n in states.items() if n}
+
+    def count_group(self, group: str) -> dict[TaskState, int]:
+        members = self._groups.get(group, {}).values()
+        return dict(Counter(record.state for record in members if record.uuid != group))
 
     def list_nodes(self) -> list[NodeStatus]:
         return [

@@ -85,6 +85,12 @@ class Hints:
             self._is_sending = True
             self._spawn(self._tell)
 
+    def tell_all(self) -> None:
+        """Others, and whoever watches here: somebody else's transaction has ended."""
+        if self._changed is not None:
+            self._changed()
+        self.tell()
+
     async def _tell(self) -> None:
         time = asyncio.get_running_loop().time
         apart_s = APART_S

@@ -83,6 +83,12 @@ PLANS = {
     "jit": "off",
 }
 
+READS = {
+    # The same of what is asked again and again. The rest is left to the statistics: it is asked for by people.
+    "enable_seqscan": "off",
+    "jit": "off",
+}
+
 Connection = asyncpg.Connection
 
 Session = tuple[int, datetime]
@@ -299,9 +305,9 @@ async def migrate(conn: Connection, url: str = "") -> int:
 
 
 async def _renumber(conn: Connection) -> None:
-    """Numbers of events are those of the server's transactions. After a restore on another server they may lie before
-    it: readers would take what is old for new, and what is new for old. All events are forgotten then, which whoever
-    reads on from one of them is told of."""
+    """Events and counts are numbered by the server's transactions. After a restore on another server those may lie
+    before it: readers would take what is old for new, and what is new for old. All events are forgotten then, which
+    whoever reads on from one of them is told of; counts stand before all that will be counted."""
     if await conn.fetchval(_IS_AHEAD):
         async with conn.transaction():
             await conn.execute(f"SELECT pg_advisory_xact_lock({MIGRATING}, 0)")
@@ -310,14 +316,20 @@ async def _renumber(conn: Connection) -> None:
 
 
 _IS_AHEAD = f"""
-    SELECT greatest((SELECT max(xid) FROM taskyard.event), (SELECT last / {EVENTS_AT_MOST} FROM taskyard.trimmed))
-        >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+    SELECT greatest(
+        (SELECT max(xid) FROM taskyard.event),
+        (SELECT greatest(trimmed / {EVENTS_AT_MOST}, tally_from) FROM taskyard.tidied ORDER BY n DESC LIMIT 1),
+        (SELECT max(xid) FROM taskyard.tally), (SELECT max(xid) FROM taskyard.submitted)
+    ) >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
 """
 """Whoever wrote what we see had a number below that."""
 
 _FORGET_EVENTS = f"""
     DELETE FROM taskyard.event;
-    UPDATE taskyard.trimmed SET last = pg_snapshot_xmin(pg_current_snapshot())::text::bigint * {EVENTS_AT_MOST} - 1
+    UPDATE taskyard.tally SET xid = 0;
+    UPDATE taskyard.submitted SET xid = 0;
+    UPDATE taskyard.tidied SET tally_from = 0, submitted_from = 0,
+        trimmed = pg_snapshot_xmin(pg_current_snapshot())::text::bigint * {EVENTS_AT_MOST} - 1
 """
 
 

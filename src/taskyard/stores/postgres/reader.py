@@ -25,7 +25,7 @@ async def signals(conn: Connection, node: str) -> Signals:
     draining = await conn.fetchval("SELECT is_draining FROM taskyard.node WHERE incarnation = $1", node)
     rows = await conn.fetch(
         "SELECT uuid FROM taskyard.task "
-        "WHERE state = 'running' AND node = $1 AND cancel_asked_at IS NOT NULL ORDER BY id",
+        "WHERE state = 'running' AND node = $1 AND cancel_asked_at IS NOT NULL ORDER BY node, id",
         node,
     )
     return Signals([uuid for (uuid,) in rows], is_draining=bool(draining))
@@ -121,9 +121,17 @@ async def list_runs(conn: Connection, uuid: str) -> list[Run]:
 
 async def count(conn: Connection) -> dict[tuple[str, TaskState], int]:
     rows = await conn.fetch(
-        "SELECT queue, state, sum(n)::bigint FROM taskyard.tally GROUP BY queue, state HAVING sum(n) <> 0"
+        "SELECT queue, state, sum(c.n)::bigint FROM ("
+        "SELECT * FROM taskyard.tidied ORDER BY n DESC LIMIT 1) AS t CROSS JOIN LATERAL ("
+        "SELECT queue, state, n FROM taskyard.tally WHERE xid >= t.tally_from UNION ALL "
+        "SELECT queue, 'scheduled', n FROM taskyard.submitted WHERE xid >= t.submitted_from) AS c "
+        "GROUP BY queue, state HAVING sum(c.n) <> 0"
     )
     return {(queue, TaskState(state)): n for queue, state, n in rows}
+
+
+async def count_group(conn: Connection, group: str) -> dict[TaskState, int]:
+    return {}  # there are no groups here yet
 
 
 async def nodes(conn: Connection) -> list[NodeStatus]:

@@ -12,8 +12,18 @@ from taskyard.stores.rows import COLUMNS, to_error, to_progress, to_retry
 
 _STATES = {str(state): state for state in TaskState}
 
-_NOT_HOT = {"finished_at": "NULL::timestamptz", "result": "NULL::text"}
+# Its tables know nothing of these yet.
+_LATER = {
+    "bucket": "NULL::text",
+    "group_id": "NULL::text",
+    "waits": "0",
+    "on_failure": "NULL::text",
+    "dedupe_key": "NULL::text",
+    "dedupe_scope": "NULL::text",
+}
+_NOT_HOT = {**_LATER, "finished_at": "NULL::timestamptz", "result": "NULL::text"}
 _NOT_ENDED = {
+    **_LATER,
     "updated_at": "finished_at",
     "parked": "false",
     "dedupe_slot": "NULL::text",
@@ -21,6 +31,7 @@ _NOT_ENDED = {
     "node": "NULL::text",
     "cancel_asked_at": "NULL::timestamptz",
     "cancel_reason": "NULL::text",
+    "bucket": "NULL::text",
 }
 
 HOT = ", ".join(f"{_NOT_HOT.get(column, column)} AS {column}" for column in COLUMNS)
@@ -38,13 +49,13 @@ def from_row(row: Any) -> TaskRecord:
     (
         uuid, source, due_at, created_at, updated_at, id_, queue, args, state, priority, position, parked, key, slot,
         timeout_s, retry, started_at, finished_at, attempt, retries, crashes, recoveries, token, node, cancel_asked_at,
-        progress, result, error, note, cancel_reason, checkpoint,
-    ) = row[:31]  # fmt: skip
+        progress, result, error, note, cancel_reason, checkpoint, bucket,
+    ) = row[:32]  # fmt: skip
     return TaskRecord(
         uuid, source, due_at, created_at, updated_at, id_, queue, args, _STATES[state], priority, position, parked, key,
         slot, timeout_s, None if retry is None else to_retry(retry), started_at, finished_at, attempt, retries, crashes,
         recoveries, token, node, cancel_asked_at, to_progress(progress), result, to_error(error), note, cancel_reason,
-        checkpoint,
+        checkpoint, bucket,
     )  # fmt: skip
 
 

@@ -25,13 +25,27 @@ from taskyard.errors import (
     hide_password,
 )
 from taskyard.model.command import Command
+from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Schema, Signals, TaskFilter, Turned
+from taskyard.ports.store import (
+    ANY,
+    Add,
+    Added,
+    Applied,
+    Node,
+    NodeStatus,
+    QueueStatus,
+    Report,
+    Schema,
+    Signals,
+    TaskFilter,
+    Turned,
+)
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import commands, reader, within
 from taskyard.stores.postgres.gate import Gate
@@ -41,6 +55,7 @@ from taskyard.stores.postgres.link import Links
 from taskyard.stores.postgres.place import (
     COMMAND_S,
     PLANS,
+    READS,
     Connection,
     Session,
     check_version,
@@ -61,7 +76,8 @@ RING = 10_000
 """Events kept for readers that fall behind."""
 
 TIDY_AFTER = 2_000
-"""Events that this process writes between two looks whether there are too many."""
+"""Events that this process writes between two looks whether there are too many. A turn counts for ten at least: what it
+has counted is to be put together as well, before claims from queues with a limit have much to add up."""
 
 TRIES = 20
 """How often something is tried that another transaction got in the way of."""
@@ -108,8 +124,9 @@ class PostgresStore:
         links = partial(Links, self.url, gate, command_s=self._command_s)
         self._turns = links(most=1, settings=PLANS, ghosts=self._ghosts)
         self._writes = links(most=2, settings=PLANS, ghosts=self._ghosts)
-        self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size)
+        self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size, settings=READS)
         self._hints = Hints(self.url, gate, self._reads)
+        self._transactions = within.Transactions(self._hints.tell_all)
         self._pulse = Pulse(self._clock.monotonic, self._lease_s)
         self._lanes.clear()
         self._is_open = True
@@ -126,6 +143,7 @@ class PostgresStore:
         if not self._is_open:
             return
         self._is_open = False
+        self._transactions.close()
         await self._hints.close()
         while self._in_flight:
             self._idle.clear()
@@ -241,7 +259,7 @@ class PostgresStore:
         """Others hear of what they may start, or wait for; that this node has started something is nothing to them."""
         if is_settling or told > len(turned.claims) * 2:
             self._hints.tell()
-        self._written += told
+        self._written += max(told, 10)
         if self._written >= TIDY_AFTER and self._tidying is None:
             self._written = 0
             self._tidying = asyncio.get_running_loop().create_task(self._tidy())
@@ -258,7 +276,9 @@ class PostgresStore:
         async with self._asked():
             if not self._where:
                 self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
-            return await within.add_within(connection, add, url=self.url, where=self._where)
+            return await within.add_within(
+                connection, add, url=self.url, where=self._where, transactions=self._transactions
+            )
 
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 
@@ -283,6 +303,12 @@ class PostgresStore:
                 self._hints.tell()
                 return decided.applied
         raise StoreBusy(hide_password(self.url))
+
+    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+        raise NotImplementedError("queues on PostgreSQL cannot be steered yet")
+
+    async def queues(self) -> list[QueueStatus]:
+        raise NotImplementedError("queues on PostgreSQL cannot be listed yet")
 
     async def set_queue(self, settings: QueueSettings) -> None:
         async with self._asked():
@@ -351,7 +377,9 @@ class PostgresStore:
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         async with self._asked():
-            pruned: int = (await self._write("SELECT taskyard.prune_1($1, $2)", finished_before, limit))[0]
+            age = self._clock.now() - finished_before
+            row = await self._write("SELECT taskyard.prune_1($1, $2, $3)", finished_before, age, limit)
+            pruned: int = row[0]
             return pruned
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -392,6 +420,9 @@ class PostgresStore:
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._ask(reader.count)
+
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        return await self._ask(partial(reader.count_group, group=group))
 
     async def nodes(self) -> list[NodeStatus]:
         return await self._ask(reader.nodes)

@@ -13,7 +13,7 @@ from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, RUNNING, TaskState, check_move
-from taskyard.model.task import Claim, Dedupe, TaskRecord
+from taskyard.model.task import Claim, Dedupe, DedupeScope, TaskRecord
 from taskyard.ports.store import Add, Added, Report, Turned
 from taskyard.stores.migrate import REASON
 from taskyard.stores.postgres.rows import clean, find_unstorable, to_claims
@@ -43,7 +43,13 @@ class Turn:
             check_move(RUNNING, state)  # before anything is sent: a turn happens as a whole or not
         self._node, self._now, self._demand = node, now, demand
         self._settles, self._adds, self._reports = settles, adds, reports
-        self._refused: dict[int, TaskyardError] = {}
+        self._refused: dict[int, TaskyardError] = {
+            n: InvalidInput("tasks that wait for others, groups and these rules of dedupe need another store for now")
+            for n, add in enumerate(adds)
+            if add.after
+            or add.dedupe is Dedupe.REPLACE
+            or any(r.group_id or r.dedupe_scope not in (None, DedupeScope.PENDING) for r in add.records)
+        }
         self.is_careful = any(add.parent is not None or add.dedupe is not Dedupe.ALLOW for add in adds)
         """Whether each add is looked at by itself; otherwise all are stored in one go."""
 

@@ -6,8 +6,9 @@ is never imported; it is known by what it can do.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +38,51 @@ WHEREABOUTS = "SELECT taskyard.whereabouts_1()"
 CLOSED = "this connection is closed; submit while it is open"
 
 
-async def add_within(given: object, add: Add, *, url: str, where: str) -> list[Added]:
+LOOK_S, LOOK_CAP_S = 0.002, 0.05
+"""How long after a submit it is looked for the first time whether its transaction has ended, and how far apart the
+looks, each twice as long as the last, may come to be."""
+
+
+class Transactions:
+    """Notices when transactions that we submitted in have ended, and calls `ended`. The driver knows without asking the
+    server. An end right before another transaction may escape it: those who would hear of it look by themselves."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._open: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, conn: Connection) -> None:
+        self._open.add(conn)
+        self._look_after(LOOK_S)
+
+    def close(self) -> None:
+        self._open.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_after(self, pause_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._look, pause_s)
+
+    def _look(self, pause_s: float) -> None:
+        over = {conn for conn in self._open if _is_over(conn)}
+        self._open -= over
+        if over:
+            self._ended()
+        if self._open:
+            self._look_after(min(2 * pause_s, LOOK_CAP_S))
+
+
+def _is_over(conn: Connection) -> bool:
+    try:
+        return conn.is_closed() or not conn.is_in_transaction()
+    except asyncpg.InterfaceError:
+        return True  # it has gone back to its pool
+
+
+async def add_within(given: object, add: Add, *, url: str, where: str, transactions: Transactions) -> list[Added]:
     """`where` is what `WHEREABOUTS` says of the store at `url`."""
     said = _encode(add, where)
     with _named_errors(url):
@@ -50,6 +95,7 @@ async def add_within(given: object, add: Add, *, url: str, where: str) -> list[A
     added = answered(add, answer)
     if isinstance(added, Exception):
         raise added
+    transactions.watch(conn)
     return added
 
 

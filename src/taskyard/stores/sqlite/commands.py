@@ -10,23 +10,25 @@ import msgspec
 
 from taskyard.errors import CommandRefused, UnknownNode, UnknownTask
 from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer
 from taskyard.model.event import EventKind
-from taskyard.model.limits import QueueSettings
+from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.settle import rescue
-from taskyard.model.state import TaskState
+from taskyard.model.state import QUEUED, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Applied, Node
 from taskyard.stores.rows import to_us
-from taskyard.stores.sqlite.transaction import Transaction
+from taskyard.stores.sqlite.dependencies import Dependencies
 
 
-class Commands(Transaction):
+class Commands(Dependencies):
     def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         now = self._clock.now()
         found = self._read("uuid IN (SELECT value FROM json_each(?))", (msgspec.json.encode(list(uuids)).decode(),))
         records = {record.uuid: record for record in found}
         applied = [self._apply_one(uuid, records.get(uuid), command, now) for uuid in uuids]
+        self._release(now)
         self._flush()
         # Parking is decided at the flush, after the records were changed: read what it decided.
         return [self._with_parking(one) for one in applied]
@@ -38,19 +40,30 @@ class Commands(Transaction):
             decision = decide(record, command, now=now)
         except CommandRefused as refused:
             return Applied(uuid, refused=refused)
-        if isinstance(decision, Move):
+        if isinstance(decision, Move) and record.state is TaskState.FAILED:
+            if (refusal := self._revive(record, decision)) is not None:
+                return Applied(uuid, refused=refusal)
+        elif isinstance(decision, Move):
             self._move(record, decision)
         else:
+            was = record.priority
             apply_decision(record, decision)
             kind = EventKind.CANCEL_ASKED
             if isinstance(decision, Reprioritize):
                 kind = EventKind.PRIORITY_CHANGED
-                if record.key is not None and record.state is TaskState.QUEUED:
-                    record.parked = True
-                    self._keys.add((record.queue, record.key))
+                if record.state is QUEUED:
+                    self._changed_lane(record, was)
             self._tell(kind, record, to_us(now))
             self._saves.append(record)
         return Applied(uuid, record=record)
+
+    def _changed_lane(self, record: TaskRecord, was: int) -> None:
+        """A queued task had another priority until now."""
+        self._count(record.queue, record.source, QUEUED, -1, was)
+        self._count(record.queue, record.source, QUEUED, 1, record.priority)
+        if record.key is not None:
+            record.parked = True
+            self._keys.add((record.queue, record.key))
 
     def _with_parking(self, applied: Applied) -> Applied:
         record = applied.record
@@ -65,13 +78,37 @@ class Commands(Transaction):
         text = msgspec.json.encode(settings).decode()
         self._conn.execute("INSERT OR REPLACE INTO queue VALUES (?, ?)", (settings.name, text))
         self._queues[settings.name] = settings
-        if settings.per_key != old.per_key:
+        if settings.order is not old.order:
+            self._reorder(settings)
+        if (settings.per_key, settings.order) != (old.per_key, old.order):
             keys: Any = self._conn.execute(
                 "SELECT DISTINCT key FROM task WHERE queue = ? AND key IS NOT NULL AND state IN ('queued', 'running', "
                 "'retrying')",
                 (settings.name,),
             )
             self._keys.update((settings.name, key) for (key,) in keys.fetchall())
+
+    def _reorder(self, settings: QueueSettings) -> None:
+        """The queue's order is another one: everybody in it gets the line he stands in by that, if any."""
+        self._strict.discard(settings.name)
+        if settings.is_strict:
+            self._strict.add(settings.name)
+        line = {QueueOrder.PRIORITY: "NULL", QueueOrder.FIFO: "''", QueueOrder.BUCKETS: "COALESCE(bucket, '')"}
+        for states in (  # as the indexes have them: what has ended is not looked at
+            "state = 'queued' AND parked = 0",
+            "key IS NOT NULL AND state IN ('queued', 'running', 'retrying')",
+            "state IN ('scheduled', 'retrying')",
+            "state = 'running'",
+            "state IN ('paused', 'blocked')",
+        ):
+            sql = f"UPDATE task SET line = {line[settings.order]} WHERE queue = ? AND {states}"
+            self._conn.execute(sql, (settings.name,))
+
+    def control(self, queue: str, command: QueueCommand, by: str) -> QueueControl:
+        now, old = self._clock.now(), self._controls.get(queue, UNTOUCHED)
+        new = steer(old, command, by=by, now=now, running=self._running_in[queue])
+        self._set_control(queue, new, to_us(now))
+        return new
 
     def join(self, node: Node, boot_id: str) -> None:
         info = msgspec.json.encode(node).decode()
@@ -102,6 +139,8 @@ class Commands(Transaction):
         for record in rescued:
             for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
                 self._move(record, move)
+        self._release(now)
+        self._note_drained(to_us(now))
         self._conn.execute("DELETE FROM node WHERE incarnation = ?", (incarnation,))
         return [record.uuid for record in rescued]
 
@@ -112,6 +151,8 @@ class Commands(Transaction):
             (to_us(finished_before), limit),
         ).fetchall()
         ids = msgspec.json.encode([id_ for id_, *_ in old]).decode()
+        self._trim_windows(self._clock.now(), limit)
+        self._conn.execute("DELETE FROM dependency WHERE child IN (SELECT value FROM json_each(?))", (ids,))
         self._conn.execute("DELETE FROM run WHERE task IN (SELECT value FROM json_each(?))", (ids,))
         self._conn.execute("DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))", (ids,))
         for _, queue, source, state in old:

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from itertools import chain, islice
-from typing import Any
+from itertools import chain
 
 import apsw
 import msgspec
 
 from taskyard.errors import ClaimLost, DuplicateTask, InvalidInput, TaskyardError
+from taskyard.model.dedupe import take_slot
 from taskyard.model.event import EventKind
-from taskyard.model.limits import Demand, Quota
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.order import tail_position
 from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, QUEUED, RUNNING, TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
-from taskyard.stores.rows import NEW, WAITING, from_us, to_new_row, to_running, to_started, to_us
-from taskyard.stores.sqlite.commands import Commands
-from taskyard.stores.sqlite.statements import blocks, report, start, values
-from taskyard.stores.sqlite.transaction import Lane
+from taskyard.stores.plan import is_tied, make_plan
+from taskyard.stores.rows import LINED, NEW, TIES, from_us, has_ties, ties_of, to_new_row, to_started, to_us
+from taskyard.stores.sqlite.claims import Claims
+from taskyard.stores.sqlite.statements import blocks, report, values
 
-SUBMITTED, STARTED = EventKind.SUBMITTED.value, EventKind.STARTED.value
+SUBMITTED = EventKind.SUBMITTED.value
 
-_WAITING = ", ".join(WAITING)
-_DUE = "due_at, id, uuid, queue, source, state, key, position"
-
-LANE_CHUNK = 64
-"""Rows read of a lane at once: with arguments of a megabyte each that is still far from what one value may hold."""
+_DUE = "due_at, id, uuid, queue, source, state, key, position, priority"
 _PROMOTED = ("id", "position", "parked", "updated_at", "state")
 
 
-class SqliteCore(Commands):
+class SqliteCore(Claims):
     """All that a transaction can do."""
 
     def peek(self, demand: Demand | None) -> Turned | None:
@@ -44,7 +39,9 @@ class SqliteCore(Commands):
         due = self._find_next_due()
         if due is not None and due <= to_us(self._clock.now()):
             return None
-        if demand is not None and any(self._lane(*lane, chunk=1) for lane in self._open_lanes(self._quota(demand))):
+        if self._has_releasing:
+            return None
+        if demand is not None and self._could_claim(demand):
             return None
         return Turned([], [], [], None if due is None else from_us(due))
 
@@ -57,7 +54,11 @@ class SqliteCore(Commands):
         demand: Demand | None,
     ) -> Turned:
         now = self._clock.now()
+        self._unrun = []
         settled = self._settle(settles) if settles else []
+        self._release(now)
+        if self._controls and settles:
+            self._note_drained(to_us(now))
         if reports:
             self._report(reports, now)
         added: list[list[Added] | TaskyardError] = []
@@ -70,13 +71,13 @@ class SqliteCore(Commands):
         self._flush()
         if claims is None:
             claims = self._claim(node, demand, now) if demand is not None and demand.total > 0 else []
-        due = self._find_next_due()
-        return Turned(settled, added, claims, None if due is None else from_us(due))
+        due = to_us(now) if self._has_releasing else self._find_next_due()
+        return Turned(settled, added, claims, None if due is None else from_us(due), self._unrun)
 
     def _settle(self, settles: Sequence[tuple[Claim, Move]]) -> list[ClaimLost | None]:
         held = self._held(claim for claim, _ in settles)
         settled: list[ClaimLost | None] = []
-        completed: dict[Lane, int] = {}
+        completed: dict[tuple[str, str], int] = {}
         for claim, move in settles:
             # A claim is spent by its first settle, also within one turn.
             if claim.token not in held:
@@ -108,6 +109,8 @@ class SqliteCore(Commands):
         if running.key is not None:
             self._keys.add((running.queue, running.key))
         self._tell(EventKind.COMPLETED, running, at)
+        if self._has_open_edges:
+            self._ended.append((running.id, running.uuid, COMPLETED))
 
     def _held(self, claims: Iterable[Claim]) -> dict[int, str | None]:
         """The tokens of those claims that still hold their task, with the reason if a cancel was asked of it."""
@@ -147,7 +150,14 @@ class SqliteCore(Commands):
         """The answer to each, and what could be started at once; None if the lanes have to be looked at for that."""
         fresh: list[TaskRecord] = []
         slots: dict[str, str] = {}
-        added = [self._admit(add, now, fresh, slots) for add in adds]
+        added: list[list[Added] | TaskyardError] = []
+        for add in adds:
+            if is_tied(add):
+                self._insert_tasks(fresh, now)
+                fresh, slots = [], {}
+                added.append(self._add_tied(add, now))
+            else:
+                added.append(self._admit(add, now, fresh, slots))
         claims = self._start_fresh(fresh, node, demand, now)
         if claims is None:
             self._insert_tasks(fresh, now)
@@ -155,19 +165,51 @@ class SqliteCore(Commands):
 
     def _add_isolated(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         """The same for one add under a savepoint, when the plain way met an error that was somebody's own."""
-        events = len(self._events)
+        events, unrun = len(self._events), len(self._unrun)
         known = self._tally.copy(), self._queued.copy(), self._running_in.copy(), self._keys.copy()
         try:
             with self._conn:
                 fresh: list[TaskRecord] = []
-                added = self._admit(add, now, fresh, {})
+                added = self._add_tied(add, now) if is_tied(add) else self._admit(add, now, fresh, {})
                 self._insert_tasks(fresh, now)
         except (apsw.ConstraintError, apsw.TooBigError, ValueError, TypeError, OverflowError) as exc:
-            del self._events[events:]
+            del self._events[events:], self._unrun[unrun:]
+            self._saves, self._ended = [], []
             self._tally, self._queued, self._running_in, self._keys = known
             self._due_known = False
             return InvalidInput(f"these tasks cannot be stored: {exc}; a task's uuid must be new, its values plain")
         return added
+
+    def _add_tied(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
+        """One add whose tasks replace others, or wait for others."""
+        if add.parent is not None and not self._held([add.parent]):
+            return ClaimLost(add.parent.uuid, add.parent.token)
+        plan = make_plan(add, lambda slot: self._find_holder(slot, now))
+        if isinstance(plan, TaskyardError):
+            return plan
+        if (unknown := plan.refuse_unknown(self._find_parents(plan))) is not None:
+            return unknown
+        self._replace(plan, now)
+        known = self._find_parents(plan)
+        self._weigh(plan, known)
+        for record in plan.new:
+            self._number(record, add, now)
+        self._insert_tasks(plan.new, now)
+        self._tie(plan, known)
+        self._release(now)
+        return plan.added
+
+    def _number(self, record: TaskRecord, add: Add, now: datetime) -> None:
+        """Give a new record its slot, its place and its state."""
+        take_slot(record, add.dedupe)
+        self._open_window(record, add, now)
+        self._seq += 1
+        record.id, record.position = self._seq, tail_position(self._seq)
+        record.state = TaskState.SCHEDULED if record.due_at > now else QUEUED
+        if record.waits:
+            record.state = TaskState.BLOCKED
+        record.parked = record.key is not None and record.state is QUEUED
+        record.updated_at = now
 
     def _admit(
         self, add: Add, now: datetime, fresh: list[TaskRecord], slots: dict[str, str]
@@ -175,58 +217,63 @@ class SqliteCore(Commands):
         """Decide about one add: extends `fresh` by the records to insert, and `slots` by the dedupe slots they take."""
         if add.parent is not None and not self._held([add.parent]):
             return ClaimLost(add.parent.uuid, add.parent.token)
-        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, slots)) is not None:
+        if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, slots, now)) is not None:
             return duplicate
         added = []
         for asked in add.records:
-            holder = self._slot_holder(asked.dedupe_slot, slots) if add.dedupe is Dedupe.MERGE else None
+            holder = self._slot_holder(asked.dedupe_slot, slots, now) if add.dedupe is Dedupe.MERGE else None
             if holder is not None:
                 added.append(Added(holder, is_new=False))
                 continue
             record = asked.clone()
-            if add.dedupe is Dedupe.ALLOW:
-                record.dedupe_slot = None
-            elif record.dedupe_slot is not None:
-                slots[record.dedupe_slot] = record.uuid
-            self._seq += 1
-            record.id, record.position = self._seq, tail_position(self._seq)
-            record.state = TaskState.SCHEDULED if record.due_at > now else QUEUED
-            record.parked = record.key is not None and record.state is QUEUED
-            record.updated_at = now
+            self._number(record, add, now)
+            if record.dedupe_key is not None:
+                slots[record.dedupe_key] = record.uuid
             fresh.append(record)
             added.append(Added(record.uuid))
         return added
 
-    def _find_duplicate(self, add: Add, slots: dict[str, str]) -> DuplicateTask | None:
+    def _find_duplicate(self, add: Add, slots: dict[str, str], now: datetime) -> DuplicateTask | None:
         """The first work that is pending already, or is in the batch a second time."""
         batch: set[str] = set()
         for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
-            holder = self._slot_holder(slot, slots)
+            holder = self._slot_holder(slot, slots, now)
             if slot in batch or holder is not None:
                 return DuplicateTask(holder or "", slot)
             batch.add(slot)
         return None
 
-    def _slot_holder(self, slot: str | None, slots: dict[str, str]) -> str | None:
-        if slot is None:
-            return None
-        found: str | None = slots.get(slot) or self._one("SELECT uuid FROM task WHERE dedupe_slot = ?", (slot,))
-        return found
+    def _slot_holder(self, slot: str | None, slots: dict[str, str], now: datetime) -> str | None:
+        """Who stands for this work; `slots` are those of tasks that are about to be stored."""
+        if slot is None or slot in slots:
+            return None if slot is None else slots[slot]
+        holder = self._find_holder(slot, now)
+        return None if holder is None else holder.uuid
 
     def _insert_tasks(self, records: list[TaskRecord], now: datetime) -> None:
         at = to_us(now)
-        new: dict[tuple[str, str, TaskState], int] = {}
+        new: dict[tuple[str, str, TaskState, int], int] = {}
+        is_lined = bool(self._strict)
         for record in records:
-            where = record.queue, record.source, record.state
+            where = record.queue, record.source, record.state, record.priority
+            is_lined = is_lined or record.bucket is not None
             new[where] = new.get(where, 0) + 1
             self._events.append((SUBMITTED, record.uuid, record.source, record.queue, at))
-            if record.state is not QUEUED:
+            if record.state is TaskState.SCHEDULED:
                 self._note_due(to_us(record.due_at))
-            elif record.key is not None:
+            elif record.key is not None and record.state is QUEUED:
                 self._keys.add((record.queue, record.key))
-        for (queue, source, state), n in new.items():
-            self._count(queue, source, state, n)
-        self._write_rows("task", NEW, [to_new_row(record, at) for record in records])
+        for (queue, source, state, priority), n in new.items():
+            self._count(queue, source, state, n, priority)
+        plain = [record for record in records if not has_ties(record)]
+        tied = [record for record in records if has_ties(record)]
+        for some, more in ((plain, ()), (tied, TIES)):
+            rows = [to_new_row(record, at) for record in some]
+            if is_lined:
+                rows = [(*row, r.bucket, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
+            if more:
+                rows = [(*row, *ties_of(r)) for row, r in zip(rows, some, strict=True)]
+            self._write_rows("task", (*(LINED if is_lined else NEW), *more), rows)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -241,9 +288,9 @@ class SqliteCore(Commands):
             (at, PROMOTE_AT_MOST),
         )
         rows = []
-        for _, id_, uuid, queue, source, state, key, position in sorted(msgspec.json.decode(found)):
+        for _, id_, uuid, queue, source, state, key, position, priority in sorted(msgspec.json.decode(found)):
             self._count(queue, source, TaskState(state), -1)
-            self._count(queue, source, TaskState.QUEUED, 1)
+            self._count(queue, source, TaskState.QUEUED, 1, priority)
             if state == TaskState.SCHEDULED:
                 self._seq += 1
                 position = tail_position(self._seq)
@@ -261,8 +308,10 @@ class SqliteCore(Commands):
     ) -> list[Claim] | None:
         """Insert and start tasks that nothing stands before, which is how a yard with nothing to do meets a task. They
         are inserted parked, so they never enter the lane that they would be taken out of again. None, and nothing is
-        done, unless all of them can start, with nothing else waiting that might go first."""
+        done, unless all of them can start, with nothing else waiting that might go first, and by priority and place."""
         if demand is None or self._queued or not fresh or len(fresh) > demand.total:
+            return None
+        if not self._is_plain([(record.queue, record.source, record.priority) for record in fresh]):
             return None
         due = self._find_next_due()
         if due is not None and due <= to_us(now):
@@ -277,76 +326,3 @@ class SqliteCore(Commands):
         self._insert_tasks(fresh, now)
         fresh.sort(key=lambda record: (record.priority, record.position))
         return self._start([to_started(record, now) for record in fresh], node, now)
-
-    def _quota(self, demand: Demand) -> Quota:
-        room = {
-            name: queue.concurrency - self._running_in[name]
-            for name, queue in self._queues.items()
-            if queue.concurrency is not None
-        }
-        return Quota(demand, room)
-
-    def _open_lanes(self, quota: Quota) -> list[Lane]:
-        return [lane for lane in self._queued if quota.room(*lane) > 0]
-
-    def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
-        quota = self._quota(demand)
-        lanes = self._open_lanes(quota)
-        return self._start([to_running(row, now) for row in self._merge(lanes, quota)], node, now)
-
-    def _start(self, records: list[TaskRecord], node: str, now: datetime) -> list[Claim]:
-        at = to_us(now)
-        claims: list[Claim] = []
-        started: dict[Lane, int] = {}
-        for record in records:
-            self._seq += 1
-            record.token, record.node = self._seq, node
-            lane = record.queue, record.source
-            started[lane] = started.get(lane, 0) + 1
-            self._events.append((STARTED, record.uuid, record.source, record.queue, at))
-            claims.append(Claim(record, record.attempt, self._seq))
-        for (queue, source), n in started.items():
-            self._count(queue, source, QUEUED, -n)
-            self._count(queue, source, RUNNING, n)
-        for block in blocks([(claim.record.id, claim.token) for claim in claims]):
-            self._conn.execute(start(len(block)), (node, at, *chain.from_iterable(block)))
-        return claims
-
-    def _merge(self, lanes: list[Lane], quota: Quota) -> list[list[Any]]:
-        """What goes next over all lanes, read a little at a time: of many lanes most will not be taken."""
-        if len(lanes) == 1:
-            return list(islice(self._follow_lane(lanes[0], quota.room(*lanes[0])), quota.room(*lanes[0])))
-        share = max(4, 2 * quota.left // max(1, len(lanes)))
-        picked: list[list[Any]] = []
-        for row in heapq.merge(*(self._follow_lane(lane, min(share, quota.room(*lane))) for lane in lanes)):
-            queue, source = row[2:4]
-            if quota.room(queue, source) > 0:
-                quota.admit(queue, source)
-                picked.append(row)
-                if quota.left <= 0:
-                    break
-        return picked
-
-    def _follow_lane(self, lane: Lane, chunk: int) -> Iterator[list[Any]]:
-        chunk, after = min(chunk, LANE_CHUNK), (-1, 0)
-        while rows := self._lane(*lane, chunk=chunk, after=after):
-            yield from rows
-            if len(rows) < chunk:
-                return
-            after = (rows[-1][0], rows[-1][1])
-
-    def _lane(self, queue: str, source: str, *, chunk: int, after: tuple[int, int] = (-1, 0)) -> list[list[Any]]:
-        """Rows of `WAITING` in order. They sort by their first two values, which no two tasks share."""
-        some = (
-            f"SELECT {_WAITING} FROM task WHERE queue = ? AND source = ? AND state = 'queued' AND parked = 0 "
-            "AND (priority, position) > (?, ?) ORDER BY priority, position LIMIT ?"
-        )
-        given = (queue, source, *after, chunk)
-        try:
-            found = self._one(f"SELECT json_group_array(json_array({_WAITING})) FROM ({some})", given)
-            rows: list[list[Any]] = msgspec.json.decode(found)
-        except (apsw.TooBigError, msgspec.DecodeError):
-            # Arguments too large together for one value, or a number that JSON has no way to write.
-            rows = [list(row) for row in self._conn.execute(some, given)]
-        rows.sort()
-        return rows

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
 
+from taskyard.model.control import UNTOUCHED
 from taskyard.model.event import Event, EventKind, EventPage
+from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
-from taskyard.stores.rows import COLUMNS, RUN_COLUMNS, from_row, from_run_row, from_us, to_error
+from taskyard.ports.store import Node, NodeStatus, QueueStatus, Signals, TaskFilter
+from taskyard.stores.rows import COLUMNS, RUN_COLUMNS, from_row, from_run_row, from_us, from_us_or_none, to_error
+
+T = TypeVar("T")
 
 _ALL = ", ".join(COLUMNS)
 _KINDS = {str(kind): kind for kind in EventKind}
@@ -87,8 +91,13 @@ class SqliteReader:
         if where.source is not None:
             terms.append("source = ?")
             values.append(where.source)
+        if where.group is not None:
+            terms.append("group_id = ?")
+            values.append(where.group)
         # Left to itself the planner walks the table by id, and finds the one running task at its far end.
         index = _INDEXED.get(where.states[0], "") if where.states is not None and len(where.states) == 1 else ""
+        if where.group is not None:
+            index = "INDEXED BY task_group WHERE"
         sql = f"SELECT {_ALL} FROM task {index or 'WHERE'} {' AND '.join(terms)} ORDER BY id DESC LIMIT ?"
         return [from_row(row) for row in self._conn.execute(sql, (*values, limit))]
 
@@ -103,6 +112,38 @@ class SqliteReader:
     def count(self) -> dict[tuple[str, TaskState], int]:
         rows = self._conn.execute("SELECT queue, state, sum(n) FROM tally GROUP BY queue, state HAVING sum(n) <> 0")
         return {(queue, TaskState(state)): n for queue, state, n in rows}
+
+    def queues(self, name: str | None = None) -> list[QueueStatus]:
+        """All of them, or the one of this name, be there anything of it or not."""
+        rules: Any = dict(self._conn.execute("SELECT name, settings FROM queue"))
+        said: Any = dict(self._conn.execute("SELECT queue, body FROM control"))
+        counts: dict[str, dict[TaskState, int]] = {}
+        for (queue, state), n in self.count().items():
+            counts.setdefault(queue, {})[state] = n
+        oldest: Any = dict(
+            self._conn.execute(
+                "SELECT queue, min((SELECT due_at FROM task WHERE task.queue = tally.queue AND task.source = "
+                "tally.source AND task.priority = tally.priority AND task.state = 'queued' AND task.parked = 0 "
+                "ORDER BY position LIMIT 1)) FROM tally WHERE state = 'queued' AND n > 0 GROUP BY queue"
+            )
+        )
+        return [
+            QueueStatus(
+                name=queue,
+                settings=_decoded(rules.get(queue), QueueSettings(name=queue)),
+                control=_decoded(said.get(queue), UNTOUCHED),
+                counts=counts.get(queue, {}),
+                oldest_due_at=from_us_or_none(oldest.get(queue)),
+            )
+            for queue in ([name] if name is not None else sorted({*rules, *said, *counts}))
+        ]
+
+    def count_group(self, group: str) -> dict[TaskState, int]:
+        rows = self._conn.execute(
+            "SELECT state, count(*) FROM task INDEXED BY task_group WHERE group_id = ?1 AND uuid <> ?1 GROUP BY state",
+            (group,),
+        )
+        return {TaskState(state): n for state, n in rows}
 
     def nodes(self) -> list[tuple[NodeStatus, str]]:
         """Every node that has joined, with the boot it joined in."""
@@ -121,3 +162,7 @@ class SqliteReader:
     def data_version(self) -> int:
         version: Any = self._conn.execute("PRAGMA data_version").get
         return int(version)
+
+
+def _decoded(text: str | None, otherwise: T) -> T:
+    return otherwise if text is None else msgspec.json.decode(text, type=type(otherwise))

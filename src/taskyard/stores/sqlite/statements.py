@@ -12,12 +12,16 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from taskyard.model.order import Priority
 from taskyard.stores.rows import COLUMNS
 
 BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
 """Rows a statement, largest first. apsw caches statements of up to 16 KB of text: 128 rows of 30 columns stay below."""
 
 ALL = ", ".join(COLUMNS)
+
+IN_LINE = "line IS NOT NULL AND state IN ('queued', 'paused', 'blocked')"
+"""What the index `task_line` holds, to the letter: else SQLite would not use the index."""
 
 
 @cache
@@ -66,7 +70,7 @@ def complete(rows: int) -> str:
 
 @cache
 def tally(rows: int) -> str:
-    return f"INSERT INTO tally VALUES {values(rows, 4)} ON CONFLICT DO UPDATE SET n = n + excluded.n"
+    return f"INSERT INTO tally VALUES {values(rows, 5)} ON CONFLICT DO UPDATE SET n = n + excluded.n"
 
 
 @cache
@@ -80,19 +84,24 @@ def report(rows: int) -> str:
 
 
 @cache
-def keyed(rows: int) -> str:
-    """For each (queue, key): how many hold the key, who may start, and the first ?1 of those who may not.
+def keyed(rows: int, by_place: bool) -> str:
+    """For each (queue, key): how many hold the key, who may start, and the first ?1 of those who may not; `by_place`
+    the first ?1 of each priority, among which are the first by place alone.
 
     The list of three states is that of the index `task_key`, to the letter: else SQLite would not use the index."""
     term = "task.queue = v.column1 AND task.key = v.column2 AND task.state IN ('queued', 'running', 'retrying')"
     place = "json_group_array(json_array(priority, position, id))"
     wait = f"SELECT priority, position, id FROM task WHERE {term} AND task.state = 'queued' AND task.parked ="
+    parked = f"{wait} 1 ORDER BY priority, position LIMIT ?1"
+    if by_place:
+        of_each = (f"SELECT * FROM ({wait} 1 AND priority = {p} ORDER BY position LIMIT ?1)" for p in Priority)
+        parked = " UNION ALL ".join(of_each)
     return (
         "SELECT json_group_array(json_array(v.column1, "
         f"(SELECT count(*) FROM task WHERE {term} AND task.state = 'running') "
         f"+ (SELECT count(*) FROM task WHERE {term} AND task.state = 'retrying'), "
         f"json((SELECT {place} FROM ({wait} 0 ORDER BY priority, position))), "
-        f"json((SELECT {place} FROM ({wait} 1 ORDER BY priority, position LIMIT ?1))))) "
+        f"json((SELECT {place} FROM ({parked}))))) "
         f"FROM (VALUES {values(rows, 2)}) AS v"
     )
 

@@ -14,16 +14,30 @@ from pathlib import Path
 from typing import TypeVar
 
 import apsw
+import msgspec
 
 from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced, StoreTooNew
 from taskyard.model.command import Command
+from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import ANY, Add, Applied, Node, NodeStatus, Report, Schema, Signals, TaskFilter, Turned
+from taskyard.ports.store import (
+    ANY,
+    Add,
+    Applied,
+    Node,
+    NodeStatus,
+    QueueStatus,
+    Report,
+    Schema,
+    Signals,
+    TaskFilter,
+    Turned,
+)
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.place import (
@@ -224,6 +238,11 @@ class SqliteStore:
     async def set_queue(self, settings: QueueSettings) -> None:
         await self._write(partial(self._core.set_queue, settings))
 
+    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+        said = await self._write(partial(self._core.control, queue, command, by))
+        (status,) = await self._read(partial(self._lister.queues, queue), people=True)
+        return msgspec.structs.replace(status, control=said)
+
     async def join(self, node: Node) -> None:
         # The lock first: from the moment the others can see the node, they can also see that it lives.
         await self._read(partial(self._sidecar.appear, _file_of(node.incarnation)))
@@ -286,6 +305,12 @@ class SqliteStore:
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._read(self._lister.count, people=True)
+
+    async def queues(self) -> list[QueueStatus]:
+        return await self._read(self._lister.queues, people=True)
+
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        return await self._read(partial(self._lister.count_group, group), people=True)
 
     async def nodes(self) -> list[NodeStatus]:
         return [status for status, _ in await self._read(self._reader.nodes)]

@@ -14,11 +14,13 @@ from typing import Any
 import apsw
 import msgspec
 
+from taskyard.model.control import UNTOUCHED, QueueControl, QueueState, drained, told_as
 from taskyard.model.event import TOLD_AS, EventKind
-from taskyard.model.limits import QueueSettings
+from taskyard.model.fairness import Turns
+from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import head_position, tail_position
-from taskyard.model.state import QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import ENDED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.stores.rows import MOVED, RUN_COLUMNS, from_row, to_moved_row, to_us
@@ -29,8 +31,13 @@ RING = 10_000
 
 _PARKED = ("id", "parked")
 
-Lane = tuple[str, str]
-"""A queue and a source."""
+Lane = tuple[str, str, int]
+"""A queue, a source and a priority."""
+
+Ended = tuple[int, str, TaskState]
+"""A task that has ended, by id and uuid, and how."""
+
+HAS_TIES = "SELECT EXISTS (SELECT 1 FROM dependency WHERE done = 0), EXISTS (SELECT 1 FROM releasing)"
 
 
 class Transaction:
@@ -44,10 +51,14 @@ class Transaction:
         self._seq = 0
         self._event_seq = 0
         self._queues: dict[str, QueueSettings] = {}
+        self._strict: set[str] = set()
+        self._controls: dict[str, QueueControl] = {}
+        self._turns: dict[str, Turns] = {}
         self._queued: dict[Lane, int] = {}
         self._running_in: Counter[str] = Counter()
         self._next_due: int | None = None
         self._due_known = False
+        self._has_open_edges = self._has_releasing = False
         self.isolated = False
         self.heard_others = False
         """Set when another process is found to have written; whoever tells of it takes it back."""
@@ -72,24 +83,32 @@ class Transaction:
         self._event_seq, self._seq = newest or (0, 0)
         queues: Any = self._conn.execute("SELECT name, settings FROM queue").fetchall()
         self._queues = {name: msgspec.json.decode(text, type=QueueSettings) for name, text in queues}
+        self._strict = {name for name, settings in self._queues.items() if settings.is_strict}
+        controls: Any = self._conn.execute("SELECT queue, body FROM control").fetchall()
+        self._controls = {name: msgspec.json.decode(text, type=QueueControl) for name, text in controls}
+        turns: Any = self._conn.execute("SELECT queue, body FROM turns").fetchall()
+        self._turns = {name: msgspec.json.decode(text, type=Turns) for name, text in turns}
         self._queued, self._running_in = {}, Counter()
         tallies: Any = self._conn.execute(
-            "SELECT queue, source, state, n FROM tally WHERE state IN ('queued', 'running') AND n > 0"
+            "SELECT queue, source, state, priority, n FROM tally WHERE state IN ('queued', 'running') AND n > 0"
         )
-        for queue, source, state, n in tallies:
+        for queue, source, state, priority, n in tallies:
             if state == QUEUED:
-                self._queued[queue, source] = n
+                self._queued[queue, source, priority] = n
             else:
                 self._running_in[queue] += n
         self._due_known = False
+        self._has_open_edges, self._has_releasing = map(bool, self._conn.execute(HAS_TIES).fetchall()[0])
 
     def _reset(self) -> None:
         self._events: list[tuple[str, str, str, str, int]] = []
-        self._tally: dict[tuple[str, str, TaskState], int] = {}
+        self._tally: dict[tuple[str, str, TaskState, int], int] = {}
         self._runs: list[tuple[Any, ...]] = []
         self._saves: list[TaskRecord] = []
         self._completed: list[tuple[Any, ...]] = []
         self._keys: set[tuple[str, str]] = set()
+        self._ended: list[Ended] = []
+        self._unrun: list[str] = []
 
     def finish(self) -> None:
         """Write what the verbs of this transaction left to be written once."""
@@ -119,8 +138,8 @@ class Transaction:
             self._ran(record, move, to_us(move.at))
         apply_move(record, move)
         new = record.state
-        self._count(record.queue, record.source, old, -1)
-        self._count(record.queue, record.source, new, 1)
+        self._count(record.queue, record.source, old, -1, record.priority)
+        self._count(record.queue, record.source, new, 1, record.priority)
         if new is QUEUED and (move.to_head or old is TaskState.FAILED):
             self._seq += 1
             record.position = head_position(self._seq) if move.to_head else tail_position(self._seq)
@@ -133,12 +152,16 @@ class Transaction:
             self._keys.add((record.queue, record.key))
         self._tell(TOLD_AS[new], record, to_us(move.at))
         self._saves.append(record)
+        if self._has_open_edges and new in ENDED:
+            self._ended.append((record.id, record.uuid, new))
 
-    def _count(self, queue: str, source: str, state: TaskState, n: int) -> None:
-        """So many tasks more, or less, are in that state: known at once, written at the end."""
-        where, lane = (queue, source, state), (queue, source)
+    def _count(self, queue: str, source: str, state: TaskState, n: int, priority: int = 0) -> None:
+        """So many tasks more, or less, are in that state: known at once, written at the end. The priority matters for
+        what is queued."""
+        where = queue, source, state, priority if state is QUEUED else 0
         self._tally[where] = self._tally.get(where, 0) + n
         if state is QUEUED:
+            lane = queue, source, priority
             self._queued[lane] = self._queued.get(lane, 0) + n
             if not self._queued[lane]:
                 del self._queued[lane]
@@ -155,6 +178,30 @@ class Transaction:
     def _tell(self, kind: EventKind, record: TaskRecord, at: int) -> None:
         self._events.append((kind, record.uuid, record.source, record.queue, at))
 
+    # --- queues -------------------------------------------------------------------------------------------------------
+
+    def _set_control(self, queue: str, control: QueueControl, at: int) -> None:
+        kind = told_as(self._controls.get(queue, UNTOUCHED), control)
+        if kind is not None:
+            self._controls[queue] = control
+            text = msgspec.json.encode(control).decode()
+            self._conn.execute("INSERT OR REPLACE INTO control VALUES (?, ?)", (queue, text))
+            self._events.append((kind, "", "", queue, at))
+
+    def _note_drained(self, at: int) -> None:
+        """Runs have ended: a queue that was stopping and has none left is paused."""
+        for queue, control in sorted(self._controls.items()):
+            if control.state is QueueState.STOPPING and not self._running_in[queue]:
+                self._set_control(queue, drained(control), at)
+
+    def _line_of(self, record: TaskRecord) -> str | None:
+        """The line it stands in, if its queue has lines."""
+        if record.queue not in self._strict:
+            return None
+        return "" if self._queues[record.queue].order is QueueOrder.FIFO else record.bucket or ""
+
+    # --- what is left to the end --------------------------------------------------------------------------------------
+
     def _flush(self) -> None:
         self._save_moved()
         if self._runs:
@@ -162,8 +209,9 @@ class Transaction:
             self._runs = []
         if self._keys:
             keys, self._keys = sorted(self._keys), set()
-            for block in blocks(keys):
-                self._repark(block)
+            for by_place in (False, True):
+                for block in blocks([key for key in keys if (key[0] in self._strict) is by_place]):
+                    self._repark(block, by_place)
 
     def _save_moved(self) -> None:
         if self._completed:
@@ -172,17 +220,20 @@ class Transaction:
             self._completed = []
         if self._saves:
             latest = {record.id: record for record in self._saves}  # a rescue moves a record twice
-            self._update_rows(MOVED, [to_moved_row(record) for record in latest.values()])
+            self._update_rows(MOVED, [to_moved_row(r, self._line_of(r)) for r in latest.values()])
             self._saves = []
 
-    def _repark(self, keys: list[tuple[str, str]]) -> None:
-        """Of the tasks waiting with a key, exactly the first ones that fit under its limit may start."""
+    def _repark(self, keys: list[tuple[str, str]], by_place: bool) -> None:
+        """Of the tasks waiting with a key, exactly the first ones that fit under its limit may start. Where places
+        alone count in a queue, they do so among those of a key."""
         most = max(self._settings(queue).per_key for queue, _ in keys)
-        found = self._one(keyed(len(keys)), (most, *chain.from_iterable(keys)))
+        found = self._one(keyed(len(keys), by_place), (most, *chain.from_iterable(keys)))
         changed = []
         for queue, busy, offered, parked in msgspec.json.decode(found):
             free = max(0, self._settings(queue).per_key - busy)
             waiting = sorted([(*task, 0) for task in offered] + [(*task, 1) for task in parked])
+            if by_place:
+                waiting.sort(key=lambda task: task[1])
             for place, (_, _, id_, was_parked) in enumerate(waiting):
                 if was_parked != (place >= free):
                     changed.append((id_, int(place >= free)))

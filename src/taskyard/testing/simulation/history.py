@@ -36,11 +36,13 @@ class Kind(StrEnum):
 
 class Fate(Enum):
     """What is known of an op: nothing (it may have happened, at any time after it was asked), that it was done, that it
-    was refused because of what was found, or that nothing of it happened."""
+    was refused because of what was found or because another stands for the same work, or that nothing of it
+    happened."""
 
     UNKNOWN = "unknown"
     DONE = "done"
     REFUSED = "refused"
+    TAKEN = "taken"
     NEVER = "never"
 
 

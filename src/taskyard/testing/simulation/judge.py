@@ -230,6 +230,9 @@ def _check_events(history: History, end: End) -> Iterator[str]:
         elif (state := STATES.get(event.kind)) is not None:
             if not any(state in LEGAL[old] for old in states.get(event.uuid, ())):
                 yield f"task {event.uuid}: became {state} out of turn"
+            is_again = slot is not None and states.get(event.uuid) == {TaskState.FAILED}
+            if slot is not None and is_again and pending.setdefault(slot, event.uuid) != event.uuid:
+                yield f"task {event.uuid}: was sent again while {pending[slot]} stood for the same work"
             states[event.uuid] = {state}
             if slot is not None and state in ENDED and pending.get(slot) == event.uuid:
                 del pending[slot]

@@ -83,7 +83,7 @@ def step(view: View | None, op: Op, auto_recover: int) -> View | None:
     """The task after `op`, or `WRONG` if the op cannot have been answered so here."""
     if op.kind is Kind.SUBMIT:
         return View(WAITS) if view is None else WRONG
-    if view is None or op.fate is Fate.REFUSED:
+    if view is None or op.fate in (Fate.REFUSED, Fate.TAKEN):
         return _refused(view, op)
     match op.kind:
         case Kind.CLAIM:
@@ -110,6 +110,8 @@ def _refused(view: View | None, op: Op) -> View | None:
     """What was found must have been so, and a reason to refuse."""
     if op.fate is Fate.UNKNOWN and op.kind in (Kind.CANCEL, Kind.RETRY, Kind.PRIORITY):
         return view  # asked of a task that was not there yet
+    if op.fate is Fate.TAKEN:
+        return view if view is not None and view.state is S.FAILED else WRONG
     if op.fate is not Fate.REFUSED:
         return WRONG
     if op.kind is Kind.SETTLE:

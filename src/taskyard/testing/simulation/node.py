@@ -23,6 +23,7 @@ from taskyard.errors import (
     OutcomeUnknown,
     ResultGone,
     RetryLater,
+    SlotTaken,
     StoreError,
     UnknownNode,
     UnknownTask,
@@ -292,6 +293,8 @@ def _answer(applied: Applied) -> tuple[Fate, TaskState | None]:
             return Fate.DONE, None if applied.record is None else applied.record.state
         case UnknownTask():
             return Fate.REFUSED, None
+        case SlotTaken() as refused:
+            return Fate.TAKEN, TaskState(refused.state)
         case CommandRefused() as refused:
             return Fate.REFUSED, TaskState(refused.state)
     raise applied.refused

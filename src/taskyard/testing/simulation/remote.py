@@ -7,12 +7,25 @@ from datetime import datetime
 
 from taskyard.errors import OutcomeUnknown, StoreError, StoreUnavailable, TaskyardError
 from taskyard.model.command import Command
+from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
-from taskyard.ports.store import ANY, Add, Added, Applied, Node, NodeStatus, Report, Signals, TaskFilter, Turned
+from taskyard.ports.store import (
+    ANY,
+    Add,
+    Added,
+    Applied,
+    Node,
+    NodeStatus,
+    QueueStatus,
+    Report,
+    Signals,
+    TaskFilter,
+    Turned,
+)
 from taskyard.testing.ledger import Entry, What
 from taskyard.testing.simulation.history import Fate, Kind, Op
 from taskyard.testing.simulation.loop import PROCESS
@@ -158,6 +171,12 @@ class RemoteStore(Line):
     async def set_queue(self, settings: QueueSettings) -> None:
         await self.ask("set_queue", lambda: self._core.set_queue(settings))
 
+    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+        return await self.ask(type(command).__name__, lambda: self._core.control(queue, command, by))
+
+    async def queues(self) -> list[QueueStatus]:
+        return await self.ask("queues", self._core.queues)
+
     async def nodes(self) -> list[NodeStatus]:
         return await self.ask("nodes", self._core.list_nodes)
 
@@ -190,6 +209,9 @@ class RemoteStore(Line):
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self.ask("count", self._core.count)
+
+    async def count_group(self, group: str) -> dict[TaskState, int]:
+        return await self.ask("count_group", lambda: self._core.count_group(group))
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         return await self.ask("prune", lambda: self._core.prune(finished_before, limit))

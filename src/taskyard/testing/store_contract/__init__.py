@@ -3,11 +3,15 @@
 from taskyard.testing.store_contract.adds import AddContract
 from taskyard.testing.store_contract.claims import ClaimContract
 from taskyard.testing.store_contract.commands import CommandContract
+from taskyard.testing.store_contract.control import ControlContract
+from taskyard.testing.store_contract.dedupe import DedupeContract
+from taskyard.testing.store_contract.dependencies import DependencyContract
 from taskyard.testing.store_contract.due import DueContract
 from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
 from taskyard.testing.store_contract.keys import KeyContract
 from taskyard.testing.store_contract.nodes import NodeContract
+from taskyard.testing.store_contract.orders import OrderContract
 from taskyard.testing.store_contract.prompt import PromptContract
 from taskyard.testing.store_contract.reading import ReadingContract
 from taskyard.testing.store_contract.settles import SettleContract
@@ -27,6 +31,10 @@ class StoreContract(
     """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
 
 
+class SteeringContract(ControlContract, OrderContract):
+    """What people say about queues, and who goes first in them."""
+
+
 class PromptStoreContract(StoreContract, PromptContract):
     """The same, and a submit is answered on the spot."""
 
@@ -35,4 +43,8 @@ class DurableStoreContract(StoreContract, DurableContract):
     """The same, and everything is still there when the store is closed and opened again."""
 
 
-__all__ = ["DurableStoreContract", "PromptStoreContract", "StoreContract"]
+class TiesContract(DedupeContract, DependencyContract):
+    """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
+
+
+__all__ = ["DurableStoreContract", "PromptStoreContract", "SteeringContract", "StoreContract", "TiesContract"]

@@ -45,7 +45,9 @@ CREATE TABLE taskyard.task (
 CREATE UNIQUE INDEX task_uuid ON taskyard.task (uuid);
 CREATE INDEX task_lane ON taskyard.task (queue, source, priority, position) WHERE state = 'queued' AND NOT parked;
 CREATE INDEX task_due ON taskyard.task (due_at, id) WHERE state IN ('scheduled', 'retrying');
-CREATE INDEX task_running ON taskyard.task (queue, node) WHERE state = 'running';
+CREATE INDEX task_running ON taskyard.task (queue, token) WHERE state = 'running';
+-- A node asks for these whenever it hears of something: what it ran before must not be in the way.
+CREATE INDEX task_cancel ON taskyard.task (node, id) WHERE state = 'running' AND cancel_asked_at IS NOT NULL;
 CREATE INDEX task_waits ON taskyard.task (queue, key, parked, priority, position) WHERE key IS NOT NULL AND state = 'queued';
 CREATE INDEX task_holds ON taskyard.task (queue, key) WHERE key IS NOT NULL AND state IN ('running', 'retrying');
 CREATE UNIQUE INDEX task_dedupe ON taskyard.task (dedupe_slot) WHERE dedupe_slot IS NOT NULL;
@@ -120,9 +122,7 @@ CREATE TABLE taskyard.queue (
     settings     text NOT NULL
 );
 
--- Every (queue, source) that ever had a task. No task of priority p that may start stands below low_p, and where low_p
--- is null there never was one: claims begin to read there, instead of walking over what was claimed before and could not
--- be vacuumed yet.
+-- Every (queue, source) that ever had a task, with 0 for each priority that it ever had one of.
 CREATE TABLE taskyard.lane (
     queue  text COLLATE "C" NOT NULL,
     source text COLLATE "C" NOT NULL,
@@ -130,15 +130,42 @@ CREATE TABLE taskyard.lane (
     low_1  bigint,
     low_2  bigint,
     PRIMARY KEY (queue, source)
-) WITH (fillfactor = 50);
+);
 
--- How many tasks each queue holds in each state: the sum of all rows. Rows are only added, and put together now and
--- then: a row that every turn updates would leave a chain of versions that a foreign snapshot keeps alive.
+-- No task of priority p that may start stands below low_p: claims begin to read there, instead of walking over what was
+-- claimed before and could not be vacuumed yet. Where it is null, that is 0. A mark is never updated: the next one gets
+-- a larger `n`, and is found from that end, however many of its forerunners a foreign snapshot keeps alive.
+CREATE TABLE taskyard.mark (
+    queue  text COLLATE "C" NOT NULL,
+    source text COLLATE "C" NOT NULL,
+    n      bigint NOT NULL,
+    low_0  bigint,
+    low_1  bigint,
+    low_2  bigint,
+    PRIMARY KEY (queue, source, n)
+) WITH (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_cost_delay = 0);
+
+-- How many tasks each queue holds in each state: the sum of all rows, from `tidied.tally_from` on. Rows are only added,
+-- and put together now and then: a row that every turn updates would leave a chain of versions that a foreign snapshot
+-- keeps alive. `xid` is the transaction that has counted.
 CREATE TABLE taskyard.tally (
     queue text COLLATE "C" NOT NULL,
     state text COLLATE "C" NOT NULL,
+    n     bigint NOT NULL,
+    xid   bigint NOT NULL DEFAULT (pg_current_xact_id()::text::bigint)
+) WITH (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+
+CREATE INDEX tally_xid ON taskyard.tally (xid);
+CREATE INDEX tally_running ON taskyard.tally (queue, xid) WHERE state = 'running';
+
+-- The same of what was submitted in transactions of others, which may end in any order: from `tidied.submitted_from` on.
+CREATE TABLE taskyard.submitted (
+    xid   bigint NOT NULL DEFAULT (pg_current_xact_id()::text::bigint),
+    queue text COLLATE "C" NOT NULL,
     n     bigint NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+
+CREATE INDEX submitted_xid ON taskyard.submitted (xid);
 
 CREATE TABLE taskyard.node (
     incarnation text COLLATE "C" PRIMARY KEY,
@@ -162,6 +189,13 @@ CREATE TABLE taskyard.event (
     PRIMARY KEY (xid, first)
 ) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 
--- The number of the last event that was trimmed.
-CREATE TABLE taskyard.trimmed (last bigint NOT NULL);
-INSERT INTO taskyard.trimmed VALUES (0);
+-- How far it was tidied up: the number of the last event that was trimmed, and where to begin reading what was counted.
+-- One row, which is replaced by one with a larger `n`, for the reason that `mark` has.
+CREATE TABLE taskyard.tidied (
+    n              bigint PRIMARY KEY,
+    trimmed        bigint NOT NULL,
+    tally_from     bigint NOT NULL,
+    submitted_from bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_cost_delay = 0);
+
+INSERT INTO taskyard.tidied VALUES (0, 0, 0, 0);

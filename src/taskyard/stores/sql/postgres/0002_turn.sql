@@ -19,17 +19,33 @@ END $$;
 -- These tasks may have become startable: their lanes must not be read from above them.
 CREATE FUNCTION taskyard.lower_1(p_ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO taskyard.lane AS l
-    SELECT queue, source, min(position) FILTER (WHERE priority = 0), min(position) FILTER (WHERE priority = 1),
-        min(position) FILTER (WHERE priority = 2)
-    FROM (SELECT * FROM taskyard.task WHERE id = ANY (p_ids) OFFSET 0) AS t WHERE state = 'queued' AND NOT parked
-    GROUP BY queue, source ORDER BY queue, source
-    ON CONFLICT (queue, source) DO UPDATE
-    SET low_0 = least(l.low_0, excluded.low_0), low_1 = least(l.low_1, excluded.low_1),
-        low_2 = least(l.low_2, excluded.low_2)
-    WHERE excluded.low_0 < coalesce(l.low_0, 9223372036854775807)
-        OR excluded.low_1 < coalesce(l.low_1, 9223372036854775807)
-        OR excluded.low_2 < coalesce(l.low_2, 9223372036854775807);
+    IF coalesce(cardinality(p_ids), 0) = 0 THEN
+        RETURN;
+    END IF;
+    WITH t AS MATERIALIZED (
+        SELECT queue, source, min(position) FILTER (WHERE priority = 0) AS low_0,
+            min(position) FILTER (WHERE priority = 1) AS low_1, min(position) FILTER (WHERE priority = 2) AS low_2
+        FROM (SELECT * FROM taskyard.task WHERE id = ANY (p_ids) OFFSET 0) AS x WHERE state = 'queued' AND NOT parked
+        GROUP BY queue, source
+    ), lanes AS (
+        INSERT INTO taskyard.lane AS l
+        SELECT queue, source, low_0 * 0, low_1 * 0, low_2 * 0 FROM t ORDER BY queue, source
+        ON CONFLICT (queue, source) DO UPDATE SET low_0 = coalesce(l.low_0, excluded.low_0),
+            low_1 = coalesce(l.low_1, excluded.low_1), low_2 = coalesce(l.low_2, excluded.low_2)
+        WHERE coalesce(l.low_0, excluded.low_0) IS DISTINCT FROM l.low_0
+            OR coalesce(l.low_1, excluded.low_1) IS DISTINCT FROM l.low_1
+            OR coalesce(l.low_2, excluded.low_2) IS DISTINCT FROM l.low_2
+    ), old AS MATERIALIZED (
+        SELECT t.queue, t.source, m.n, least(t.low_0, coalesce(m.low_0, 0)) AS low_0,
+            least(t.low_1, coalesce(m.low_1, 0)) AS low_1, least(t.low_2, coalesce(m.low_2, 0)) AS low_2
+        FROM t LEFT JOIN LATERAL (
+            SELECT * FROM taskyard.mark AS m WHERE m.queue = t.queue AND m.source = t.source ORDER BY m.n DESC LIMIT 1
+        ) AS m ON true
+        WHERE t.low_0 < coalesce(m.low_0, 0) OR t.low_1 < coalesce(m.low_1, 0) OR t.low_2 < coalesce(m.low_2, 0)
+    ), gone AS (
+        DELETE FROM taskyard.mark AS m USING old WHERE m.queue = old.queue AND m.source = old.source AND m.n = old.n
+    )
+    INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), low_0, low_1, low_2 FROM old;
 END $$;
 
 -- Of the tasks waiting with a key, exactly the first ones that fit under its limit may start.
@@ -416,33 +432,66 @@ DECLARE
     q_name text[] := '{}'; q_room integer[] := '{}';
     s_room integer[] := p_rooms || p_others;
     v_lanes integer; v_share integer; v_is_cut boolean;
+    v_queue text; v_room bigint;
     v_priority integer := 0; v_position bigint := -9223372036854775807;
     i integer;
 BEGIN
     FOR v_lane IN
-        SELECT l.*, coalesce(array_position(p_sources, l.source), cardinality(s_room)) AS s,
-            CASE WHEN q.concurrency IS NOT NULL THEN q.concurrency - (
-                SELECT count(*) FROM taskyard.task AS t WHERE t.queue = l.queue AND t.state = 'running') END AS room
+        SELECT l.queue, l.source, q.concurrency,
+            coalesce(array_position(p_sources, l.source), cardinality(s_room)) AS s,
+            CASE WHEN l.low_0 = 0 THEN coalesce(m.low_0, 0) END AS low_0,
+            CASE WHEN l.low_1 = 0 THEN coalesce(m.low_1, 0) END AS low_1,
+            CASE WHEN l.low_2 = 0 THEN coalesce(m.low_2, 0) END AS low_2
         FROM taskyard.lane AS l LEFT JOIN taskyard.queue AS q ON q.name = l.queue
+        LEFT JOIN LATERAL (
+            SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
+        ) AS m ON true
         WHERE l.queue = ANY (p_queues)
+            AND s_room[coalesce(array_position(p_sources, l.source), cardinality(s_room))] > 0
         ORDER BY l.queue, l.source
     LOOP
-        IF s_room[v_lane.s] <= 0 OR v_lane.room <= 0 THEN
+        IF v_lane.concurrency IS NOT NULL AND v_queue IS DISTINCT FROM v_lane.queue THEN
+            -- What runs is not counted in the table itself: what ran and cannot be vacuumed would be walked over.
+            v_queue := v_lane.queue;
+            SELECT v_lane.concurrency - coalesce(sum(t.n), 0) INTO v_room FROM taskyard.tally AS t
+            WHERE t.queue = v_queue AND t.state = 'running'
+                AND t.xid >= (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1);
+            IF v_room <= 0 AND (SELECT token FROM taskyard.task WHERE queue = v_queue AND state = 'running'
+                                ORDER BY token DESC LIMIT 1) IS NULL THEN
+                -- Whatever went wrong once, a queue must not stand still for ever.
+                INSERT INTO taskyard.tally VALUES (v_queue, 'running', v_room - v_lane.concurrency);
+                v_room := v_lane.concurrency;
+            END IF;
+            IF v_room > 0 THEN
+                q_name := q_name || v_queue; q_room := q_room || v_room::integer;
+            END IF;
+        END IF;
+        IF v_lane.concurrency IS NOT NULL AND v_room <= 0 THEN
             CONTINUE;
         END IF;
         l_queue := l_queue || v_lane.queue; l_source := l_source || v_lane.source;
         l_0 := l_0 || v_lane.low_0; l_1 := l_1 || v_lane.low_1; l_2 := l_2 || v_lane.low_2;
         l_s := l_s || v_lane.s;
-        IF v_lane.room IS NULL THEN
-            l_q := l_q || 0;
-        ELSIF coalesce(q_name[cardinality(q_name)] <> v_lane.queue, true) THEN
-            q_name := q_name || v_lane.queue; q_room := q_room || v_lane.room::integer;
-            l_q := l_q || cardinality(q_name);
-        ELSE
-            l_q := l_q || cardinality(q_name);
-        END IF;
+        l_q := l_q || CASE WHEN v_lane.concurrency IS NULL THEN 0 ELSE cardinality(q_name) END;
     END LOOP;
     v_lanes := cardinality(l_queue);
+    IF v_lanes = 1 THEN
+        -- All in one go: to look at each would take as long as to start it.
+        RETURN ARRAY(
+            SELECT id FROM (
+                (SELECT id, priority, position FROM taskyard.task
+                 WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 0
+                    AND position >= l_0[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
+                UNION ALL
+                (SELECT id, priority, position FROM taskyard.task
+                 WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 1
+                    AND position >= l_1[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
+                UNION ALL
+                (SELECT id, priority, position FROM taskyard.task
+                 WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 2
+                    AND position >= l_2[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
+            ) AS three ORDER BY priority, position LIMIT least(p_total, s_room[l_s[1]], q_room[1]));
+    END IF;
     WHILE v_lanes > 0 AND v_left > 0 LOOP
         -- Of many lanes most will not be taken: a little of each is read at a time.
         v_share := CASE WHEN v_lanes = 1 THEN v_left ELSE greatest(4, 2 * v_left / v_lanes) END;
@@ -539,14 +588,19 @@ BEGIN
         INSERT INTO taskyard.tally
         SELECT queue, s.state, sum(n * s.sign) FROM lanes, (VALUES ('queued', -1), ('running', 1)) AS s(state, sign)
         GROUP BY queue, s.state
+    ), old AS MATERIALIZED (
+        -- Now and then, so that it costs next to nothing: when some hundreds of tasks have been taken since the last time.
+        SELECT l.queue, l.source, m.n, greatest(l.high_0, m.low_0) AS low_0, greatest(l.high_1, m.low_1) AS low_1,
+            greatest(l.high_2, m.low_2) AS low_2
+        FROM lanes AS l LEFT JOIN LATERAL (
+            SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
+        ) AS m ON true
+        WHERE greatest(l.high_0 - coalesce(m.low_0, 0), l.high_1 - coalesce(m.low_1, 0), l.high_2 - coalesce(m.low_2, 0))
+            > {{raise_after}}
+    ), former AS (
+        DELETE FROM taskyard.mark AS m USING old WHERE m.queue = old.queue AND m.source = old.source AND m.n = old.n
     ), raised AS (
-        -- Seldom, so that the row keeps few versions: when about a thousand tasks have been taken since the last time.
-        UPDATE taskyard.lane AS l SET
-            low_0 = CASE WHEN high_0 > l.low_0 THEN high_0 ELSE l.low_0 END,
-            low_1 = CASE WHEN high_1 > l.low_1 THEN high_1 ELSE l.low_1 END,
-            low_2 = CASE WHEN high_2 > l.low_2 THEN high_2 ELSE l.low_2 END
-        FROM lanes WHERE l.queue = lanes.queue AND l.source = lanes.source
-            AND greatest(high_0 - l.low_0, high_1 - l.low_1, high_2 - l.low_2) > {{raise_after}}
+        INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), low_0, low_1, low_2 FROM old
     )
     SELECT array_agg(id), array_agg(token), array_agg(position), array_agg(due_at), array_agg(created_at),
         array_agg(attempt), array_agg(priority), array_agg(uuid), array_agg(source), array_agg(queue), array_agg(args),

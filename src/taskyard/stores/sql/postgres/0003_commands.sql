@@ -185,15 +185,18 @@ BEGIN
     COMMIT;
 END $$;
 
--- Forget at most so many tasks that ended before then, oldest first.
-CREATE FUNCTION taskyard.prune_1(p_before timestamptz, p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+-- Forget at most so many tasks that ended before then, oldest first, and so long ago by the clock of the server: that of
+-- one node may be set days ahead, which must not cost the others their results.
+CREATE FUNCTION taskyard.prune_1(p_before timestamptz, p_age interval, p_limit integer) RETURNS integer
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_pruned integer;
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared(1953721203, 0);  -- it counts
     WITH old AS MATERIALIZED (
-        SELECT id FROM taskyard.ended WHERE finished_at < p_before ORDER BY finished_at, id LIMIT p_limit
-        FOR UPDATE SKIP LOCKED
+        SELECT id FROM taskyard.ended WHERE finished_at < least(p_before, now() - p_age)
+        ORDER BY finished_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM taskyard.ended AS e USING old WHERE e.id = old.id RETURNING e.id, e.queue, e.state
     ), runs AS (
@@ -254,7 +257,7 @@ CREATE FUNCTION taskyard.events_1(
 DECLARE
     v_horizon bigint := taskyard.horizon_1();
 BEGIN
-    SELECT last INTO gone FROM taskyard.trimmed;
+    SELECT trimmed INTO gone FROM taskyard.tidied ORDER BY n DESC LIMIT 1;
     SELECT xid * {{events_at_most}} + first + n - 1 INTO newest
     FROM taskyard.event WHERE xid < v_horizon ORDER BY xid DESC, first DESC LIMIT 1;
     newest := coalesce(newest, gone);
@@ -272,27 +275,50 @@ BEGIN
     END IF;
 END $$;
 
--- Put the tallies together, and trim the events to about `p_ring`. One at a time; who comes second has nothing to do.
+-- Put together what was counted, and trim the events to about `p_ring`. One at a time; who comes second has nothing to
+-- do. Whatever the past has left behind, nothing is read from before where the last time ended.
 CREATE FUNCTION taskyard.tidy_1(p_ring integer) RETURNS boolean LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+    v_was taskyard.tidied;
+    v_is taskyard.tidied;
     v_last record;
-    v_horizon bigint := taskyard.horizon_1();
+    v_horizon bigint;
+    v_min bigint;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(1953721206, 0) THEN
         RETURN false;
     END IF;
-    WITH old AS (
-        DELETE FROM taskyard.tally RETURNING queue, state, n
-    )
-    INSERT INTO taskyard.tally SELECT queue, state, sum(n) FROM old GROUP BY queue, state HAVING sum(n) <> 0;
+    v_horizon := taskyard.horizon_1();
+    v_min := least(v_horizon, pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+    SELECT * INTO v_was FROM taskyard.tidied ORDER BY n DESC LIMIT 1;
+    v_is := v_was;
+    v_is.n := nextval('taskyard.seq');
+    IF v_horizon - 1 > v_was.tally_from THEN
+        -- The sums stand before whatever is not counted in them: a transaction that has not ended may have any number
+        -- from the horizon on.
+        v_is.tally_from := v_horizon - 1;
+        v_is.submitted_from := greatest(v_min, v_was.submitted_from);
+        WITH ours AS (
+            DELETE FROM taskyard.tally WHERE xid >= v_was.tally_from AND xid < v_horizon RETURNING queue, state, n
+        ), theirs AS (
+            DELETE FROM taskyard.submitted WHERE xid >= v_was.submitted_from AND xid < v_min RETURNING queue, n
+        )
+        INSERT INTO taskyard.tally (queue, state, n, xid)
+        SELECT queue, state, sum(n), v_is.tally_from
+        FROM (SELECT queue, state, n FROM ours UNION ALL SELECT queue, 'scheduled', n FROM theirs) AS old
+        GROUP BY queue, state HAVING sum(n) <> 0;
+    END IF;
     SELECT xid, first, n INTO v_last FROM (
         SELECT xid, first, n, sum(n) OVER (ORDER BY xid DESC, first DESC) AS kept FROM taskyard.event
-        WHERE xid < v_horizon) AS e
+        WHERE xid < v_horizon AND xid >= v_was.trimmed / {{events_at_most}}) AS e
     WHERE kept - n >= p_ring ORDER BY xid DESC, first DESC LIMIT 1;
     IF FOUND THEN
-        DELETE FROM taskyard.event WHERE (xid, first) <= (v_last.xid, v_last.first);
-        UPDATE taskyard.trimmed SET last = v_last.xid * {{events_at_most}} + v_last.first + v_last.n - 1;
+        DELETE FROM taskyard.event
+        WHERE (xid, first) <= (v_last.xid, v_last.first) AND xid >= v_was.trimmed / {{events_at_most}};
+        v_is.trimmed := v_last.xid * {{events_at_most}} + v_last.first + v_last.n - 1;
     END IF;
+    DELETE FROM taskyard.tidied WHERE n = v_was.n;
+    INSERT INTO taskyard.tidied SELECT v_is.*;
     RETURN true;
 END $$;

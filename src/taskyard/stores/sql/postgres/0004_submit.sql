@@ -1,6 +1,7 @@
 -- Submitting inside of a transaction of somebody else's. It may stay open for as long as he likes, so it takes none of
 -- the locks that turns wait for, and writes no event: readers of events would have to wait for it. The tasks are put
 -- down as scheduled and due, at place 0, and the first turn after the commit gives them a place and tells of them.
+-- It notifies nobody: commits that do wait for each other, through the flush to disk, all over the server.
 
 CREATE TYPE taskyard.submitted_1 AS (
     uuid text, source text, queue text, args text, priority smallint, key text, slot text, timeout_s double precision,
@@ -96,9 +97,6 @@ BEGIN
         GROUP BY u.uuid HAVING count(*) > 1 OR EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = u.uuid) LIMIT 1;
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
     END IF;
-    INSERT INTO taskyard.tally
-    SELECT queue, 'scheduled', count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
-    -- Heard when the transaction has been committed, and by the process that submits as well.
-    PERFORM pg_notify('taskyard', 'transaction tasks') WHERE v_ids IS NOT NULL;
+    INSERT INTO taskyard.submitted (queue, n) SELECT queue, count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
     RETURN to_json(v_holders);
 END $$;

@@ -1,0 +1,117 @@
+"""What a person says about a whole queue, kept apart from the rules that code sets for it, and what follows from it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from taskyard.model.event import EventKind
+
+
+class QueueState(StrEnum):
+    """Whether a queue starts tasks. What runs is never touched: a queue that is `stopping` still has some of it, and
+    becomes `paused` with the last."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    PAUSED = "paused"
+
+
+class Said(msgspec.Struct, frozen=True, gc=False):
+    """Whose word it is, since when, and why."""
+
+    by: str
+    at: datetime
+    why: str = ""
+
+
+class QueueControl(msgspec.Struct, frozen=True, kw_only=True):
+    """What people have said about a queue. `concurrency` stands in the place of the rule that code has set, until it is
+    lifted; None leaves that rule alone. `said` belongs to the state, `limited` to the concurrency."""
+
+    state: QueueState = QueueState.RUNNING
+    said: Said | None = None
+    concurrency: int | None = None
+    limited: Said | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything of the queue may start."""
+        return self.state is QueueState.RUNNING
+
+
+UNTOUCHED = QueueControl()
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Start nothing more; what runs goes on."""
+
+    reason: str = ""
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """Start tasks again. Takes a pause back, and a stop that is under way."""
+
+
+class StopAfterCurrent(msgspec.Struct, frozen=True, tag=True):
+    """Pause, and be seen as stopping until what runs has ended."""
+
+    reason: str = ""
+
+
+class SetConcurrency(msgspec.Struct, frozen=True, tag=True):
+    """Run at most so many at once, whatever the rules say; None gives the word back to the rules."""
+
+    concurrency: int | None
+    reason: str = ""
+
+
+QueueCommand = Pause | Resume | StopAfterCurrent | SetConcurrency
+
+
+def steer(control: QueueControl, command: QueueCommand, *, by: str, now: datetime, running: int) -> QueueControl:
+    """What `command` makes of `control`, with so many tasks of the queue running. A word that changes nothing answers
+    with `control` itself, so that the first to say it is remembered."""
+    match command:
+        case Pause(reason):
+            return _close(control, QueueState.PAUSED, Said(by, now, reason))
+        case StopAfterCurrent(reason):
+            is_over = running == 0 or control.state is QueueState.PAUSED
+            return _close(control, QueueState.PAUSED if is_over else QueueState.STOPPING, Said(by, now, reason))
+        case Resume():
+            if control.is_open:
+                return control
+            return msgspec.structs.replace(control, state=QueueState.RUNNING, said=Said(by, now))
+        case SetConcurrency(concurrency, reason):
+            if concurrency == control.concurrency:
+                return control
+            return msgspec.structs.replace(control, concurrency=concurrency, limited=Said(by, now, reason))
+
+
+def _close(control: QueueControl, state: QueueState, said: Said) -> QueueControl:
+    if control.state is state and control.said is not None and control.said.why == said.why:
+        return control
+    return msgspec.structs.replace(control, state=state, said=said)
+
+
+def drained(control: QueueControl) -> QueueControl:
+    """The last task of a queue that was stopping has ended: it is paused, by the same word."""
+    return msgspec.structs.replace(control, state=QueueState.PAUSED)
+
+
+_TOLD = {
+    QueueState.RUNNING: EventKind.QUEUE_RESUMED,
+    QueueState.STOPPING: EventKind.QUEUE_STOPPING,
+    QueueState.PAUSED: EventKind.QUEUE_PAUSED,
+}
+
+
+def told_as(old: QueueControl, new: QueueControl) -> EventKind | None:
+    """The event that tells of a change; None if there is none."""
+    if new is old or new == old:
+        return None
+    if (new.concurrency, new.limited) != (old.concurrency, old.limited):
+        return EventKind.QUEUE_CHANGED
+    return _TOLD[new.state]

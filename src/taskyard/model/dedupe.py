@@ -1,0 +1,31 @@
+"""The same work twice: who stands for it, and for how long."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from taskyard.model.execution import ErrorKind, ExecutionError
+from taskyard.model.move import Move
+from taskyard.model.state import ENDED, RUNNING, TaskState
+from taskyard.model.task import Dedupe, DedupeScope, TaskRecord
+
+
+def take_slot(record: TaskRecord, dedupe: Dedupe) -> None:
+    """What a new task keeps of the slot that it was asked with. One that holds it for a window does so by a time, and
+    not by its state."""
+    if dedupe is Dedupe.ALLOW or record.dedupe_slot is None:
+        record.dedupe_slot = record.dedupe_scope = None
+        return
+    record.dedupe_key = record.dedupe_slot
+    if record.dedupe_scope is DedupeScope.WINDOW:
+        record.dedupe_slot = None
+
+
+def is_replaceable(holder: TaskState | None) -> bool:
+    """Whether a task that stands for some work can make way for another: not once it runs, nor when it is over (None:
+    and forgotten), though its window is not."""
+    return holder is not None and holder is not RUNNING and holder not in ENDED
+
+
+def replaced(by: str, *, now: datetime) -> Move:
+    return Move.canceled(at=now, error=ExecutionError(kind=ErrorKind.CANCELED, message=f"replaced by task {by}"))

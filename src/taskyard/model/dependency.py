@@ -1,0 +1,75 @@
+"""A task that waits for others, and what their ends mean for it: pure rules, which every store follows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+
+from taskyard.errors import CommandRefused
+from taskyard.model.execution import ErrorKind, ExecutionError
+from taskyard.model.move import Move
+from taskyard.model.state import COMPLETED, ENDED, TaskState
+from taskyard.model.task import OnFailure, TaskRecord
+
+DEPENDENCY_FAILED = "DependencyFailed"
+"""The type of the error of a task that failed unrun, because one that it waited for did not complete."""
+
+_HOW = {TaskState.FAILED: "failed", TaskState.CANCELED: "was canceled", TaskState.SKIPPED: "was skipped"}
+
+
+class Stand(StrEnum):
+    """What one dependency is to the task that waits for it."""
+
+    OPEN = "open"
+    DONE = "done"
+    LOST = "lost"
+
+
+def stand_of(parent: TaskState, on_failure: OnFailure | None) -> Stand:
+    """Where a task stands that another waits for, which goes on `on_failure` if that ends without having completed."""
+    if parent is COMPLETED:
+        return Stand.DONE
+    if parent not in ENDED:
+        return Stand.OPEN
+    return Stand.DONE if on_failure is OnFailure.IGNORE else Stand.LOST
+
+
+def unblock(record: TaskRecord, *, now: datetime) -> Move:
+    """All that it waited for is done: it goes to the place it has had since it was submitted, or waits for its time."""
+    if record.due_at > now:
+        return Move(state=TaskState.SCHEDULED, at=now)
+    return Move.queued(at=now)
+
+
+def give_up(record: TaskRecord, parent: str, state: TaskState, *, now: datetime) -> Move:
+    """One that it waited for, `parent`, has ended as `state` and can no longer complete.
+
+    Of the six kinds of errors an executor knows, `rejected` is the one of a run that never began."""
+    why = f"its dependency {parent} {_HOW[state]}"
+    if record.on_failure is OnFailure.SKIP:
+        return Move(state=TaskState.SKIPPED, at=now, note=why)
+    error = ExecutionError(
+        kind=ErrorKind.REJECTED, message=why, types=(DEPENDENCY_FAILED,), details={"task": parent, "state": str(state)}
+    )
+    return Move.failed(at=now, error=error)
+
+
+def refuse_revival(record: TaskRecord, parent: str, state: TaskState) -> CommandRefused:
+    """It cannot be sent again: `parent` would only fail it once more."""
+    hint = f"its dependency {parent} {_HOW[state]}"
+    if state is TaskState.FAILED:
+        hint += "; retry that first"
+    return CommandRefused(record.uuid, "retry", record.state, hint)
+
+
+def find_cycle(after: Mapping[str, Collection[str]]) -> list[str] | None:
+    """Tasks of one batch that wait for each other, if there are any. What a batch did not bring cannot wait for it."""
+    inside = {child: [parent for parent in parents if parent in after] for child, parents in after.items()}
+    try:
+        TopologicalSorter(inside).prepare()
+    except CycleError as exc:
+        found: list[str] = exc.args[1][:-1]
+        return found
+    return None

@@ -1,0 +1,79 @@
+"""What an add comes to that replaces other work or waits for other tasks: decided before anything is written, and the
+same for every store that decides in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from taskyard.errors import DependencyCycle, DuplicateTask, TaskyardError, UnknownTask
+from taskyard.model.dedupe import is_replaceable
+from taskyard.model.dependency import find_cycle
+from taskyard.model.state import TaskState
+from taskyard.model.task import Dedupe, OnFailure, TaskRecord
+from taskyard.ports.store import Add, Added
+
+RELEASE_AT_MOST = 1000
+"""How many tasks are told at once that one they wait for has ended: the rest hear of it in the turns that follow."""
+
+
+class Holder(NamedTuple):
+    """Who stands for some work, and where it is; None if that is forgotten and only its window is left."""
+
+    uuid: str
+    state: TaskState | None
+
+
+class Plan(NamedTuple):
+    """`new` are the records to store, in order; `after` says which of them waits for whom; `replaced` which holder
+    makes way for which of them."""
+
+    added: list[Added]
+    new: list[TaskRecord]
+    after: dict[str, list[str]]
+    replaced: list[tuple[str, str]]
+
+    def refuse_unknown(self, known: Iterable[str]) -> UnknownTask | None:
+        """The first that is waited for and neither `known` nor part of the batch."""
+        there = {*known, *(record.uuid for record in self.new)}
+        parents = (parent for record in self.new for parent in self.after.get(record.uuid, ()))
+        unknown = next((parent for parent in parents if parent not in there), None)
+        return None if unknown is None else UnknownTask(unknown)
+
+
+def is_tied(add: Add) -> bool:
+    """Whether an add needs a plan: few do."""
+    return bool(add.after) or add.dedupe is Dedupe.REPLACE
+
+
+def make_plan(add: Add, find_holder: Callable[[str], Holder | None]) -> Plan | TaskyardError:
+    """The plan, or what keeps all of it out."""
+    plan = Plan([], [], {}, [])
+    twins: dict[str, str] = {}
+    stands_for: dict[str, str] = {}
+    for asked in add.records:
+        slot = None if add.dedupe is Dedupe.ALLOW else asked.dedupe_slot
+        if slot is not None:
+            holder, twin = find_holder(slot), twins.get(slot)
+            if add.dedupe is Dedupe.MERGE and (holder is not None or twin is not None):
+                existing = holder.uuid if holder is not None else twin or ""
+                plan.added.append(Added(existing, is_new=False))
+                stands_for[asked.uuid] = existing
+                continue
+            if twin is not None or (holder is not None and not _makes_way(add, holder)):
+                return DuplicateTask("" if holder is None else holder.uuid, slot)
+            if holder is not None:
+                plan.replaced.append((holder.uuid, asked.uuid))
+            twins[slot] = asked.uuid
+        plan.new.append(asked.clone())
+        plan.added.append(Added(asked.uuid))
+    for record in plan.new:
+        if parents := add.after.get(record.uuid):
+            plan.after[record.uuid] = list(dict.fromkeys(stands_for.get(parent, parent) for parent in parents))
+            record.on_failure = record.on_failure or OnFailure.FAIL
+    cycle = find_cycle({record.uuid: plan.after.get(record.uuid, ()) for record in plan.new})
+    return plan if cycle is None else DependencyCycle(cycle)
+
+
+def _makes_way(add: Add, holder: Holder) -> bool:
+    return add.dedupe is Dedupe.REPLACE and is_replaceable(holder.state)

@@ -1,0 +1,223 @@
+"""What starts next, on SQLite: lanes are read a little at a time, in as few statements as their order allows."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import chain, islice
+from typing import Any
+
+import apsw
+import msgspec
+
+from taskyard.model.event import EventKind
+from taskyard.model.fairness import NO_TURNS
+from taskyard.model.limits import Demand, QueueOrder, Quota, rooms
+from taskyard.model.picking import ByPriority, Feed, Head, InTurn, Offer, RoundRobin, pick
+from taskyard.model.state import QUEUED, RUNNING
+from taskyard.model.task import Claim, DedupeScope, TaskRecord
+from taskyard.stores.rows import WAITING, from_us, to_running, to_us
+from taskyard.stores.sqlite.commands import Commands
+from taskyard.stores.sqlite.statements import IN_LINE, blocks, start
+from taskyard.stores.sqlite.transaction import Lane
+
+STARTED = EventKind.STARTED.value
+
+LANE_CHUNK = 64
+"""Rows read of a lane at once: with arguments of a megabyte each that is still far from what one value may hold."""
+
+LOWEST = -(1 << 63)
+
+_WAITING = ", ".join(WAITING)
+_STANDING = f"{_WAITING}, can_start"
+
+Row = list[Any]
+"""The values of `WAITING`."""
+
+OF_LANE = (
+    f"SELECT {_WAITING} FROM task WHERE queue = ? AND source = ? AND state = 'queued' AND parked = 0 "
+    "AND priority = ? AND position > ? ORDER BY position LIMIT ?"
+)
+OF_LINE = (
+    f"SELECT {_WAITING}, state = 'queued' AND parked = 0 AS can_start FROM task INDEXED BY task_line "
+    f"WHERE queue = ? AND line = ? AND {IN_LINE} AND position > ? ORDER BY position LIMIT ?"
+)
+LINES = (
+    f"WITH RECURSIVE named (line) AS (SELECT min(line) FROM task INDEXED BY task_line WHERE queue = ?1 AND {IN_LINE} "
+    "UNION ALL SELECT (SELECT min(task.line) FROM task INDEXED BY task_line WHERE queue = ?1 AND "
+    f"task.line > named.line AND {IN_LINE}) FROM named WHERE named.line IS NOT NULL) "
+    "SELECT json_group_array(line) FROM named WHERE line IS NOT NULL"
+)
+
+
+class Claims(Commands):
+    def _quota(self, demand: Demand) -> Quota:
+        return Quota(demand, rooms(self._queues, self._controls, self._running_in))
+
+    def _open_lanes(self, quota: Quota) -> list[Lane]:
+        return [lane for lane in self._queued if quota.room(lane[0], lane[1]) > 0]
+
+    def _could_claim(self, demand: Demand) -> bool:
+        """Whether there is anything to claim; changes nothing."""
+        quota = self._quota(demand)
+        lanes = self._open_lanes(quota)
+        if self._is_plain(lanes):
+            return any(self._read_rows(OF_LANE, (*lane, LOWEST, 1)) for lane in lanes)
+        return any(offer.bid() is not None for offer in self._offers(lanes, quota, self._clock.now()))
+
+    def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
+        quota = self._quota(demand)
+        lanes = self._open_lanes(quota)
+        rows = self._merge(lanes, quota) if self._is_plain(lanes) else self._pick_in_turn(lanes, quota, now)
+        return self._start([to_running(row, now) for row in rows], node, now)
+
+    def _is_plain(self, lanes: Sequence[Lane]) -> bool:
+        """Whether priority and place alone say who goes first: no queue has an order of its own, or tasks of several
+        priorities to start."""
+        levels: dict[str, int] = {}
+        for queue, _, priority in lanes:
+            if queue in self._strict:
+                return False
+            if levels.setdefault(queue, priority) != priority and not self._settings(queue).patience.is_endless:
+                return False
+        return not any(self._turns[queue].passed[level] for queue, level in levels.items() if queue in self._turns)
+
+    def _start(self, records: list[TaskRecord], node: str, now: datetime) -> list[Claim]:
+        at = to_us(now)
+        claims: list[Claim] = []
+        started: dict[Lane, int] = {}
+        unslotted: list[tuple[int, None]] = []
+        for record in records:
+            self._seq += 1
+            record.token, record.node = self._seq, node
+            lane = record.queue, record.source, record.priority
+            started[lane] = started.get(lane, 0) + 1
+            if record.dedupe_slot is not None and record.dedupe_scope is DedupeScope.QUEUED:
+                record.dedupe_slot = None
+                unslotted.append((record.id, None))
+            self._events.append((STARTED, record.uuid, record.source, record.queue, at))
+            claims.append(Claim(record, record.attempt, self._seq))
+        for (queue, source, priority), n in started.items():
+            self._count(queue, source, QUEUED, -n, priority)
+            self._count(queue, source, RUNNING, n)
+        for block in blocks([(claim.record.id, claim.token) for claim in claims]):
+            self._conn.execute(start(len(block)), (node, at, *chain.from_iterable(block)))
+        if unslotted:
+            self._update_rows(("id", "dedupe_slot"), unslotted)
+        return claims
+
+    def _merge(self, lanes: list[Lane], quota: Quota) -> list[Row]:
+        """What goes next over all lanes, read a little at a time: of many lanes most will not be taken."""
+        if len(lanes) == 1:
+            room = quota.room(*lanes[0][:2])
+            return list(islice(self._follow_lane(lanes[0], room), room))
+        share = max(4, 2 * quota.left // max(1, len(lanes)))
+        heads: list[tuple[Row, Iterator[Row]]] = []
+        for lane in lanes:
+            rows = self._follow_lane(lane, min(share, quota.room(*lane[:2])))
+            if (first := next(rows, None)) is not None:
+                heads.append((first, rows))
+        heapq.heapify(heads)
+        picked: list[Row] = []
+        while heads and quota.left > 0:
+            row, rows = heads[0]
+            queue, source = row[2:4]
+            following = None  # a lane that is full is left alone: it may be long
+            if quota.room(queue, source) > 0:
+                quota.admit(queue, source)
+                picked.append(row)
+                following = next(rows, None)
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following, rows))
+        return picked
+
+    def _follow_lane(self, lane: Lane, chunk: int) -> Iterator[Row]:
+        return self._follow(OF_LANE, lane, chunk)
+
+    def _follow(self, sql: str, given: tuple[Any, ...], chunk: int) -> Iterator[Row]:
+        chunk, after = min(chunk, LANE_CHUNK), LOWEST
+        while rows := self._read_rows(sql, (*given, after, chunk)):
+            yield from rows
+            if len(rows) < chunk:
+                return
+            after = rows[-1][1]
+
+    def _read_rows(self, sql: str, given: tuple[Any, ...]) -> list[Row]:
+        """Rows in order. They sort by their first two values, which no two tasks share, but for those of a line."""
+        columns = _STANDING if sql is OF_LINE else _WAITING
+        try:
+            found = self._one(f"SELECT json_group_array(json_array({columns})) FROM ({sql})", given)
+            rows: list[Row] = msgspec.json.decode(found)
+        except (apsw.TooBigError, msgspec.DecodeError):
+            # Arguments too large together for one value, or a number that JSON has no way to write.
+            rows = [list(row) for row in self._conn.execute(sql, given)]
+        rows.sort(key=_position)
+        return rows
+
+    # --- queues with an order of their own ----------------------------------------------------------------------------
+
+    def _pick_in_turn(self, lanes: list[Lane], quota: Quota, now: datetime) -> list[Row]:
+        offers = self._offers(lanes, quota, now)
+        picked = pick(offers, quota)
+        for offer in offers:
+            if offer.turns != self._turns.get(offer.queue, NO_TURNS):
+                self._turns[offer.queue] = offer.turns
+                text = msgspec.json.encode(offer.turns).decode()
+                self._conn.execute("INSERT OR REPLACE INTO turns VALUES (?, ?)", (offer.queue, text))
+        return picked
+
+    def _offers(self, lanes: list[Lane], quota: Quota, now: datetime) -> list[Offer[Row]]:
+        by_queue: dict[str, list[Lane]] = {}
+        for lane in lanes:
+            by_queue.setdefault(lane[0], []).append(lane)
+        share = max(4, 2 * quota.left // max(1, len(lanes)))
+        offers: list[Offer[Row]] = []
+        for queue, own in by_queue.items():
+            settings, turns = self._settings(queue), self._turns.get(queue, NO_TURNS)
+            if settings.order is QueueOrder.FIFO:
+                offers.append(InTurn(queue, turns, self._line(queue, "", quota.left), quota=quota))
+            elif settings.order is QueueOrder.BUCKETS:
+                names: list[str] = msgspec.json.decode(self._one(LINES, (queue,)))
+                lines = [(name, self._line(queue, name, share)) for name in names]
+                offers.append(RoundRobin(queue, turns, lines, quota=quota))
+            else:
+                feeds = [_RowFeed(self._follow_lane(lane, share)) for lane in own]
+                offers.append(ByPriority(queue, turns, settings.patience, feeds, quota=quota, now=now))
+        return offers
+
+    def _line(self, queue: str, name: str, chunk: int) -> Feed[Row]:
+        return _RowFeed(self._follow(OF_LINE, (queue, name), max(1, chunk)))
+
+
+def _position(row: Row) -> Any:
+    return row[1]
+
+
+class _RowFeed:
+    """Rows as they are read; those of a line say at their end whether they can start."""
+
+    __slots__ = ("_head", "_row", "_rows")
+
+    def __init__(self, rows: Iterator[Row]) -> None:
+        self._rows = rows
+        self._row: Row | None = None
+        self._head: Head | None = None
+
+    def first(self) -> Head | None:
+        if self._row is None:
+            self._row = row = next(self._rows, None)
+            if row is None:
+                return None
+            can_start = len(row) == len(WAITING) or bool(row.pop())
+            priority, position, _, source, _, _, due_at = row[:7]
+            self._head = Head(priority, position, source, from_us(due_at), can_start)
+        return self._head
+
+    def take(self) -> Row:
+        row, self._row = self._row, None
+        self._head = None
+        assert row is not None
+        return row
