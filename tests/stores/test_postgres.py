@@ -30,7 +30,7 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Report
+from taskyard.ports.store import Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import PostgresStore, commands, hints, within
@@ -243,7 +243,10 @@ async def test_claims_that_are_too_large_together_are_made_one_after_the_other(s
         "CREATE TRIGGER too_much AFTER UPDATE ON taskyard.task REFERENCING NEW TABLE AS changed "
         "FOR EACH STATEMENT EXECUTE FUNCTION too_much()"
     )
-    claimed = [len((await store.turn(A.incarnation, demand=room(n))).claims) for n in (24, 40, 2)]
+    try:
+        claimed = [len((await store.turn(A.incarnation, demand=room(n))).claims) for n in (24, 40, 2)]
+    finally:
+        await stranger.execute("DROP FUNCTION too_much CASCADE")
     assert claimed == [3, 1, 2]
 
 
@@ -527,6 +530,20 @@ async def test_a_node_whose_clock_is_ahead_forgets_nothing_early(store, postgres
     assert await ahead.prune(finished_before=clock.now() - timedelta(hours=1)) == 1
     assert await ahead.find(claims[0].uuid) is not None
     await ahead.close()
+
+
+async def test_the_few_that_did_not_complete_are_found_among_the_many(store, stranger, clock):
+    """Listing what failed or was canceled does not read all that was completed."""
+    await store.turn(A.incarnation, adds=[an_add(*(a_record(clock.now()) for _ in range(2000)))])
+    first, *others = (await store.turn(A.incarnation, demand=room(2000))).claims
+    moves = [(claim, Move.completed(at=clock.now(), result="1")) for claim in others]
+    await store.turn(A.incarnation, settles=[(first, Move.canceled(at=clock.now())), *moves])
+    await stranger.execute("ANALYZE taskyard.ended")
+    used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'ended_other'"
+    before = await stranger.fetchval(used)
+    assert [task.uuid for task in await store.list_tasks(TaskFilter(states=(TaskState.CANCELED,)))] == [first.uuid]
+    await store._reads.close()  # with its connections go the counts of what they read
+    await until(lambda: stranger.fetchval(f"SELECT ({used}) > $1", before))
 
 
 # --- liveness ---------------------------------------------------------------------------------------------------------
