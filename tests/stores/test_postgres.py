@@ -30,7 +30,7 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Report
+from taskyard.ports.store import Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import PostgresStore, commands, hints, within
@@ -317,6 +317,26 @@ async def test_work_that_is_submitted_in_an_open_transaction_is_not_waited_for(s
     assert isinstance(turned.added[1], DuplicateTask)
 
 
+async def test_a_uuid_in_an_open_transaction_is_not_waited_for(store, other, stranger):
+    """When somebody's open transaction has submitted a task with the same uuid, the turn says so of that one add, soon;
+    what else it brings is done, and nobody has to wait. When the transaction has ended, the answer is certain."""
+    held, fine, queued = a_record(uuid="mine"), [a_record() for _ in range(5)], a_record()
+    await store.turn(A.incarnation, adds=[an_add(queued)])
+    transaction = stranger.transaction()
+    await transaction.start()
+    await store.add_within(stranger, an_add(a_record(uuid="mine")))
+    adds = [*(an_add(record) for record in fine), an_add(held)]
+    async with asyncio.timeout(COMMAND_S / 2):
+        turned = await store.turn(A.incarnation, adds=adds, demand=room(1))
+        assert len((await other.turn(B.incarnation, demand=room(9))).claims) == len(fine)
+    assert isinstance(turned.added.pop(), SubmitPending)
+    assert [added.uuid for (added,) in turned.added] == [record.uuid for record in fine]
+    assert [claim.uuid for claim in turned.claims] == [queued.uuid]
+    await transaction.commit()
+    (answer,) = (await store.turn(A.incarnation, adds=[an_add(held)])).added
+    assert isinstance(answer, InvalidInput)
+
+
 @pytest.mark.spec("QUE-29")
 async def test_events_are_told_while_a_stranger_keeps_a_transaction_open(store, stranger):
     """A transaction of somebody else's, open since before and with writes of its own, hides no event of ours."""
@@ -527,6 +547,20 @@ async def test_a_node_whose_clock_is_ahead_forgets_nothing_early(store, postgres
     assert await ahead.prune(finished_before=clock.now() - timedelta(hours=1)) == 1
     assert await ahead.find(claims[0].uuid) is not None
     await ahead.close()
+
+
+async def test_the_few_that_did_not_complete_are_found_among_the_many(store, stranger, clock):
+    """Listing what failed or was canceled does not read all that was completed."""
+    await store.turn(A.incarnation, adds=[an_add(*(a_record(clock.now()) for _ in range(2000)))])
+    first, *others = (await store.turn(A.incarnation, demand=room(2000))).claims
+    moves = [(claim, Move.completed(at=clock.now(), result="1")) for claim in others]
+    await store.turn(A.incarnation, settles=[(first, Move.canceled(at=clock.now())), *moves])
+    await stranger.execute("ANALYZE taskyard.ended")
+    used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'ended_other'"
+    before = await stranger.fetchval(used)
+    assert [task.uuid for task in await store.list_tasks(TaskFilter(states=(TaskState.CANCELED,)))] == [first.uuid]
+    await store._reads.close()  # with its connections go the counts of what they read
+    await until(lambda: stranger.fetchval(f"SELECT ({used}) > $1", before))
 
 
 # --- liveness ---------------------------------------------------------------------------------------------------------

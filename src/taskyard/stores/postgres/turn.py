@@ -67,7 +67,7 @@ class Turn:
         return len(self._refused) > before
 
     def claim_less(self) -> bool:
-        """Ask for an eighth; whether that is fewer. What is claimed has to fit into a gigabyte, and to be sent in time."""
+        """Ask for an eighth; whether that is fewer. What is claimed has to fit into a gigabyte, and be sent in time."""
         demand = self._demand
         if demand is None or demand.total <= 1:
             return False
