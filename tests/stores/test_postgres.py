@@ -34,6 +34,7 @@ from taskyard.ports.store import Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import PostgresStore, commands, hints, within
+from taskyard.stores.postgres.gate import MOST
 from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.postgres.place import COMMAND_S, Connection, connect, migrate
 from taskyard.testing.clock import ManualClock
@@ -318,6 +319,26 @@ async def test_work_that_is_submitted_in_an_open_transaction_is_not_waited_for(s
     turned = await store.turn(A.incarnation, adds=added)
     assert isinstance(turned.added[0], list)
     assert isinstance(turned.added[1], DuplicateTask)
+
+
+async def test_a_uuid_in_an_open_transaction_is_not_waited_for(store, other, stranger):
+    """When somebody's open transaction has submitted a task with the same uuid, the turn says so of that one add, soon;
+    what else it brings is done, and nobody has to wait. When the transaction has ended, the answer is certain."""
+    held, fine, queued = a_record(uuid="mine"), [a_record() for _ in range(5)], a_record()
+    await store.turn(A.incarnation, adds=[an_add(queued)])
+    transaction = stranger.transaction()
+    await transaction.start()
+    await store.add_within(stranger, an_add(a_record(uuid="mine")))
+    adds = [*(an_add(record) for record in fine), an_add(held)]
+    async with asyncio.timeout(COMMAND_S / 2):
+        turned = await store.turn(A.incarnation, adds=adds, demand=room(1))
+        assert len((await other.turn(B.incarnation, demand=room(9))).claims) == len(fine)
+    assert isinstance(turned.added.pop(), SubmitPending)
+    assert [added.uuid for (added,) in turned.added] == [record.uuid for record in fine]
+    assert [claim.uuid for claim in turned.claims] == [queued.uuid]
+    await transaction.commit()
+    (answer,) = (await store.turn(A.incarnation, adds=[an_add(held)])).added
+    assert isinstance(answer, InvalidInput)
 
 
 @pytest.mark.spec("QUE-29")
@@ -672,7 +693,7 @@ async def test_after_a_loss_readers_share_what_there_is(store, stranger):
     async with asyncio.timeout(COMMAND_S):
         answers = await asyncio.gather(*(store.count() for _ in range(40)))
     assert answers == [{}] * 40
-    assert 1 <= len(store._reads._idle) <= 4
+    assert 1 <= len(store._reads._idle) <= MOST < 20
 
 
 async def test_who_is_cancelled_while_others_wait_leaves_his_connection_to_them(store, stranger):

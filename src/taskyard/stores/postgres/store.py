@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -18,9 +19,12 @@ from taskyard.errors import (
     ForkedStore,
     InvalidInput,
     NotOpen,
+    OutcomeUnknown,
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    SubmitPending,
+    TaskyardError,
     UnknownNode,
     hide_password,
 )
@@ -59,6 +63,7 @@ from taskyard.stores.postgres.place import (
     Connection,
     Session,
     check_version,
+    describe,
     find_version,
     migrate,
     once,
@@ -81,6 +86,10 @@ has counted is to be put together as well, before claims from queues with a limi
 
 TRIES = 20
 """How often something is tried that another transaction got in the way of."""
+
+
+class _UuidHeld(Exception):
+    """A new task has a uuid that another has which was submitted in a transaction that has not ended."""
 
 
 class PostgresStore:
@@ -205,13 +214,31 @@ class PostgresStore:
         demand: Demand | None = None,
     ) -> Turned:
         async with self._asked():
-            turn = Turn(node, self._clock.now(), settles, adds, reports, demand)
-            if adds:
-                await self._make_lanes(turn)
-            row = await self._call(turn)
-            turned = turn.answer(row)
-            self._tell_of(turned, row["told"], is_settling=bool(settles))
-            return turned
+            try:
+                return await self._turn(Turn(node, self._clock.now(), settles, adds, reports, demand))
+            except _UuidHeld:
+                turned = await self._turn(Turn(node, self._clock.now(), settles, (), reports, demand))
+                return msgspec.structs.replace(turned, added=await self._add_apart(node, adds))
+
+    async def _turn(self, turn: Turn) -> Turned:
+        await self._make_lanes(turn)
+        row = await self._call(turn)
+        turned = turn.answer(row)
+        self._tell_of(turned, row["told"], is_settling=bool(turned.settled))
+        return turned
+
+    async def _add_apart(self, node: str, adds: Sequence[Add]) -> list[list[Added] | TaskyardError]:
+        """Of these adds one or a few would have to wait for a transaction of somebody else's: the others go without
+        them."""
+        try:
+            return (await self._turn(Turn(node, self._clock.now(), (), adds, (), None))).added
+        except _UuidHeld:
+            if len(adds) == 1:
+                return [SubmitPending()]
+            half = len(adds) // 2
+            return await self._add_apart(node, adds[:half]) + await self._add_apart(node, adds[half:])
+        except Exception as error:  # which is theirs alone: the rest of the turn has happened
+            return [error if isinstance(error, TaskyardError) else OutcomeUnknown(describe(error))] * len(adds)
 
     async def _call(self, turn: Turn) -> Any:
         for _ in range(TRIES):
@@ -234,6 +261,10 @@ class PostgresStore:
             return await conn.fetchrow(CALL, *turn.arguments())
         except (*retried, asyncpg.TransactionRollbackError):
             raise
+        except asyncpg.LockNotAvailableError as exc:
+            if re.search(r"\badd_1\(", str(exc.context)):  # and not where turns wait for each other
+                raise _UuidHeld from exc
+            raise StoreBusy(hide_password(self.url)) from exc
         except Exception:
             with typed_errors(self.url, writes=True):
                 raise
