@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -19,9 +20,12 @@ from taskyard.errors import (
     ForkedStore,
     InvalidInput,
     NotOpen,
+    OutcomeUnknown,
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    SubmitPending,
+    TaskyardError,
     UnknownNode,
     hide_password,
 )
@@ -60,6 +64,7 @@ from taskyard.stores.postgres.place import (
     Connection,
     Session,
     check_version,
+    describe,
     find_version,
     migrate,
     once,
@@ -85,6 +90,10 @@ TRIES = 20
 
 PAUSE_S, PAUSE_CAP_S = 0.002, 0.1
 """Before the third try, at most, and before the last ones: whoever got in the way twice is given time to end."""
+
+
+class _UuidHeld(Exception):
+    """A new task has a uuid that another has which was submitted in a transaction that has not ended."""
 
 
 class PostgresStore:
@@ -211,13 +220,32 @@ class PostgresStore:
         demand: Demand | None = None,
     ) -> Turned:
         async with self._asked():
-            turn = Turn(node, self._clock.now(), settles, adds, reports, demand)
-            if adds:
-                await self._make_lanes(turn)
-            row = await self._call(turn)
-            turned = turn.answer(row)
-            self._tell_of(turned, row["told"], adds, is_settling=bool(settles))
-            return turned
+            try:
+                return await self._turn(Turn(node, self._clock.now(), settles, adds, reports, demand), adds)
+            except _UuidHeld:
+                turned = await self._turn(Turn(node, self._clock.now(), settles, (), reports, demand))
+                return msgspec.structs.replace(turned, added=await self._add_apart(node, adds))
+
+    async def _turn(self, turn: Turn, adds: Sequence[Add] = ()) -> Turned:
+        if adds:
+            await self._make_lanes(turn)
+        row = await self._call(turn)
+        turned = turn.answer(row)
+        self._tell_of(turned, row["told"], adds, is_settling=bool(turned.settled))
+        return turned
+
+    async def _add_apart(self, node: str, adds: Sequence[Add]) -> list[list[Added] | TaskyardError]:
+        """Of these adds one or a few would have to wait for a transaction of somebody else's: the others go without
+        them."""
+        try:
+            return (await self._turn(Turn(node, self._clock.now(), (), adds, (), None), adds)).added
+        except _UuidHeld:
+            if len(adds) == 1:
+                return [SubmitPending()]
+            half = len(adds) // 2
+            return await self._add_apart(node, adds[:half]) + await self._add_apart(node, adds[half:])
+        except Exception as error:  # which is theirs alone: the rest of the turn has happened
+            return [error if isinstance(error, TaskyardError) else OutcomeUnknown(describe(error))] * len(adds)
 
     async def _call(self, turn: Turn) -> Any:
         for n in range(TRIES):
@@ -231,7 +259,8 @@ class PostgresStore:
             except asyncpg.TransactionRollbackError:
                 pass  # two turns got in each other's way: one of them has to start again
             except (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.ProgramLimitExceededError) as exc:
-                if not turn.refuse_unstorable():
+                is_too_much = isinstance(exc, asyncpg.ProgramLimitExceededError)
+                if not turn.refuse_unstorable() and not (is_too_much and turn.claim_less()):
                     raise InvalidInput(f"this cannot be stored: {exc}") from exc
         raise StoreBusy(hide_password(self.url))
 
@@ -241,6 +270,10 @@ class PostgresStore:
             return await conn.fetchrow(CALL, *turn.arguments())
         except (*retried, asyncpg.TransactionRollbackError):
             raise
+        except asyncpg.LockNotAvailableError as exc:
+            if re.search(r"\badd_1\(", str(exc.context)):  # and not where turns wait for each other
+                raise _UuidHeld from exc
+            raise StoreBusy(hide_password(self.url)) from exc
         except Exception:
             with typed_errors(self.url, writes=True):
                 raise
