@@ -80,6 +80,7 @@ from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
+from taskyard.model.why import Reason, Why
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import QueueStatus, TaskFilter
@@ -225,6 +226,7 @@ __all__ = [
     "QueueSettings",
     "QueueState",
     "QueueStatus",
+    "Reason",
     "ResultGone",
     "RetryLater",
     "RetryPolicy",
@@ -270,6 +272,7 @@ __all__ = [
     "UnknownNode",
     "UnknownTask",
     "UnusableConnection",
+    "Why",
     "WorkerHandle",
     "WrongLoop",
     "Yard",

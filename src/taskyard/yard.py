@@ -58,12 +58,14 @@ from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import ENDED
 from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, new_uuid, to_json
+from taskyard.model.why import Why
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
 from taskyard.queueing.matching import Matching
+from taskyard.queueing.waiting import explain_waits
 from taskyard.retention import KEEP_S, Retention
 from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
@@ -545,6 +547,18 @@ class Yard(TaskSteering):
     async def queues(self) -> list[QueueStatus]:
         """Every queue that has rules, tasks, or something said about it."""
         return await self.store.queues()
+
+    async def why(self, uuid: str | UUID) -> Why | None:
+        """What holds a task that waits: a reason, since when, what would free it, and who is in the way. None if it
+        runs or has ended. Any process may ask, whoever runs the tasks."""
+        record = await self.store.find(check_uuid(uuid))
+        if record is None:
+            raise UnknownTask(str(uuid))
+        return (await self.why_many([record]))[0]
+
+    async def why_many(self, records: Sequence[TaskRecord]) -> list[Why | None]:
+        """The same for each of these, as they are listed, at the price of one."""
+        return await explain_waits(self.store, records)
 
     async def run_again(self, uuid: str | UUID, args: Mapping[str, Any] | None = None) -> TaskHandle:
         """Make a new task of one that has ended, with its arguments or others, which names the old one as its

@@ -11,6 +11,7 @@ from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.contract import (
     DurableStoreContract,
+    LookingContract,
     PromptStoreContract,
     ScheduleContract,
     SteeringContract,
@@ -18,17 +19,17 @@ from taskyard.testing.contract import (
 )
 
 
-class TestMemoryStore(PromptStoreContract, SteeringContract, TiesContract, ScheduleContract):
+class TestMemoryStore(PromptStoreContract, SteeringContract, TiesContract, ScheduleContract, LookingContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return MemoryStore(clock)
 
 
-class TestSqliteStore(DurableStoreContract, SteeringContract, TiesContract, ScheduleContract):
+class TestSqliteStore(DurableStoreContract, SteeringContract, TiesContract, ScheduleContract, LookingContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return SqliteStore(folder / "work.db", clock=clock)
 
 
-# Not SteeringContract and TiesContract yet: its tables and procedures for that are still to be written.
+# Not SteeringContract, TiesContract and LookingContract yet: its tables and procedures for them are still to come.
 class TestPostgresStore(DurableStoreContract):
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:

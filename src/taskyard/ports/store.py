@@ -23,6 +23,7 @@ from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 
 PROMOTE_AT_MOST = 1000
 """Tasks a turn promotes at most, so that a burst of due tasks cannot hold the store for long."""
@@ -30,7 +31,8 @@ PROMOTE_AT_MOST = 1000
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One process on the store. `incarnation` is random: a reused name is another node. `queues` are those its
-    consumers belong to; a task of theirs that was put on another queue is served as well."""
+    consumers belong to; a task of theirs that was put on another queue is served as well. `limits` says how many tasks
+    of a source it runs at once, `max_running` how many of all: for people to see, it keeps to them by itself."""
 
     incarnation: str
     name: str
@@ -40,6 +42,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     version: str = ""
     queues: tuple[str, ...] = ()
+    limits: dict[str, int] = {}
+    max_running: int | None = None
 
     @property
     def label(self) -> str:
@@ -320,6 +324,12 @@ class Store(Protocol):
 
     async def list_runs(self, uuid: str) -> list[Run]:
         """The attempts of a task that have ended, in order."""
+        ...
+
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        """What stands around these tasks, so that `explain_wait` can say why each of them waits: read in at most four
+        queries, however many they are. Nodes that are certainly dead, or silent, are not in it. It may be a little
+        younger than the records."""
         ...
 
     async def count(self) -> dict[tuple[str, TaskState], int]:

@@ -25,6 +25,7 @@ from taskyard.testing.code_contract import CodeContract  # noqa: E402
 from taskyard.testing.executor_contract import ExecutorContract  # noqa: E402
 from taskyard.testing.store_contract import (  # noqa: E402
     DurableStoreContract,
+    LookingContract,
     PromptStoreContract,
     ScheduleContract,
     SteeringContract,
@@ -37,6 +38,7 @@ __all__ = [
     "CodeContract",
     "DurableStoreContract",
     "ExecutorContract",
+    "LookingContract",
     "PromptStoreContract",
     "ScheduleContract",
     "SteeringContract",

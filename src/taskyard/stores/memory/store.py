@@ -16,6 +16,7 @@ from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -142,6 +143,9 @@ class MemoryStore(ScheduleVerbs):
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return self._core.list_runs(uuid)
+
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        return self._core.scene(records)
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return self._core.count()

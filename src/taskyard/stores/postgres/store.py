@@ -36,6 +36,7 @@ from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -475,6 +476,9 @@ class PostgresStore:
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))
+
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        raise NotImplementedError("why a task waits cannot be asked on PostgreSQL yet")
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._ask(reader.count)

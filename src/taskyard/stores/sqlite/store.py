@@ -24,6 +24,7 @@ from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -52,6 +53,7 @@ from taskyard.stores.sqlite.place import (
     typed_errors,
 )
 from taskyard.stores.sqlite.reader import SqliteReader
+from taskyard.stores.sqlite.scene import find_scene
 from taskyard.stores.sqlite.schedules import ScheduleVerbs
 from taskyard.stores.sqlite.sidecar import Sidecar, Watch, WriteTurn
 from taskyard.stores.sqlite.writer import Writer
@@ -313,6 +315,13 @@ class SqliteStore(ScheduleVerbs):
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._read(partial(self._lister.list_runs, uuid), people=True)
+
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        return await self._read(partial(self._find_scene, records), people=True)
+
+    def _find_scene(self, records: Sequence[TaskRecord]) -> Scene:
+        self._sidecar.look_around()
+        return self._lister.look(partial(find_scene, records, now=self._clock.now(), is_dead=self._is_dead))
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._read(self._lister.count, people=True)

@@ -13,6 +13,7 @@ from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.store import (
     ANY,
     Add,
@@ -213,6 +214,9 @@ class RemoteStore(Line):
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self.ask("list_runs", lambda: self._core.list_runs(uuid))
+
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        return await self.ask("scene", lambda: self._core.scene(records))
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self.ask("count", self._core.count)

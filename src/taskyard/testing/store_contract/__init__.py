@@ -15,6 +15,7 @@ from taskyard.testing.store_contract.nodes import NodeContract
 from taskyard.testing.store_contract.orders import OrderContract
 from taskyard.testing.store_contract.prompt import PromptContract
 from taskyard.testing.store_contract.reading import ReadingContract
+from taskyard.testing.store_contract.scenes import SceneContract
 from taskyard.testing.store_contract.schedules import ScheduleContract
 from taskyard.testing.store_contract.settles import SettleContract
 
@@ -37,6 +38,10 @@ class SteeringContract(ControlContract, OrderContract, AskingContract):
     """What people say about queues and ask of tasks, and who goes first."""
 
 
+class LookingContract(SceneContract):
+    """What people want to know: why a task waits."""
+
+
 class PromptStoreContract(StoreContract, PromptContract):
     """The same, and a submit is answered on the spot."""
 
@@ -51,6 +56,7 @@ class TiesContract(DedupeContract, DependencyContract):
 
 __all__ = [
     "DurableStoreContract",
+    "LookingContract",
     "PromptStoreContract",
     "ScheduleContract",
     "SteeringContract",
