@@ -75,6 +75,7 @@ from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.control import QueueControl, QueueState
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
@@ -187,6 +188,7 @@ __all__ = [
     "ExecutionResult",
     "ExecutorManager",
     "ExecutorProtocol",
+    "FailureGroup",
     "ForkedStore",
     "Group",
     "GroupProgress",

@@ -43,6 +43,7 @@ from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.command import Command
 from taskyard.model.event import Event
+from taskyard.model.failures import FailureGroup
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
     check_count,
@@ -57,7 +58,7 @@ from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import ENDED
-from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, new_uuid, to_json
+from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, new_uuid, to_json
 from taskyard.model.why import Why
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
@@ -103,7 +104,8 @@ class Yard(TaskSteering):
     `async with yard:` opens the store and runs what is due; `async with yard.client():` only submits and waits. At most
     `max_running` tasks run here at once (`threads` of them in threads); leaving the block waits `grace_s` seconds for
     what runs, then interrupts it and gives it back to the store (None: waits for as long as it takes). While it is open
-    with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything)."""
+    with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything);
+    `keep_latest` limits that by number as well."""
 
     def __init__(
         self,
@@ -125,6 +127,7 @@ class Yard(TaskSteering):
         self._store: Store | None = None
         self._engine: Engine | None = None
         self._grace_s, self._keep_s = check_wait("grace_s", grace_s), check_keep(keep_s)
+        self._keep_ended: int | None = None
         self._retention: asyncio.Task[None] | None = None
         self._threads = threads
         self._pools: PoolRules | None = None
@@ -253,6 +256,16 @@ class Yard(TaskSteering):
             starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
         )
 
+    def keep_latest(self, count: int | None) -> None:
+        """Of the tasks that have ended, keep only so many, the latest (None: however many), and forget the others while
+        the yard is open with its workers, as `keep_s` does; before it is opened. At any time there may be more, by what
+        ends within a minute."""
+        if self._engine is not None:
+            raise InvalidInput("say how many ended tasks to keep before the yard is opened")
+        if count is not None:
+            check_count("count", count, least=1, most=sys.maxsize, hint=", or None to keep however many")
+        self._keep_ended = count
+
     def schedule(
         self,
         rule: Rule | str | float | timedelta,
@@ -370,8 +383,8 @@ class Yard(TaskSteering):
             raise
         self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
         self._forks, self._ident = _forks, get_ident()
-        if serve and self._keep_s is not None:
-            retention = Retention(store, self._clock, self._keep_s)
+        if serve and (self._keep_s is not None or self._keep_ended is not None):
+            retention = Retention(store, self._clock, keep_s=self._keep_s, keep_ended=self._keep_ended)
             self._retention = self.loop.create_task(retention.run(), name="taskyard-retention")
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
@@ -559,6 +572,15 @@ class Yard(TaskSteering):
     async def why_many(self, records: Sequence[TaskRecord]) -> list[Why | None]:
         """The same for each of these, as they are listed, at the price of one."""
         return await explain_waits(self.store, records)
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        """The failed tasks that match, grouped by class of error and source, those in quarantine apart, the largest
+        groups first. What each run of one ended with: `runs`; to send them again: `retry`, `matching`, `run_again`."""
+        return await self.store.failures(where, limit=check_count("limit", limit, least=1))
+
+    async def runs(self, uuid: str | UUID) -> list[Run]:
+        """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
+        return await self.store.list_runs(check_uuid(uuid))
 
     async def run_again(self, uuid: str | UUID, args: Mapping[str, Any] | None = None) -> TaskHandle:
         """Make a new task of one that has ended, with its arguments or others, which names the old one as its

@@ -19,6 +19,7 @@ from taskyard.model.command import VERBS, Command
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
+from taskyard.model.failures import FailureGroup, is_quarantined
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -153,7 +154,8 @@ class Applied(msgspec.Struct, frozen=True):
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks to list, or to ask something of; None means any. `error` is the name of a class among those of the
-    task's last error, its bases included; `uuid` how its id begins or ends."""
+    task's last error, its bases included; `uuid` how its id begins or ends; `quarantined` whether it was failed
+    because it took its workers down."""
 
     states: tuple[TaskState, ...] | None = None
     queue: str | None = None
@@ -166,6 +168,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     created_before: datetime | None = None
     finished_after: datetime | None = None
     finished_before: datetime | None = None
+    quarantined: bool | None = None
 
     def matches(self, record: TaskRecord) -> bool:
         """The same question of one record; from `_after` on, and until right before `_before`."""
@@ -179,6 +182,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.uuid is None or record.uuid.startswith(self.uuid) or record.uuid.endswith(self.uuid))
             and _is_within(record.created_at, self.created_after, self.created_before)
             and _is_within(record.finished_at, self.finished_after, self.finished_before)
+            and (self.quarantined is None or is_quarantined(record) is self.quarantined)
         )
 
     def check(self, record: TaskRecord, command: Command) -> None:
@@ -332,12 +336,21 @@ class Store(Protocol):
         younger than the records."""
         ...
 
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        """The failed tasks that match, by class of error, by source, and those in quarantine apart: the largest groups
+        first, at most `limit`."""
+        ...
+
     async def count(self) -> dict[tuple[str, TaskState], int]:
         """How many tasks each (queue, state) holds, exactly, without counting them."""
         ...
 
     async def count_group(self, group: str) -> dict[TaskState, int]:
         """How many tasks of the group are in each state, its summary aside."""
+        ...
+
+    async def find_end(self, n: int) -> datetime | None:
+        """When the `n`th ended, counted from the one that ended last; None if there are not so many."""
         ...
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:

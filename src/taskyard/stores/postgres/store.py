@@ -32,6 +32,7 @@ from taskyard.errors import (
 from taskyard.model.command import Asked, Cancel, Command, Retry, SetPriority
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -429,6 +430,9 @@ class PostgresStore:
     def lease(self, incarnation: str) -> PostgresLease:
         return PostgresLease(self.url, incarnation, lease_s=self._lease_s)
 
+    async def find_end(self, n: int) -> datetime | None:
+        return await self._ask(lambda conn: reader.find_end(conn, n))
+
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         async with self._asked():
             age = self._clock.now() - finished_before
@@ -479,6 +483,9 @@ class PostgresStore:
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         raise NotImplementedError("why a task waits cannot be asked on PostgreSQL yet")
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        return await self._ask(lambda conn: reader.failures(conn, where, limit))
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._ask(reader.count)

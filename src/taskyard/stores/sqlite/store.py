@@ -20,6 +20,7 @@ from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced, S
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -271,6 +272,9 @@ class SqliteStore(ScheduleVerbs):
         self._sidecar.bury(_file_of(incarnation))
         return rescued
 
+    async def find_end(self, n: int) -> datetime | None:
+        return await self._read(partial(self._lister.find_end, n), people=True)
+
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         return await self._write(partial(self._core.prune, finished_before, limit))
 
@@ -322,6 +326,9 @@ class SqliteStore(ScheduleVerbs):
     def _find_scene(self, records: Sequence[TaskRecord]) -> Scene:
         self._sidecar.look_around()
         return self._lister.look(partial(find_scene, records, now=self._clock.now(), is_dead=self._is_dead))
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        return await self._read(partial(self._lister.failures, where, limit), people=True)
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._read(self._lister.count, people=True)
