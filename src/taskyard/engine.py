@@ -35,7 +35,7 @@ from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
 from taskyard.ports.store import ANY, Add, Added, Applied, Node, QueueStatus, Store, TaskFilter, TransactionalStore
 from taskyard.queueing.admission import Hold, Slots
-from taskyard.queueing.dispatcher import Dispatcher
+from taskyard.queueing.dispatcher import MANY, Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
 from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.queueing.pending import insist
@@ -62,12 +62,14 @@ RESTART_FIRST_S, RESTART_CAP_S = 0.05, 5.0
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """`serve=False` makes an engine that only submits and waits. `others` is the room for tasks of unknown sources,
-    which are taken only to be reported (the standalone Scheduler does that)."""
+    which are taken only to be reported (the standalone Scheduler does that). Of `many` claims at once, some begin while
+    the next turn is on its way."""
 
     serve: bool = True
     name: str = ""
     max_running: int = 100
     others: int = 0
+    many: int = MANY
     runner: RunnerSettings = field(default_factory=RunnerSettings)
     lease: LeaseSettings = field(default_factory=LeaseSettings)
 
@@ -106,7 +108,13 @@ class Engine:
         )
         self._watcher = OutcomeWatcher(store)
         self._dispatcher = Dispatcher(
-            store, self.incarnation, slots=self._slots, clock=clock, jitter=jitter, probes=probes
+            store,
+            self.incarnation,
+            slots=self._slots,
+            clock=clock,
+            jitter=jitter,
+            probes=probes,
+            many=self._settings.many,
         )
         self._due = DueLoop(clock, self._dispatcher.promote)
         self._rescuer = Rescuer(store, lambda _: self._changed(), probes=probes)
@@ -285,6 +293,8 @@ class Engine:
             await self._join()
         except BaseException:
             self._is_started = False
+            for executor in self._executors.values():
+                await executor.shutdown()
             raise
         self._store.watch(self._changed, self._rescuer.poke)
         self._keep("dispatcher", self._dispatcher.run)

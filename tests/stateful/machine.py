@@ -527,7 +527,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert (record.state is TaskState.RUNNING) == (record.token is not None) == (record.node is not None)
             assert (record.state in ENDED) == (record.finished_at is not None)
             assert record.state not in ENDED or record.dedupe_slot is None
-            assert (record.state is TaskState.BLOCKED) == (record.waits > 0)
+            assert record.waits == 0 or record.state in {TaskState.BLOCKED, TaskState.PAUSED}
+            assert record.waits > 0 or record.state is not TaskState.BLOCKED
             if record.state in ENDED:
                 self.ends.setdefault(record.uuid, set()).add(record.state)
         self.check_parking(one)

@@ -47,12 +47,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as the store knows it: how many tasks it holds, and whether somebody drains it. `beat_at` is when it last
-    said that it lives, where nodes have to (`LeasedStore`)."""
+    """A node as the store knows it: how many tasks it holds, and whether somebody drains it. Where nodes have to say
+    that they live (`LeasedStore`), `beat_at` is when it last did, and `is_silent` that this is longer ago than the
+    lease, by the store's clock. That is for people to see: whether it is dead, those decide who have watched it."""
 
     node: Node
     running: int
     beat_at: datetime | None = None
+    is_silent: bool = False
     is_draining: bool = False
 
 

@@ -197,15 +197,22 @@ async def queues(conn: Connection, name: str | None = None) -> list[QueueStatus]
     ]
 
 
-async def nodes(conn: Connection) -> list[NodeStatus]:
+async def nodes(conn: Connection, lease_s: float) -> list[NodeStatus]:
     rows = await conn.fetch(
-        "SELECT info, beat_at, is_draining, "
+        "SELECT info, beat_at, beat_at < now() - make_interval(secs => $1), is_draining, "
         "(SELECT count(*) FROM taskyard.task WHERE state = 'running' AND node = incarnation) "
-        "FROM taskyard.node ORDER BY incarnation"
+        "FROM taskyard.node ORDER BY incarnation",
+        lease_s,
     )
     return [
-        NodeStatus(node=msgspec.json.decode(info, type=Node), running=running, beat_at=beat_at, is_draining=is_draining)
-        for info, beat_at, is_draining, running in rows
+        NodeStatus(
+            node=msgspec.json.decode(info, type=Node),
+            running=running,
+            beat_at=beat_at,
+            is_silent=is_silent,
+            is_draining=is_draining,
+        )
+        for info, beat_at, is_silent, is_draining, running in rows
     ]
 
 

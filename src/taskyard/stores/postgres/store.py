@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -81,6 +82,9 @@ has counted is to be put together as well, before claims from queues with a limi
 
 TRIES = 20
 """How often something is tried that another transaction got in the way of."""
+
+PAUSE_S, PAUSE_CAP_S = 0.002, 0.1
+"""Before the third try, at most, and before the last ones: whoever got in the way twice is given time to end."""
 
 
 class PostgresStore:
@@ -183,7 +187,9 @@ class PostgresStore:
 
     async def _write(self, sql: str, *arguments: Any, links: Links | None = None) -> Any:
         """The row that a call answers with. What another transaction got in the way of is tried again."""
-        for _ in range(TRIES):
+        for n in range(TRIES):
+            if n > 1:
+                await _give_way(n)
             try:
                 async with (links or self._writes).use() as conn:
                     with typed_errors(self.url, writes=True):
@@ -210,11 +216,13 @@ class PostgresStore:
                 await self._make_lanes(turn)
             row = await self._call(turn)
             turned = turn.answer(row)
-            self._tell_of(turned, row["told"], is_settling=bool(settles))
+            self._tell_of(turned, row["told"], adds, is_settling=bool(settles))
             return turned
 
     async def _call(self, turn: Turn) -> Any:
-        for _ in range(TRIES):
+        for n in range(TRIES):
+            if n > 1:
+                await _give_way(n)
             try:
                 async with self._turns.use() as conn:
                     return await self._send(conn, turn)
@@ -239,7 +247,10 @@ class PostgresStore:
 
     async def _make_lanes(self, turn: Turn) -> None:
         """Before the turn: a row that another transaction is just inserting must not keep it waiting."""
-        for queue, source, priority in sorted(turn.lanes() - self._lanes):
+        for lane in sorted(turn.lanes() - self._lanes):
+            if lane not in turn.lanes():
+                continue  # what was to stand there has been refused meanwhile
+            queue, source, priority = lane
             try:
                 await self._write(
                     f"INSERT INTO taskyard.lane AS l (queue, source, low_{int(priority)}) VALUES ($1, $2, 0) "
@@ -248,15 +259,16 @@ class PostgresStore:
                     queue,
                     source,
                 )
-            except StoreError as error:
+            except StoreError:
                 if turn.refuse_unstorable():
                     continue
-                raise error
-            self._lanes.add((queue, source, priority))
+                raise
+            self._lanes.add(lane)
 
-    def _tell_of(self, turned: Turned, told: int, *, is_settling: bool) -> None:
-        """Others hear of what they may start, or wait for; that this node has started something is nothing to them."""
-        if is_settling or told > len(turned.claims) * 2:
+    def _tell_of(self, turned: Turned, told: int, adds: Sequence[Add], *, is_settling: bool) -> None:
+        """Others hear of what they may start, or wait for; that this node has started something is nothing to them, be
+        it new or old."""
+        if is_settling or told > len(turned.claims) * 2 or told > len(turned.claims) + _count_new(turned.claims, adds):
             self._hints.tell()
         self._written += max(told, 10)
         if self._written >= TIDY_AFTER and self._tidying is None:
@@ -291,7 +303,9 @@ class PostgresStore:
         return applied
 
     async def _apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
-        for _ in range(TRIES):
+        for n in range(TRIES):
+            if n > 1:
+                await _give_way(n)
             asked, other = Asked(command=command, now=self._clock.now(), by=by), anchor_of(command)
             found = await self._read(partial(commands.read, uuids=uuids if other is None else [*uuids, other]))
             anchor = None if other is None else found.get(other)
@@ -396,8 +410,11 @@ class PostgresStore:
 
     async def rescue(self, incarnation: str) -> list[str]:
         async with self._asked():
-            info = await self._read(lambda conn: conn.fetchval(_INFO, incarnation))
-            beats = None if incarnation in self._joined else self._pulse.beats_of(incarnation)
+            info, beats = await self._read(lambda conn: conn.fetchrow(_INFO, incarnation)) or (None, None)
+            if (seen := self._pulse.beats_of(incarnation)) is not None:
+                beats = seen
+            if incarnation in self._joined:
+                beats = None  # one of our own may be taken back whatever it says
             arguments = commands.rescue_arguments(incarnation, info, beats, self._clock.now())
             rescued: list[str] = (await self._write(commands.RESCUE, *arguments))["uuids"] or []
             self._hints.tell(of_nodes=True)
@@ -461,10 +478,21 @@ class PostgresStore:
         return await self._ask(partial(reader.count_group, group=group))
 
     async def nodes(self) -> list[NodeStatus]:
-        return await self._ask(reader.nodes)
+        return await self._ask(partial(reader.nodes, lease_s=self._lease_s))
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
         self._hints.watch(changed, nodes_changed)
 
 
-_INFO = "SELECT info FROM taskyard.node WHERE incarnation = $1"
+_INFO = "SELECT info, beats FROM taskyard.node WHERE incarnation = $1"
+
+
+def _count_new(claims: Sequence[Claim], adds: Sequence[Add]) -> int:
+    """How many of the claims are of tasks that were added with them."""
+    new = {record.uuid for add in adds for record in add.records}
+    return sum(claim.uuid in new for claim in claims)
+
+
+async def _give_way(n: int) -> None:
+    """Before the try with this number, counted from 0."""
+    await asyncio.sleep(random.random() * min(PAUSE_S * 2 ** (n - 2), PAUSE_CAP_S))
