@@ -9,21 +9,21 @@ from taskyard.ports.store import Store
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.sqlite import SqliteStore
-from taskyard.testing.contract import DurableStoreContract, PromptStoreContract, SteeringContract, TiesContract
+from taskyard.testing.contract import DurableStoreContract, PromptStoreContract, TiesContract
 
 
-class TestMemoryStore(PromptStoreContract, SteeringContract, TiesContract):
+class TestMemoryStore(PromptStoreContract, TiesContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return MemoryStore(clock)
 
 
-class TestSqliteStore(DurableStoreContract, SteeringContract, TiesContract):
+class TestSqliteStore(DurableStoreContract, TiesContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return SqliteStore(folder / "work.db", clock=clock)
 
 
 # Not TiesContract yet: its tables and procedures for that are still to be written.
-class TestPostgresStore(DurableStoreContract, SteeringContract):
+class TestPostgresStore(DurableStoreContract):
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:
         self.url = postgres_url

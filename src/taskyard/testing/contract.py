@@ -26,7 +26,6 @@ from taskyard.testing.executor_contract import ExecutorContract  # noqa: E402
 from taskyard.testing.store_contract import (  # noqa: E402
     DurableStoreContract,
     PromptStoreContract,
-    SteeringContract,
     StoreContract,
     TiesContract,
 )
@@ -37,7 +36,6 @@ __all__ = [
     "DurableStoreContract",
     "ExecutorContract",
     "PromptStoreContract",
-    "SteeringContract",
     "StoreContract",
     "TiesContract",
 ]
