@@ -25,10 +25,8 @@ from taskyard.testing.code_contract import CodeContract  # noqa: E402
 from taskyard.testing.executor_contract import ExecutorContract  # noqa: E402
 from taskyard.testing.store_contract import (  # noqa: E402
     DurableStoreContract,
-    LookingContract,
     PromptStoreContract,
     ScheduleContract,
-    SteeringContract,
     StoreContract,
     TiesContract,
 )
@@ -38,10 +36,8 @@ __all__ = [
     "CodeContract",
     "DurableStoreContract",
     "ExecutorContract",
-    "LookingContract",
     "PromptStoreContract",
     "ScheduleContract",
-    "SteeringContract",
     "StoreContract",
     "TiesContract",
 ]

@@ -16,7 +16,7 @@ from taskyard.testing.store_contract.nodes import NodeContract
 from taskyard.testing.store_contract.orders import OrderContract
 from taskyard.testing.store_contract.prompt import PromptContract
 from taskyard.testing.store_contract.reading import ReadingContract
-from taskyard.testing.store_contract.scenes import SceneContract
+from taskyard.testing.store_contract.scenes import SceneContract, TiedSceneContract
 from taskyard.testing.store_contract.schedules import ScheduleContract
 from taskyard.testing.store_contract.settles import SettleContract
 
@@ -28,20 +28,16 @@ class StoreContract(
     KeyContract,
     SettleContract,
     CommandContract,
+    AskingContract,
+    ControlContract,
+    OrderContract,
     NodeContract,
     EventContract,
     ReadingContract,
     FailureContract,
+    SceneContract,
 ):
     """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
-
-
-class SteeringContract(ControlContract, OrderContract, AskingContract):
-    """What people say about queues and ask of tasks, and who goes first."""
-
-
-class LookingContract(SceneContract):
-    """What people want to know: why a task waits."""
 
 
 class PromptStoreContract(StoreContract, PromptContract):
@@ -52,16 +48,8 @@ class DurableStoreContract(StoreContract, DurableContract):
     """The same, and everything is still there when the store is closed and opened again."""
 
 
-class TiesContract(DedupeContract, DependencyContract):
+class TiesContract(DedupeContract, DependencyContract, TiedSceneContract):
     """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
 
 
-__all__ = [
-    "DurableStoreContract",
-    "LookingContract",
-    "PromptStoreContract",
-    "ScheduleContract",
-    "SteeringContract",
-    "StoreContract",
-    "TiesContract",
-]
+__all__ = ["DurableStoreContract", "PromptStoreContract", "ScheduleContract", "StoreContract", "TiesContract"]

@@ -75,16 +75,6 @@ class SceneContract(Desk):
         assert await blocked_by(store, second) == (Reason.KEY_BUSY, first.uuid)
         assert await blocked_by(store, first) == (Reason.TURN, None)
 
-    async def test_who_is_waited_for_is_seen(self, store: Store, clock: ManualClock) -> None:
-        """The first of those that have not ended, and how it is doing."""
-        one, two, child = a_record(), a_record(), a_record()
-        await store.turn(A, adds=[Add((one, two, child), after={child.uuid: [one.uuid, two.uuid]})])
-        assert await blocked_by(store, child) == (Reason.DEPENDENCY, one.uuid)
-        (running,) = await claim(store)
-        assert "which is running, and 1 more" in (await why(store, child)).text
-        await settle(store, running, Move.completed(at=clock.now()))
-        assert await blocked_by(store, child) == (Reason.DEPENDENCY, two.uuid)
-
     async def test_who_stands_first_is_seen(self, store: Store) -> None:
         """The head of a queue, or of a bucket, that keeps to the order of arrival; also one that is held."""
         await store.set_queue(QueueSettings(name="default", order=QueueOrder.FIFO))
@@ -130,15 +120,27 @@ class SceneContract(Desk):
     async def test_a_page_is_one_scene(self, store: Store, clock: ManualClock) -> None:
         """One scene serves any number of tasks, each with a reason of its own."""
         (held,) = await start(store, a_record(key="k"))
-        parent, child = a_record(due_at=clock.now() + seconds(60)), a_record()
-        await store.turn(A, adds=[Add((parent, child), after={child.uuid: [parent.uuid]})])
+        await add(store, late := a_record(due_at=clock.now() + seconds(60)))
         await add(store, keyed := a_record(key="k"), stuck := a_record(source="unheard of"))
         page = await store.list_tasks()
         scene = await store.scene(page)
         found = {record.uuid: explained for record in page if (explained := explain_wait(record, scene)) is not None}
         assert {uuid: (one.reason, one.blocker) for uuid, one in found.items()} == {
-            parent.uuid: (Reason.SCHEDULED, None),
-            child.uuid: (Reason.DEPENDENCY, parent.uuid),
+            late.uuid: (Reason.SCHEDULED, None),
             keyed.uuid: (Reason.KEY_BUSY, held.uuid),
             stuck.uuid: (Reason.NO_NODE, None),
         }
+
+
+class TiedSceneContract(Desk):
+    """The same for tasks that wait for others."""
+
+    async def test_who_is_waited_for_is_seen(self, store: Store, clock: ManualClock) -> None:
+        """The first of those that have not ended, and how it is doing."""
+        one, two, child = a_record(), a_record(), a_record()
+        await store.turn(A, adds=[Add((one, two, child), after={child.uuid: [one.uuid, two.uuid]})])
+        assert await blocked_by(store, child) == (Reason.DEPENDENCY, one.uuid)
+        (running,) = await claim(store)
+        assert "which is running, and 1 more" in (await why(store, child)).text
+        await settle(store, running, Move.completed(at=clock.now()))
+        assert await blocked_by(store, child) == (Reason.DEPENDENCY, two.uuid)
