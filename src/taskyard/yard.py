@@ -49,12 +49,13 @@ from taskyard.model.given import (
     check_count,
     check_keep,
     check_name,
+    check_rate,
     check_retry,
     check_timeout,
     check_uuid,
     check_wait,
 )
-from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import ENDED
@@ -223,7 +224,7 @@ class Yard(TaskSteering):
         except KeyError:
             raise UnknownConsumer(name, self._consumers) from None
 
-    def define_queue(
+    def define_queue(  # noqa: PLR0913 - the rules of a queue, each with a name and a default
         self,
         name: str,
         *,
@@ -234,13 +235,17 @@ class Yard(TaskSteering):
         order: QueueOrder | str = QueueOrder.PRIORITY,
         starve_after: int | None = 8,
         starve_wait_s: float | None = 600.0,
+        retries_per_s: float | None = RETRIES_PER_S,
     ) -> None:
         """Set the rules of a queue, before the yard is opened. They hold across every process on the store, save
         `retry`: each process uses its own, so define the queue alike wherever it is served.
 
         `order` is "priority", "fifo" (strictly in order of arrival: what cannot start holds up all behind it) or
         "buckets" (the same in each bucket of tasks, and the buckets take turns). By priority, a lower one is let in
-        after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never)."""
+        after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never).
+
+        Of what fails here and is tried again, at most `retries_per_s` come back in a second (None: all when their
+        policy says): fifty thousand that fail together are not sent together at whoever was down."""
         if self._engine is not None:
             raise InvalidInput(f"define the queue {quote(name)} before the yard is opened")
         if concurrency is not None:
@@ -254,6 +259,7 @@ class Yard(TaskSteering):
             order=_order(order),
             starve_after=None if starve_after is None else check_count("starve_after", starve_after, least=1),
             starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
+            retries_per_s=None if retries_per_s is None else check_rate("retries_per_s", retries_per_s),
         )
 
     def keep_latest(self, count: int | None) -> None:

@@ -8,15 +8,9 @@ from tests.scenario.gates import PATIENCE_S
 from tests.scenario.jobs import build
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def asked_url(request: pytest.FixtureRequest, file_url: str) -> str:
-    """Not PostgreSQL yet: its query for this is still to be written."""
-    return "memory://" if request.param == "memory" else file_url
-
-
-async def test_limits_of_a_running_node_are_named(asked_url, gates):
+async def test_limits_of_a_running_node_are_named(url, gates):
     """What stands in the way is told of the yard that runs: its source is full, its node is full, or nothing is."""
-    async with build(asked_url, gates.port, each=5, max_running=2) as yard:
+    async with build(url, gates.port, each=5, max_running=2) as yard:
         first = await yard.submit("narrow_gate", {"name": "first"})
         run = await gates.begun("first")
         second = await yard.submit("narrow_gate", {"name": "second"})
@@ -39,9 +33,9 @@ async def test_limits_of_a_running_node_are_named(asked_url, gates):
         assert await yard.why(second.uuid) is None
 
 
-async def test_an_unknown_task_is_named(asked_url):
+async def test_an_unknown_task_is_named(url):
     """Asked of a task that is not there, the answer is that it is not there."""
-    async with build(asked_url) as yard:
+    async with build(url) as yard:
         with pytest.raises(UnknownTask):
             await yard.why(new_uuid())
 

@@ -28,6 +28,7 @@ from tests.torture import (
     rescue,
     simulation,
     stops,
+    storm,
     syscalls,
     timeouts,
 )
@@ -57,6 +58,7 @@ SCENARIOS: dict[str, Scenario] = {
     "cancels": Scenario(cancels.run_in_one, 1_000, 5_000),
     "cancels-between": Scenario(cancels.run_in_two, 1_000, 5_000),
     "dedupe": Scenario(dedupe.run, 200, 1_000),
+    "storm": Scenario(storm.run, 50_000, 50_000),
     "cron": Scenario(cron.run_zones, 15_000, 50_000),
     "cron-strings": Scenario(cron.run_strings, 100_000, 1_000_000),
     "timeouts": Scenario(timeouts.run, 1_000, 10_000),
