@@ -45,7 +45,9 @@ def test_retry_sends_failed_tasks_again(shell: Shell) -> None:
     """A failed task goes before the others that wait, or behind them; one that did not fail is refused."""
     first, second, done = shell.seed(("boom", {}), ("boom", {}), ("add", {"a": 1}), work=True)
     (waiting,) = shell.seed(("boom", {}))
-    assert shell.here("retry", first, "--store", shell.url).out.endswith("○ queued\n")
+    assert shell.here("retry", first, "--store", shell.url).out.endswith(
+        "boom  ○ queued; at the head of normal priority on queue 'cpu'\n"
+    )
     mixed = shell.here("retry", second, done, "--tail", "--store", shell.url, "--json")
     assert mixed.code == 1
     assert [answer["ok"] for answer in mixed.json] == [True, False]
