@@ -596,8 +596,9 @@ class Yard(TaskSteering):
             raise UnknownTask(str(uuid))
         if old.state not in ENDED:
             raise CommandRefused(old.uuid, "run again", old.state, "it has not ended yet")
-        consumer, now = self.get_consumer(old.source), self._clock.now()
-        text = old.args if args is None else consumer.encode(_named(old.source, args))
+        # The old arguments need no consumer to check them: this process may be one that only steers.
+        text = old.args if args is None else self.get_consumer(old.source).encode(_named(old.source, args))
+        now = self._clock.now()
         record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, text, priority=old.priority)
         record.key, record.bucket, record.origin = old.key, old.bucket, old.uuid
         record.timeout_s, record.retry = old.timeout_s, old.retry
