@@ -15,6 +15,17 @@ import typer
 
 from taskyard.cli.console import complain, json_text
 from taskyard.cli.errors import DONE, REFUSED, USAGE, UsageError, error_document, exit_code_of
+from taskyard.cli.options import (
+    AppArgument,
+    AppOption,
+    GraceOption,
+    IdArgument,
+    IdsArgument,
+    JsonOption,
+    StoreOption,
+    VerboseOption,
+)
+from taskyard.cli.schedule_commands import schedules
 from taskyard.cli.target import Target
 from taskyard.errors import TaskyardError
 
@@ -29,15 +40,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-AppArgument = Annotated[str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.")]
-StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.")]
-AppOption = Annotated[str | None, typer.Option("--app", metavar="APP", help="The yard, as module:yard.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="A task's id, or the end or beginning of one.")]
-IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or the ends or beginnings of them.")]
-GraceOption = Annotated[str, typer.Option("--grace", metavar="TIME", help="How long a stop waits for what runs.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Tell of every run.")]
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -240,6 +242,9 @@ def node_drain_command(
     from taskyard.cli.nodes import drain_node
 
     return _await(drain_node(Target(store, yard), node, on=not undo, as_json=as_json))
+
+
+app.add_typer(schedules, name="schedule")
 
 
 @app.command("migrate")
