@@ -33,6 +33,7 @@ from taskyard.errors import (
     PayloadTooLarge,
     ResultGone,
     RetryLater,
+    ScheduleExists,
     SlotTaken,
     StaleTransaction,
     StoreBusy,
@@ -62,6 +63,7 @@ from taskyard.errors import (
     UnknownConsumer,
     UnknownGroup,
     UnknownNode,
+    UnknownSchedule,
     UnknownTask,
     UnusableConnection,
     WrongLoop,
@@ -77,14 +79,19 @@ from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
+from taskyard.model.recurrence import Cron, Every
 from taskyard.model.retry import RetryPolicy
+from taskyard.model.schedule import Missed, Overlap, Schedule, ScheduleState
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
+from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.ports.store import QueueStatus, TaskFilter
 from taskyard.queueing.controller import QueueController
-from taskyard.standalone import Scheduler
+from taskyard.queueing.matching import BulkReport, Matching
+from taskyard.schedules import Schedules
+from taskyard.standalone import Scheduler, StandaloneQueue
 from taskyard.version import VERSION
 from taskyard.yard import Yard
 
@@ -160,6 +167,7 @@ __all__ = [
     "BlockingOnLoop",
     "BlockingYard",
     "BoundTask",
+    "BulkReport",
     "CallOptions",
     "Cancel",
     "CircuitPolicy",
@@ -167,6 +175,7 @@ __all__ = [
     "ClaimLost",
     "CommandRefused",
     "ConsumerFunction",
+    "Cron",
     "Dedupe",
     "DedupeScope",
     "DependencyCycle",
@@ -176,6 +185,7 @@ __all__ = [
     "Event",
     "EventKind",
     "EventsMissed",
+    "Every",
     "ExecutionDispatcher",
     "ExecutionError",
     "ExecutionHints",
@@ -184,6 +194,7 @@ __all__ = [
     "ExecutionResult",
     "ExecutorManager",
     "ExecutorProtocol",
+    "FireRow",
     "ForkedStore",
     "Group",
     "GroupProgress",
@@ -199,6 +210,8 @@ __all__ = [
     "InvalidRetry",
     "IsolatedProcessPoolExecutor",
     "ManagerSettings",
+    "Matching",
+    "Missed",
     "MockExecutor",
     "NaiveDatetime",
     "NoCurrentRun",
@@ -210,6 +223,7 @@ __all__ = [
     "OnFailure",
     "OtherDatabase",
     "OutcomeUnknown",
+    "Overlap",
     "PayloadTooLarge",
     "PoolNumbers",
     "PoolSettings",
@@ -227,9 +241,15 @@ __all__ = [
     "RetryPolicy",
     "Run",
     "RunContext",
+    "Schedule",
+    "ScheduleExists",
+    "ScheduleState",
+    "ScheduleStatus",
     "Scheduler",
+    "Schedules",
     "SlotTaken",
     "StaleTransaction",
+    "StandaloneQueue",
     "StoreBusy",
     "StoreCorrupt",
     "StoreDenied",
@@ -264,6 +284,7 @@ __all__ = [
     "UnknownConsumer",
     "UnknownGroup",
     "UnknownNode",
+    "UnknownSchedule",
     "UnknownTask",
     "UnusableConnection",
     "WorkerHandle",

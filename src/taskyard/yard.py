@@ -22,6 +22,7 @@ from taskyard.consumers import check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
+    CommandRefused,
     DuplicateConsumer,
     EventsMissed,
     ForkedStore,
@@ -31,14 +32,16 @@ from taskyard.errors import (
     NotOpen,
     PayloadTooLarge,
     UnknownConsumer,
+    UnknownTask,
     WrongLoop,
     quote,
 )
 from taskyard.execution.context import find_current_run
 from taskyard.execution.runner import RunnerSettings
+from taskyard.execution.warming import warm_up_all
 from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
-from taskyard.model.command import Cancel, Command, Retry, SetPriority
+from taskyard.model.command import Command
 from taskyard.model.event import Event
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
@@ -46,21 +49,21 @@ from taskyard.model.given import (
     check_keep,
     check_name,
     check_retry,
-    check_text,
     check_timeout,
     check_uuid,
     check_wait,
 )
 from taskyard.model.limits import QueueOrder, QueueSettings
-from taskyard.model.order import Priority
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, to_json
+from taskyard.model.state import ENDED
+from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, new_uuid, to_json
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
-from taskyard.ports.store import Add, QueueStatus, Store
-from taskyard.queueing.controller import CODE, QueueController
+from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
+from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
+from taskyard.queueing.matching import Matching
 from taskyard.retention import KEEP_S, Retention
 from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
@@ -91,7 +94,7 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
-class Yard:
+class Yard(TaskSteering):
     """Runs tasks on a store: `memory://`, `sqlite:///work.db` or a `Path`, `postgresql://user:password@host/database`
     for several machines, or what `TASKYARD_STORE` says.
 
@@ -350,8 +353,7 @@ class Yard:
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
-        for consumer in self._consumers.values():
-            _warm_up(consumer)
+        await warm_up_all([consumer.warm_up for consumer in self._consumers.values() if consumer.warm_up is not None])
         engine = self._make_engine(store, serve)
         await store.open()
         try:
@@ -544,27 +546,28 @@ class Yard:
         """Every queue that has rules, tasks, or something said about it."""
         return await self.store.queues()
 
-    async def cancel(self, uuid: str | UUID, *, reason: str = "") -> TaskRecord:
-        """End a task: at once when it waits; when it runs, its run is asked to stop, and it is canceled when it has."""
-        return await self._command(uuid, Cancel(check_text("reason", reason)))
+    async def run_again(self, uuid: str | UUID, args: Mapping[str, Any] | None = None) -> TaskHandle:
+        """Make a new task of one that has ended, with its arguments or others, which names the old one as its
+        `origin`."""
+        old = await self.store.find(check_uuid(uuid))
+        if old is None:
+            raise UnknownTask(str(uuid))
+        if old.state not in ENDED:
+            raise CommandRefused(old.uuid, "run again", old.state, "it has not ended yet")
+        consumer, now = self.get_consumer(old.source), self._clock.now()
+        text = old.args if args is None else consumer.encode(_named(old.source, args))
+        record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, text, priority=old.priority)
+        record.key, record.bucket, record.origin = old.key, old.bucket, old.uuid
+        record.timeout_s, record.retry = old.timeout_s, old.retry
+        (added,) = await self.engine.submit(Add((record,), parent=self.find_parent()))
+        return TaskHandle(self, added.uuid, added.is_new)
 
-    async def retry(self, uuid: str | UUID, *, to_head: bool = True) -> TaskRecord:
-        """Send a failed task again, at the head of its priority or at the tail."""
-        return await self._command(uuid, Retry(to_head))
+    def matching(self, where: TaskFilter = ANY, *, by: str = "") -> Matching:
+        """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
+        return Matching(where, self.engine, by=by)
 
-    async def set_priority(self, uuid: str | UUID, priority: Priority | str) -> TaskRecord:
-        """Change the priority of a task that has not started."""
-        try:
-            return await self._command(uuid, SetPriority(Priority.of(priority)))
-        except ValueError as exc:
-            raise InvalidInput(str(exc)) from None
-
-    async def _command(self, uuid: str | UUID, command: Command) -> TaskRecord:
-        (applied,) = await self.engine.apply([check_uuid(uuid)], command)
-        if applied.refused is not None:
-            raise applied.refused
-        assert applied.record is not None
-        return applied.record
+    async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
+        return await ask_one(self.engine, uuid, command, by=by)
 
     async def events(self, *, after: int | None = None) -> AsyncGenerator[Event, None]:
         """What happens from now on, or after event number `after`, in this process and in others, until the yard is

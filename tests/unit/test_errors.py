@@ -10,6 +10,7 @@ import taskyard
 import taskyard.futures
 from taskyard import errors
 from taskyard.execution import forks, raising
+from taskyard.execution.owned import ManagerOwns
 from taskyard.manager import ManagerClosed
 
 EXAMPLES = [
@@ -56,6 +57,7 @@ EXAMPLES = [
     errors.StoreTooOld("postgresql://db/app", 9, 15),
     errors.StoreUnavailable("no idea"),
     errors.StoreUnreachable("postgresql://db/app", "no answer"),
+    errors.ScheduleExists("nightly", "take another name"),
     errors.StoreUrlInvalid("mysql://"),
     errors.StoredArgumentsInvalid("fetch", ["url: missing"]),
     errors.SubmitPending(),
@@ -70,6 +72,7 @@ EXAMPLES = [
     errors.UnknownConsumer("fetch", ["shrink"]),
     errors.UnknownGroup("a-1"),
     errors.UnknownNode("host-1"),
+    errors.UnknownSchedule("nightly"),
     errors.UnknownTask("a-1"),
     errors.UnusableConnection("it is closed"),
     errors.WrongLoop(),
@@ -81,6 +84,7 @@ EXAMPLES = [
     raising.RemoteTraceback("line 1"),
     raising.WorkerDied("work", "it was ended by SIGSEGV (11)"),
     ManagerClosed(),
+    ManagerOwns(),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from taskyard.model.state import RUNNING, TaskState
 from taskyard.model.task import Claim, TaskRecord
-from taskyard.stores.rows import COLUMNS, to_error, to_progress, to_retry
+from taskyard.stores.rows import COLUMNS, to_error, to_on_failure, to_progress, to_retry, to_scope
 
 _STATES = {str(state): state for state in TaskState}
 
@@ -20,6 +20,8 @@ _LATER = {
     "on_failure": "NULL::text",
     "dedupe_key": "NULL::text",
     "dedupe_scope": "NULL::text",
+    "origin": "NULL::text",
+    "cancel_forced": "false",
 }
 _NOT_HOT = {**_LATER, "finished_at": "NULL::timestamptz", "result": "NULL::text"}
 _NOT_ENDED = {
@@ -31,7 +33,6 @@ _NOT_ENDED = {
     "node": "NULL::text",
     "cancel_asked_at": "NULL::timestamptz",
     "cancel_reason": "NULL::text",
-    "bucket": "NULL::text",
 }
 
 HOT = ", ".join(f"{_NOT_HOT.get(column, column)} AS {column}" for column in COLUMNS)
@@ -49,13 +50,15 @@ def from_row(row: Any) -> TaskRecord:
     (
         uuid, source, due_at, created_at, updated_at, id_, queue, args, state, priority, position, parked, key, slot,
         timeout_s, retry, started_at, finished_at, attempt, retries, crashes, recoveries, token, node, cancel_asked_at,
-        progress, result, error, note, cancel_reason, checkpoint, bucket,
-    ) = row[:32]  # fmt: skip
+        progress, result, error, note, cancel_reason, checkpoint, bucket, group_id, waits, on_failure, dedupe_key,
+        scope, origin, cancel_forced,
+    ) = row[: len(COLUMNS)]  # fmt: skip
     return TaskRecord(
         uuid, source, due_at, created_at, updated_at, id_, queue, args, _STATES[state], priority, position, parked, key,
         slot, timeout_s, None if retry is None else to_retry(retry), started_at, finished_at, attempt, retries, crashes,
         recoveries, token, node, cancel_asked_at, to_progress(progress), result, to_error(error), note, cancel_reason,
-        checkpoint, bucket,
+        checkpoint, bucket, group_id, waits, to_on_failure(on_failure), dedupe_key, to_scope(scope), origin,
+        cancel_forced,
     )  # fmt: skip
 
 

@@ -229,11 +229,13 @@ class SqliteStore(ScheduleVerbs):
             partial(self._core.peek, demand) if only_asks else None,
         )
 
-    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+    async def apply(
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+    ) -> list[Applied]:
         applied: list[Applied] = []
         for start in range(0, len(uuids), APPLY_AT_MOST):
             chunk = uuids[start : start + APPLY_AT_MOST]
-            applied += await self._write(partial(self._core.apply, chunk, command))
+            applied += await self._write(partial(self._core.apply, chunk, command, by, where))
         return applied
 
     async def set_queue(self, settings: QueueSettings) -> None:
@@ -303,6 +305,11 @@ class SqliteStore(ScheduleVerbs):
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         return await self._read(partial(self._lister.list_tasks, where, before_id, limit), people=True)
+
+    async def list_ids(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+    ) -> list[tuple[int, str]]:
+        return await self._read(partial(self._lister.list_ids, where, before_id, limit), people=True)
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._read(partial(self._lister.list_runs, uuid), people=True)

@@ -1,6 +1,7 @@
 """What every store must do, sentence by sentence of `taskyard.ports.store`. See `taskyard.testing.contract`."""
 
 from taskyard.testing.store_contract.adds import AddContract
+from taskyard.testing.store_contract.asking import AskingContract
 from taskyard.testing.store_contract.claims import ClaimContract
 from taskyard.testing.store_contract.commands import CommandContract
 from taskyard.testing.store_contract.control import ControlContract
@@ -32,8 +33,8 @@ class StoreContract(
     """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
 
 
-class SteeringContract(ControlContract, OrderContract):
-    """What people say about queues, and who goes first in them."""
+class SteeringContract(ControlContract, OrderContract, AskingContract):
+    """What people say about queues and ask of tasks, and who goes first."""
 
 
 class PromptStoreContract(StoreContract, PromptContract):
