@@ -26,9 +26,6 @@ from taskyard import (
 from taskyard.schedules import definition
 
 PATIENCE_S = 20
-# Not on PostgreSQL yet: its tables and procedures for that are still to be written.
-STORES = pytest.mark.parametrize("url", ["memory", "sqlite"], indirect=True)
-
 JANUARY = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -55,7 +52,6 @@ async def fired(yard: Yard, name: str, count: int) -> list[str]:
                 await changes.wait()
 
 
-@STORES
 @pytest.mark.spec("SCH-21")
 async def test_a_schedule_of_the_code_fires(url):
     """A consumer with a schedule above it runs by itself, with the arguments given, as soon as the yard is open."""
@@ -75,7 +71,6 @@ async def test_a_schedule_of_the_code_fires(url):
         assert status.state.fired >= 2
 
 
-@STORES
 @pytest.mark.spec("SCH-21")
 async def test_a_schedule_is_added_while_the_yard_is_open(url):
     """It fires from then on; another definition takes its place, and it ends when it is removed."""
@@ -133,7 +128,6 @@ async def test_who_only_submits_defines_nothing(file_url):
         assert [status.name for status in await yard.schedules.list_all()] == ["other"]
 
 
-@STORES
 @pytest.mark.spec("SCH-21")
 async def test_a_schedule_is_paused_and_resumed(url):
     """Paused it fires nothing, also not what comes due meanwhile; run now works all the same."""
@@ -152,7 +146,6 @@ async def test_a_schedule_is_paused_and_resumed(url):
         await fired(yard, "often", before + 2)
 
 
-@STORES
 @pytest.mark.spec("SCH-21")
 async def test_a_backfill_fires_each_time_once(url):
     """A task for every day of the range, from its start on and before its end, and for none twice."""
@@ -185,7 +178,6 @@ async def test_two_yards_on_a_store_fire_once(file_url):
         assert max(times) - min(times) == timedelta(seconds=len(times) - 1)
 
 
-@STORES
 @pytest.mark.spec("SCH-21")
 async def test_a_class_makes_its_task_each_time(url):
     """What `produce` makes of the arguments is asked for at every fire."""

@@ -348,7 +348,5 @@ def _answer_with_tasks(name: str, handles: Sequence[TaskHandle], *, as_json: boo
         return
     for handle in handles:
         say(handle.uuid)
-    words = (
-        f"{counted(len(handles), 'task')} of schedule {quote(name)}" if handles else "all have fired already"
-    )
+    words = f"{counted(len(handles), 'task')} of schedule {quote(name)}" if handles else "all have fired already"
     make_console(stderr=True).print(Text(clean(words), "dim"), soft_wrap=True)
