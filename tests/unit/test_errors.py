@@ -9,7 +9,7 @@ import pytest
 import taskyard
 import taskyard.futures
 from taskyard import errors
-from taskyard.execution import forks, raising
+from taskyard.execution import explain, forks, raising
 from taskyard.execution.owned import ManagerOwns
 from taskyard.manager import ManagerClosed
 
@@ -81,7 +81,7 @@ EXAMPLES = [
     raising.CannotCross("work", "its result is a socket", has_run=True),
     forks.PoolForked(),
     raising.RemoteError(("Odd", "ValueError"), "boom"),
-    raising.RemoteTraceback("line 1"),
+    explain.RemoteTraceback("line 1"),
     raising.WorkerDied("work", "it was ended by SIGSEGV (11)"),
     ManagerClosed(),
     ManagerOwns(),

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from taskyard.errors import NotJson, PayloadTooLarge, StoreError
 from taskyard.execution.context import CURRENT, RunContext, RunHost
-from taskyard.execution.explain import canceled, explain, refused
+from taskyard.execution.explain import RemoteTraceback, canceled, explain, refused
 from taskyard.execution.idle import Idle
-from taskyard.execution.raising import RemoteTraceback
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.model.limits import QueueSettings, tighter
 from taskyard.model.move import Move

@@ -6,6 +6,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 from taskyard.model.order import GAP
+from taskyard.model.places import CROWDED, SHARE, SMALLEST, THINNING
 from taskyard.model.settle import TOO_LATE
 from taskyard.model.state import TaskState, sql_guard
 from taskyard.ports.store import PROMOTE_AT_MOST, Schema
@@ -15,6 +16,9 @@ EVENTS_AT_MOST = 1 << 17
 
 RAISE_AFTER = 500 * GAP
 """How far claims must have come beyond a lane's mark before it is moved: some 250 tasks, of two numbers each."""
+
+LOWEST = -(2**62)
+"""Below every place that a store comes to in practice; and a place less this one is still a number of 64 bits."""
 
 USUAL = [
     (TaskState.CREATED, TaskState.QUEUED),
@@ -56,6 +60,11 @@ def _fill(sql: str, database: str) -> str:
         "events_at_most": str(EVENTS_AT_MOST),
         "raise_after": str(RAISE_AFTER),
         "too_late": TOO_LATE,
+        "lowest": str(LOWEST),
+        "smallest": str(SMALLEST),
+        "crowded": str(CROWDED),
+        "thinning": str(THINNING),
+        "share": str(SHARE),
         "reason": REASON.replace("\x01", "\\u0001"),  # as JSON writes it
     }
     for name, value in values.items():

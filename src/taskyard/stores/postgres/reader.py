@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 
+from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.event import Event, EventKind, EventPage
+from taskyard.model.limits import QueueSettings
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
+from taskyard.ports.store import Node, NodeStatus, QueueStatus, Signals, TaskFilter
 from taskyard.stores.migrate import EVENTS_AT_MOST
 from taskyard.stores.postgres.place import Connection, Session
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
@@ -24,11 +26,12 @@ _KINDS = {str(kind): kind for kind in EventKind}
 async def signals(conn: Connection, node: str) -> Signals:
     draining = await conn.fetchval("SELECT is_draining FROM taskyard.node WHERE incarnation = $1", node)
     rows = await conn.fetch(
-        "SELECT uuid FROM taskyard.task "
+        "SELECT uuid, cancel_forced FROM taskyard.task "
         "WHERE state = 'running' AND node = $1 AND cancel_asked_at IS NOT NULL ORDER BY node, id",
         node,
     )
-    return Signals([uuid for (uuid,) in rows], is_draining=bool(draining))
+    forced = tuple(uuid for uuid, is_forced in rows if is_forced)
+    return Signals([uuid for uuid, _ in rows], is_draining=bool(draining), forced=forced)
 
 
 async def outcomes(conn: Connection, uuids: Sequence[str]) -> list[Outcome | None]:
@@ -162,6 +165,36 @@ async def count(conn: Connection) -> dict[tuple[str, TaskState], int]:
 
 async def count_group(conn: Connection, group: str) -> dict[TaskState, int]:
     return {}  # there are no groups here yet
+
+
+async def queues(conn: Connection, name: str | None = None) -> list[QueueStatus]:
+    """All of them, or the one of this name, be there anything of it or not."""
+    rules = {row["name"]: row for row in await conn.fetch("SELECT name, settings, control FROM taskyard.queue")}
+    counts: dict[str, dict[TaskState, int]] = {}
+    for (queue, state), n in (await count(conn)).items():
+        counts.setdefault(queue, {})[state] = n
+    found = await conn.fetch(
+        "SELECT l.queue, min(t.due_at) FROM taskyard.lane AS l "
+        "CROSS JOIN LATERAL (VALUES (0, l.low_0), (1, l.low_1), (2, l.low_2)) AS p(level, was) "
+        "CROSS JOIN LATERAL (SELECT due_at FROM taskyard.task WHERE queue = l.queue AND source = l.source "
+        "AND state = 'queued' AND NOT parked AND priority = p.level::smallint ORDER BY position LIMIT 1) AS t "
+        "WHERE p.was IS NOT NULL GROUP BY l.queue"
+    )
+    oldest: dict[str, datetime] = {queue: due_at for queue, due_at in found}  # noqa: C416 - they are no tuples
+    return [
+        QueueStatus(
+            name=queue,
+            settings=msgspec.json.decode(rules[queue]["settings"], type=QueueSettings)
+            if queue in rules
+            else QueueSettings(name=queue),
+            control=msgspec.json.decode(rules[queue]["control"], type=QueueControl)
+            if queue in rules and rules[queue]["control"] is not None
+            else UNTOUCHED,
+            counts=counts.get(queue, {}),
+            oldest_due_at=oldest.get(queue),
+        )
+        for queue in ([name] if name is not None else sorted({*rules, *counts}))
+    ]
 
 
 async def nodes(conn: Connection, lease_s: float) -> list[NodeStatus]:

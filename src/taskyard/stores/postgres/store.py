@@ -29,8 +29,8 @@ from taskyard.errors import (
     UnknownNode,
     hide_password,
 )
-from taskyard.model.command import Asked, Cancel, Command, Retry, SetPriority
-from taskyard.model.control import QueueCommand
+from taskyard.model.command import Asked, Command, anchor_of
+from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer, told_as
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
@@ -333,8 +333,6 @@ class PostgresStore(ScheduleVerbs):
     async def apply(
         self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
     ) -> list[Applied]:
-        if not isinstance(command, Cancel | Retry | SetPriority):
-            raise NotImplementedError("this cannot be asked of tasks on PostgreSQL yet")
         applied: list[Applied] = []
         async with self._asked():
             for start in range(0, len(uuids), APPLY_AT_MOST):
@@ -345,8 +343,13 @@ class PostgresStore(ScheduleVerbs):
         for n in range(TRIES):
             if n > 1:
                 await _give_way(n)
-            found = await self._read(partial(commands.read, uuids=uuids))
-            decided = commands.Decided(Asked(command=command, now=self._clock.now(), by=by), where)
+            asked, other = Asked(command=command, now=self._clock.now(), by=by), anchor_of(command)
+            found = await self._read(partial(commands.read, uuids=uuids if other is None else [*uuids, other]))
+            anchor = None if other is None else found.get(other)
+            if anchor is not None:
+                order = await self._read(partial(commands.read_order, queue=anchor[0].queue))
+                asked = msgspec.structs.replace(asked, order=order, anchor=anchor[0].clone())
+            decided = commands.Decided(asked, where, anchor=anchor)
             for uuid in uuids:
                 decided.decide(uuid, found.get(uuid))
             if decided.changes_nothing:
@@ -359,20 +362,45 @@ class PostgresStore(ScheduleVerbs):
         raise StoreBusy(hide_password(self.url))
 
     async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
-        raise NotImplementedError("queues on PostgreSQL cannot be steered yet")
+        async with self._asked():
+            said = await self._control(queue, command, by)
+            (status,) = await self._read(partial(reader.queues, name=queue))
+            return msgspec.structs.replace(status, control=said)
+
+    async def _control(self, queue: str, command: QueueCommand, by: str) -> QueueControl:
+        """Decided on what was read without a lock, and kept if nobody has said anything since."""
+        settings = msgspec.json.encode(QueueSettings(name=queue)).decode()
+        for _ in range(TRIES):
+            text = await self._read(partial(commands.read_control, queue=queue))
+            old = UNTOUCHED if text is None else msgspec.json.decode(text, type=QueueControl)
+            # Whether something runs the call itself looks, under the queue's lock.
+            now = self._clock.now()
+            new = steer(old, command, by=by, now=now, running=1)
+            kind = told_as(old, new)
+            if kind is None:
+                return old
+            said = msgspec.json.encode(new).decode()
+            row = await self._write(commands.CONTROL, queue, settings, text, said, kind, now)
+            if row["done"]:
+                self._hints.tell()
+                return msgspec.json.decode(row["said"], type=QueueControl)
+        raise StoreBusy(hide_password(self.url))
 
     async def queues(self) -> list[QueueStatus]:
-        raise NotImplementedError("queues on PostgreSQL cannot be listed yet")
+        return await self._ask(reader.queues)
 
     async def set_queue(self, settings: QueueSettings) -> None:
         async with self._asked():
             row = await self._write(
-                "CALL taskyard.queue_1($1, $2, $3, $4, $5, NULL)",
+                "CALL taskyard.queue_2($1, $2, $3, $4, $5, $6, $7, $8, NULL)",
                 settings.name,
                 settings.concurrency,
                 settings.per_key,
                 settings.auto_recover,
                 msgspec.json.encode(settings).decode(),
+                settings.order,
+                settings.starve_after,
+                settings.patience.wait,
             )
             if row["changed"]:
                 self._hints.tell()

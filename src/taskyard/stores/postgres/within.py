@@ -122,6 +122,8 @@ def _task(record: TaskRecord) -> dict[str, Any]:
         "retry": json_or_none(record.retry),
         "due_at": record.due_at,
         "created_at": record.created_at,
+        "bucket": record.bucket,
+        "origin": record.origin,
     }
 
 

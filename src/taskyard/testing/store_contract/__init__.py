@@ -26,15 +26,14 @@ class StoreContract(
     KeyContract,
     SettleContract,
     CommandContract,
+    AskingContract,
+    ControlContract,
+    OrderContract,
     NodeContract,
     EventContract,
     ReadingContract,
 ):
     """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
-
-
-class SteeringContract(ControlContract, OrderContract, AskingContract):
-    """What people say about queues and ask of tasks, and who goes first."""
 
 
 class PromptStoreContract(StoreContract, PromptContract):
@@ -49,11 +48,4 @@ class TiesContract(DedupeContract, DependencyContract):
     """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
 
 
-__all__ = [
-    "DurableStoreContract",
-    "PromptStoreContract",
-    "ScheduleContract",
-    "SteeringContract",
-    "StoreContract",
-    "TiesContract",
-]
+__all__ = ["DurableStoreContract", "PromptStoreContract", "ScheduleContract", "StoreContract", "TiesContract"]
