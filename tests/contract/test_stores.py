@@ -22,8 +22,8 @@ class TestSqliteStore(DurableStoreContract, SteeringContract, TiesContract):
         return SqliteStore(folder / "work.db", clock=clock)
 
 
-# Not SteeringContract and TiesContract yet: its tables and procedures for that are still to be written.
-class TestPostgresStore(DurableStoreContract):
+# Not SteeringContract yet: its tables and procedures for that are still to be written.
+class TestPostgresStore(DurableStoreContract, TiesContract):
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:
         self.url = postgres_url

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import CommandRefused, UnknownTask
+from taskyard.errors import CommandRefused, SlotTaken, UnknownTask
 from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.dependency import Stand, refuse_revival, stand_of
 from taskyard.model.event import TOLD_AS, EventKind
 from taskyard.model.move import Move, apply_move
 from taskyard.model.settle import rescue
@@ -33,8 +34,8 @@ RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL)"
 class Decided:
     """What a command means for some tasks, as they were when they were read."""
 
-    def __init__(self, command: Command, now: datetime) -> None:
-        self._command, self._now = command, now
+    def __init__(self, command: Command, now: datetime, bonds: Bonds) -> None:
+        self._command, self._now, self._bonds = command, now, bonds
         self._changes: dict[int, dict[str, Any]] = {}
         self._events: list[tuple[EventKind, TaskRecord]] = []
         self._queues: set[str] = set()
@@ -57,15 +58,26 @@ class Decided:
             return
         change: dict[str, Any] = {"id": record.id, "version": version, "how": "change", "ord": len(self.applied)}
         if isinstance(decision, Move):
-            change["how"] = "again" if record.state in ENDED_STATES else "end"
+            is_again = record.state in ENDED_STATES
+            if is_again and (refusal := self._bonds.refuse(record)) is not None:
+                self.applied.append(Applied(uuid, refused=refusal))
+                return
+            change["how"] = "again" if is_again else "end"
             change["to_head"] = decision.to_head
             apply_move(record, decision)
             record.parked = False  # where it waits now, if it does, `place` says
             kind = TOLD_AS[record.state]
+            if is_again and self._bonds.revive(record):
+                self._events.append((kind, record))
+                apply_move(record, Move(state=TaskState.BLOCKED, at=self._now))
+                kind = EventKind.BLOCKED
+            change["slot"], change["waits"] = record.dedupe_slot, record.waits
         else:
             before = record.note
             apply_decision(record, decision)
-            change["note"] = clean(record.note) if record.note != before else None  # its run may say another by now
+            # Its run may say another by now. A task that is named twice keeps what was said the first time.
+            earlier = self._changes.get(record.id, {}).get("note")
+            change["note"] = clean(record.note) if record.note != before else earlier
             kind = EventKind.CANCEL_ASKED
             if isinstance(decision, Reprioritize):
                 kind = EventKind.PRIORITY_CHANGED
@@ -99,6 +111,64 @@ class Decided:
         for one in self.applied:
             if one.record is not None and one.record.id in stand:
                 one.record.position, one.record.parked = stand[one.record.id]
+
+
+class Bonds:
+    """What keeps failed tasks from being sent again, as it was when it was read, and as it is once some of them are."""
+
+    def __init__(self, parents: dict[int, list[tuple[str, TaskState]]], holders: dict[str, str]) -> None:
+        self._parents, self._holders = parents, holders
+        self._again: set[str] = set()
+
+    def _stands(self, record: TaskRecord) -> list[tuple[str, TaskState, Stand]]:
+        known = [
+            (uuid, TaskState.QUEUED if uuid in self._again else state)
+            for uuid, state in self._parents.get(record.id, ())
+        ]
+        return [(uuid, state, stand_of(state, record.on_failure)) for uuid, state in known]
+
+    def refuse(self, record: TaskRecord) -> CommandRefused | None:
+        holder = None if record.dedupe_key is None else self._holders.get(record.dedupe_key)
+        if holder is not None and holder != record.uuid:
+            return SlotTaken(record.uuid, record.state, holder)
+        for uuid, state, stand in self._stands(record):
+            if stand is Stand.LOST:
+                return refuse_revival(record, uuid, state)
+        return None
+
+    def revive(self, record: TaskRecord) -> bool:
+        """The record was put back in line: it takes its slot, and waits for others, which is the answer."""
+        self._again.add(record.uuid)
+        if record.dedupe_slot is not None:
+            self._holders[record.dedupe_slot] = record.uuid
+        record.waits = sum(stand is Stand.OPEN for *_, stand in self._stands(record))
+        return record.waits > 0
+
+
+async def read_bonds(conn: Connection, records: Sequence[TaskRecord], now: datetime) -> Bonds:
+    """Of those of the records that have failed."""
+    failed = [record for record in records if record.state is TaskState.FAILED]
+    keys = [record.dedupe_key for record in failed if record.dedupe_key is not None]
+    parents: dict[int, list[tuple[str, TaskState]]] = {}
+    holders: dict[str, str] = {}
+    if any(record.on_failure is not None for record in failed):
+        rows = await conn.fetch(
+            "SELECT d.child, coalesce(p.uuid, e.uuid), coalesce(p.state, e.state) FROM taskyard.dependency AS d "
+            "LEFT JOIN taskyard.task AS p ON p.id = d.parent LEFT JOIN taskyard.ended AS e ON e.id = d.parent "
+            "WHERE d.child = ANY ($1) AND (p.id IS NOT NULL OR e.id IS NOT NULL) ORDER BY d.parent",
+            [record.id for record in failed],
+        )
+        for child, uuid, state in rows:
+            parents.setdefault(child, []).append((uuid, TaskState(state)))
+    if keys:
+        found = await conn.fetch(
+            "SELECT k.slot, h.uuid FROM unnest($1::text[]) AS k(slot) "
+            "CROSS JOIN LATERAL taskyard.holder_1(k.slot, $2) AS h WHERE h.uuid IS NOT NULL",
+            keys,
+            now,
+        )
+        holders = {row[0]: row[1] for row in found}
+    return Bonds(parents, holders)
 
 
 async def read(conn: Connection, uuids: Sequence[str]) -> dict[str, tuple[TaskRecord, str]]:

@@ -84,6 +84,9 @@ async def list_tasks(conn: Connection, where: TaskFilter, before_id: int | None,
         if value is not None:
             values.append(clean(value))
             terms.append(f"{name} = ${len(values)}")
+    if where.group is not None:
+        values.append(clean(where.group))
+        terms.append(f"id IN (SELECT id FROM taskyard.tie WHERE group_id = ${len(values)})")
     for table, columns, states in (
         ("task", HOT, frozenset(TaskState) - ENDED_STATES),
         ("ended", ENDED, ENDED_STATES),
@@ -131,7 +134,13 @@ async def count(conn: Connection) -> dict[tuple[str, TaskState], int]:
 
 
 async def count_group(conn: Connection, group: str) -> dict[TaskState, int]:
-    return {}  # there are no groups here yet
+    rows = await conn.fetch(
+        "SELECT state, count(*) FROM (SELECT t.state FROM taskyard.tie JOIN taskyard.task AS t USING (id) "
+        "WHERE group_id = $1 AND t.uuid <> $1 UNION ALL SELECT e.state FROM taskyard.tie JOIN taskyard.ended AS e "
+        "USING (id) WHERE group_id = $1 AND e.uuid <> $1) AS members GROUP BY state",
+        clean(group),
+    )
+    return {TaskState(state): n for state, n in rows}
 
 
 async def nodes(conn: Connection) -> list[NodeStatus]:

@@ -24,7 +24,7 @@ from taskyard.errors import (
     UnknownNode,
     hide_password,
 )
-from taskyard.model.command import Command
+from taskyard.model.command import Command, Retry
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
@@ -290,8 +290,11 @@ class PostgresStore:
 
     async def _apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
         for _ in range(TRIES):
+            now = self._clock.now()
             found = await self._read(partial(commands.read, uuids=uuids))
-            decided = commands.Decided(command, self._clock.now())
+            records = [record for record, _ in found.values()] if isinstance(command, Retry) else []
+            bonds = await self._read(partial(commands.read_bonds, records=records, now=now))
+            decided = commands.Decided(command, now, bonds)
             for uuid in uuids:
                 decided.decide(uuid, found.get(uuid))
             if decided.changes_nothing:

@@ -5,7 +5,7 @@ from taskyard.testing.store_contract.claims import ClaimContract
 from taskyard.testing.store_contract.commands import CommandContract
 from taskyard.testing.store_contract.control import ControlContract
 from taskyard.testing.store_contract.dedupe import DedupeContract
-from taskyard.testing.store_contract.dependencies import DependencyContract
+from taskyard.testing.store_contract.dependencies import DependencyContract, LineContract
 from taskyard.testing.store_contract.due import DueContract
 from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
@@ -31,7 +31,7 @@ class StoreContract(
     """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
 
 
-class SteeringContract(ControlContract, OrderContract):
+class SteeringContract(ControlContract, OrderContract, LineContract):
     """What people say about queues, and who goes first in them."""
 
 
