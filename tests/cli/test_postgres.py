@@ -14,12 +14,12 @@ import pytest
 
 from taskyard.cli import target
 from taskyard.cli.doctor import server as examination
-from taskyard.stores.migrate import migrations
+from taskyard.stores.migrate import migrations, schema_at
 from taskyard.stores.postgres import place as connections
 from taskyard.testing.postgres import FAST, Databases, Server, at_database
 from tests.cli.shell import Done, Shell
 
-NEWEST = migrations("postgres")[-1][0]
+(BEFORE, _), (NEWEST, _) = migrations("postgres")[-2:]
 
 SECRET = "sesame"
 CLERK = f"clerk:{SECRET}"
@@ -104,7 +104,7 @@ def test_a_day_at_the_shell(shell: Shell, url: str) -> None:
 
 
 def names() -> str:
-    return ", ".join(f"{number:04}_{name}" for number, name in enumerate(("tables", "turn", "commands", "submit"), 1))
+    return ", ".join(schema_at(0, "postgres").pending)
 
 
 def test_run_shows_no_password(shell: Shell, url: str) -> None:
@@ -181,7 +181,7 @@ def test_an_older_schema_of_somebody_elses(shell: Shell, place: Place, url: str,
     done = shell.run(*command.split(), "--store", place.url(CLERK))
     said = " ".join((done.out + done.err).split())
     assert done.code == 3, done
-    assert f"schema has version {NEWEST - 1}, older than the {NEWEST} of this Taskyard" in said
+    assert f"schema has version {BEFORE}, older than the {NEWEST} of this Taskyard" in said
     assert "let app, who owns the schema, run `taskyard migrate`" in said
     assert "GRANT CREATE" not in said
 
