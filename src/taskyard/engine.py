@@ -1,8 +1,8 @@
 """The engine: the loops of one node, wired to each other and to a store.
 
-It joins the parts that must not know each other: the dispatcher (which), the due loop (when), the runner (how), the
-rescuer (other nodes) and the watcher of outcomes (who waits). `Yard` and `Scheduler` stand on it. An engine lives once:
-`start`, then `stop`.
+It joins the parts that must not know each other: the dispatcher (which), the due and the recurring loop (when), the
+runner (how), the rescuer (other nodes) and the watcher of outcomes (who waits). `Yard` and `Scheduler` stand on it. An
+engine lives once: `start`, then `stop`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
+from taskyard.cluster.leader import Leadership
 from taskyard.cluster.membership import Hooks as MemberHooks
 from taskyard.cluster.membership import LeaseSettings, Membership
 from taskyard.cluster.rescuer import Rescuer
@@ -33,6 +34,7 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
+from taskyard.ports.schedules import ScheduleStore
 from taskyard.ports.store import ANY, Add, Added, Applied, Node, QueueStatus, Store, TaskFilter, TransactionalStore
 from taskyard.queueing.admission import Hold, Slots
 from taskyard.queueing.dispatcher import MANY, Dispatcher
@@ -41,6 +43,7 @@ from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.queueing.pending import insist
 from taskyard.queueing.summary import with_results
 from taskyard.scheduling.due import DueLoop
+from taskyard.scheduling.recurring import RecurringLoop
 from taskyard.version import VERSION
 
 log = logging.getLogger("taskyard")
@@ -117,6 +120,16 @@ class Engine:
             many=self._settings.many,
         )
         self._due = DueLoop(clock, self._dispatcher.promote)
+        self._recurring: RecurringLoop | None = None
+        if isinstance(store, ScheduleStore):
+            self._recurring = RecurringLoop(
+                store,
+                clock=clock,
+                consumers=consumers,
+                look_for_leader=Leadership(store, lambda: self.incarnation).look,
+                fired=self._fired,
+                probes=probes,
+            )
         self._rescuer = Rescuer(store, lambda _: self._changed(), probes=probes)
         self._membership.connect(MemberHooks(self._fenced, self._rejoined))
         self._runner = Runner(
@@ -280,6 +293,12 @@ class Engine:
         """Something may have become startable: a consumer was added, a queue was changed."""
         self._dispatcher.look()
 
+    def look_at_schedules(self) -> None:
+        """A schedule was put, changed or fired by this process."""
+        self._fired()
+        if self._recurring is not None:
+            self._recurring.look()
+
     # --- starting and stopping ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -305,6 +324,8 @@ class Engine:
             self._keep("hints", self._follow_hints)
             self._keep("tick", self._tick)
             self._keep("membership", self._membership.run)
+            if self._recurring is not None:
+                self._keep("recurring", self._recurring.run)
             self._dispatcher.promote()  # finds what is waiting already, and hears what is due next
             self._hint.set()
 
@@ -415,6 +436,8 @@ class Engine:
             started_at=self._clock.now(),
             version=VERSION,
             queues=tuple(sorted({consumer.queue for consumer in self._consumers.values()})),
+            limits=self._slots.limits(),
+            max_running=self._settings.max_running,
         )
 
     # --- the lease ----------------------------------------------------------------------------------------------------
@@ -441,9 +464,16 @@ class Engine:
     def _turned(self, next_due: datetime | None) -> None:
         self._due.tell(next_due)
         self._announce()
+        if self._recurring is not None:
+            self._recurring.ended()
         if self._has_unheard:
             self._has_unheard = False
             self._hint.set()
+
+    def _fired(self) -> None:
+        """Schedules have made tasks, and perhaps canceled others."""
+        self._dispatcher.promote()
+        self._changed()
 
     def _announce(self) -> None:
         for event in self._listeners:
@@ -455,6 +485,8 @@ class Engine:
         self._announce()
         self._watcher.changed()
         self._hint.set()
+        if self._recurring is not None:
+            self._recurring.hint()
 
     async def _follow_hints(self) -> None:
         """What was asked elsewhere: cancels, and that this node drains."""

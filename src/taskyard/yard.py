@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from threading import get_ident
 from types import EllipsisType
@@ -29,6 +30,7 @@ from taskyard.errors import (
     InvalidConsumer,
     InvalidInput,
     NotOpen,
+    PayloadTooLarge,
     UnknownConsumer,
     UnknownTask,
     WrongLoop,
@@ -36,31 +38,38 @@ from taskyard.errors import (
 )
 from taskyard.execution.context import find_current_run
 from taskyard.execution.runner import RunnerSettings
+from taskyard.execution.warming import warm_up_all
 from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.command import Command
 from taskyard.model.event import Event
+from taskyard.model.failures import FailureGroup
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
     check_count,
     check_keep,
     check_name,
+    check_rate,
     check_retry,
     check_timeout,
     check_uuid,
     check_wait,
 )
-from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
+from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import ENDED
-from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, new_uuid
+from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, new_uuid, to_json
+from taskyard.model.why import Why
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
 from taskyard.queueing.matching import Matching
+from taskyard.queueing.waiting import explain_waits
 from taskyard.retention import KEEP_S, Retention
+from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:
@@ -96,7 +105,8 @@ class Yard(TaskSteering):
     `async with yard:` opens the store and runs what is due; `async with yard.client():` only submits and waits. At most
     `max_running` tasks run here at once (`threads` of them in threads); leaving the block waits `grace_s` seconds for
     what runs, then interrupts it and gives it back to the store (None: waits for as long as it takes). While it is open
-    with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything)."""
+    with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything);
+    `keep_latest` limits that by number as well."""
 
     def __init__(
         self,
@@ -118,6 +128,7 @@ class Yard(TaskSteering):
         self._store: Store | None = None
         self._engine: Engine | None = None
         self._grace_s, self._keep_s = check_wait("grace_s", grace_s), check_keep(keep_s)
+        self._keep_ended: int | None = None
         self._retention: asyncio.Task[None] | None = None
         self._threads = threads
         self._pools: PoolRules | None = None
@@ -135,6 +146,7 @@ class Yard(TaskSteering):
         self._stopping: asyncio.Future[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.own_loop = OwnLoop()
+        self.schedules = Schedules(self)
 
     # --- consumers and queues -----------------------------------------------------------------------------------------
 
@@ -212,7 +224,7 @@ class Yard(TaskSteering):
         except KeyError:
             raise UnknownConsumer(name, self._consumers) from None
 
-    def define_queue(
+    def define_queue(  # noqa: PLR0913 - the rules of a queue, each with a name and a default
         self,
         name: str,
         *,
@@ -223,13 +235,17 @@ class Yard(TaskSteering):
         order: QueueOrder | str = QueueOrder.PRIORITY,
         starve_after: int | None = 8,
         starve_wait_s: float | None = 600.0,
+        retries_per_s: float | None = RETRIES_PER_S,
     ) -> None:
         """Set the rules of a queue, before the yard is opened. They hold across every process on the store, save
         `retry`: each process uses its own, so define the queue alike wherever it is served.
 
         `order` is "priority", "fifo" (strictly in order of arrival: what cannot start holds up all behind it) or
         "buckets" (the same in each bucket of tasks, and the buckets take turns). By priority, a lower one is let in
-        after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never)."""
+        after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never).
+
+        Of what fails here and is tried again, at most `retries_per_s` come back in a second (None: all when their
+        policy says): fifty thousand that fail together are not sent together at whoever was down."""
         if self._engine is not None:
             raise InvalidInput(f"define the queue {quote(name)} before the yard is opened")
         if concurrency is not None:
@@ -243,7 +259,39 @@ class Yard(TaskSteering):
             order=_order(order),
             starve_after=None if starve_after is None else check_count("starve_after", starve_after, least=1),
             starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
+            retries_per_s=None if retries_per_s is None else check_rate("retries_per_s", retries_per_s),
         )
+
+    def keep_latest(self, count: int | None) -> None:
+        """Of the tasks that have ended, keep only so many, the latest (None: however many), and forget the others while
+        the yard is open with its workers, as `keep_s` does; before it is opened. At any time there may be more, by what
+        ends within a minute."""
+        if self._engine is not None:
+            raise InvalidInput("say how many ended tasks to keep before the yard is opened")
+        if count is not None:
+            check_count("count", count, least=1, most=sys.maxsize, hint=", or None to keep however many")
+        self._keep_ended = count
+
+    def schedule(
+        self,
+        rule: Rule | str | float | timedelta,
+        *,
+        args: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        zone: str | None = None,
+        **settings: Any,
+    ) -> Callable[[ConsumerFunction[P, R]], ConsumerFunction[P, R]]:
+        """Run a consumer again and again: `@yard.schedule("0 4 * * *", zone="Europe/Berlin")` above `@yard.consumer`.
+        `rule` is a cron expression or an interval in seconds, `settings` as for `schedules.define`. The schedule is
+        called as the consumer, unless it has a `name`."""
+
+        def decorate(consumer: ConsumerFunction[P, R]) -> ConsumerFunction[P, R]:
+            if not isinstance(consumer, ConsumerFunction):
+                raise InvalidInput(f"{quote(consumer)} is no consumer; put @yard.schedule above @yard.consumer")
+            self.schedules.define(name or consumer.consumer.name, rule, consumer, args, zone=zone, **settings)
+            return consumer
+
+        return decorate
 
     def define_pool(self, consumer: str | None = None, **settings: Any) -> None:
         """Set the rules of the shared process pool, or of the pool of one consumer with `executor="isolated"`; before
@@ -263,6 +311,13 @@ class Yard(TaskSteering):
         return self._pools
 
     # --- opening and closing ------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._engine is not None
+
+    def now(self) -> datetime:
+        return self._clock.now()
 
     @property
     def where(self) -> str | Store | None:
@@ -319,22 +374,23 @@ class Yard(TaskSteering):
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
-        for consumer in self._consumers.values():
-            _warm_up(consumer)
+        await warm_up_all([consumer.warm_up for consumer in self._consumers.values() if consumer.warm_up is not None])
         engine = self._make_engine(store, serve)
         await store.open()
         try:
             # Who only submits leaves the rules to those who run.
             for settings in self._queues.values() if serve else ():
                 await store.set_queue(settings)
+            if serve:
+                await self.schedules.register(store, self._clock.now())
             await engine.start()
         except BaseException:
             await store.close()
             raise
         self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
         self._forks, self._ident = _forks, get_ident()
-        if serve and self._keep_s is not None:
-            retention = Retention(store, self._clock, self._keep_s)
+        if serve and (self._keep_s is not None or self._keep_ended is not None):
+            retention = Retention(store, self._clock, keep_s=self._keep_s, keep_ended=self._keep_ended)
             self._retention = self.loop.create_task(retention.run(), name="taskyard-retention")
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
@@ -432,6 +488,13 @@ class Yard(TaskSteering):
             return Add((record,), options.dedupe, self.find_parent())
         return self._add([record], options)
 
+    def encode(self, consumer: Consumer, args: dict[str, Any]) -> str:
+        """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
+        text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
+        if len(text.encode()) > self._max_payload_bytes:
+            raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), self._max_payload_bytes)
+        return text
+
     def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
         after = {record.uuid: options.after for record in records} if options.after else {}
         return Add(records, options.dedupe, self.find_parent(), after, options.dedupe_window_s)
@@ -504,6 +567,27 @@ class Yard(TaskSteering):
         """Every queue that has rules, tasks, or something said about it."""
         return await self.store.queues()
 
+    async def why(self, uuid: str | UUID) -> Why | None:
+        """What holds a task that waits: a reason, since when, what would free it, and who is in the way. None if it
+        runs or has ended. Any process may ask, whoever runs the tasks."""
+        record = await self.store.find(check_uuid(uuid))
+        if record is None:
+            raise UnknownTask(str(uuid))
+        return (await self.why_many([record]))[0]
+
+    async def why_many(self, records: Sequence[TaskRecord]) -> list[Why | None]:
+        """The same for each of these, as they are listed, at the price of one."""
+        return await explain_waits(self.store, records)
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        """The failed tasks that match, grouped by class of error and source, those in quarantine apart, the largest
+        groups first. What each run of one ended with: `runs`; to send them again: `retry`, `matching`, `run_again`."""
+        return await self.store.failures(where, limit=check_count("limit", limit, least=1))
+
+    async def runs(self, uuid: str | UUID) -> list[Run]:
+        """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
+        return await self.store.list_runs(check_uuid(uuid))
+
     async def run_again(self, uuid: str | UUID, args: Mapping[str, Any] | None = None) -> TaskHandle:
         """Make a new task of one that has ended, with its arguments or others, which names the old one as its
         `origin`."""
@@ -512,8 +596,9 @@ class Yard(TaskSteering):
             raise UnknownTask(str(uuid))
         if old.state not in ENDED:
             raise CommandRefused(old.uuid, "run again", old.state, "it has not ended yet")
-        consumer, now = self.get_consumer(old.source), self._clock.now()
-        text = old.args if args is None else consumer.encode(_named(old.source, args))
+        # The old arguments need no consumer to check them: this process may be one that only steers.
+        text = old.args if args is None else self.get_consumer(old.source).encode(_named(old.source, args))
+        now = self._clock.now()
         record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, text, priority=old.priority)
         record.key, record.bucket, record.origin = old.key, old.bucket, old.uuid
         record.timeout_s, record.retry = old.timeout_s, old.retry

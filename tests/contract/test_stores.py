@@ -9,21 +9,21 @@ from taskyard.ports.store import Store
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.sqlite import SqliteStore
-from taskyard.testing.contract import DurableStoreContract, PromptStoreContract, TiesContract
+from taskyard.testing.contract import DurableStoreContract, PromptStoreContract, ScheduleContract, TiesContract
 
 
-class TestMemoryStore(PromptStoreContract, TiesContract):
+class TestMemoryStore(PromptStoreContract, TiesContract, ScheduleContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return MemoryStore(clock)
 
 
-class TestSqliteStore(DurableStoreContract, TiesContract):
+class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return SqliteStore(folder / "work.db", clock=clock)
 
 
 # Not TiesContract yet: its tables and procedures for that are still to be written.
-class TestPostgresStore(DurableStoreContract):
+class TestPostgresStore(DurableStoreContract, ScheduleContract):
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:
         self.url = postgres_url

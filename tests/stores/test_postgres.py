@@ -32,7 +32,7 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Report
+from taskyard.ports.store import Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.postgres import PostgresStore, commands, hints, within
 from taskyard.stores.postgres.lease import Pulse
@@ -194,6 +194,23 @@ async def test_all_that_cannot_be_stored_is_refused_at_once(store):
     assert [claim.uuid for claim in turned.claims] == [fine.uuid]
 
 
+async def test_claims_that_are_too_large_together_are_made_one_after_the_other(store, stranger):
+    """Where the arguments of all that could be claimed are more than the server can put together, fewer are claimed."""
+    await store.turn(A.incarnation, adds=[an_add(*(a_record() for _ in range(40)))])
+    # The server's own limit is a gigabyte: this one is as real, and sooner reached.
+    await stranger.execute(
+        "CREATE FUNCTION too_much() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF (SELECT count(*) FROM changed) > 3 THEN RAISE program_limit_exceeded; END IF; RETURN NULL; END $$; "
+        "CREATE TRIGGER too_much AFTER UPDATE ON taskyard.task REFERENCING NEW TABLE AS changed "
+        "FOR EACH STATEMENT EXECUTE FUNCTION too_much()"
+    )
+    try:
+        claimed = [len((await store.turn(A.incarnation, demand=room(n))).claims) for n in (24, 40, 2)]
+    finally:
+        await stranger.execute("DROP FUNCTION too_much CASCADE")
+    assert claimed == [3, 1, 2]
+
+
 async def test_a_note_with_a_nul_is_kept_without_it(store, clock):
     """What a run says at its end is stored, whatever characters it used."""
     (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
@@ -262,6 +279,26 @@ async def test_work_that_is_submitted_in_an_open_transaction_is_not_waited_for(s
     turned = await store.turn(A.incarnation, adds=added)
     assert isinstance(turned.added[0], list)
     assert isinstance(turned.added[1], DuplicateTask)
+
+
+async def test_a_uuid_in_an_open_transaction_is_not_waited_for(store, other, stranger):
+    """When somebody's open transaction has submitted a task with the same uuid, the turn says so of that one add, soon;
+    what else it brings is done, and nobody has to wait. When the transaction has ended, the answer is certain."""
+    held, fine, queued = a_record(uuid="mine"), [a_record() for _ in range(5)], a_record()
+    await store.turn(A.incarnation, adds=[an_add(queued)])
+    transaction = stranger.transaction()
+    await transaction.start()
+    await store.add_within(stranger, an_add(a_record(uuid="mine")))
+    adds = [*(an_add(record) for record in fine), an_add(held)]
+    async with asyncio.timeout(COMMAND_S / 2):
+        turned = await store.turn(A.incarnation, adds=adds, demand=room(1))
+        assert len((await other.turn(B.incarnation, demand=room(9))).claims) == len(fine)
+    assert isinstance(turned.added.pop(), SubmitPending)
+    assert [added.uuid for (added,) in turned.added] == [record.uuid for record in fine]
+    assert [claim.uuid for claim in turned.claims] == [queued.uuid]
+    await transaction.commit()
+    (answer,) = (await store.turn(A.incarnation, adds=[an_add(held)])).added
+    assert isinstance(answer, InvalidInput)
 
 
 @pytest.mark.spec("QUE-29")
@@ -494,6 +531,20 @@ async def test_a_node_whose_clock_is_ahead_forgets_nothing_early(store, postgres
     assert await ahead.prune(finished_before=clock.now() - timedelta(hours=1)) == 1
     assert await ahead.find(claims[0].uuid) is not None
     await ahead.close()
+
+
+async def test_the_few_that_did_not_complete_are_found_among_the_many(store, stranger, clock):
+    """Listing what failed or was canceled does not read all that was completed."""
+    await store.turn(A.incarnation, adds=[an_add(*(a_record(clock.now()) for _ in range(2000)))])
+    first, *others = (await store.turn(A.incarnation, demand=room(2000))).claims
+    moves = [(claim, Move.completed(at=clock.now(), result="1")) for claim in others]
+    await store.turn(A.incarnation, settles=[(first, Move.canceled(at=clock.now())), *moves])
+    await stranger.execute("ANALYZE taskyard.ended")
+    used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'ended_other'"
+    before = await stranger.fetchval(used)
+    assert [task.uuid for task in await store.list_tasks(TaskFilter(states=(TaskState.CANCELED,)))] == [first.uuid]
+    await store._reads.close()  # with its connections go the counts of what they read
+    await until(lambda: stranger.fetchval(f"SELECT ({used}) > $1", before))
 
 
 # --- liveness ---------------------------------------------------------------------------------------------------------

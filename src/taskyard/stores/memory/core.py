@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from taskyard.errors import (
     ClaimLost,
@@ -18,7 +18,6 @@ from taskyard.errors import (
 )
 from taskyard.model.command import Asked, Change, Command, Redate, Reorder, anchor_of, apply_change, decide
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, QueueState, drained, steer, told_as
-from taskyard.model.dedupe import take_slot
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
@@ -27,6 +26,7 @@ from taskyard.model.places import Put, place_beside
 from taskyard.model.settle import heed_cancel, rescue
 from taskyard.model.state import QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -42,6 +42,8 @@ from taskyard.ports.store import (
 )
 from taskyard.stores.memory.claims import Claims
 from taskyard.stores.memory.dependencies import Dependencies
+from taskyard.stores.memory.schedules import ScheduleBook, is_pending
+from taskyard.stores.memory.sight import Sight
 from taskyard.stores.plan import is_tied, make_plan
 
 # As in `model.state`: looked at once, not once per task.
@@ -49,10 +51,11 @@ ALLOW = Dedupe.ALLOW
 SUBMITTED = EventKind.SUBMITTED.value
 
 
-class MemoryCore(Claims, Dependencies):
+class MemoryCore(Claims, Dependencies, Sight):
     def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
         super().__init__(keep_ended)
         self._clock = clock
+        self.schedules = ScheduleBook(lambda uuid: is_pending(self._tasks.get(uuid)))
 
     # --- the hot path ---------------------------------------------------------------------------------------------
 
@@ -184,11 +187,10 @@ class MemoryCore(Claims, Dependencies):
 
     def _enter(self, record: TaskRecord, add: Add, now: datetime) -> None:
         """Store a new record; it is ours from here on."""
-        take_slot(record, add.dedupe)
-        if record.dedupe_slot is not None:
-            self._slots.swap(record.uuid, None, record.dedupe_slot)
-        elif record.dedupe_key is not None and add.window_s is not None:
-            self._slots.open_window(record.dedupe_key, record.uuid, now + timedelta(seconds=add.window_s))
+        if add.dedupe is ALLOW:
+            record.dedupe_slot = record.dedupe_scope = None  # `take_slot`, without the call
+        else:
+            self._take_slot(record, add, now)
         self._seq = record.id = seq = self._seq + 1
         record.position = seq * GAP  # `tail_position`, without the call
         self._tasks[record.uuid] = self._by_id[seq] = record
@@ -380,6 +382,9 @@ class MemoryCore(Claims, Dependencies):
         self._note_drained(now)
         self.leave(incarnation)
         return [record.uuid for record in rescued]
+
+    def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        return self._find_scene(records, self._clock.now())
 
     def prune(self, finished_before: datetime, limit: int) -> int:
         self._slots.trim(self._clock.now())

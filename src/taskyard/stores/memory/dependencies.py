@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from taskyard.errors import SlotTaken, TaskyardError
-from taskyard.model.dedupe import replaced
+from taskyard.model.dedupe import replaced, take_slot
 from taskyard.model.dependency import Stand, give_up, refuse_revival, stand_of, unblock
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
+from taskyard.ports.store import Add
 from taskyard.stores.memory.tasks import Tasks
 from taskyard.stores.plan import RELEASE_AT_MOST, Holder, Plan
 
@@ -23,6 +24,13 @@ class Dependencies(Tasks):
         if uuid is None:
             return None
         return Holder(uuid, self._tasks[uuid].state if uuid in self._tasks else None)
+
+    def _take_slot(self, record: TaskRecord, add: Add, now: datetime) -> None:
+        take_slot(record, add.dedupe)
+        if record.dedupe_slot is not None:
+            self._slots.swap(record.uuid, None, record.dedupe_slot)
+        elif record.dedupe_key is not None and add.window_s is not None:
+            self._slots.open_window(record.dedupe_key, record.uuid, now + timedelta(seconds=add.window_s))
 
     def _replace(self, holder: str, by: str, now: datetime) -> None:
         record = self._tasks[holder]

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -19,19 +20,24 @@ from taskyard.errors import (
     ForkedStore,
     InvalidInput,
     NotOpen,
+    OutcomeUnknown,
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    SubmitPending,
+    TaskyardError,
     UnknownNode,
     hide_password,
 )
 from taskyard.model.command import Asked, Command, anchor_of
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer, told_as
 from taskyard.model.event import EventPage
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -60,11 +66,14 @@ from taskyard.stores.postgres.place import (
     Connection,
     Session,
     check_version,
+    describe,
     find_version,
     migrate,
     once,
     typed_errors,
 )
+from taskyard.stores.postgres.scene import find_scene
+from taskyard.stores.postgres.schedules import ScheduleVerbs
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
 
 log = logging.getLogger("taskyard")
@@ -87,7 +96,11 @@ PAUSE_S, PAUSE_CAP_S = 0.002, 0.1
 """Before the third try, at most, and before the last ones: whoever got in the way twice is given time to end."""
 
 
-class PostgresStore:
+class _UuidHeld(Exception):
+    """A new task has a uuid that another has which was submitted in a transaction that has not ended."""
+
+
+class PostgresStore(ScheduleVerbs):
     def __init__(
         self,
         url: str,
@@ -211,13 +224,32 @@ class PostgresStore:
         demand: Demand | None = None,
     ) -> Turned:
         async with self._asked():
-            turn = Turn(node, self._clock.now(), settles, adds, reports, demand)
-            if adds:
-                await self._make_lanes(turn)
-            row = await self._call(turn)
-            turned = turn.answer(row)
-            self._tell_of(turned, row["told"], adds, is_settling=bool(settles))
-            return turned
+            try:
+                return await self._turn(Turn(node, self._clock.now(), settles, adds, reports, demand), adds)
+            except _UuidHeld:
+                turned = await self._turn(Turn(node, self._clock.now(), settles, (), reports, demand))
+                return msgspec.structs.replace(turned, added=await self._add_apart(node, adds))
+
+    async def _turn(self, turn: Turn, adds: Sequence[Add] = ()) -> Turned:
+        if adds:
+            await self._make_lanes(turn)
+        row = await self._call(turn)
+        turned = turn.answer(row)
+        self._tell_of(turned, row["told"], adds, is_settling=bool(turned.settled))
+        return turned
+
+    async def _add_apart(self, node: str, adds: Sequence[Add]) -> list[list[Added] | TaskyardError]:
+        """Of these adds one or a few would have to wait for a transaction of somebody else's: the others go without
+        them."""
+        try:
+            return (await self._turn(Turn(node, self._clock.now(), (), adds, (), None), adds)).added
+        except _UuidHeld:
+            if len(adds) == 1:
+                return [SubmitPending()]
+            half = len(adds) // 2
+            return await self._add_apart(node, adds[:half]) + await self._add_apart(node, adds[half:])
+        except Exception as error:  # which is theirs alone: the rest of the turn has happened
+            return [error if isinstance(error, TaskyardError) else OutcomeUnknown(describe(error))] * len(adds)
 
     async def _call(self, turn: Turn) -> Any:
         for n in range(TRIES):
@@ -231,7 +263,8 @@ class PostgresStore:
             except asyncpg.TransactionRollbackError:
                 pass  # two turns got in each other's way: one of them has to start again
             except (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.ProgramLimitExceededError) as exc:
-                if not turn.refuse_unstorable():
+                is_too_much = isinstance(exc, asyncpg.ProgramLimitExceededError)
+                if not turn.refuse_unstorable() and not (is_too_much and turn.claim_less()):
                     raise InvalidInput(f"this cannot be stored: {exc}") from exc
         raise StoreBusy(hide_password(self.url))
 
@@ -241,6 +274,10 @@ class PostgresStore:
             return await conn.fetchrow(CALL, *turn.arguments())
         except (*retried, asyncpg.TransactionRollbackError):
             raise
+        except asyncpg.LockNotAvailableError as exc:
+            if re.search(r"\badd_1\(", str(exc.context)):  # and not where turns wait for each other
+                raise _UuidHeld from exc
+            raise StoreBusy(hide_password(self.url)) from exc
         except Exception:
             with typed_errors(self.url, writes=True):
                 raise
@@ -285,11 +322,14 @@ class PostgresStore:
 
     async def add_within(self, connection: object, add: Add) -> list[Added]:
         async with self._asked():
-            if not self._where:
-                self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
-            return await within.add_within(
-                connection, add, url=self.url, where=self._where, transactions=self._transactions
-            )
+            where = await self._find_where()
+            return await within.add_within(connection, add, url=self.url, where=where, transactions=self._transactions)
+
+    async def _find_where(self) -> str:
+        """Which database this is."""
+        if not self._where:
+            self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
+        return self._where
 
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 
@@ -423,6 +463,9 @@ class PostgresStore:
     def lease(self, incarnation: str) -> PostgresLease:
         return PostgresLease(self.url, incarnation, lease_s=self._lease_s)
 
+    async def find_end(self, n: int) -> datetime | None:
+        return await self._ask(lambda conn: reader.find_end(conn, n))
+
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         async with self._asked():
             age = self._clock.now() - finished_before
@@ -470,6 +513,13 @@ class PostgresStore:
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))
+
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        now = self._clock.now()
+        return await self._ask(partial(find_scene, records=records, now=now, lease_s=self._lease_s))
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        return await self._ask(lambda conn: reader.failures(conn, where, limit))
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._ask(reader.count)

@@ -66,6 +66,14 @@ class Turn:
                     self._refused[n] = InvalidInput(f"task {record.uuid} cannot be stored: {why}")
         return len(self._refused) > before
 
+    def claim_less(self) -> bool:
+        """Ask for an eighth; whether that is fewer. What is claimed has to fit into a gigabyte, and be sent in time."""
+        demand = self._demand
+        if demand is None or demand.total <= 1:
+            return False
+        self._demand = msgspec.structs.replace(demand, total=max(1, demand.total // 8))
+        return True
+
     def _stored(self) -> list[Add]:
         return [add for n, add in enumerate(self._adds) if n not in self._refused]
 

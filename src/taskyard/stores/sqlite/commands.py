@@ -19,7 +19,7 @@ from taskyard.model.places import Put, place_beside
 from taskyard.model.settle import rescue
 from taskyard.model.state import QUEUED, TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import Applied, Node, TaskFilter
+from taskyard.ports.store import ANY, Applied, Node, TaskFilter
 from taskyard.stores.rows import to_us
 from taskyard.stores.sqlite.dependencies import Dependencies
 
@@ -27,7 +27,7 @@ _PLACE = ("id", "position")
 
 
 class Commands(Dependencies):
-    def apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
+    def apply(self, uuids: Sequence[str], command: Command, by: str = "", where: TaskFilter = ANY) -> list[Applied]:
         now = self._clock.now()
         found = self._read("uuid IN (SELECT value FROM json_each(?))", (msgspec.json.encode(list(uuids)).decode(),))
         records = {record.uuid: record for record in found}

@@ -18,10 +18,12 @@ from taskyard.model.order import tail_position
 from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, QUEUED, RUNNING, TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
+from taskyard.ports.clock import Clock
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
 from taskyard.stores.plan import is_tied, make_plan
 from taskyard.stores.rows import NEW, SPECIAL, TIES, from_us, has_ties, ties_of, to_new_row, to_started, to_us
 from taskyard.stores.sqlite.claims import Claims
+from taskyard.stores.sqlite.schedules import ScheduleWrites
 from taskyard.stores.sqlite.statements import blocks, report, values
 
 SUBMITTED = EventKind.SUBMITTED.value
@@ -32,6 +34,10 @@ _PROMOTED = ("id", "position", "parked", "updated_at", "state")
 
 class SqliteCore(Claims):
     """All that a transaction can do."""
+
+    def __init__(self, conn: apsw.Connection, clock: Clock) -> None:
+        super().__init__(conn, clock)
+        self.schedules = ScheduleWrites(self, conn)
 
     def peek(self, demand: Demand | None) -> Turned | None:
         """The answer to a turn that only asks, if there is nothing to give: found without a write lock."""
@@ -165,6 +171,16 @@ class SqliteCore(Claims):
             self._insert_tasks(fresh, now)
         return added, claims
 
+    def add_plainly(self, add: Add) -> None:
+        """One add as part of something larger, which fails with it."""
+        now = self._clock.now()
+        fresh: list[TaskRecord] = []
+        added = self._admit(add, now, fresh, {})
+        if isinstance(added, TaskyardError):
+            raise added
+        self._insert_tasks(fresh, now)
+        self._flush()
+
     def _add_isolated(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         """The same for one add under a savepoint, when the plain way met an error that was somebody's own."""
         events, unrun = len(self._events), len(self._unrun)
@@ -204,7 +220,8 @@ class SqliteCore(Claims):
     def _number(self, record: TaskRecord, add: Add, now: datetime) -> None:
         """Give a new record its slot, its place and its state."""
         take_slot(record, add.dedupe)
-        self._open_window(record, add, now)
+        if add.window_s is not None:
+            self._open_window(record, add, now)
         self._seq += 1
         record.id, record.position = self._seq, tail_position(self._seq)
         record.state = TaskState.SCHEDULED if record.due_at > now else QUEUED

@@ -641,6 +641,7 @@ DECLARE
     v_done record;
     v_key_queues text[];
     v_keys text[];
+    v_patience text := current_setting('lock_timeout');
 BEGIN
     told := 0;
     -- Before anything is written: who reads events can then tell which of our transactions still go on.
@@ -681,6 +682,10 @@ BEGIN
     IF p_reports IS NOT NULL THEN
         told := told + taskyard.report_1(told, p_now, p_reports);
     END IF;
+    IF a_uuid IS NOT NULL THEN
+        -- A uuid may stand in a transaction that somebody keeps open: the turn then fails, instead of waiting for it.
+        PERFORM set_config('lock_timeout', '50ms', true);
+    END IF;
     IF p_adds IS NOT NULL THEN
         SELECT * INTO v_done FROM taskyard.admit_1(told, p_now, p_adds, a_uuid, a_source, a_queue, a_args,
             a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at, a_created_at);
@@ -694,6 +699,9 @@ BEGIN
         END IF;
         told := told + taskyard.add_1(told, p_now, a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot,
             a_timeout_s, a_retry, a_due_at, a_created_at);
+    END IF;
+    IF a_uuid IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', v_patience, true);
     END IF;
     IF a_key IS NOT NULL THEN
         v_key_queues := v_key_queues || (
