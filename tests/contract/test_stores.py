@@ -23,7 +23,7 @@ class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract):
 
 
 # Not TiesContract yet: its tables and procedures for that are still to be written.
-class TestPostgresStore(DurableStoreContract):
+class TestPostgresStore(DurableStoreContract, ScheduleContract):
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:
         self.url = postgres_url

@@ -25,6 +25,7 @@ from taskyard.cli.options import (
     VerboseOption,
 )
 from taskyard.cli.queue_commands import groups, queues
+from taskyard.cli.schedule_commands import schedules
 from taskyard.cli.target import Target
 from taskyard.cli.task_commands import COMMANDS
 from taskyard.errors import TaskyardError
@@ -250,6 +251,9 @@ def node_drain_command(
     from taskyard.cli.nodes import drain_node
 
     return _await(drain_node(Target(store, yard), node, on=not undo, as_json=as_json))
+
+
+app.add_typer(schedules, name="schedule")
 
 
 @app.command("migrate")

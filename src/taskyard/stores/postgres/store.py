@@ -73,6 +73,7 @@ from taskyard.stores.postgres.place import (
     typed_errors,
 )
 from taskyard.stores.postgres.scene import find_scene
+from taskyard.stores.postgres.schedules import ScheduleVerbs
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
 
 log = logging.getLogger("taskyard")
@@ -99,7 +100,7 @@ class _UuidHeld(Exception):
     """A new task has a uuid that another has which was submitted in a transaction that has not ended."""
 
 
-class PostgresStore:
+class PostgresStore(ScheduleVerbs):
     def __init__(
         self,
         url: str,
@@ -321,11 +322,14 @@ class PostgresStore:
 
     async def add_within(self, connection: object, add: Add) -> list[Added]:
         async with self._asked():
-            if not self._where:
-                self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
-            return await within.add_within(
-                connection, add, url=self.url, where=self._where, transactions=self._transactions
-            )
+            where = await self._find_where()
+            return await within.add_within(connection, add, url=self.url, where=where, transactions=self._transactions)
+
+    async def _find_where(self) -> str:
+        """Which database this is."""
+        if not self._where:
+            self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
+        return self._where
 
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 
