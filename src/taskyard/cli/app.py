@@ -159,6 +159,37 @@ def show_command(
     return _await(show_task(Target(store, yard), task, reveal=reveal, as_json=as_json))
 
 
+@app.command("why")
+def why_command(
+    task: IdArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
+) -> int:
+    """Say why a task waits, since when, what would free it, and who is in its way."""
+    from taskyard.cli.why import explain
+
+    return _await(explain(Target(store, yard), task, as_json=as_json))
+
+
+@app.command("failures")
+def failures_command(
+    error: Annotated[str | None, typer.Option(metavar="CLASS", help="Only of this class, or one below it.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only of this consumer.")] = None,
+    quarantined: Annotated[
+        bool | None, typer.Option("--quarantined/--not-quarantined", help="Only what took its workers down, or else.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many groups.")] = 20,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """List what has failed, by class of error and consumer, the largest groups first."""
+    from taskyard.cli.failures import list_failures
+    from taskyard.ports.store import TaskFilter
+
+    where = TaskFilter(error=error, queue=queue, source=source, quarantined=quarantined)
+    return _await(list_failures(Target(store, yard), where, limit=limit, as_json=as_json))
+
+
 @app.command("watch")
 def watch_command(
     tasks: Annotated[
