@@ -84,7 +84,8 @@ from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import QueueStatus, TaskFilter
 from taskyard.queueing.controller import QueueController
-from taskyard.standalone import Scheduler
+from taskyard.queueing.matching import BulkReport, Matching
+from taskyard.standalone import Scheduler, StandaloneQueue
 from taskyard.version import VERSION
 from taskyard.yard import Yard
 
@@ -160,6 +161,7 @@ __all__ = [
     "BlockingOnLoop",
     "BlockingYard",
     "BoundTask",
+    "BulkReport",
     "CallOptions",
     "Cancel",
     "CircuitPolicy",
@@ -199,6 +201,7 @@ __all__ = [
     "InvalidRetry",
     "IsolatedProcessPoolExecutor",
     "ManagerSettings",
+    "Matching",
     "MockExecutor",
     "NaiveDatetime",
     "NoCurrentRun",
@@ -230,6 +233,7 @@ __all__ = [
     "Scheduler",
     "SlotTaken",
     "StaleTransaction",
+    "StandaloneQueue",
     "StoreBusy",
     "StoreCorrupt",
     "StoreDenied",

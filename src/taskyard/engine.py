@@ -1,8 +1,8 @@
 """The engine: the loops of one node, wired to each other and to a store.
 
-It joins the parts that must not know each other: the dispatcher (which), the due loop (when), the runner (how), the
-rescuer (other nodes) and the watcher of outcomes (who waits). `Yard` and `Scheduler` stand on it. An engine lives once:
-`start`, then `stop`.
+It joins the parts that must not know each other: the dispatcher (which), the due and the recurring loop (when), the
+runner (how), the rescuer (other nodes) and the watcher of outcomes (who waits). `Yard` and `Scheduler` stand on it. An
+engine lives once: `start`, then `stop`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
+from taskyard.cluster.leader import Leadership
 from taskyard.cluster.membership import Hooks as MemberHooks
 from taskyard.cluster.membership import LeaseSettings, Membership
 from taskyard.cluster.rescuer import Rescuer
@@ -33,14 +34,16 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.store import Add, Added, Applied, Node, QueueStatus, Store, TransactionalStore
+from taskyard.ports.schedules import ScheduleStore
+from taskyard.ports.store import ANY, Add, Added, Applied, Node, QueueStatus, Store, TaskFilter, TransactionalStore
 from taskyard.queueing.admission import Hold, Slots
-from taskyard.queueing.dispatcher import Dispatcher
+from taskyard.queueing.dispatcher import MANY, Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
 from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.queueing.pending import insist
 from taskyard.queueing.summary import with_results
 from taskyard.scheduling.due import DueLoop
+from taskyard.scheduling.recurring import RecurringLoop
 from taskyard.version import VERSION
 
 log = logging.getLogger("taskyard")
@@ -62,12 +65,14 @@ RESTART_FIRST_S, RESTART_CAP_S = 0.05, 5.0
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """`serve=False` makes an engine that only submits and waits. `others` is the room for tasks of unknown sources,
-    which are taken only to be reported (the standalone Scheduler does that)."""
+    which are taken only to be reported (the standalone Scheduler does that). Of `many` claims at once, some begin while
+    the next turn is on its way."""
 
     serve: bool = True
     name: str = ""
     max_running: int = 100
     others: int = 0
+    many: int = MANY
     runner: RunnerSettings = field(default_factory=RunnerSettings)
     lease: LeaseSettings = field(default_factory=LeaseSettings)
 
@@ -106,9 +111,25 @@ class Engine:
         )
         self._watcher = OutcomeWatcher(store)
         self._dispatcher = Dispatcher(
-            store, self.incarnation, slots=self._slots, clock=clock, jitter=jitter, probes=probes
+            store,
+            self.incarnation,
+            slots=self._slots,
+            clock=clock,
+            jitter=jitter,
+            probes=probes,
+            many=self._settings.many,
         )
         self._due = DueLoop(clock, self._dispatcher.promote)
+        self._recurring: RecurringLoop | None = None
+        if isinstance(store, ScheduleStore):
+            self._recurring = RecurringLoop(
+                store,
+                clock=clock,
+                consumers=consumers,
+                look_for_leader=Leadership(store, lambda: self.incarnation).look,
+                fired=self._fired,
+                probes=probes,
+            )
         self._rescuer = Rescuer(store, lambda _: self._changed(), probes=probes)
         self._membership.connect(MemberHooks(self._fenced, self._rejoined))
         self._runner = Runner(
@@ -204,10 +225,12 @@ class Engine:
     def forget_outcome(self, uuid: str, waiter: asyncio.Future[Outcome]) -> None:
         self._watcher.forget(uuid, waiter)
 
-    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+    async def apply(
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+    ) -> list[Applied]:
         """Carry out a command, and let it take effect on this node at once; also when the caller is cancelled, since
         the store may have carried it out already."""
-        applying = asyncio.get_running_loop().create_task(self._apply(uuids, command))
+        applying = asyncio.get_running_loop().create_task(self._apply(uuids, command, by, where))
         self._applying.add(applying)
         applying.add_done_callback(self._applied)
         return await asyncio.shield(applying)
@@ -217,9 +240,9 @@ class Engine:
         if not applying.cancelled():
             applying.exception()  # its caller may be gone: then nobody else asks for it
 
-    async def _apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+    async def _apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
         try:
-            applied = await self._store.apply(uuids, command)
+            applied = await self._store.apply(uuids, command, by=by, where=where)
         except BaseException:
             self._changed()  # in part, or wholly, it may have been carried out
             raise
@@ -230,7 +253,7 @@ class Engine:
             if record.state in ENDED:
                 self._watcher.ended(record)
             elif record.state is TaskState.RUNNING and record.cancel_asked_at is not None:
-                self._runner.cancel(record.uuid)
+                self._runner.cancel(record.uuid, force=record.cancel_forced)
         if any(one.record is not None and one.record.state in ENDED for one in applied):
             self._watcher.changed()  # others may have ended with those
         # Whatever was changed may have made room or something startable: a key set free, a failed task sent again.
@@ -249,6 +272,13 @@ class Engine:
     async def queues(self) -> list[QueueStatus]:
         return await self._store.queues()
 
+    async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]:
+        return await self._store.list_ids(where, before_id=before_id, limit=limit)
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
     @contextmanager
     def changes(self) -> Iterator[asyncio.Event]:
         """An event that is set whenever something may have happened in the store, here or elsewhere."""
@@ -263,6 +293,12 @@ class Engine:
         """Something may have become startable: a consumer was added, a queue was changed."""
         self._dispatcher.look()
 
+    def look_at_schedules(self) -> None:
+        """A schedule was put, changed or fired by this process."""
+        self._fired()
+        if self._recurring is not None:
+            self._recurring.look()
+
     # --- starting and stopping ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -276,6 +312,8 @@ class Engine:
             await self._join()
         except BaseException:
             self._is_started = False
+            for executor in self._executors.values():
+                await executor.shutdown()
             raise
         self._store.watch(self._changed, self._rescuer.poke)
         self._keep("dispatcher", self._dispatcher.run)
@@ -286,6 +324,8 @@ class Engine:
             self._keep("hints", self._follow_hints)
             self._keep("tick", self._tick)
             self._keep("membership", self._membership.run)
+            if self._recurring is not None:
+                self._keep("recurring", self._recurring.run)
             self._dispatcher.promote()  # finds what is waiting already, and hears what is due next
             self._hint.set()
 
@@ -422,9 +462,16 @@ class Engine:
     def _turned(self, next_due: datetime | None) -> None:
         self._due.tell(next_due)
         self._announce()
+        if self._recurring is not None:
+            self._recurring.ended()
         if self._has_unheard:
             self._has_unheard = False
             self._hint.set()
+
+    def _fired(self) -> None:
+        """Schedules have made tasks, and perhaps canceled others."""
+        self._dispatcher.promote()
+        self._changed()
 
     def _announce(self) -> None:
         for event in self._listeners:
@@ -436,6 +483,8 @@ class Engine:
         self._announce()
         self._watcher.changed()
         self._hint.set()
+        if self._recurring is not None:
+            self._recurring.hint()
 
     async def _follow_hints(self) -> None:
         """What was asked elsewhere: cancels, and that this node drains."""
@@ -448,7 +497,7 @@ class Engine:
                 for uuid in signals.cancels:
                     # Race: the cancel came after the commit of a claim that is still on its way here. It is asked for
                     # again when the turn is over.
-                    self._has_unheard |= not self._runner.cancel(uuid)
+                    self._has_unheard |= not self._runner.cancel(uuid, force=uuid in signals.forced)
             except BaseException:
                 self._hint.set()  # looked at again when this loop is started again
                 raise

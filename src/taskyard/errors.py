@@ -256,6 +256,22 @@ class UnknownNode(InvalidInput):
         super().__init__(f"no node {shorten(node)} is on this store; it has left or died, or was never here")
 
 
+class UnknownSchedule(InvalidInput):
+    """No such schedule is in this store: see which there are, and correct the name."""
+
+    def __init__(self, schedule: str) -> None:
+        self.schedule = schedule
+        super().__init__(f"no schedule {quote(schedule)} is in this store; `taskyard schedule ls` lists them")
+
+
+class ScheduleExists(InvalidInput):
+    """There is a schedule of this name, and it was not to be changed: take another name, or remove it first."""
+
+    def __init__(self, schedule: str, hint: str) -> None:
+        self.schedule = schedule
+        super().__init__(f"there is a schedule {quote(schedule)} already; {hint}")
+
+
 class CommandRefused(TaskyardError):
     """The command no longer fits the task; `state` is what it found. Look again, then decide."""
 

@@ -15,16 +15,23 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from enum import StrEnum
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 import msgspec
 
 from taskyard.errors import TaskyardError, quote
 from taskyard.execution.bridge import bridge_here, outcome
-from taskyard.execution.checks import check_flag, check_function, check_memory, check_seconds, check_whole
+from taskyard.execution.checks import (
+    check_flag,
+    check_function,
+    check_memory,
+    check_plain_function,
+    check_seconds,
+    check_whole,
+)
 from taskyard.execution.forks import Home
-from taskyard.execution.futures import ProcessPool
-from taskyard.execution.io_pool import ThreadPool
+from taskyard.execution.futures import Async
+from taskyard.execution.owned import OwnedProcessPool, OwnedThreadPool
 from taskyard.execution.pool import PoolNumbers
 from taskyard.execution.process import HAS_NURSERY
 from taskyard.execution.raising import CallKilled, CannotCross, WorkerDied
@@ -101,11 +108,11 @@ class ManagerClosed(TaskyardError, RuntimeError):
 
 class ExecutorManager:
     """There is one in a process: to make it again is to get it, until it is shut down. `cpu_executor` and `io_executor`
-    are `concurrent.futures` executors. `async with` shuts it down at the end."""
+    are `concurrent.futures` executors, which only the manager can shut down. `async with` shuts it down at the end."""
 
     settings: ManagerSettings
-    cpu_executor: ProcessPool
-    io_executor: ThreadPool
+    cpu_executor: OwnedProcessPool
+    io_executor: OwnedThreadPool
     _home: Home
     _is_closed: bool
 
@@ -124,13 +131,13 @@ class ExecutorManager:
         counts = count_workers()
         self.settings, self._home, self._is_closed = settings, Home(), False
         self._home.claim()
-        self.cpu_executor = ProcessPool(
+        self.cpu_executor = OwnedProcessPool(
             counts.cpu if settings.cpu_workers is None else settings.cpu_workers,
             portable=settings.portable,
             max_tasks_per_child=settings.recycle_after,
             memory_limit=settings.memory_limit,
         )
-        self.io_executor = ThreadPool(counts.io if settings.io_workers is None else settings.io_workers)
+        self.io_executor = OwnedThreadPool(counts.io if settings.io_workers is None else settings.io_workers)
         sizes = self.cpu_executor.max_workers, self.io_executor.max_workers
         log.info("[ExecutorManager] opened with %d CPU workers and %d I/O threads", *sizes)
 
@@ -140,7 +147,13 @@ class ExecutorManager:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    async def run_cpu_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    @overload
+    async def run_cpu_intensive(self, func: Async[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    @overload
+    async def run_cpu_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def run_cpu_intensive(self, func: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call `func` in a worker process, and await what it returns or raises. A worker that dies raises `WorkerDied`;
         what cannot be sent there `CannotCross`, a ValueError. Cancelling this ends the call, with its worker."""
         return await self._run_cpu(self.settings.calls, func, args, kwargs)
@@ -178,7 +191,7 @@ class ExecutorManager:
                 return await self._run_io(func, args, kwargs)
 
     async def _run_io(self, func: Callable[..., T], args: Args, kwargs: dict[str, Any]) -> T:
-        check_function(func)
+        check_plain_function(func)
         self._refuse_closed()
         call = functools.partial(func, *args, **kwargs)
         future = self.io_executor.submit(contextvars.copy_context().run, call)
@@ -198,12 +211,13 @@ class ExecutorManager:
     async def shutdown(self, timeout: float = 30.0) -> None:
         """Take nothing new; return as soon as all work is done. What is not done after `timeout` seconds is ended: what
         waits is dropped, worker processes are killed, threads are left behind. A new manager can be made at once."""
+        check_seconds("timeout", timeout, may_be_zero=True)
         self._home.claim()
         self._is_closed = True
         _forget(self)  # from here on its callers are told to get a new one
         log.info("[ExecutorManager] shutting down")
-        self.cpu_executor.shutdown(wait=False)
-        self.io_executor.shutdown(wait=False)
+        self.cpu_executor.end()
+        self.io_executor.end()
         if not await _are_done([self.cpu_executor.ended, self.io_executor.ended], timeout):
             await self._force(timeout)
         log.info("[ExecutorManager] shut down")
@@ -217,7 +231,7 @@ class ExecutorManager:
             numbers.io_executor.active,
             numbers.cpu_executor.queued + numbers.io_executor.queued,
         )
-        self.cpu_executor.kill_workers(wait=False, why=f"its manager was shut down and could wait {after_s:g} s only")
+        self.cpu_executor.end(kill=f"its manager was shut down and could wait {after_s:g} s only")
         left = self.io_executor.abandon()
         if left:
             log.warning("[ExecutorManager] %d threads are left behind: a thread cannot be ended", left)
@@ -237,10 +251,15 @@ class CpuCalls:
     def __init__(self, run: Callable[[Callable[..., Any], Args, dict[str, Any]], Awaitable[Any]]) -> None:
         self._run = run
 
-    async def run_cpu_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    @overload
+    async def run_cpu_intensive(self, func: Async[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    @overload
+    async def run_cpu_intensive(self, func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def run_cpu_intensive(self, func: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """As `ExecutorManager.run_cpu_intensive`."""
-        result: T = await self._run(func, args, kwargs)
-        return result
+        return await self._run(func, args, kwargs)
 
 
 async def _result(future: Future[T]) -> T:

@@ -1,4 +1,5 @@
-"""`Scheduler` alone, as its design writes it: consumers from a registry, tasks in memory, nothing else to set up."""
+"""`Scheduler` and a queue alone, as their designs write them: consumers from a registry, tasks in memory, nothing else
+to set up."""
 
 from __future__ import annotations
 
@@ -7,19 +8,24 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any, Self
 
 from taskyard.consumers import class_consumer
 from taskyard.engine import Engine, EngineSettings
-from taskyard.errors import InvalidConsumer, NotOpen
+from taskyard.errors import InvalidConsumer, NotOpen, UnknownConsumer, UnknownTask
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.thread import ThreadExecutor
+from taskyard.handle import value_of
 from taskyard.model.execution import INLINE, THREAD
-from taskyard.model.limits import QueueSettings
-from taskyard.model.retry import NO_RETRY
+from taskyard.model.given import check_priority
+from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.order import Priority
+from taskyard.model.retry import NO_RETRY, RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, to_json
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import Consumer, TaskConsumerRegistry
 from taskyard.ports.store import Add, Added, Store
+from taskyard.queueing.controller import QueueController
 from taskyard.stores.memory import MemoryStore
 
 log = logging.getLogger("taskyard")
@@ -161,6 +167,73 @@ class Scheduler:
         finally:
             await self.store.close()
             log.info("Scheduler stopped")
+
+
+class StandaloneQueue(QueueController):
+    """One queue alone: at most `concurrency` tasks at a time, the others wait in order, and people steer them with the
+    verbs of `QueueController`. `async with queue:` runs it; what it is when that ends stays in `store`, by default a
+    store in memory.
+
+    `retry` is how often a task that fails is tried again; `auto_recover` how often one whose process died is."""
+
+    def __init__(
+        self,
+        registry: TaskConsumerRegistry,
+        *,
+        concurrency: int = 1,
+        order: QueueOrder = QueueOrder.PRIORITY,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - a value
+        auto_recover: int = 1,
+        store: Store | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        clock = clock or SystemClock()
+        self.store = store or MemoryStore(clock, keep_ended=KEEP_ENDED)
+        self._rules = QueueSettings(
+            name=DEFAULT_QUEUE, concurrency=concurrency, order=order, retry=retry, auto_recover=auto_recover
+        )
+        self._registered = _Registered(registry)
+        self._engine = Engine(
+            self.store,
+            clock=clock,
+            consumers=self._registered,
+            executors={INLINE: InProcessExecutor(), THREAD: ThreadExecutor()},
+            queues={DEFAULT_QUEUE: self._rules},
+        )
+        super().__init__(DEFAULT_QUEUE, self._engine)
+
+    async def __aenter__(self) -> Self:
+        await self.store.open()
+        await self.store.set_queue(self._rules)
+        await self._engine.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """What runs is interrupted and goes back to the store."""
+        await self._engine.stop(0.0)
+        await self.store.close()
+
+    async def add(self, *tasks: Task, priority: Priority | str = Priority.NORMAL) -> list[str]:
+        """Put them in line, in this order; their uuids, once they are stored. With a slot free the first starts."""
+        level, now = check_priority(priority).value, self._engine.clock.now()
+        records = []
+        for task in tasks:
+            if task.source not in self._registered:
+                raise UnknownConsumer(task.source, self._registered)
+            args = to_json(f"the arguments of task {task.uuid}", task.args)
+            records.append(TaskRecord(task.uuid, task.source, task.schedule_at, now, now, args=args, priority=level))
+        return [added.uuid for added in await self._engine.submit(Add(records))]
+
+    async def outcome(self, uuid: str) -> Any:
+        """What the task returned, when it has ended; raises as `TaskHandle.result` does."""
+        return value_of(await self._engine.outcome(uuid))
+
+    async def get(self, uuid: str) -> TaskRecord:
+        """All that is known of a task."""
+        record = await self.store.find(uuid)
+        if record is None:
+            raise UnknownTask(uuid)
+        return record
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from threading import get_ident
 from types import EllipsisType
@@ -21,6 +22,7 @@ from taskyard.consumers import check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
+    CommandRefused,
     DuplicateConsumer,
     EventsMissed,
     ForkedStore,
@@ -28,15 +30,18 @@ from taskyard.errors import (
     InvalidConsumer,
     InvalidInput,
     NotOpen,
+    PayloadTooLarge,
     UnknownConsumer,
+    UnknownTask,
     WrongLoop,
     quote,
 )
 from taskyard.execution.context import find_current_run
 from taskyard.execution.runner import RunnerSettings
+from taskyard.execution.warming import warm_up_all
 from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
-from taskyard.model.command import Cancel, Command, Retry, SetPriority
+from taskyard.model.command import Command
 from taskyard.model.event import Event
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
@@ -44,21 +49,23 @@ from taskyard.model.given import (
     check_keep,
     check_name,
     check_retry,
-    check_text,
     check_timeout,
     check_uuid,
     check_wait,
 )
 from taskyard.model.limits import QueueOrder, QueueSettings
-from taskyard.model.order import Priority
+from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord
+from taskyard.model.state import ENDED
+from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, new_uuid, to_json
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
-from taskyard.ports.store import Add, QueueStatus, Store
-from taskyard.queueing.controller import CODE, QueueController
+from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
+from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
+from taskyard.queueing.matching import Matching
 from taskyard.retention import KEEP_S, Retention
+from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:
@@ -87,7 +94,7 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
-class Yard:
+class Yard(TaskSteering):
     """Runs tasks on a store: `memory://`, `sqlite:///work.db` or a `Path`, `postgresql://user:password@host/database`
     for several machines, or what `TASKYARD_STORE` says.
 
@@ -133,6 +140,7 @@ class Yard:
         self._stopping: asyncio.Future[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.own_loop = OwnLoop()
+        self.schedules = Schedules(self)
 
     # --- consumers and queues -----------------------------------------------------------------------------------------
 
@@ -243,6 +251,27 @@ class Yard:
             starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
         )
 
+    def schedule(
+        self,
+        rule: Rule | str | float | timedelta,
+        *,
+        args: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        zone: str | None = None,
+        **settings: Any,
+    ) -> Callable[[ConsumerFunction[P, R]], ConsumerFunction[P, R]]:
+        """Run a consumer again and again: `@yard.schedule("0 4 * * *", zone="Europe/Berlin")` above `@yard.consumer`.
+        `rule` is a cron expression or an interval in seconds, `settings` as for `schedules.define`. The schedule is
+        called as the consumer, unless it has a `name`."""
+
+        def decorate(consumer: ConsumerFunction[P, R]) -> ConsumerFunction[P, R]:
+            if not isinstance(consumer, ConsumerFunction):
+                raise InvalidInput(f"{quote(consumer)} is no consumer; put @yard.schedule above @yard.consumer")
+            self.schedules.define(name or consumer.consumer.name, rule, consumer, args, zone=zone, **settings)
+            return consumer
+
+        return decorate
+
     def define_pool(self, consumer: str | None = None, **settings: Any) -> None:
         """Set the rules of the shared process pool, or of the pool of one consumer with `executor="isolated"`; before
         the yard is opened. `settings` as in `PoolSettings`: max_workers, memory_limit, recycle_after, preload, … What
@@ -261,6 +290,13 @@ class Yard:
         return self._pools
 
     # --- opening and closing ------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._engine is not None
+
+    def now(self) -> datetime:
+        return self._clock.now()
 
     @property
     def where(self) -> str | Store | None:
@@ -317,14 +353,15 @@ class Yard:
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
-        for consumer in self._consumers.values():
-            _warm_up(consumer)
+        await warm_up_all([consumer.warm_up for consumer in self._consumers.values() if consumer.warm_up is not None])
         engine = self._make_engine(store, serve)
         await store.open()
         try:
             # Who only submits leaves the rules to those who run.
             for settings in self._queues.values() if serve else ():
                 await store.set_queue(settings)
+            if serve:
+                await self.schedules.register(store, self._clock.now())
             await engine.start()
         except BaseException:
             await store.close()
@@ -430,6 +467,13 @@ class Yard:
             return Add((record,), options.dedupe, self.find_parent())
         return self._add([record], options)
 
+    def encode(self, consumer: Consumer, args: dict[str, Any]) -> str:
+        """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
+        text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
+        if len(text.encode()) > self._max_payload_bytes:
+            raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), self._max_payload_bytes)
+        return text
+
     def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
         after = {record.uuid: options.after for record in records} if options.after else {}
         return Add(records, options.dedupe, self.find_parent(), after, options.dedupe_window_s)
@@ -502,27 +546,28 @@ class Yard:
         """Every queue that has rules, tasks, or something said about it."""
         return await self.store.queues()
 
-    async def cancel(self, uuid: str | UUID, *, reason: str = "") -> TaskRecord:
-        """End a task: at once when it waits; when it runs, its run is asked to stop, and it is canceled when it has."""
-        return await self._command(uuid, Cancel(check_text("reason", reason)))
+    async def run_again(self, uuid: str | UUID, args: Mapping[str, Any] | None = None) -> TaskHandle:
+        """Make a new task of one that has ended, with its arguments or others, which names the old one as its
+        `origin`."""
+        old = await self.store.find(check_uuid(uuid))
+        if old is None:
+            raise UnknownTask(str(uuid))
+        if old.state not in ENDED:
+            raise CommandRefused(old.uuid, "run again", old.state, "it has not ended yet")
+        consumer, now = self.get_consumer(old.source), self._clock.now()
+        text = old.args if args is None else consumer.encode(_named(old.source, args))
+        record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, text, priority=old.priority)
+        record.key, record.bucket, record.origin = old.key, old.bucket, old.uuid
+        record.timeout_s, record.retry = old.timeout_s, old.retry
+        (added,) = await self.engine.submit(Add((record,), parent=self.find_parent()))
+        return TaskHandle(self, added.uuid, added.is_new)
 
-    async def retry(self, uuid: str | UUID, *, to_head: bool = True) -> TaskRecord:
-        """Send a failed task again, at the head of its priority or at the tail."""
-        return await self._command(uuid, Retry(to_head))
+    def matching(self, where: TaskFilter = ANY, *, by: str = "") -> Matching:
+        """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
+        return Matching(where, self.engine, by=by)
 
-    async def set_priority(self, uuid: str | UUID, priority: Priority | str) -> TaskRecord:
-        """Change the priority of a task that has not started."""
-        try:
-            return await self._command(uuid, SetPriority(Priority.of(priority)))
-        except ValueError as exc:
-            raise InvalidInput(str(exc)) from None
-
-    async def _command(self, uuid: str | UUID, command: Command) -> TaskRecord:
-        (applied,) = await self.engine.apply([check_uuid(uuid)], command)
-        if applied.refused is not None:
-            raise applied.refused
-        assert applied.record is not None
-        return applied.record
+    async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
+        return await ask_one(self.engine, uuid, command, by=by)
 
     async def events(self, *, after: int | None = None) -> AsyncGenerator[Event, None]:
         """What happens from now on, or after event number `after`, in this process and in others, until the yard is

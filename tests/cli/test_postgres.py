@@ -12,20 +12,22 @@ from typing import Any
 import asyncpg
 import pytest
 
+from taskyard.cli import target
 from taskyard.cli.doctor import server as examination
 from taskyard.stores.migrate import migrations, schema_at
 from taskyard.stores.postgres import place as connections
-from taskyard.testing.postgres import FAST, Databases, Server
+from taskyard.testing.postgres import FAST, Databases, Server, at_database
 from tests.cli.shell import Done, Shell
 
 (BEFORE, _), (NEWEST, _) = migrations("postgres")[-2:]
 
 SECRET = "sesame"
+CLERK = f"clerk:{SECRET}"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A server that asks `app` for his password, with a database of his and a user without rights."""
+    """A server with a database of `app`'s and a user without rights, `clerk`."""
 
     server: Server
     databases: Databases
@@ -37,6 +39,10 @@ class Place:
     def url(self, user: str = f"app:{SECRET}", database: str = "app") -> str:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
 
+    @property
+    def superuser_url(self) -> str:
+        return at_database(self.server.url, "app")
+
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
@@ -45,10 +51,7 @@ def place() -> Iterator[Place]:
         server.start()
         databases = Databases(server.url)
         databases.execute(f"CREATE ROLE app LOGIN PASSWORD '{SECRET}'")
-        databases.execute("CREATE ROLE clerk LOGIN")
-        rules = server.folder / "data" / "pg_hba.conf"
-        rules.write_text("host all app all scram-sha-256\n" + rules.read_text())
-        databases.execute("SELECT pg_reload_conf()")
+        databases.execute(f"CREATE ROLE clerk LOGIN PASSWORD '{SECRET}'")
         yield Place(server, databases)
     finally:
         server.stop()
@@ -128,14 +131,14 @@ def test_looking_makes_nothing(shell: Shell, place: Place, url: str) -> None:
     async def look(conn: asyncpg.Connection) -> object:
         return await conn.fetchval("SELECT to_regnamespace('taskyard')")
 
-    assert place.databases.run(look, place.url(user="taskyard")) is None
+    assert place.databases.run(look, place.superuser_url) is None
 
 
 BAD = [
     pytest.param("app:wrong1", "app", "password authentication failed", "correct the user and the pass", id="password"),
     pytest.param(f"app:{SECRET}", "nowhere", '"nowhere" does not exist', "createdb nowhere", id="database"),
     pytest.param(f"app:{SECRET}@127.0.0.1:1#", "app", "cannot be reached", "check that the server runs", id="away"),
-    pytest.param("clerk", "app", "permission denied", "GRANT CREATE ON DATABASE", id="rights"),
+    pytest.param(CLERK, "app", "permission denied", "GRANT CREATE ON DATABASE", id="rights"),
 ]
 
 
@@ -148,7 +151,7 @@ def test_what_is_wrong_is_said(shell: Shell, place: Place, url: str, user, datab
     arguments = [*words.get(command, command.split()), "--store", bad]
     done = (shell.run if command == "worker" else shell.here)(*arguments)
     text = " ".join((done.out + done.err).split())
-    if user == "clerk" and command in ("ls", "node ls", "doctor"):
+    if user == CLERK and command in ("ls", "node ls", "doctor"):
         assert "there is no store at" in text or "none yet" in text  # to look, he needs no right to make it
         return
     assert done.code == (1 if command == "doctor" else 3), done
@@ -165,7 +168,7 @@ def test_a_user_without_rights_on_the_schema(shell: Shell, place: Place, url: st
     """Where the schema is somebody else's, whoever may not use it is told which right he needs."""
     shell.here("migrate", "--store", url)
     for command in (["ls"], ["worker", "app:yard"], ["doctor"]):
-        done = shell.run(*command, "--store", place.url("clerk"))
+        done = shell.run(*command, "--store", place.url(CLERK))
         assert done.code == (1 if command == ["doctor"] else 3), done
         assert "give this user all rights on the schema taskyard" in " ".join((done.out + done.err).split())
 
@@ -175,7 +178,7 @@ def test_an_older_schema_of_somebody_elses(shell: Shell, place: Place, url: str,
     """Who may use a schema that is older than the program, but not change it, is told so, and who has to."""
     shell.here("migrate", "--store", url)
     asyncio.run(_grow_older(url))
-    done = shell.run(*command.split(), "--store", place.url("clerk"))
+    done = shell.run(*command.split(), "--store", place.url(CLERK))
     said = " ".join((done.out + done.err).split())
     assert done.code == 3, done
     assert f"schema has version {BEFORE}, older than the {NEWEST} of this Taskyard" in said
@@ -214,7 +217,7 @@ def test_an_address_that_makes_no_sense(shell: Shell, address: str) -> None:
 def test_a_newer_schema_is_left_alone(shell: Shell, place: Place, url: str) -> None:
     """A database that a newer version has migrated is refused with 3 and advice by whatever command."""
     shell.here("migrate", "--store", url)
-    place.databases.execute("INSERT INTO taskyard.migration (number) VALUES (99)", place.url("taskyard"))
+    place.databases.execute("INSERT INTO taskyard.migration (number) VALUES (99)", place.superuser_url)
     for command in (["ls"], ["migrate"], ["migrate", "--check"], ["worker", "app:yard"]):
         done = shell.run(*command, "--store", url)
         assert done.code == 3, done
@@ -281,6 +284,17 @@ def test_the_doctor_before_a_server_that_stops_answering(shell: Shell, url: str,
     assert "did not answer" in found["store"]["text"]
 
 
+def test_a_server_that_is_slow_is_not_said_to_be_written_to(shell: Shell, url: str, monkeypatch) -> None:
+    """Who waits for a server is told that it has not answered; who is in the way there, nobody knows here."""
+    shell.here("migrate", "--store", url)
+    monkeypatch.setattr(connections, "LIMITS", connections.LIMITS | {"lock_timeout": "1s"})
+    monkeypatch.setattr(target, "PATIENCE_S", 0.1)
+    with busy(url):
+        done = shell.here("ls", "--store", url)
+    assert done.code == 3
+    assert "still waiting for the store: it has not answered yet" in done.err
+
+
 @pytest.mark.spec("MGR-11")
 def test_the_doctor_tells_the_size_of_the_pool(shell: Shell, url: str) -> None:
     """The size of the pool is shown with where it comes from; a variable that makes no sense is a warning."""
@@ -312,15 +326,27 @@ def forgotten(url: str) -> Iterator[None]:
         runner.run(conn.close())
 
 
+KILLED = """INSERT INTO taskyard.node (incarnation, beat_at, info) VALUES ('feedbeef', now() - interval '1 hour',
+    '{"incarnation":"feedbeef","name":"lost","pid":1,"host":"far"}')"""
+"""What a worker leaves behind that was killed an hour ago, when nobody else is there."""
+
+
+def test_a_killed_worker_is_not_shown_as_alive(shell: Shell, place: Place, url: str) -> None:
+    """A node that has said nothing for longer than the lease is shown as silent, though nobody has watched it."""
+    shell.here("migrate", "--store", url)
+    place.databases.execute(KILLED, place.superuser_url)
+    assert "✘ silent" in shell.here("node", "ls", "--store", url).out
+    (node,) = shell.here("node", "ls", "--store", url, "--json").json
+    assert node["alive"] is False
+    place.databases.execute("UPDATE taskyard.node SET beat_at = now()", place.superuser_url)
+    assert "● alive" in shell.here("node", "ls", "--store", url).out
+
+
 def test_the_doctor_sees_what_is_in_the_way(shell: Shell, place: Place, url: str, monkeypatch) -> None:
     """Settings that break a promise, a transaction that somebody keeps open, work for nobody and a silent node."""
     monkeypatch.setattr(examination, "OPEN_S", 0.0)
     shell.here("submit", "add", "a=1", "--app", "app:yard", "--store", url)
-    place.databases.execute(
-        """INSERT INTO taskyard.node (incarnation, beat_at, info) VALUES ('feedbeef', now() - interval '1 hour',
-        '{"incarnation":"feedbeef","name":"lost","pid":1,"host":"far"}')""",
-        place.url("taskyard"),
-    )
+    place.databases.execute(KILLED, place.superuser_url)
 
     with forgotten(url):
         found = findings(shell, url)

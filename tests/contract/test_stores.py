@@ -9,15 +9,21 @@ from taskyard.ports.store import Store
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.sqlite import SqliteStore
-from taskyard.testing.contract import DurableStoreContract, PromptStoreContract, SteeringContract, TiesContract
+from taskyard.testing.contract import (
+    DurableStoreContract,
+    PromptStoreContract,
+    ScheduleContract,
+    SteeringContract,
+    TiesContract,
+)
 
 
-class TestMemoryStore(PromptStoreContract, SteeringContract, TiesContract):
+class TestMemoryStore(PromptStoreContract, SteeringContract, TiesContract, ScheduleContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return MemoryStore(clock)
 
 
-class TestSqliteStore(DurableStoreContract, SteeringContract, TiesContract):
+class TestSqliteStore(DurableStoreContract, SteeringContract, TiesContract, ScheduleContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return SqliteStore(folder / "work.db", clock=clock)
 

@@ -100,8 +100,8 @@ async def test_a_cancel_whose_caller_goes_away(rig, in_s):
     await quiet()
     go_on, apply = asyncio.Event(), rig.store.apply
 
-    async def slowly(uuids, command):
-        applied = await apply(uuids, command)
+    async def slowly(uuids, command, **asked):
+        applied = await apply(uuids, command, **asked)
         await go_on.wait()
         return applied
 
@@ -123,8 +123,8 @@ async def test_a_cancel_with_unknown_outcome(rig):
     await quiet()
     apply = rig.store.apply
 
-    async def unanswered(uuids, command):
-        await apply(uuids, command)
+    async def unanswered(uuids, command, **asked):
+        await apply(uuids, command, **asked)
         raise OutcomeUnknown("power")
 
     rig.store.apply = unanswered

@@ -10,6 +10,7 @@ from taskyard.cluster.membership import LeaseSettings
 from taskyard.errors import ClaimLost, OutcomeUnknown, StoreUnavailable
 from taskyard.model.move import Move
 from taskyard.model.task import Claim
+from taskyard.ports.clock import NOISE_S, suspended_s
 from taskyard.ports.store import Add
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import an_error, room
@@ -409,3 +410,46 @@ async def test_a_loop_that_hangs_gives_its_tasks_up_and_shows_why(rig, caplog, m
     assert "runs again" in caplog.text
     assert rig.engine.incarnation != old
     assert work.began == [uuid, uuid]
+
+
+async def test_a_machine_that_was_suspended_does_not_trust_its_lease(start_rig):
+    """After a suspend that was longer than the lease, on whose clock nothing has passed, a node asks at once whether it
+    was given up, and stops what it runs."""
+    clock, asleep_s = ManualClock(), [3600.0]
+    store = LeasedShakyStore(clock)
+    lease = LeaseSettings(stall_s=120.0, beating=InTask, suspended_s=lambda: asleep_s[0])
+    rig = await start_rig(store=store, clock=clock, lease=lease)
+    work = Work()
+    uuid = await running(rig, work)
+    old = rig.engine.incarnation
+    await pass_time(rig, 3)
+    assert store.beats == [old] * 2
+    asleep_s[0] += 3600.0
+    assert await store.give_up(old) == [uuid]
+    await pass_time(rig, 1)
+    assert store.beats[:3] == [old] * 3
+    assert rig.engine.incarnation != old
+    assert rig.engine.incarnation in store.joined
+
+
+async def test_a_short_suspend_counts_against_the_lease(start_rig):
+    """The lease is over when its time has passed, be it awake or asleep."""
+    clock, asleep_s = ManualClock(), [0.0]
+    store = LeasedShakyStore(clock)
+    lease = LeaseSettings(stall_s=120.0, beating=InTask, suspended_s=lambda: asleep_s[0])
+    rig = await start_rig(store=store, clock=clock, lease=lease)
+    await quiet()
+    old = rig.engine.incarnation
+    store.beat_error = StoreUnavailable("gone")
+    asleep_s[0] = 8.0
+    await pass_time(rig, 3)
+    assert rig.engine.incarnation == old
+    await pass_time(rig, 2)
+    assert rig.engine.incarnation != old
+
+
+def test_the_time_of_a_suspend_can_be_told():
+    """The machine's two clocks run alike while it is awake."""
+    before = suspended_s()
+    assert before >= -NOISE_S
+    assert suspended_s() == pytest.approx(before, abs=NOISE_S)

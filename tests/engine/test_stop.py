@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from taskyard.errors import NotOpen, StoreUnavailable
+from taskyard.execution.inline import InProcessExecutor
 from tests.engine.support import Rig, ShakyStore, Work, quiet
 
 
@@ -231,14 +232,31 @@ async def test_what_was_handed_in_before_a_stop_is_stored(rig):
     assert await rig.store.count() == {("default", "queued"): 3}
 
 
+class Warm(InProcessExecutor):
+    """One that can be seen to be open, as a pool of processes can."""
+
+    is_open = False
+
+    async def start(self) -> None:
+        await super().start()
+        self.is_open = True
+
+    async def shutdown(self, *, wait: bool = True) -> None:
+        await super().shutdown(wait=wait)
+        self.is_open = False
+
+
 async def test_a_start_that_failed_can_be_tried_again():
-    """When the store refuses the node, start() raises, and works when the store is back."""
+    """When the store refuses the node, start() raises, leaves no executor open, and works when the store is back."""
     rig = Rig()
+    rig.executors["warm"] = warm = Warm()
     rig.store.refuses_nodes = True
     with pytest.raises(StoreUnavailable):
         await rig.engine.start()
+    assert not warm.is_open
     rig.store.refuses_nodes = False
     await rig.engine.start()
+    assert warm.is_open
     assert len(await rig.store.nodes()) == 1
     await rig.engine.stop()
 

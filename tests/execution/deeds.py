@@ -1,5 +1,6 @@
 """Work for executors of every kind: what is called in workers is found here by its import path."""
 
+import asyncio
 import os
 import threading
 import time
@@ -42,6 +43,11 @@ def touch(path: str) -> None:
 
 
 def echo(value: Any = None) -> Any:
+    return value
+
+
+async def echo_later(value: Any = None) -> Any:
+    await asyncio.sleep(0)
     return value
 
 

@@ -167,7 +167,8 @@ async def test_a_keeper_that_gets_no_process(open_fresh, tmp_path, monkeypatch, 
     desk = open_fresh(preload=("tests.execution.no_fork",))
     error = (await desk.ask(misdeeds.pid)).error
     assert error is not None
-    assert (error.kind, error.message) == (ErrorKind.SYSTEM, "a worker process was lost before it was ready")
+    assert error.kind is ErrorKind.SYSTEM
+    assert error.message == "a worker process was lost before it was ready (3 starts in a row have failed)"
     full.unlink()
     assert await desk.value(misdeeds.add, 1, 2) == 3
     assert capfd.readouterr().err == ""
@@ -209,6 +210,19 @@ async def test_the_host_is_left_as_it_was(desk):
         assert mine.wait() == 7
         await desk.pool.shutdown()
         assert nursery_pid() in descendants(os.getpid())
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+async def test_a_host_that_ignores_its_children(open_desk):
+    """Where the system tells a host nothing of how its children end, no exit code is made up, and the pool goes on."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        desk = open_desk(portable=True, max_workers=1, spare=False)
+        error = (await desk.ask(os._exit, 3)).error
+        assert (error.kind, error.message) == (ErrorKind.SYSTEM, "its worker process was lost")
+        assert await desk.value(abs, -1) == 1
+        await desk.pool.shutdown()
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -270,6 +284,14 @@ def test_functions_of_a_script(tmp_path, start, way):
     done = _run(*start, *way, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "done", "read by host", "read by worker"]
+
+
+@pytest.mark.parametrize("way", [[], ["portable"]], ids=["nursery", "portable"])
+def test_nobody_says_a_word_in_development_mode(tmp_path, way):
+    """With every warning an error, neither the host nor any process of its pool has one to report."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = _run("-X", "dev", "-W", "error", "script.py", *way, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 NESTED = """

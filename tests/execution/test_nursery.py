@@ -102,7 +102,7 @@ async def test_a_module_that_ends_the_nursery(open_fresh, write_module, caplog, 
     deadly = open_fresh(beside=innocent, preload=(write_module("deadly", "import os\nos._exit(3)"),))
     error = (await deadly.ask(abs, 1)).error
     assert error is not None
-    assert error.message == "a worker process exited with code 3 before it was ready"
+    assert error.message == "a worker process exited with code 3 before it was ready (3 starts in a row have failed)"
     await asyncio.to_thread(stage.let_go)
     assert (await running.future).data == "unharmed"
     assert [record.args for record in caplog.records if "not preloaded" in record.message] == [("deadly",)]
@@ -116,7 +116,7 @@ async def test_a_module_that_hangs_the_nursery(open_fresh, write_module, monkeyp
     stuck = open_fresh(beside=innocent, load_s=0.5, preload=(write_module("stuck", "import time\ntime.sleep(600)"),))
     error = (await stuck.ask(abs, 1)).error
     assert error is not None
-    assert error.message == "a worker process did not start within 0.5 s"
+    assert error.message == "a worker process did not start within 0.5 s (2 starts in a row have failed)"
     assert await innocent.value(misdeeds.add, 1, 2) == 3
 
 

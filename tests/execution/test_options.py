@@ -1,5 +1,6 @@
 """What a pool is told, and what it is given to call: mistakes are named where they are made."""
 
+import asyncio
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 import pytest
 
 from taskyard.errors import InvalidInput
+from taskyard.execution.mock import MockExecutor
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.futures import ProcessPool
 from taskyard.manager import CallOptions, ManagerSettings, get_executor_manager
-from taskyard.model.algorithm import AlgorithmSpec
+from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints
 from tests.execution import deeds
 
 NAN, INF = float("nan"), float("inf")
@@ -111,16 +113,52 @@ def test_a_spec_without_hints():
         AlgorithmSpec("x", "1", None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", ["x", 1, None], ids=str)
+def test_a_flag_of_hints(value):
+    """It is True or False, and not what might be taken for one of them."""
+    with pytest.raises(InvalidInput, match="isolated_pool must be True or False, not "):
+        ExecutionHints(isolated_pool=value)
+
+
+@pytest.mark.parametrize("value", [5, [1], "x"], ids=str)
+def test_results_of_a_mock(value):
+    """They are answers by name; anything else is refused with that."""
+    with pytest.raises(InvalidInput, match=r"results must be a dict of answers .*, not "):
+        MockExecutor(value)
+
+
+@pytest.mark.parametrize("value", [1.5, "2", None], ids=str)
+def test_a_size_of_chunks(value):
+    """It is a whole number, whatever the tools inside would say to another."""
+    with ProcessPool(1) as pool, pytest.raises(TypeError, match="chunksize must be a whole number, not "):
+        pool.map(abs, [1], chunksize=value)
+
+
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
 class AsyncTool:
-    async def __call__(self) -> None: ...
+    async def __call__(self, value: int) -> int:
+        return await later(value)
 
-    async def method(self) -> None: ...
+    async def method(self, value: int) -> int:
+        return await later(value)
 
 
-async def later() -> None: ...
+async def later(value: int) -> int:
+    await asyncio.sleep(0)
+    return value * 2
+
+
+asked: list[int] = []
+
+
+async def ask_ahead(value: int) -> None:
+    asked.append(await later(value))
+
+
+def what_was_asked() -> list[int]:
+    return asked
 
 
 @pytest.mark.parametrize("function", [0, -5, None, "abs", [abs]], ids=str)
@@ -142,21 +180,35 @@ async def test_a_number_is_no_function_for_a_worker(desk):
     assert desk.pool.numbers.crashed == 0
 
 
-@pytest.mark.parametrize(
+ASYNC_FUNCTIONS = pytest.mark.parametrize(
     "function",
     [later, functools.partial(later), AsyncTool(), AsyncTool().method],
     ids=["plain", "partial", "object", "method"],
 )
-async def test_an_async_function(function):
-    """Pools refuse one, instead of making a coroutine that nobody awaits."""
+
+
+@ASYNC_FUNCTIONS
+def test_an_async_function(function):
+    """A worker runs one to its end: what it returns is the result of the call, also in a chunk of calls."""
     with ProcessPool(1) as pool:
-        for ask in (pool.submit, functools.partial(pool.map, chunksize=2)):
-            with pytest.raises(TypeError, match="is async"):
-                ask(function)
+        assert pool.submit(function, 1).result(30) == 2
+        assert pool.submit_within(30, function, 2).result(30) == 4
+        for chunksize in (1, 2):
+            assert list(pool.map(function, range(5), timeout=30, chunksize=chunksize)) == [0, 2, 4, 6, 8]
+
+
+def test_an_async_initializer():
+    """It has run to its end before the first call."""
+    with ProcessPool(1, initializer=ask_ahead, initargs=(3,)) as pool:
+        assert pool.submit(what_was_asked).result(30) == [6]
+
+
+@ASYNC_FUNCTIONS
+async def test_an_async_function_for_a_thread(function):
+    """It is refused, instead of making a coroutine that nobody awaits."""
     manager = get_executor_manager(ManagerSettings(cpu_workers=1, io_workers=1))
-    for run in (manager.run_cpu_intensive, manager.run_io_intensive):
-        with pytest.raises(TypeError, match="is async"):
-            await run(function)
+    with pytest.raises(TypeError, match=r"is async.*await it"):
+        await manager.run_io_intensive(function, 1)
     await manager.shutdown()
 
 
@@ -164,6 +216,6 @@ def test_a_limit_of_one_call():
     """It is checked like the pool's own."""
     with ProcessPool(1) as pool:
         with pytest.raises(TypeError, match="timeout_s must be a number of seconds, not '1'"):
-            pool.submit_within("1", deeds.echo, 1)  # type: ignore[arg-type]
+            pool.submit_within("1", deeds.echo, 1)  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="timeout_s must be greater than 0, not 0"):
             pool.submit_within(0, deeds.echo, 1)

@@ -202,6 +202,14 @@ def test_many_that_cannot_be_sent(pool):
     assert pool.submit(deeds.echo, 1).result(PATIENCE_S) == 1
 
 
+def test_an_initializer_that_fails_is_named():
+    """Who waits for a worker is told what its initializer raised: some messages say nothing without their class."""
+    with ProcessPool(1, initializer=deeds.fail, initargs=(KeyError, "k")) as pool:
+        future = pool.submit(abs, 1)
+    with pytest.raises(WorkerDied, match=r"a worker process could not start: KeyError: 'k' \("):
+        future.result(PATIENCE_S)
+
+
 def test_an_initializer_that_cannot_be_sent():
     """It is refused when the pool is made."""
     with pytest.raises(CannotCross, match="set_mark"):

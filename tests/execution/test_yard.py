@@ -1,6 +1,7 @@
 """In a yard a consumer moves between places by one word."""
 
 import asyncio
+import logging
 import os
 
 import pytest
@@ -34,6 +35,19 @@ async def test_the_same_code_in_every_place(consumer):
             await (await consumer.submit("a.png", quality=-1)).result(timeout_s=20)
         assert (raised.value.kind, raised.value.error_type) == (ErrorKind.RUNTIME, "ValueError")
         assert "in work" in (raised.value.traceback or "")
+
+
+@pytest.mark.spec("SCH-10", "EXE-03")
+@PLACES
+async def test_the_log_says_where_it_failed(consumer, caplog):
+    """A failed task is logged with the stack of its code, wherever that ran."""
+    async with yard:
+        handle = await consumer.submit("a.png", quality=-1)
+        with pytest.raises(TaskFailed):
+            await handle.result(timeout_s=20)
+    [entry] = [entry for entry in caplog.records if entry.getMessage().startswith("[fail]")]
+    assert entry.getMessage() == f"[fail] task {handle.uuid} from {consumer.__name__}: quality -1"
+    assert 'raise ValueError(f"quality {quality}")' in logging.Formatter().format(entry)
 
 
 async def test_processes_are_other_processes():
@@ -81,8 +95,9 @@ async def test_a_timeout_is_hard():
 
 
 @pytest.mark.spec("EXE-20")
-async def test_a_task_that_kills_its_workers_is_quarantined():
-    """After three workers it is failed, whatever its retry policy says, and the next task runs."""
+async def test_a_task_that_kills_its_workers_is_quarantined(caplog):
+    """After three workers it is failed, whatever its retry policy says, and the next task runs. Every crash is
+    logged."""
     async with yard:
         handle = await yard.submit("deadly")
         with pytest.raises(TaskFailed) as raised:
@@ -92,6 +107,8 @@ async def test_a_task_that_kills_its_workers_is_quarantined():
         assert record.crashes == 3
         assert "quarantined" in (record.note or "")
         assert isinstance(await (await where.submit()).result(timeout_s=20), int)
+    said = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("[fail]")]
+    assert said == [f"[fail] task {handle.uuid} from deadly: its worker process exited with code 1"] * 3
 
 
 async def test_a_cancel_ends_it():

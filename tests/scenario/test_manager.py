@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from taskyard import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
+from taskyard.execution.owned import ManagerOwns
 from taskyard.futures import CallTimedOut, CannotCross, WorkerDied
 from tests.execution import deeds, misdeeds
 from tests.execution.census import ended
@@ -215,14 +216,21 @@ def test_options_are_checked():
             CallOptions(**options)
 
 
-@pytest.mark.parametrize("run", ["run_cpu_intensive", "run_io_intensive"])
-async def test_async_functions_are_refused(manager, run):
-    """A call that would only make a coroutine, which nobody awaits, is refused with what to do."""
+@pytest.mark.parametrize("name", ["cpu_executor", "io_executor"])
+async def test_its_executors_are_its_own(manager, name):
+    """Nobody else can shut down an executor that all share: who tries is told, and the others go on."""
+    executor = getattr(manager, name)
+    for end in (executor.shutdown, executor.__enter__, getattr(executor, "kill_workers", executor.shutdown)):
+        with pytest.raises(ManagerOwns, match=r"await manager\.shutdown\(\)"):
+            end()
+    assert await asyncio.wrap_future(executor.submit(pow, 2, 3)) == 8
+    assert await manager.run_cpu_intensive(deeds.echo, 1) == await manager.run_io_intensive(deeds.echo, 1)
 
-    async def wait() -> None: ...
 
-    with pytest.raises(TypeError, match=r"wait.* is async.*await it"):
-        await getattr(manager, run)(wait)
+async def test_async_functions(manager):
+    """A worker process runs one to its end, with options and without."""
+    for run in (manager.run_cpu_intensive, manager.options(retries=1).run_cpu_intensive):
+        assert await run(deeds.echo_later, 7) == 7
 
 
 async def test_a_time_limit(manager):

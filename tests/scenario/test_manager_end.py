@@ -55,6 +55,16 @@ async def test_a_shutdown_returns_when_the_work_is_done(stage, caplog):
         assert await other.run_cpu_intensive(deeds.echo, 1) == 1
 
 
+@pytest.mark.spec("MGR-09")
+@pytest.mark.parametrize("timeout", ["x", None, True, -1, float("nan"), float("inf")], ids=str)
+async def test_a_timeout_that_makes_no_sense(timeout):
+    """It is refused with what is allowed, and the manager goes on."""
+    async with get_executor_manager(SMALL) as manager:
+        with pytest.raises((TypeError, ValueError), match="timeout must be "):
+            await manager.shutdown(timeout=timeout)
+        assert await manager.run_io_intensive(int) == 0
+
+
 @WAYS
 @pytest.mark.spec("MGR-09")
 async def test_a_shutdown_forces_the_rest(stage, caplog, portable):

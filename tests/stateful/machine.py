@@ -28,7 +28,19 @@ from taskyard.errors import (
     TaskyardError,
     UnknownTask,
 )
-from taskyard.model.command import Cancel, Command, Retry, SetPriority
+from taskyard.model.command import (
+    Cancel,
+    Command,
+    Hold,
+    MoveAfter,
+    MoveBefore,
+    Release,
+    Reschedule,
+    Retry,
+    SetPriority,
+    Skip,
+    StartNow,
+)
 from taskyard.model.control import (
     UNTOUCHED,
     Pause,
@@ -140,6 +152,14 @@ commands = st.one_of(
     st.builds(Cancel, st.sampled_from(["", "not needed"])),
     st.builds(Retry, to_head=st.booleans()),
     st.builds(SetPriority, st.sampled_from(Priority)),
+)
+more_commands = st.one_of(
+    st.builds(Cancel, st.sampled_from(["", "not needed"]), st.booleans()),
+    st.builds(Hold, st.sampled_from(["", "wait"])),
+    st.just(Release()),
+    st.just(Release()),
+    st.builds(Skip, st.sampled_from(["", "old"])),
+    st.builds(StartNow, st.booleans()),
 )
 settings_of_queues = st.builds(
     QueueSettings,
@@ -340,6 +360,23 @@ class StoreMachine(RuleBasedStateMachine):
             assert sorted(signaled.cancels) == sorted(asked.cancels)
             assert signaled.is_draining is asked.is_draining
 
+    @precondition(lambda self: self.uuids and self.steers)
+    @rule(handle=handles, which=st.lists(picks, min_size=1, max_size=3), command=more_commands)
+    def somebody_asks_more(self, handle: int, which: list[Pick], command: Command) -> None:
+        self.somebody_commands(handle, which, command)
+
+    @precondition(lambda self: self.uuids and self.steers)
+    @rule(handle=handles, which=picks, delay_s=st.sampled_from(DELAYS))
+    def somebody_reschedules(self, handle: int, which: Pick, delay_s: float) -> None:
+        due_at = self.clock.now() + timedelta(seconds=delay_s)
+        self.somebody_commands(handle, [which], Reschedule(due_at))
+
+    @precondition(lambda self: self.uuids and self.steers)
+    @rule(handle=handles, which=st.lists(picks, min_size=1, max_size=4), other=picks, before=st.booleans())
+    def somebody_moves(self, handle: int, which: list[Pick], other: Pick, before: bool) -> None:
+        anchor = self.task(other, Hold())
+        self.somebody_commands(handle, which, MoveBefore(anchor) if before else MoveAfter(anchor))
+
     @rule(handle=handles, node=nodes)
     def a_node_dies(self, handle: int, node: int) -> None:
         dead = self.nodes[node]
@@ -437,7 +474,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def task(self, pick: Pick, command: Command) -> str:
         """A task that the command probably fits, or any."""
-        fits = {TaskState.FAILED} if isinstance(command, Retry) else set(TaskState) - ENDED
+        fits = {Retry: {TaskState.FAILED}, Release: {TaskState.PAUSED}}.get(type(command), set(TaskState) - ENDED)
         if isinstance(command, Cancel) and pick.n % 2:
             fits = {TaskState.RUNNING}
         live = [uuid for uuid in self.uuids if uuid in self.known and self.known[uuid].state in fits]
@@ -478,6 +515,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.same(mine, theirs)
         numbers = [self.numbers[number] for number in sorted(self.numbers)]
         assert numbers == sorted(set(numbers))
+        assert in_order(two) == in_order(one)
         tally = dict(Counter((record.queue, record.state) for record in one))
         assert self.both(0, lambda store: store.count()) == (tally, tally)
         assert self.both(1, lambda store: store.count()) == (tally, tally)
@@ -489,7 +527,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert (record.state is TaskState.RUNNING) == (record.token is not None) == (record.node is not None)
             assert (record.state in ENDED) == (record.finished_at is not None)
             assert record.state not in ENDED or record.dedupe_slot is None
-            assert (record.state is TaskState.BLOCKED) == (record.waits > 0)
+            assert record.waits == 0 or record.state in {TaskState.BLOCKED, TaskState.PAUSED}
+            assert record.waits > 0 or record.state is not TaskState.BLOCKED
             if record.state in ENDED:
                 self.ends.setdefault(record.uuid, set()).add(record.state)
         self.check_parking(one)
@@ -523,7 +562,10 @@ class StoreMachine(RuleBasedStateMachine):
         order that has to agree."""
         expected = msgspec.structs.asdict(mine)
         expected["id"] = self.number(mine.id, theirs.id)
-        expected["position"] = self.number(mine.position // GAP, theirs.position // GAP) * GAP
+        if mine.position % GAP and theirs.position % GAP:
+            expected["position"] = theirs.position  # made by hand: it is the order that counts
+        else:
+            expected["position"] = self.number(mine.position // GAP, theirs.position // GAP) * GAP
         if mine.token is not None and theirs.token is not None:
             expected["token"] = self.number(mine.token, theirs.token)
         differ = {
@@ -650,6 +692,13 @@ class StoreMachine(RuleBasedStateMachine):
         if not control.is_open:
             return 0
         return self.settings(queue).concurrency if control.concurrency is None else control.concurrency
+
+
+def in_order(records: list[TaskRecord]) -> list[tuple[str, str]]:
+    """Those that have not ended, by their places in their queues, which no two share."""
+    left = [record for record in records if record.state not in ENDED]
+    assert len({(record.queue, record.position) for record in left}) == len(left)
+    return [(r.queue, r.uuid) for r in sorted(left, key=lambda r: (r.queue, r.position))]
 
 
 def by_task(events: list[Event]) -> dict[str, list[tuple[Any, ...]]]:

@@ -2,10 +2,13 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +21,6 @@ from taskyard.errors import (
     OutcomeUnknown,
     StoreBusy,
     StoreDenied,
-    StoreTooNew,
     StoreUnreachable,
     StoreUrlInvalid,
     SubmitPending,
@@ -30,14 +32,14 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Report
+from taskyard.ports.store import Report, TaskFilter
 from taskyard.settings import make_store
-from taskyard.stores.migrate import migrations
 from taskyard.stores.postgres import PostgresStore, commands, hints, within
 from taskyard.stores.postgres.lease import Pulse
-from taskyard.stores.postgres.place import COMMAND_S, Connection, connect, migrate
+from taskyard.stores.postgres.place import COMMAND_S, Connection
+from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
 from taskyard.testing.clock import ManualClock
-from taskyard.testing.postgres import Databases
+from taskyard.testing.postgres import Databases, at_database
 from taskyard.testing.samples import a_node, a_record, an_add, an_error, room
 from tests.scenario.transactions import DRIVERS
 
@@ -119,46 +121,6 @@ def empty_url(databases: Databases) -> str:
     return databases.make()
 
 
-async def test_of_many_that_migrate_at_once_one_does(empty_url):
-    """Stores that are opened at the same time on an empty database all work, and each migration is applied once."""
-    stores = [PostgresStore(empty_url, clock=SystemClock()) for _ in range(4)]
-    await asyncio.gather(*(store.open() for store in stores))
-    conn = await connect(empty_url)
-    applied = [number for (number,) in await conn.fetch("SELECT number FROM taskyard.migration ORDER BY number")]
-    await conn.close()
-    assert applied == [number for number, _ in migrations("postgres")]
-    for store in stores:
-        assert await store.count() == {}
-        await store.close()
-
-
-async def test_migrating_twice_changes_nothing(empty_url):
-    """A schema that is up to date is left as it is."""
-    conn = await connect(empty_url)
-    assert await migrate(conn, empty_url) == 0
-    assert await migrate(conn, empty_url) == migrations("postgres")[-1][0]
-    await conn.close()
-
-
-async def test_a_schema_is_looked_at_and_left_alone(empty_url):
-    """Before a migration it can be seen what it would do."""
-    store = PostgresStore(empty_url, clock=SystemClock())
-    found = await store.schema()
-    assert (found.version, len(found.pending)) == (0, len(migrations("postgres")))
-    assert await store.schema() == await store.migrate() == found
-    assert (await store.schema()).pending == ()
-
-
-async def test_a_newer_schema_is_refused(empty_url):
-    """A database that a newer version has migrated is refused with what to do, and nothing in it is changed."""
-    conn = await connect(empty_url)
-    await migrate(conn, empty_url)
-    await conn.execute("INSERT INTO taskyard.migration (number) VALUES (9999)")
-    await conn.close()
-    with pytest.raises(StoreTooNew, match=r"9999.*upgrade Taskyard"):
-        await PostgresStore(empty_url, clock=SystemClock()).open()
-
-
 async def test_an_illegal_move_is_refused_by_the_database(store, stranger):
     """The table of legal moves holds against whoever writes to the tables."""
     await store.turn(A.incarnation, adds=[an_add(a_record())])
@@ -183,18 +145,9 @@ async def test_an_unreachable_server_is_named():
 
 async def test_a_missing_database_is_named(databases):
     """Without the database the error says how to make it."""
-    url = databases.url.replace("/postgres", "/nothing_here")
+    url = at_database(databases.url, "nothing_here")
     with pytest.raises(StoreDenied, match="createdb nothing_here"):
         await PostgresStore(url, clock=SystemClock()).open()
-
-
-async def test_a_user_without_rights_is_told(stranger, empty_url):
-    """Who may not create the schema is told so."""
-    await stranger.execute(
-        "DO $$ BEGIN CREATE ROLE taskyard_guest LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
-    )
-    with pytest.raises(StoreDenied, match="permission denied"):
-        await PostgresStore(empty_url.replace("taskyard@", "taskyard_guest@"), clock=SystemClock()).open()
 
 
 def test_a_missing_driver_is_named():
@@ -231,6 +184,31 @@ async def test_what_cannot_be_stored_is_refused_alone(store, bad):
     turned = await store.turn(A.incarnation, adds=[an_add(a_record(**bad)), an_add(fine)], demand=room(5))
     assert isinstance(turned.added[0], InvalidInput)
     assert [claim.uuid for claim in turned.claims] == [fine.uuid]
+
+
+async def test_all_that_cannot_be_stored_is_refused_at_once(store):
+    """Of several adds that PostgreSQL cannot store, each is refused, and what can be stored beside them is."""
+    bad = [an_add(a_record(queue=os.urandom(4000).hex())) for _ in range(2)]
+    turned = await store.turn(A.incarnation, adds=[*bad, an_add(fine := a_record())], demand=room(5))
+    assert [type(answer) for answer in turned.added[:2]] == [InvalidInput, InvalidInput]
+    assert [claim.uuid for claim in turned.claims] == [fine.uuid]
+
+
+async def test_claims_that_are_too_large_together_are_made_one_after_the_other(store, stranger):
+    """Where the arguments of all that could be claimed are more than the server can put together, fewer are claimed."""
+    await store.turn(A.incarnation, adds=[an_add(*(a_record() for _ in range(40)))])
+    # The server's own limit is a gigabyte: this one is as real, and sooner reached.
+    await stranger.execute(
+        "CREATE FUNCTION too_much() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF (SELECT count(*) FROM changed) > 3 THEN RAISE program_limit_exceeded; END IF; RETURN NULL; END $$; "
+        "CREATE TRIGGER too_much AFTER UPDATE ON taskyard.task REFERENCING NEW TABLE AS changed "
+        "FOR EACH STATEMENT EXECUTE FUNCTION too_much()"
+    )
+    try:
+        claimed = [len((await store.turn(A.incarnation, demand=room(n))).claims) for n in (24, 40, 2)]
+    finally:
+        await stranger.execute("DROP FUNCTION too_much CASCADE")
+    assert claimed == [3, 1, 2]
 
 
 async def test_a_note_with_a_nul_is_kept_without_it(store, clock):
@@ -301,6 +279,26 @@ async def test_work_that_is_submitted_in_an_open_transaction_is_not_waited_for(s
     turned = await store.turn(A.incarnation, adds=added)
     assert isinstance(turned.added[0], list)
     assert isinstance(turned.added[1], DuplicateTask)
+
+
+async def test_a_uuid_in_an_open_transaction_is_not_waited_for(store, other, stranger):
+    """When somebody's open transaction has submitted a task with the same uuid, the turn says so of that one add, soon;
+    what else it brings is done, and nobody has to wait. When the transaction has ended, the answer is certain."""
+    held, fine, queued = a_record(uuid="mine"), [a_record() for _ in range(5)], a_record()
+    await store.turn(A.incarnation, adds=[an_add(queued)])
+    transaction = stranger.transaction()
+    await transaction.start()
+    await store.add_within(stranger, an_add(a_record(uuid="mine")))
+    adds = [*(an_add(record) for record in fine), an_add(held)]
+    async with asyncio.timeout(COMMAND_S / 2):
+        turned = await store.turn(A.incarnation, adds=adds, demand=room(1))
+        assert len((await other.turn(B.incarnation, demand=room(9))).claims) == len(fine)
+    assert isinstance(turned.added.pop(), SubmitPending)
+    assert [added.uuid for (added,) in turned.added] == [record.uuid for record in fine]
+    assert [claim.uuid for claim in turned.claims] == [queued.uuid]
+    await transaction.commit()
+    (answer,) = (await store.turn(A.incarnation, adds=[an_add(held)])).added
+    assert isinstance(answer, InvalidInput)
 
 
 @pytest.mark.spec("QUE-29")
@@ -427,6 +425,26 @@ async def test_a_run_that_reports_does_not_hold_up_its_cancel(store, clock, monk
     assert (record.cancel_asked_at, record.note) == (clock.now(), f"step {said[0]}")
 
 
+async def test_who_is_always_too_late_gives_way(store, stranger, monkeypatch):
+    """A command that others get in the way of time and again is tried again after a pause, and given up in the end."""
+    await store.turn(A.incarnation, adds=[an_add(task := a_record())])
+    read, asked = commands.read, []
+
+    async def read_before_a_change(conn: Connection, uuids: list[str]) -> Any:
+        asked.append(time.monotonic())
+        found = await read(conn, uuids)
+        await stranger.execute("UPDATE taskyard.task SET updated_at = now()")
+        return found
+
+    monkeypatch.setattr(commands, "read", read_before_a_change)
+    monkeypatch.setattr(random, "random", lambda: 1.0)
+    with pytest.raises(StoreBusy):
+        await store.apply([task.uuid], Cancel())
+    apart = [later - earlier for earlier, later in pairwise(asked)]
+    assert len(apart) == TRIES - 1
+    assert min(apart[10:]) >= PAUSE_CAP_S
+
+
 async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, stranger):
     """Whoever retries a failed task while another forgets it hears that there is no such task."""
     (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
@@ -515,6 +533,20 @@ async def test_a_node_whose_clock_is_ahead_forgets_nothing_early(store, postgres
     await ahead.close()
 
 
+async def test_the_few_that_did_not_complete_are_found_among_the_many(store, stranger, clock):
+    """Listing what failed or was canceled does not read all that was completed."""
+    await store.turn(A.incarnation, adds=[an_add(*(a_record(clock.now()) for _ in range(2000)))])
+    first, *others = (await store.turn(A.incarnation, demand=room(2000))).claims
+    moves = [(claim, Move.completed(at=clock.now(), result="1")) for claim in others]
+    await store.turn(A.incarnation, settles=[(first, Move.canceled(at=clock.now())), *moves])
+    await stranger.execute("ANALYZE taskyard.ended")
+    used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'ended_other'"
+    before = await stranger.fetchval(used)
+    assert [task.uuid for task in await store.list_tasks(TaskFilter(states=(TaskState.CANCELED,)))] == [first.uuid]
+    await store._reads.close()  # with its connections go the counts of what they read
+    await until(lambda: stranger.fetchval(f"SELECT ({used}) > $1", before))
+
+
 # --- liveness ---------------------------------------------------------------------------------------------------------
 
 
@@ -552,6 +584,20 @@ async def test_a_beat_at_the_last_moment_prevents_the_rescue(store, other, clock
     done = Move.completed(at=clock.now())
     assert (await store.turn(A.incarnation, settles=[(held, done)])).settled == [None]
     await lease.close()
+
+
+async def test_a_node_that_was_never_watched_is_not_rescued_while_it_beats(store, other, clock, stranger):
+    """Who takes a node back without having looked at it does so only if it does not beat meanwhile."""
+    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    async with stranger.transaction():
+        await stranger.execute("SELECT pg_advisory_xact_lock(1953721202, hashtext($1))", A.incarnation)
+        rescuing = asyncio.ensure_future(other.rescue(A.incarnation))
+        await until(lambda: stranger.fetchval(WAITING))
+        lease = store.lease(A.incarnation)
+        assert await lease.beat()
+        await lease.close()
+    assert await rescuing == []
+    assert await other.rescue(A.incarnation) == [held.uuid]
 
 
 def test_a_clock_that_steps_makes_nobody_dead():
@@ -641,7 +687,7 @@ async def test_after_a_loss_readers_share_what_there_is(store, stranger):
     async with asyncio.timeout(COMMAND_S):
         answers = await asyncio.gather(*(store.count() for _ in range(40)))
     assert answers == [{}] * 40
-    assert 1 <= len(store._reads._idle) <= 4
+    assert 1 <= len(store._reads._idle) < 10  # each for himself would have left all ten that are kept
 
 
 async def test_who_is_cancelled_while_others_wait_leaves_his_connection_to_them(store, stranger):
@@ -673,6 +719,21 @@ async def test_others_hear_of_a_commit(store, other, stranger, monkeypatch, list
             await stranger.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
         await store.turn(A.incarnation, adds=[an_add(a_record())])
         await heard.wait()
+
+
+async def test_others_are_told_of_what_is_left_for_them(store, clock, monkeypatch):
+    """A turn that takes all it brought tells nobody; one that takes an old task and leaves one that has become due, of
+    another source, tells the others."""
+    told: list[bool] = []
+    await store.turn(A.incarnation, adds=[an_add(a_record(source="x"), a_record(source="x", priority=2))])
+    later = clock.now() + timedelta(seconds=1)
+    await store.turn(A.incarnation, adds=[an_add(a_record(source="y", due_at=later))])
+    monkeypatch.setattr(store._hints, "tell", lambda: told.append(True))
+    await store.turn(A.incarnation, adds=[an_add(a_record(source="x", priority=0))], demand=room(1, x=1))
+    assert told == []
+    clock.advance(1)
+    assert len((await store.turn(A.incarnation, demand=room(1, x=1))).claims) == 1
+    assert told == [True]
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -324,9 +324,8 @@ async def test_events_begin_anew_after_a_restore_on_another_server(postgres_grow
 @pytest.fixture
 def clerk(databases: Databases, new_url: str) -> Iterator[str]:
     """The address of an empty database for a user who may only connect."""
-    databases.execute("CREATE ROLE taskyard_clerk LOGIN", new_url)
-    yield new_url.replace("taskyard@", "taskyard_clerk@")
-    databases.execute("DROP OWNED BY taskyard_clerk; DROP ROLE taskyard_clerk", new_url)
+    with databases.guest(new_url) as url:
+        yield url
 
 
 async def test_who_may_not_create_the_schema_is_told(clerk):

@@ -32,7 +32,7 @@ from tests.torture import (
     timeouts,
 )
 from tests.torture.figures import Figures
-from tests.torture.postgres import clients, crashes, deaths, foreign, hints, limits, outages, pauses, verdicts
+from tests.torture.postgres import clients, crashes, deaths, foreign, hints, limits, outages, pauses, verdicts, versions
 from tests.torture.zygote import Zygote
 
 
@@ -71,6 +71,7 @@ SCENARIOS: dict[str, Scenario] = {
     "pg-foreign": Scenario(foreign.run, 5_000, 50_000),
     "pg-dedupe": Scenario(clients.run_dedupe, 100, 1_000),
     "pg-limits": Scenario(limits.run, 2_000, 20_000),
+    "pg-versions": Scenario(versions.run, 1, 5),
     "simulation": Scenario(simulation.run, 20_000, 100_000),
 }
 

@@ -1,39 +1,79 @@
 """What a person asks, decided for every state."""
 
+from typing import Any
+
 import pytest
 
 from taskyard.errors import CommandRefused
-from taskyard.model.command import AskCancel, Cancel, Command, Reprioritize, Retry, SetPriority, apply_decision, decide
+from taskyard.model.command import (
+    VERBS,
+    AskCancel,
+    Asked,
+    Cancel,
+    Command,
+    Decision,
+    Hold,
+    MoveAfter,
+    MoveBefore,
+    Redate,
+    Release,
+    Reorder,
+    Reprioritize,
+    Reschedule,
+    Retry,
+    SetPriority,
+    Skip,
+    StartNow,
+    anchor_of,
+    apply_change,
+    decide,
+)
 from taskyard.model.execution import ErrorKind
+from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import Priority
-from taskyard.model.state import ENDED, TaskState
-from taskyard.testing.samples import NOON, a_record, seconds
+from taskyard.model.state import ENDED, STANDS_IN_LINE, TaskState
+from taskyard.model.task import TaskRecord
+from taskyard.testing.samples import NOON, a_record, an_error, seconds
 
 LATER = NOON + seconds(1)
+S = TaskState
 
-WAITS = {
-    TaskState.CREATED,
-    TaskState.SCHEDULED,
-    TaskState.QUEUED,
-    TaskState.BLOCKED,
-    TaskState.PAUSED,
-    TaskState.RETRYING,
-    TaskState.INTERRUPTED,
+WAITS = {S.CREATED, S.SCHEDULED, S.QUEUED, S.BLOCKED, S.PAUSED, S.RETRYING, S.INTERRUPTED}
+
+ALLOWED: dict[type[Command], set[TaskState]] = {
+    Cancel: {*WAITS, S.RUNNING},
+    Retry: {S.FAILED, S.INTERRUPTED},
+    SetPriority: WAITS,
+    Hold: {S.SCHEDULED, S.QUEUED, S.BLOCKED, S.RETRYING},
+    Release: {S.PAUSED},
+    Skip: {S.SCHEDULED, S.QUEUED, S.BLOCKED, S.PAUSED, S.RETRYING},
+    StartNow: {S.SCHEDULED, S.QUEUED, S.PAUSED, S.RETRYING},
+    MoveBefore: set(STANDS_IN_LINE),
+    MoveAfter: set(STANDS_IN_LINE),
+    Reschedule: {S.SCHEDULED, S.QUEUED, S.PAUSED, S.RETRYING},
 }
 
+COMMANDS: list[Command] = [
+    Cancel("no need"),
+    Cancel(force=True),
+    Retry(to_head=True),
+    Retry(to_head=False),
+    SetPriority(Priority.HIGH),
+    Hold("wait"),
+    Release(),
+    Skip("no need"),
+    StartNow(),
+    StartNow(urgent=True),
+    MoveBefore("other"),
+    MoveAfter("other"),
+    Reschedule(NOON),
+    Reschedule(NOON + seconds(60)),
+]
 
-def allowed(state: TaskState, command: Command) -> bool:
-    match command:
-        case Cancel():
-            return state in WAITS or state is TaskState.RUNNING
-        case Retry():
-            return state is TaskState.FAILED
-        case SetPriority():
-            return state in WAITS
 
-
-COMMANDS = [Cancel("no need"), Retry(to_head=True), Retry(to_head=False), SetPriority(Priority.HIGH)]
+def ask(record: TaskRecord, command: Command, **asked: Any) -> Decision:
+    return decide(record, Asked(command=command, **{"now": LATER, **asked}))
 
 
 @pytest.mark.spec("QUE-01")
@@ -42,18 +82,21 @@ COMMANDS = [Cancel("no need"), Retry(to_head=True), Retry(to_head=False), SetPri
 def test_every_command_is_decided_in_every_state(state: TaskState, command: Command):
     """A command either leads to a legal change, or is refused with the state it found, and deciding changes nothing."""
     record, untouched = a_record(uuid="u", state=state), a_record(uuid="u", state=state)
-    if allowed(state, command):
-        decision = decide(record, command, now=LATER)
+    anchor = a_record(uuid="other", state=S.QUEUED) if anchor_of(command) else None
+    if state in ALLOWED[type(command)]:
+        decision = ask(record, command, anchor=anchor)
         assert record == untouched
         if isinstance(decision, Move):
             apply_move(record, decision)
         else:
-            apply_decision(record, decision)
+            apply_change(record, decision)
+            assert record.state is state
         assert record.updated_at == LATER
     else:
         with pytest.raises(CommandRefused) as refused:
-            decide(record, command, now=LATER)
+            ask(record, command, anchor=anchor)
         assert (refused.value.uuid, refused.value.state) == ("u", state)
+        assert refused.value.command == VERBS[type(command)]
         assert record == untouched
 
 
@@ -61,9 +104,9 @@ def test_every_command_is_decided_in_every_state(state: TaskState, command: Comm
 @pytest.mark.parametrize("state", sorted(WAITS))
 def test_cancel_ends_what_waits(state: TaskState):
     """What has not started is canceled at once, with the reason given."""
-    decision = decide(a_record(state=state), Cancel("no need"), now=LATER)
+    decision = ask(a_record(state=state), Cancel("no need"), by="ann")
     assert isinstance(decision, Move)
-    assert (decision.state, decision.at) == (TaskState.CANCELED, LATER)
+    assert (decision.state, decision.at, decision.note) == (TaskState.CANCELED, LATER, "canceled by ann")
     assert decision.error is not None
     assert (decision.error.kind, decision.error.message) == (ErrorKind.CANCELED, "no need")
 
@@ -73,32 +116,142 @@ def test_cancel_asks_what_runs():
     """What runs is asked to stop and goes on running; asking twice keeps the time of the first."""
     record = a_record(state=TaskState.RUNNING)
     for at in (LATER, LATER + seconds(5)):
-        decision = decide(record, Cancel(), now=at)
+        decision = ask(record, Cancel(), now=at)
         assert isinstance(decision, AskCancel)
-        apply_decision(record, decision)
-    assert (record.state, record.cancel_asked_at) == (TaskState.RUNNING, LATER)
+        apply_change(record, decision)
+    assert (record.state, record.cancel_asked_at, record.cancel_forced) == (TaskState.RUNNING, LATER, False)
 
 
+@pytest.mark.spec("QUE-12")
+def test_a_cancel_by_force_warns():
+    """Force comes with a warning on the record, also when it follows a cancel that asked."""
+    record = a_record(state=TaskState.RUNNING)
+    decision = ask(record, Cancel("stuck", force=True), by="ann")
+    assert isinstance(decision, AskCancel)
+    assert decision.note == "canceled by force by ann: stuck; what it was writing may be damaged"
+    asked = ask(record, Cancel())
+    assert isinstance(asked, AskCancel)
+    for change in (asked, decision):
+        apply_change(record, change)
+    assert (record.cancel_forced, record.cancel_asked_at) == (True, LATER)
+
+
+@pytest.mark.spec("QUE-15")
 @pytest.mark.parametrize("to_head", [True, False])
 def test_retry_queues_a_failed_task_where_asked(to_head: bool):
     """A failed task goes back to its queue, at the head or at the tail as asked."""
-    decision = decide(a_record(state=TaskState.FAILED), Retry(to_head=to_head), now=LATER)
+    decision = ask(a_record(state=TaskState.FAILED), Retry(to_head=to_head))
     assert isinstance(decision, Move)
     assert (decision.state, decision.to_head) == (TaskState.QUEUED, to_head)
 
 
-@pytest.mark.parametrize("state", [state for state in TaskState if state is not TaskState.FAILED])
+@pytest.mark.spec("QUE-15")
+@pytest.mark.parametrize("state", sorted(set(TaskState) - ALLOWED[Retry]))
 def test_a_refused_retry_says_what_to_do(state: TaskState):
     """A retry that does not fit says whether to wait or to submit anew."""
     with pytest.raises(CommandRefused, match="submit a new one" if state in ENDED else "not ended yet"):
-        decide(a_record(state=state), Retry(), now=LATER)
+        ask(a_record(state=state), Retry())
 
 
 @pytest.mark.spec("QUE-05")
 def test_set_priority_changes_only_the_priority():
     """Changing the priority of a waiting task leaves its state as it is."""
     record = a_record(state=TaskState.QUEUED)
-    decision = decide(record, SetPriority(Priority.LOW), now=LATER)
+    decision = ask(record, SetPriority(Priority.LOW))
     assert isinstance(decision, Reprioritize)
-    apply_decision(record, decision)
+    apply_change(record, decision)
     assert (record.state, record.priority) == (TaskState.QUEUED, Priority.LOW)
+
+
+@pytest.mark.spec("QUE-17")
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({}, S.QUEUED),
+        ({"due_at": NOON + seconds(60)}, S.SCHEDULED),
+        ({"due_at": NOON + seconds(60), "retries": 1, "error": an_error()}, S.RETRYING),
+        ({"retries": 1, "error": an_error()}, S.QUEUED),
+    ],
+)
+def test_a_task_is_released_to_where_it_belongs(fields: dict[str, Any], state: TaskState):
+    """By its due time: it waits on for that, for its retry, or stands in line again."""
+    decision = ask(a_record(state=S.PAUSED, **fields), Release())
+    assert isinstance(decision, Move)
+    assert (decision.state, decision.to_head) == (state, False)
+
+
+@pytest.mark.spec("QUE-17")
+def test_a_running_task_is_never_held():
+    """It is refused, and said why."""
+    with pytest.raises(CommandRefused, match="a running task is never held"):
+        ask(a_record(state=S.RUNNING), Hold())
+
+
+@pytest.mark.spec("QUE-06")
+@pytest.mark.parametrize("state", [S.SCHEDULED, S.PAUSED, S.RETRYING])
+def test_what_waits_for_its_time_starts_now(state: TaskState):
+    """It is due now, at the head, and of the priority that was asked for."""
+    decision = ask(a_record(state=state, due_at=NOON + seconds(60)), StartNow(urgent=True))
+    assert isinstance(decision, Move)
+    assert (decision.state, decision.due_at, decision.to_head, decision.priority) == (S.QUEUED, LATER, True, 0)
+
+
+@pytest.mark.spec("QUE-07")
+@pytest.mark.parametrize(
+    ("order", "other", "fits"),
+    [
+        (QueueOrder.PRIORITY, {}, True),
+        (QueueOrder.PRIORITY, {"queue": "cpu"}, False),
+        (QueueOrder.PRIORITY, {"priority": 0}, False),
+        (QueueOrder.PRIORITY, {"bucket": "x"}, True),
+        (QueueOrder.FIFO, {"priority": 0, "bucket": "x"}, True),
+        (QueueOrder.FIFO, {"queue": "cpu"}, False),
+        (QueueOrder.BUCKETS, {"priority": 0}, True),
+        (QueueOrder.BUCKETS, {"bucket": "x"}, False),
+        (QueueOrder.PRIORITY, {"state": S.RUNNING}, False),
+        (QueueOrder.PRIORITY, {"uuid": "u"}, False),
+        (QueueOrder.PRIORITY, None, False),
+    ],
+)
+def test_a_task_is_moved_among_those_it_stands_with(order: QueueOrder, other: dict[str, Any] | None, fits: bool):
+    """Beside another one in line, of its queue, and of its priority or bucket where that counts; not beside itself."""
+    record = a_record(uuid="u", state=S.QUEUED)
+    anchor = None if other is None else a_record(**{"uuid": "v", "state": S.PAUSED, "position": 7, **other})
+    if fits:
+        assert ask(record, MoveBefore("v"), order=order, anchor=anchor) == Reorder(LATER, 1, 7, True)
+        assert ask(record, MoveAfter("v"), order=order, anchor=anchor) == Reorder(LATER, 1, 7, False)
+    else:
+        with pytest.raises(CommandRefused):
+            ask(record, MoveBefore("v"), order=order, anchor=anchor)
+
+
+@pytest.mark.parametrize(
+    ("state", "due_s", "expected"),
+    [(S.QUEUED, 60, S.SCHEDULED), (S.QUEUED, 0, None), (S.SCHEDULED, 60, None), (S.RETRYING, 0, None)],
+)
+def test_a_task_is_rescheduled_either_way(state: TaskState, due_s: float, expected: TaskState | None):
+    """What stands in line goes out of it until then; what waits for a time waits for the new one."""
+    due_at = NOON + seconds(due_s)
+    decision = ask(a_record(state=state), Reschedule(due_at))
+    if expected is None:
+        assert decision == Redate(LATER, due_at)
+    else:
+        assert isinstance(decision, Move)
+        assert (decision.state, decision.due_at) == (expected, due_at)
+
+
+@pytest.mark.parametrize(
+    ("command", "state", "note"),
+    [
+        (Hold("cold"), S.QUEUED, "held by ann: cold"),
+        (Release(), S.PAUSED, "released by ann"),
+        (Skip(), S.QUEUED, "skipped by ann"),
+        (Retry(), S.FAILED, "sent again by ann"),
+        (StartNow(), S.SCHEDULED, "started by ann"),
+    ],
+)
+def test_who_asked_is_noted(command: Command, state: TaskState, note: str):
+    """The note of a move by a person says who, and why if that was said."""
+    decision = ask(a_record(state=state), command, by="ann")
+    assert isinstance(decision, Move)
+    assert decision.note == note

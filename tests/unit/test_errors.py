@@ -10,6 +10,7 @@ import taskyard
 import taskyard.futures
 from taskyard import errors
 from taskyard.execution import forks, raising
+from taskyard.execution.owned import ManagerOwns
 from taskyard.manager import ManagerClosed
 
 EXAMPLES = [
@@ -81,6 +82,7 @@ EXAMPLES = [
     raising.RemoteTraceback("line 1"),
     raising.WorkerDied("work", "it was ended by SIGSEGV (11)"),
     ManagerClosed(),
+    ManagerOwns(),
 ]
 
 

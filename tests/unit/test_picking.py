@@ -34,7 +34,7 @@ class ListFeed:
         if not self._tasks:
             return None
         task = self._tasks[-1]
-        return Head(task.priority, task.n, task.source, task.due_at, task.can_start)
+        return Head(task.priority, task.n, task.n, task.source, task.due_at, task.can_start)
 
     def take(self) -> Waiting:
         return self._tasks.pop()

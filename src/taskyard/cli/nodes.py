@@ -80,7 +80,7 @@ def node_document(status: NodeStatus, dead: Collection[str]) -> dict[str, Any]:
         "sources": node.sources,
         "running": status.running,
         "draining": status.is_draining,
-        "alive": node.incarnation not in dead,
+        "alive": not status.is_silent and node.incarnation not in dead,
         "beat_at": status.beat_at,
         "started_at": node.started_at,
     }
@@ -121,6 +121,8 @@ def _table(nodes: Sequence[NodeStatus], dead: Collection[str], width: int, now: 
 def _state(status: NodeStatus, dead: Collection[str]) -> Text:
     if status.node.incarnation in dead:
         return Text("✘ dead", "bold red")
+    if status.is_silent:
+        return Text("✘ silent", "bold red")
     if status.is_draining:
         return Text("‖ draining" if status.running else "‖ drained", "magenta")
     return Text("● alive", "green")

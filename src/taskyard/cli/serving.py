@@ -152,7 +152,7 @@ async def _stop(yard: Yard, service: Service, stop: Stop, tell: Callable[[str, s
         _exit_over_it()
     await stopping
     if engine.running:
-        tell("stopped", f"{_unstoppable(engine.running)}; the end of this process frees what is held")
+        tell("stopped", f"{_unstoppable(engine.running)}; another worker will take over")
         _exit_over_it()
     if not engine.is_recorded:
         tell("stopped", "not everything that ended is recorded; see the lines above, and `taskyard doctor`")
@@ -166,8 +166,8 @@ def _unstoppable(running: int) -> str:
 
 
 def _exit_over_it() -> NoReturn:
-    """The end of the process frees its claims. Any other end would be held up by a thread in it, or by code that
-    swallows its cancellation."""
+    """The end of the process frees its claims: on a file at once, on PostgreSQL when its lease has passed. Any other
+    end would be held up by a thread in it, or by code that swallows its cancellation."""
     sys.stdout.flush()
     os._exit(REFUSED)
 

@@ -154,7 +154,7 @@ async def opened(yard: Yard, *, makes: bool = False) -> AsyncIterator[Yard]:
         raise NotShared
     refuse_held(yard)
     if not makes:
-        await _refuse_unmade(yard)
+        await patiently(yard, _refuse_unmade(yard))
     client = yard.client()
     await patiently(yard, client.__aenter__())
     try:
@@ -184,13 +184,15 @@ async def patiently(yard: Yard, opening: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(opening)
     done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
     if not done:
-        complain("note", f"still waiting for the store: {_whom(store_path(yard))} is writing to it")
+        path = store_path(yard)
+        why = "it has not answered yet" if path is None else f"{_whom(path)} is writing to it"
+        complain("note", f"still waiting for the store: {why}")
     return await task
 
 
-def _whom(path: Path | None) -> str:
+def _whom(path: Path) -> str:
     for find in (find_turn_holder, find_sqlite_writer):
-        holder = find(path) if path is not None else None
+        holder = find(path)
         if holder is not None and holder.pid != os.getpid():
             return f"process {holder.pid} ({cut(holder.command, 60)})"
     return "another program"

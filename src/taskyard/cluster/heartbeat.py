@@ -31,6 +31,9 @@ CLOSE_S = 1.0
 END_S = 2.0
 """How long the end of a node waits for its thread, which may be stuck in a connection."""
 
+LOOK_S = 1.0
+"""So soon after the machine was suspended, at the latest, it is looked whether the lease has passed meanwhile."""
+
 FRAMES = 40
 """Of each thread, the innermost, when a loop that hangs is shown."""
 
@@ -80,7 +83,7 @@ class Heartbeat:
             return await self._beat(now, step.until_mono)
         if step.act is Act.STALLED:
             self._show_stall(now - self.ticked_mono)
-        await self._clock.wait(asyncio.Event(), step.until_mono)
+        await self._clock.wait(asyncio.Event(), min(step.until_mono, now + LOOK_S))
         return None
 
     async def _beat(self, sent_mono: float, until_mono: float) -> str | None:
@@ -201,7 +204,8 @@ class InThread:
         with contextlib.suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._beating.cancel)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), END_S)
+            async with asyncio.timeout(END_S):
+                await self._over.wait()
             self._thread.join()
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from taskyard.cluster.heartbeat import Beating, Heartbeat, InThread
 from taskyard.cluster.pulse import TRUSTED
 from taskyard.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from taskyard.ports.clock import Clock
+from taskyard.ports.clock import Clock, SharedClock, suspended_s
 from taskyard.ports.store import Lease, LeasedStore, Node, Store
 
 log = logging.getLogger("taskyard")
@@ -31,11 +31,13 @@ REJOIN_FIRST_S, REJOIN_CAP_S = 0.5, 1.0
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
     """`stall_s`: a node whose event loop has not run for so long leaves its tasks to others. `beating` says where its
-    heartbeat runs, `new_incarnation` names the node: no two that ever join one store may have the same."""
+    heartbeat runs, `new_incarnation` names the node: no two that ever join one store may have the same. `suspended_s`
+    says how long the machine has been suspended so far."""
 
     stall_s: float = STALL_S
     beating: Callable[[Heartbeat], Beating] = InThread
     new_incarnation: Callable[[], str] = lambda: uuids.uuid4().hex
+    suspended_s: Callable[[], float] = suspended_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class Membership:
         is_draining: Callable[[], bool],
         settings: LeaseSettings,
     ) -> None:
-        self._store, self._clock, self._settings = store, clock, settings
+        self._store, self._settings = store, settings
+        self._clock = SharedClock(clock, settings.suspended_s)
         self._describe, self._is_draining = describe, is_draining
         self._hooks: Hooks
         self.incarnation = settings.new_incarnation()

@@ -4,7 +4,6 @@ by a process that others need as well. Raises `TypeError` and `ValueError`, as `
 from __future__ import annotations
 
 import inspect
-from types import FunctionType
 from typing import Any
 
 from taskyard.errors import quote
@@ -55,15 +54,16 @@ def check_environ(name: str, value: Any) -> None:
 
 
 def check_function(function: Any) -> None:
-    """One that a worker, or a thread, can call and have the answer. Made short for plain functions: every call asks."""
-    if type(function) is FunctionType:
-        is_async = function.__code__.co_flags & inspect.CO_COROUTINE
-    elif not callable(function):
+    """One that a worker can call: a number would be taken for one that it knows already."""
+    if not callable(function):
         raise TypeError(f"a pool calls functions, not {quote(function)}")
-    else:
-        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    if is_async:
+
+
+def check_plain_function(function: Any) -> None:
+    """One that a thread can call and have the answer. An async one has its place on the caller's event loop."""
+    check_function(function)
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         raise TypeError(
-            f"{quote(function)} is async, and would only make a coroutine, which nobody runs; await it where the event "
-            f"loop is, or give the pool a plain function"
+            f"{quote(function)} is async, and a thread would only make a coroutine of it, which nobody runs; await it "
+            f"where the event loop is, or use a plain function"
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from taskyard.execution.calls import key_of
+from taskyard.execution.code_loop import finish
 
 
 class Chunk:
@@ -19,4 +20,4 @@ class Chunk:
         return Chunk, (self.function,)
 
     def __call__(self, rows: tuple[tuple[Any, ...], ...]) -> list[Any]:
-        return [self.function(*row) for row in rows]
+        return [finish(self.function(*row)) for row in rows]

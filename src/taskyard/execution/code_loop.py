@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
+from types import CoroutineType
 from typing import Any
 
 log = logging.getLogger("taskyard")
@@ -102,6 +103,11 @@ def loop_here() -> CodeLoop:
     if found is None:
         found = _here.loop = CodeLoop()
     return found
+
+
+def finish(value: Any, *, during: During = nullcontext) -> Any:
+    """The value; if it is a coroutine, what that returns when it has been run here."""
+    return loop_here().run(value, during=during) if type(value) is CoroutineType else value
 
 
 def find_loop_here() -> CodeLoop | None:

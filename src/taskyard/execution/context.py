@@ -60,6 +60,7 @@ class RunContext:
     cancel_asked = stop_asked = expired = abandoned = ended = is_waiting = False
     stop_note = "its node was stopped"
     interrupt: Callable[[], object] | None = None
+    kill: Callable[[], object] | None = None
     raised: BaseException | None = None
     task: asyncio.Task[None] | None = None
     grace: asyncio.TimerHandle | None = None
@@ -166,6 +167,12 @@ class RunContext:
             self.cancel_asked = True
             self._interrupt()
 
+    def force_cancel(self) -> None:
+        """Somebody wants this run to end without being asked. What cannot be killed is asked all the same."""
+        if self.kill is not None:
+            self.cancel_asked = True
+            self.kill()
+
     def ask_stop(self, why: str | None = None) -> None:
         """The node is stopping and has waited long enough, or may not go on."""
         if not self.stop_asked:
@@ -182,7 +189,7 @@ class RunContext:
             self._meter.finish()
         self.ended = True
         # A circle (run, asyncio task, its context variables, run) that would have to wait for the garbage collector.
-        self.task = self.interrupt = self.raised = None
+        self.task = self.interrupt = self.kill = self.raised = None
         if self.grace is not None:
             self.grace.cancel()
 

@@ -8,7 +8,7 @@ import traceback
 
 import msgspec
 
-from taskyard.errors import Cancel, RetryLater, StoredArgumentsInvalid
+from taskyard.errors import Cancel, RetryLater, StoredArgumentsInvalid, TaskyardError
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 
 MESSAGE_CHARS = 4_000
@@ -85,6 +85,13 @@ def failed(error: ExecutionError) -> ExecutionResult:
 def type_names(cls: type[BaseException]) -> tuple[str, ...]:
     """The class and its bases by name, nearest first, without those that every exception has."""
     return tuple(base.__name__ for base in cls.__mro__ if base not in _TOO_GENERAL) or (cls.__name__,)
+
+
+def in_words(exc: BaseException) -> str:
+    """Its message after the name of its class, to end a sentence with: `KeyError: 'k'`. Ours say all in theirs."""
+    message = _message(exc)
+    name = type(exc).__name__
+    return message if isinstance(exc, TaskyardError) or message == name else f"{name}: {message}"
 
 
 def _message(exc: BaseException) -> str:

@@ -7,13 +7,14 @@ fails one call and not the pool, and a call can have a time limit that really en
 from __future__ import annotations
 
 import itertools
+import operator
 import pickle
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from multiprocessing.context import BaseContext
 from types import TracebackType
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from taskyard.errors import quote
 from taskyard.execution.checks import check_flag, check_function, check_seconds, check_whole
@@ -26,6 +27,9 @@ from taskyard.execution.raising import CannotCross, name_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+Async = Callable[P, Coroutine[Any, Any, T]]
+"""An async function; what it returns is what its caller gets."""
 
 
 class PoolOptions(TypedDict, total=False):
@@ -43,9 +47,10 @@ class PoolOptions(TypedDict, total=False):
 
 class ProcessPool(Executor):
     """`max_workers`: by default the usable cores less one. `initializer(*initargs)` is called in every worker before
-    its first call. `mp_context`: "spawn" starts a fresh interpreter for each worker, "forkserver" is what is done
-    on Linux anyway, "fork" is refused. `timeout_s`: the longest a call may run; then it and everything it started is
-    ended. `portable` uses nothing that only Linux has. Its thread and workers start with the first submit."""
+    its first call. `mp_context`: "spawn" is `portable`, "forkserver" is what is done on Linux anyway, "fork" is
+    refused. `timeout_s`: the longest a call may run; then it and everything it started is ended. `portable` uses
+    nothing that only Linux has: each worker is a fresh interpreter, and what its code puts into a session of its own is
+    out of reach. Its thread and workers start with the first submit."""
 
     def __init__(
         self,
@@ -76,13 +81,30 @@ class ProcessPool(Executor):
         """Where other libraries look for it."""
         return self.max_workers
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
-        """Call `fn` in a worker process. Functions of a script's `__main__` work; lambdas and nested ones do not."""
+    @overload
+    def submit(self, fn: Async[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
+
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
+
+    def submit(self, fn: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[Any]:
+        """Call `fn` in a worker process. Functions of a script's `__main__` work; lambdas and nested ones do not. An
+        async one is run to its end there."""
         return self._submit(self._timeout_s, fn, args, kwargs)
 
+    @overload
+    def submit_within(
+        self, timeout_s: float | None, fn: Async[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> CallFuture[T]: ...
+
+    @overload
     def submit_within(
         self, timeout_s: float | None, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> CallFuture[T]:
+    ) -> CallFuture[T]: ...
+
+    def submit_within(
+        self, timeout_s: float | None, fn: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> CallFuture[Any]:
         """As `submit`, with a time limit of its own."""
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
@@ -96,11 +118,25 @@ class ProcessPool(Executor):
         self._loop.submit(Work(future, fn, args, kwargs, timeout_s))
         return future
 
+    @overload
+    def map(
+        self, fn: Async[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]: ...
+
+    @overload
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
-    ) -> Iterator[T]:
+    ) -> Iterator[T]: ...
+
+    def map(
+        self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[Any]:
         """As the standard library's: all is submitted now, results come in order, and giving up the iterator cancels
         what has not begun. A chunk is one call: `timeout_s` is for all of it."""
+        try:
+            chunksize = operator.index(chunksize)
+        except TypeError:
+            raise TypeError(f"chunksize must be a whole number, not {quote(chunksize)}") from None
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if chunksize == 1:

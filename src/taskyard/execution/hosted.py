@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.explain import UNRETURNED, explain, fault
+from taskyard.execution.explain import UNRETURNED, explain, fault, in_words
 from taskyard.execution.relay import relay
 from taskyard.execution.shared import Lender
 from taskyard.execution.starting import WorkerHandle
@@ -312,7 +312,7 @@ class HostedWorker:
             value = frame.load()
         except BaseException as exc:  # its code is anybody's, and may even call `sys.exit`
             error = explain(exc)
-            message = f"its result could not be read back from the worker process: {error.message}"
+            message = f"its result could not be read back from the worker process: {in_words(exc)}"
             details = {UNRETURNED: True}
             error = ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=error.types, details=details)
             return self._failed(frame, error)

@@ -84,13 +84,16 @@ class ThreadPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._close(wait=wait, cancel=cancel_futures)
+
+    def _close(self, *, wait: bool, cancel: bool = False) -> None:
         if self._home.is_elsewhere:
             return  # its threads are the parent's
         self._home.claim()
         with self._news:
             self._is_closed = True
-            given_up = [future for future, *_ in self._jobs] if cancel_futures else []
-            if cancel_futures:
+            given_up = [future for future, *_ in self._jobs] if cancel else []
+            if cancel:
                 self._jobs.clear()
             threads = list(self._threads)
             self._news.notify_all()
@@ -106,7 +109,7 @@ class ThreadPool(Executor):
         """Take nothing new, cancel what waits, and do not wait for what runs, not even at the interpreter's end; how
         much that is."""
         _OPEN.discard(self)
-        self.shutdown(wait=False, cancel_futures=True)
+        self._close(wait=False, cancel=True)
         return self._active
 
     def _start_thread(self) -> None:
@@ -161,4 +164,4 @@ _OPEN: set[ThreadPool] = set()
 def _finish_all() -> None:
     """What was submitted is done before the interpreter ends."""
     for pool in list(_OPEN):
-        pool.shutdown()
+        pool._close(wait=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from taskyard.errors import InvalidInput, quote
 from taskyard.execution.asking import AlgorithmCaller, algorithm_name
 from taskyard.execution.explain import explain, refused, rejected
 from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
@@ -61,6 +62,8 @@ class MockExecutor(NoopExecutor):
         now: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(now=now)
+        if not isinstance(results, Mapping | None):
+            raise InvalidInput(f"results must be a dict of answers by the name of the algorithm, not {quote(results)}")
         self.results = dict(results or {})
         self.requests: list[ExecutionRequest] = []
         self._otherwise = otherwise

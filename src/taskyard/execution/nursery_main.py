@@ -243,7 +243,8 @@ def preload(module: str) -> None:
 
 def main(host_fd: int, host_pid: int) -> NoReturn:
     try:
-        _live(socket.socket(fileno=host_fd), host_pid)
+        with socket.socket(fileno=host_fd) as host:
+            _live(host, host_pid)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -273,7 +273,7 @@ class WorkerPool:
         self._failed_starts += 1
         self._failed_up_to = self._starts
         if self._failed_starts >= tries and self._waiting and not self._count_alive():
-            self._waiting.popleft().fail(error)
+            self._waiting.popleft().fail(_counted(error, self._failed_starts))
 
     def _start_later(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._retry is None:
@@ -414,3 +414,10 @@ class WorkerPool:
     def _kill(self, worker: HostedWorker, call: PendingCall) -> None:
         call.verdict = canceled("it did not end when asked or terminated, and was killed")
         worker.kill()
+
+
+def _counted(error: ExecutionError, starts: int) -> ExecutionError:
+    """Who waits has waited for all of them: a `load_s` passes once for each."""
+    if starts == 1:
+        return error
+    return msgspec.structs.replace(error, message=f"{error.message} ({starts} starts in a row have failed)")

@@ -83,6 +83,7 @@ async def submit_to(pool: WorkerPool, request: ExecutionRequest) -> ExecutionRes
     )
     if run is not None:
         run.interrupt = lambda: pool.interrupt(call)
+        run.kill = lambda: pool.end_now(call, "it was canceled by force")
     future = pool.submit(call)
     try:
         return await future

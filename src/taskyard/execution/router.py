@@ -10,8 +10,8 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from taskyard.execution.mock import MockExecutor, NoopExecutor
 from taskyard.execution.policy import ExecutionPolicy
 from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.thread import ThreadExecutor
+from taskyard.execution.warming import warm_up_all
 from taskyard.model.algorithm import AlgorithmSpec, Incident, IncidentKind, choose_place
 from taskyard.model.execution import (
     INLINE,
@@ -43,13 +44,18 @@ from taskyard.model.execution import (
     ExecutionResult,
     Progress,
 )
-from taskyard.model.given import check_name, check_timeout
+from taskyard.model.given import check_name, check_timeout, check_wait
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.store import Report
 
 log = logging.getLogger("taskyard")
+
+T = TypeVar("T")
+
+UNWIND_S = 2.0
+"""How long interrupted runs get to clean up when a shutdown has run out of grace."""
 
 INCIDENTS = {ErrorKind.TIMEOUT: IncidentKind.TIMEOUT, ErrorKind.SYSTEM: IncidentKind.CRASH}
 
@@ -100,7 +106,7 @@ class ExecutionDispatcher(AlgorithmCaller):
         self._clock = clock or SystemClock()
         self._desks: dict[str, Desk] = {}
         self._live: set[RunContext] = set()
-        self._going_on: set[asyncio.Task[ExecutionResult]] = set()
+        self._going_on: set[asyncio.Task[Any]] = set()
         self._tokens = itertools.count(1)
         self._is_closed = False
         if place is not None:
@@ -161,9 +167,8 @@ class ExecutionDispatcher(AlgorithmCaller):
 
     async def start(self) -> None:
         """Start every executor, or none."""
-        for desk in self._desks.values():
-            if desk.executor.abilities.runs_code:
-                desk.installed.warm_up()
+        cold = [desk.installed.warm_up for desk in self._desks.values() if desk.executor.abilities.runs_code]
+        await warm_up_all(cold)
         async with contextlib.AsyncExitStack() as started:
             for executor in self._executors.values():
                 await executor.start()
@@ -171,17 +176,60 @@ class ExecutionDispatcher(AlgorithmCaller):
             started.pop_all()
         self._is_closed = False
 
-    async def shutdown(self, *, wait: bool = True) -> None:
-        """All executors and algorithms are shut down, also if some of it fails; then that is raised."""
+    async def shutdown(self, *, wait: bool = True, grace_s: float | None = None) -> None:
+        """All executors and algorithms are shut down, also if some of it fails; then that is raised. What waits is
+        answered `rejected`. With `wait`, until what runs has ended; after `grace_s` it is interrupted, and answered
+        `canceled`. A thread that goes on even then is left behind."""
+        grace_s = check_wait("grace_s", grace_s)
         self._is_closed = True
+        if wait and grace_s is not None:
+            await self._end_within(grace_s)
+        else:
+            await self._end(wait=wait)
+
+    async def _end_within(self, grace_s: float) -> None:
+        ending = asyncio.get_running_loop().create_task(self._end(wait=True))
+        try:
+            await self._watch(ending, grace_s)
+            for run in [] if ending.done() else list(self._live):
+                run.ask_stop()
+                run.cancel_asked = True  # so it is answered; but the grace of a cancel it has had already
+            await self._watch(ending, UNWIND_S)
+            if ending.done():
+                await ending
+                return
+        finally:
+            ending.cancel()
+        log.warning("what still runs %g s after it was interrupted is left behind", UNWIND_S)
+        _ = self._go_on(self._close_algorithms())
+
+    async def _watch(self, ending: asyncio.Task[None], within_s: float) -> None:
+        wake = asyncio.Event()
+        ending.add_done_callback(lambda _: wake.set())
+        await self._clock.wait(wake, self._clock.monotonic() + within_s)
+
+    async def _end(self, *, wait: bool) -> None:
         endings = [executor.shutdown(wait=wait) for executor in self._executors.values()]
         failures = [end for end in await asyncio.gather(*endings, return_exceptions=True) if end is not None]
-        for desk in self._desks.values():
-            await desk.installed.close()
+        if wait:
+            await self._close_algorithms()
+        else:
+            _ = self._go_on(self._close_algorithms())
         if len(failures) > 1:
             raise BaseExceptionGroup("executors could not be shut down", failures)
         if failures:
             raise failures[0]
+
+    async def _close_algorithms(self) -> None:
+        for desk in self._desks.values():
+            await desk.installed.close()
+
+    def _go_on(self, what: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Have it run to its end, whoever waits for it."""
+        task = asyncio.get_running_loop().create_task(what)
+        self._going_on.add(task)
+        task.add_done_callback(self._going_on.discard)
+        return task
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -326,9 +374,7 @@ class ExecutionDispatcher(AlgorithmCaller):
         async def ask() -> ExecutionResult:
             return await desk.executor.submit(request)
 
-        going_on = asyncio.get_running_loop().create_task(ask())
-        self._going_on.add(going_on)
-        going_on.add_done_callback(self._going_on.discard)
+        going_on = self._go_on(ask())
         going_on.add_done_callback(lambda _: desk.gate.leave())
         try:
             return await asyncio.shield(going_on)

@@ -15,6 +15,7 @@ from taskyard.errors import NotJson, PayloadTooLarge, StoreError
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.explain import canceled, explain, refused
 from taskyard.execution.idle import Idle
+from taskyard.execution.raising import RemoteTraceback
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.model.limits import QueueSettings, tighter
 from taskyard.model.move import Move
@@ -207,12 +208,15 @@ class Runner:
 
     # --- ending runs early --------------------------------------------------------------------------------------------
 
-    def cancel(self, uuid: str) -> bool:
-        """Ask the run of this task to end; whether there is one here. Of two, the later counts: the other is stale."""
+    def cancel(self, uuid: str, *, force: bool = False) -> bool:
+        """Ask the run of this task to end, or kill it; whether there is one here. Of two, the later counts: the other
+        is stale."""
         run = next((run for run in reversed(self._live.values()) if run.uuid == uuid), None)
         if run is None or run.ended:
             return False
-        if not run.cancel_asked:
+        if force:
+            run.force_cancel()
+        if not run.cancel_asked or (force and run.grace is None):
             run.ask_cancel()
             loop = asyncio.get_running_loop()
             run.grace = loop.call_later(self._settings.cancel_grace_s, self._still_running, run)
@@ -272,9 +276,11 @@ def _log_failure(run: RunContext, result: ExecutionResult) -> None:
     if error is None or run.cancel_asked or error.type == "RetryLater":
         return
     text = "[fail] task %s from %s: %s"
-    if error.kind is ErrorKind.RUNTIME or (error.kind is ErrorKind.VALIDATION and run.raised is not None):
-        log.error(text, run.uuid, run.source, error.message, exc_info=run.raised, extra=_about(run))
-    elif error.kind is ErrorKind.TIMEOUT:
+    if error.kind is ErrorKind.RUNTIME or (error.kind is ErrorKind.VALIDATION and error.traceback):
+        # What was raised in a worker process stayed there; its traceback has come back as text.
+        raised = run.raised or (RemoteTraceback(error.traceback) if error.traceback else None)
+        log.error(text, run.uuid, run.source, error.message, exc_info=raised, extra=_about(run))
+    elif error.kind in (ErrorKind.TIMEOUT, ErrorKind.SYSTEM):
         log.warning(text, run.uuid, run.source, error.message, extra=_about(run))
 
 

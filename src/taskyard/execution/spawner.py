@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from taskyard.execution.boot import start_interpreter, take_signals
+from taskyard.execution.starting import LOST
 
 HAS_WAITID = hasattr(os, "waitid")
 """Not on macOS before Python 3.13: what a worker leaves in its group is not killed there when it ends by itself."""
@@ -32,10 +33,8 @@ class SpawnedWorker:
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[int], None]) -> None:
         def wait() -> None:
-            code = self._bury()
+            status = self._bury()
             self._lifeline.close()
-            # As `waitpid` has it: what a signal did in the low byte, an exit code above it.
-            status = -code if code < 0 else code << 8
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
                 loop.call_soon_threadsafe(on_gone, status)
 
@@ -55,20 +54,30 @@ class SpawnedWorker:
         self._signal(signal.SIGKILL)
 
     def _bury(self) -> int:
-        """Wait for its end and kill the rest of its group; its exit code. Until `wait` has returned, its number is no
+        """Wait for its end and kill the rest of its group; its wait status. Until `wait` has returned, its number is no
         other's, and may be signalled."""
         if not HAS_WAITID:
-            return self._process.wait()
-        with contextlib.suppress(ChildProcessError):  # the host ignores SIGCHLD: nothing is left of it
+            return _to_status(self._process.wait())
+        try:
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # the host ignores SIGCHLD: nothing is left of it, and `wait` would say 0
+            is_lost = True
+        else:
+            is_lost = False
             self._signal(signal.SIGKILL)
         with self._lock:
-            return self._process.wait()
+            code = self._process.wait()
+        return LOST if is_lost else _to_status(code)
 
     def _signal(self, signum: signal.Signals) -> None:
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if self._process.returncode is None:
                 os.killpg(self._process.pid, signum)
+
+
+def _to_status(code: int) -> int:
+    """As `waitpid` has it: what a signal did in the low byte, an exit code above it."""
+    return -code if code < 0 else code << 8
 
 
 class Spawner:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 LOST = -1
-"""The status of a worker whose end nobody saw: its keeper was killed, or there was no process for one of them."""
+"""The status of a worker whose end nobody saw: its keeper was killed, there was no process for one of them, or the host
+ignores SIGCHLD."""
 
 
 def ended(status: int) -> str:

@@ -23,16 +23,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from time import time
-from types import CoroutineType
 from typing import Any
 
 import msgspec
 
 from taskyard.errors import NoScript
 from taskyard.execution.channel import Channel
-from taskyard.execution.code_loop import close_loop_here, loop_here
+from taskyard.execution.code_loop import close_loop_here, finish
 from taskyard.execution.context import CURRENT
-from taskyard.execution.explain import UNLOADED, UNRETURNED, canceled, explain, with_exception
+from taskyard.execution.explain import UNLOADED, UNRETURNED, canceled, explain, in_words, with_exception
 from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.said import fields_of
 from taskyard.execution.scene import Scene, Setting, WorkerSettings, enter, load_main
@@ -145,8 +144,7 @@ class Worker:
             CURRENT.reset(mark)
 
     def _finish(self, value: Any) -> Any:
-        """The value; if it is a coroutine, what that returns."""
-        return loop_here().run(value, during=self._steered) if type(value) is CoroutineType else value
+        return finish(value, during=self._steered)
 
     @contextlib.contextmanager
     def _steered(self, task: asyncio.Task[Any]) -> Iterator[None]:
@@ -210,13 +208,13 @@ class Worker:
 
 def _unloadable(exc: BaseException) -> ExecutionError:
     error = explain(exc)
-    message = f"it could not be loaded in a worker process: {error.message}"
+    message = f"it could not be loaded in a worker process: {in_words(exc)}"
     return msgspec.structs.replace(error, message=message, details={**error.details, UNLOADED: True})
 
 
 def _unreturnable(exc: BaseException) -> ExecutionError:
     error = explain(exc)
-    message = f"its result could not be sent back from the worker process: {error.message}"
+    message = f"its result could not be sent back from the worker process: {in_words(exc)}"
     details = {UNRETURNED: True}
     return msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, message=message, details=details)
 
@@ -280,7 +278,7 @@ def _serve(channel: Channel, setting: Setting) -> None:
         _prepare(channel, settings, scene, setup)
     except Exception as exc:
         error = explain(exc)
-        message = f"a worker process could not start: {error.message}"
+        message = f"a worker process could not start: {in_words(exc)}"
         channel.send(
             Kind.ERROR, 0, _encode_error(msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, message=message))
         )
@@ -308,7 +306,7 @@ def _prepare(channel: Channel, settings: WorkerSettings, scene: Scene, setup: by
         if b"main__" in setup:
             load_main(scene)
         function, args = pickle.loads(setup)
-        function(*args)
+        finish(function(*args))
 
 
 def _reseed() -> None:
@@ -323,4 +321,4 @@ def _preload(name: str) -> None:
     try:
         importlib.import_module(name)
     except (Exception, SystemExit) as exc:
-        raise ImportError(f"the module {name!r} in its preload could not be imported: {explain(exc).message}") from exc
+        raise ImportError(f"the module {name!r} in its preload could not be imported: {in_words(exc)}") from exc

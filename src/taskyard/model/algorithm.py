@@ -51,6 +51,8 @@ class ExecutionHints(msgspec.Struct, frozen=True, kw_only=True):
         for field, seconds in (("wait_s", self.wait_s), ("timeout_s", self.timeout_s), ("load_s", self.load_s)):
             if seconds is not None:
                 check_timeout(seconds, field=field)
+        if not isinstance(self.isolated_pool, bool):
+            raise InvalidInput(f"isolated_pool must be True or False, not {quote(self.isolated_pool)}")
         if self.rate_limit is not None:
             check_rate("rate_limit", self.rate_limit)
         if self.memory_limit is not None:

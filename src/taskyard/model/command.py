@@ -7,21 +7,27 @@ from datetime import datetime
 import msgspec
 
 from taskyard.errors import CommandRefused
+from taskyard.model.event import EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError
+from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
-from taskyard.model.state import ENDED, LEGAL, TaskState
+from taskyard.model.state import ENDED, LEGAL, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
+
+DAMAGED = "what it was writing may be damaged"
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Stop it: at once when it waits, by asking its run when it is running."""
+    """Stop it: at once when it waits, by asking its run when it is running. With `force` the run is not asked but
+    killed, where it can be: what it was writing may be damaged."""
 
     reason: str = ""
+    force: bool = False
 
 
 class Retry(msgspec.Struct, frozen=True, tag=True):
-    """Send a failed task again, at the head of its priority or at the tail."""
+    """Send a failed or interrupted task again, at the head of its priority or at the tail."""
 
     to_head: bool = True
 
@@ -32,7 +38,61 @@ class SetPriority(msgspec.Struct, frozen=True, tag=True):
     priority: Priority
 
 
-Command = Cancel | Retry | SetPriority
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """Keep a task that has not started from starting; it keeps its place."""
+
+    reason: str = ""
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Let a task go that was held: where it belongs now, by its due time, and at its old place."""
+
+
+class Skip(msgspec.Struct, frozen=True, tag=True):
+    """End a task that has not started, as skipped."""
+
+    reason: str = ""
+
+
+class StartNow(msgspec.Struct, frozen=True, tag=True):
+    """To the head of its priority, or `urgent`: to that of the high ones; also what waits for its time or is held. It
+    never goes before what runs."""
+
+    urgent: bool = False
+
+
+class MoveBefore(msgspec.Struct, frozen=True, tag=True):
+    """Put it right before another task of its queue and priority."""
+
+    other: str
+
+
+class MoveAfter(msgspec.Struct, frozen=True, tag=True):
+    """Put it right after another task of its queue and priority."""
+
+    other: str
+
+
+class Reschedule(msgspec.Struct, frozen=True, tag=True):
+    """Make it due at another time, earlier or later."""
+
+    due_at: datetime
+
+
+Command = Cancel | Retry | SetPriority | Hold | Release | Skip | StartNow | MoveBefore | MoveAfter | Reschedule
+
+VERBS: dict[type[Command], str] = {
+    Cancel: "cancel",
+    Retry: "retry",
+    SetPriority: "change the priority of",
+    Hold: "hold",
+    Release: "release",
+    Skip: "skip",
+    StartNow: "start",
+    MoveBefore: "move",
+    MoveAfter: "move",
+    Reschedule: "reschedule",
+}
 
 
 class AskCancel(msgspec.Struct, frozen=True):
@@ -40,53 +100,192 @@ class AskCancel(msgspec.Struct, frozen=True):
 
     at: datetime
     reason: str = ""
+    note: str | None = None
+    force: bool = False
+
+    kind = EventKind.CANCEL_ASKED
 
 
 class Reprioritize(msgspec.Struct, frozen=True):
-    """No move: the task keeps its state and changes its lane's order."""
+    """No move: the task keeps its state and its place, among those of another priority."""
 
     at: datetime
-    priority: Priority
+    priority: int
+
+    kind = EventKind.PRIORITY_CHANGED
 
 
-Decision = Move | AskCancel | Reprioritize
+class Reorder(msgspec.Struct, frozen=True):
+    """No move: the task keeps its state and gets another place, at the head of a priority, or beside the task that
+    stands at `beside`."""
+
+    at: datetime
+    priority: int
+    beside: int | None = None
+    before: bool = True
+
+    kind = EventKind.REORDERED
 
 
-def decide(record: TaskRecord, command: Command, *, now: datetime) -> Decision:
-    """What `command` does to `record`, or `CommandRefused` naming the state it found."""
+class Redate(msgspec.Struct, frozen=True):
+    """No move: the task keeps its state and is due at another time."""
+
+    at: datetime
+    due_at: datetime
+
+    kind = EventKind.RESCHEDULED
+
+
+Change = AskCancel | Reprioritize | Reorder | Redate
+Decision = Move | Change
+
+
+def anchor_of(command: Command) -> str | None:
+    """The other task that has to be looked at to decide, if there is one."""
+    return command.other if isinstance(command, MoveBefore | MoveAfter) else None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A command with all that is needed to decide it: who asks, when, in what order the queue goes, and the task that
+    `anchor_of` names, if there is one."""
+
+    command: Command
+    now: datetime
+    by: str = ""
+    order: QueueOrder = QueueOrder.PRIORITY
+    anchor: TaskRecord | None = None
+
+
+def decide(record: TaskRecord, asked: Asked) -> Decision:
+    """What the command does to `record`, or `CommandRefused` naming the state it found."""
+    command, now, by = asked.command, asked.now, asked.by
     match command:
-        case Cancel(reason):
-            return _cancel(record, reason, now)
+        case Cancel():
+            return _cancel(record, command, now, by)
         case Retry(to_head):
-            if record.state is TaskState.FAILED:
-                return Move.queued(at=now, to_head=to_head)
-            hint = (
-                "only a failed task can be sent again; submit a new one"
-                if record.state in ENDED
-                else "it has not ended yet"
-            )
-            raise CommandRefused(record.uuid, "retry", record.state, hint)
+            return _retry(record, to_head, now, by)
         case SetPriority(priority):
-            if record.state in ENDED or record.state is TaskState.RUNNING:
-                raise CommandRefused(record.uuid, "change the priority of", record.state)
-            return Reprioritize(at=now, priority=priority)
+            if record.state in ENDED or record.state is RUNNING:
+                raise _refused(record, command)
+            return Reprioritize(at=now, priority=priority.value)
+        case Hold(reason):
+            _check(record, command, TaskState.PAUSED, "a running task is never held" if record.state is RUNNING else "")
+            return Move(state=TaskState.PAUSED, at=now, note=_note("held", by, reason))
+        case Release():
+            if record.state is not TaskState.PAUSED:
+                raise _refused(record, command)
+            return Move(state=_where_it_belongs(record, now), at=now, note=_note("released", by))
+        case Skip(reason):
+            _check(record, command, TaskState.SKIPPED)
+            return Move(state=TaskState.SKIPPED, at=now, note=_note("skipped", by, reason))
+        case StartNow(urgent):
+            return _start_now(record, command, Priority.HIGH.value if urgent else record.priority, now, by)
+        case MoveBefore() | MoveAfter():
+            return _beside(record, command, asked)
+        case Reschedule(due_at):
+            return _reschedule(record, command, due_at, now, by)
 
 
-def _cancel(record: TaskRecord, reason: str, now: datetime) -> Decision:
-    if record.state is TaskState.RUNNING:
-        return AskCancel(at=now, reason=reason)
-    if TaskState.CANCELED in LEGAL[record.state]:
-        return Move.canceled(at=now, error=ExecutionError(kind=ErrorKind.CANCELED, message=reason))
-    raise CommandRefused(record.uuid, "cancel", record.state)
+def _refused(record: TaskRecord, command: Command, hint: str = "") -> CommandRefused:
+    return CommandRefused(record.uuid, VERBS[type(command)], record.state, hint)
 
 
-def apply_decision(record: TaskRecord, decision: AskCancel | Reprioritize) -> None:
-    """Change `record` as a decision says that is no move."""
-    record.updated_at = decision.at
-    if isinstance(decision, Reprioritize):
-        record.priority = decision.priority
-    elif record.cancel_asked_at is None:
-        record.cancel_asked_at = decision.at
-        if decision.reason:
-            record.cancel_reason = decision.reason
-            record.note = f"asked to cancel: {decision.reason}"
+def _check(record: TaskRecord, command: Command, state: TaskState, hint: str = "") -> None:
+    if state not in LEGAL[record.state]:
+        raise _refused(record, command, hint)
+
+
+def _note(what: str, by: str, reason: str = "") -> str:
+    return what + (f" by {by}" if by else "") + (f": {reason}" if reason else "")
+
+
+def _cancel(record: TaskRecord, command: Cancel, now: datetime, by: str) -> Decision:
+    reason = command.reason
+    if record.state is RUNNING:
+        if command.force:
+            return AskCancel(now, reason, f"{_note('canceled by force', by, reason)}; {DAMAGED}", force=True)
+        return AskCancel(now, reason, _note("asked to cancel", by, reason) if reason or by else None)
+    _check(record, command, TaskState.CANCELED)
+    error = ExecutionError(kind=ErrorKind.CANCELED, message=reason)
+    return Move.canceled(at=now, error=error, note=f"canceled by {by}" if by else None)
+
+
+def _retry(record: TaskRecord, to_head: bool, now: datetime, by: str) -> Move:
+    if record.state in {TaskState.FAILED, TaskState.INTERRUPTED}:
+        return Move.queued(at=now, to_head=to_head, note=f"sent again by {by}" if by else None)
+    is_over = record.state in ENDED
+    hint = "only a failed task can be sent again; submit a new one" if is_over else "it has not ended yet"
+    raise _refused(record, Retry(), hint)
+
+
+def _where_it_belongs(record: TaskRecord, now: datetime) -> TaskState:
+    """The state of a task that nobody holds."""
+    if record.waits:
+        return TaskState.BLOCKED
+    if record.due_at <= now:
+        return QUEUED
+    return TaskState.RETRYING if record.retries and record.error is not None else TaskState.SCHEDULED
+
+
+def _start_now(record: TaskRecord, command: Command, priority: int, now: datetime, by: str) -> Decision:
+    if record.state is QUEUED:
+        return Reorder(at=now, priority=priority)
+    if record.state not in WAITING_FOR_TIME and record.state is not TaskState.PAUSED:
+        raise _refused(record, command)
+    if record.waits:
+        raise _refused(record, command, f"it waits for {record.waits} other tasks")
+    # What is due now waits no longer: it must not seem to have waited since a time that is still to come.
+    due_at = min(record.due_at, now)
+    note = _note("started", by) if by else None
+    return Move(state=QUEUED, at=now, due_at=due_at, to_head=True, priority=priority, note=note)
+
+
+def _beside(record: TaskRecord, command: MoveBefore | MoveAfter, asked: Asked) -> Reorder:
+    anchor = asked.anchor
+    if record.state not in STANDS_IN_LINE:
+        raise _refused(record, command, "only what stands in line can be moved")
+    if anchor is None:
+        raise _refused(record, command, f"there is no task {command.other}")
+    if anchor.uuid == record.uuid:
+        raise _refused(record, command, "it cannot be put beside itself")
+    if anchor.state not in STANDS_IN_LINE:
+        raise _refused(record, command, f"task {anchor.uuid} is {anchor.state}, and does not stand in line")
+    theirs, own = _row_of(anchor, asked.order), _row_of(record, asked.order)
+    if theirs != own:
+        raise _refused(record, command, f"task {anchor.uuid} stands in {theirs}, this one in {own}")
+    return Reorder(asked.now, record.priority, anchor.position, isinstance(command, MoveBefore))
+
+
+def _row_of(record: TaskRecord, order: QueueOrder) -> str:
+    """Those among whom its place counts, in words."""
+    match order:
+        case QueueOrder.PRIORITY:
+            return f"queue {record.queue!r}, {Priority(record.priority).label}"
+        case QueueOrder.FIFO:
+            return f"queue {record.queue!r}"
+        case QueueOrder.BUCKETS:
+            return f"queue {record.queue!r}, bucket {record.bucket or ''!r}"
+
+
+def _reschedule(record: TaskRecord, command: Command, due_at: datetime, now: datetime, by: str) -> Decision:
+    if record.state is QUEUED and due_at > now:
+        return Move(state=TaskState.SCHEDULED, at=now, due_at=due_at, note=_note("rescheduled", by) if by else None)
+    if record.state in WAITING_FOR_TIME or record.state in {QUEUED, TaskState.PAUSED}:
+        return Redate(at=now, due_at=due_at)
+    raise _refused(record, command)
+
+
+def apply_change(record: TaskRecord, change: Change) -> None:
+    """Change `record` as a decision says that is no move. The place that a `Reorder` leads to is the store's part."""
+    record.updated_at = change.at
+    match change:
+        case Reprioritize() | Reorder():
+            record.priority = change.priority
+        case Redate():
+            record.due_at = change.due_at
+        case AskCancel():
+            record.cancel_forced = record.cancel_forced or change.force
+            if record.cancel_asked_at is None:
+                record.cancel_asked_at = change.at
+                record.cancel_reason = change.reason or record.cancel_reason
+                record.note = record.note if change.note is None else change.note

@@ -27,6 +27,8 @@ class EventKind(StrEnum):
     INTERRUPTED = "interrupted"
     PRIORITY_CHANGED = "priority_changed"
     CANCEL_ASKED = "cancel_asked"
+    REORDERED = "reordered"
+    RESCHEDULED = "rescheduled"
     PROGRESS = "progress"
     QUEUE_PAUSED = "queue_paused"
     QUEUE_STOPPING = "queue_stopping"

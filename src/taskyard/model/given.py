@@ -4,13 +4,16 @@ it what others have in there."""
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from taskyard.errors import InvalidInput, quote
+from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
+from taskyard.model.task import aware
 
 LONGEST_NAME = 200
 
@@ -85,6 +88,20 @@ def check_keep(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LONGEST_S:
         raise InvalidInput(f"keep_s must be between 0 and 1e9 seconds, or None to keep everything, not {quote(value)}")
     return float(value)
+
+
+def check_priority(value: Any) -> Priority:
+    try:
+        return Priority.of(value)
+    except ValueError as exc:
+        raise InvalidInput(str(exc)) from None
+
+
+def check_time(field: str, value: Any) -> datetime:
+    """`value` in UTC, if it is a time in some zone."""
+    if not isinstance(value, datetime):
+        raise InvalidInput(f"{field} must be a datetime with a time zone, not {quote(value)}")
+    return aware(field, value)
 
 
 def check_delay(value: Any) -> float:

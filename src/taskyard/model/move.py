@@ -32,6 +32,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     recovered: bool = False
     unspent: bool = False
     to_head: bool = False
+    priority: int | None = None
 
     @classmethod
     def completed(cls, *, at: datetime, result: str = "null", note: str | None = None) -> Self:
@@ -88,8 +89,11 @@ def apply_move(record: TaskRecord, move: Move) -> None:
         record.error = move.error
     if move.note is not None:
         record.note = move.note
+    if move.priority is not None:
+        record.priority = move.priority
     if old is RUNNING:
         record.token = record.node = record.cancel_asked_at = record.cancel_reason = None
+        record.cancel_forced = False
     if new in ENDED:
         record.finished_at = move.at
         record.dedupe_slot = None
@@ -109,5 +113,6 @@ def _complete(record: TaskRecord, move: Move) -> None:
     record.result = move.result
     record.token = record.node = record.cancel_asked_at = record.cancel_reason = None
     record.dedupe_slot = record.error = record.checkpoint = None
+    record.cancel_forced = False
     if move.note is not None:
         record.note = move.note

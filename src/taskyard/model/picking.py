@@ -19,8 +19,9 @@ from taskyard.model.order import Priority
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-Bid = tuple[int, int]
-"""Priority and position: the smallest of all queues is served next."""
+Bid = tuple[int, int, int]
+"""Priority, position and id: the smallest of all queues is served next. Places made by hand are different within their
+queue; in two queues they may be the same, and then the older task goes first."""
 
 
 class Head(NamedTuple):
@@ -28,6 +29,7 @@ class Head(NamedTuple):
 
     priority: int
     position: int
+    id: int
     source: str
     due_at: datetime
     can_start: bool = True
@@ -87,7 +89,8 @@ class ByPriority(Generic[T]):
         if not self._levels:
             return None
         top = min(self._levels)
-        return top, self._levels[top][0][0]
+        head = self._levels[top][0][2]
+        return top, head.position, head.id
 
     def take(self) -> tuple[str, T]:
         heads = {level: lanes[0][2].due_at for level, lanes in self._levels.items()}
@@ -154,7 +157,7 @@ def _may_start(head: Head | None, queue: str, quota: Quota) -> bool:
 
 def _bid(head: Head) -> Bid:
     """Priorities have no effect in a queue that keeps to the order of arrival, nor beside others."""
-    return Priority.NORMAL.value, head.position
+    return Priority.NORMAL.value, head.position, head.id
 
 
 def pick(offers: Iterable[Offer[T]], quota: Quota) -> list[T]:

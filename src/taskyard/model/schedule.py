@@ -7,7 +7,7 @@ that a fire time becomes one task, whoever decides it, is the store's unique row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import blake2b
@@ -135,15 +135,17 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     """How far a schedule has come. All fire times up to `handled_at` are decided: they are counted as fired, missed or
     skipped, but for the one at `buffered_at`, which waits for the task before it. What a person fires, now or for
-    times long past, is not counted."""
+    times long past, is not counted. Of fire times up to `forgotten_at` the store no longer knows which have fired."""
 
     handled_at: datetime
     buffered_at: datetime | None = None
     paused_at: datetime | None = None
+    paused_by: str = ""
     note: str = ""
     fired: int = 0
     missed: int = 0
     skipped: int = 0
+    forgotten_at: datetime | None = None
 
     @classmethod
     def begin(cls, now: datetime) -> ScheduleState:
@@ -159,6 +161,10 @@ class FireKind(StrEnum):
     BUFFERED = "buffered"
     BY_HAND = "by hand"
     BACKFILL = "backfill"
+
+
+COUNTED = frozenset({FireKind.ON_TIME, FireKind.CAUGHT_UP, FireKind.BUFFERED})
+"""What the rule has fired, and no person."""
 
 
 class Fire(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,18 +283,18 @@ def jitter(schedule: Schedule, fire_at: datetime) -> timedelta:
 # --- what a person asks -----------------------------------------------------------------------------------------------
 
 
-def pause(state: ScheduleState, *, now: datetime, note: str = "") -> ScheduleState:
-    """Fires nothing from now on, not even what was kept back. A second pause changes the note."""
+def pause(state: ScheduleState, *, now: datetime, note: str = "", by: str = "") -> ScheduleState:
+    """Fires nothing from now on, not even what was kept back. A second pause changes the note, and whose it is."""
     if len(note) > LONGEST_NOTE:
         raise InvalidInput(f"note must be a text of at most {LONGEST_NOTE} characters, not {quote(note)}")
-    return msgspec.structs.replace(state, paused_at=state.paused_at or now, note=check_text("note", note))
+    return msgspec.structs.replace(state, paused_at=state.paused_at or now, paused_by=by, note=check_text("note", note))
 
 
 def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> ScheduleState:
     """Fires again from now on. What has come due while it was paused is skipped, whatever `missed` says."""
     if state.paused_at is None:
         return state
-    return msgspec.structs.replace(_skip(schedule, state, now), paused_at=None, note="")
+    return msgspec.structs.replace(_skip(schedule, state, now), paused_at=None, paused_by="", note="")
 
 
 def amend(state: ScheduleState, *, now: datetime) -> ScheduleState:
@@ -300,8 +306,22 @@ def amend(state: ScheduleState, *, now: datetime) -> ScheduleState:
 
 def rewind(state: ScheduleState, *, now: datetime) -> ScheduleState:
     """For a clock that was far ahead, and is right again: what lies after `now` may be decided once more. What has
-    fired of it does not fire again, by the store's unique row."""
-    return msgspec.structs.replace(state, handled_at=min(state.handled_at, now))
+    fired of it does not fire again, by the store's unique row; so it goes back no further than there are rows."""
+    back_to = now if state.forgotten_at is None else max(now, state.forgotten_at)
+    return msgspec.structs.replace(state, handled_at=min(state.handled_at, back_to))
+
+
+def forget(state: ScheduleState, fire_at: datetime | None) -> ScheduleState:
+    """The store has forgotten fire times, the last of them at `fire_at`."""
+    if fire_at is None or (state.forgotten_at is not None and state.forgotten_at >= fire_at):
+        return state
+    return msgspec.structs.replace(state, forgotten_at=fire_at)
+
+
+def uncount(state: ScheduleState, repeated: Iterable[Fire]) -> ScheduleState:
+    """For fires that the store had a row of already: they have not fired a second time."""
+    again = sum(1 for fire in repeated if fire.kind in COUNTED)
+    return msgspec.structs.replace(state, fired=state.fired - again) if again else state
 
 
 def backfill(

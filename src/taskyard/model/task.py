@@ -189,7 +189,8 @@ class TaskRecord(msgspec.Struct, gc=False):
     counts in queues that are ordered by buckets.
 
     `dedupe_slot` is the work it stands for now; `dedupe_key` the same, remembered when it no longer does. `waits`
-    counts the tasks that it waits for. `group_id` is the uuid of the group's summary, where it has one."""
+    counts the tasks that it waits for. `group_id` is the uuid of the group's summary, where it has one. `origin` is the
+    ended task that this one was made of, to run it again. `cancel_forced`: its run is not to be asked, but killed."""
 
     uuid: str
     source: str
@@ -228,6 +229,8 @@ class TaskRecord(msgspec.Struct, gc=False):
     on_failure: OnFailure | None = None
     dedupe_key: str | None = None
     dedupe_scope: DedupeScope | None = None
+    origin: str | None = None
+    cancel_forced: bool = False
 
     def clone(self) -> TaskRecord:
         """A copy, at half the price of `copy.copy`: records are copied on the hot path."""

@@ -14,8 +14,8 @@ from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
-from taskyard.errors import ClaimLost, TaskyardError
-from taskyard.model.command import Command
+from taskyard.errors import ClaimLost, CommandRefused, TaskyardError
+from taskyard.model.command import VERBS, Command
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
@@ -48,12 +48,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as the store knows it: how many tasks it holds, and whether somebody drains it. `beat_at` is when it last
-    said that it lives, where nodes have to (`LeasedStore`)."""
+    """A node as the store knows it: how many tasks it holds, and whether somebody drains it. Where nodes have to say
+    that they live (`LeasedStore`), `beat_at` is when it last did, and `is_silent` that this is longer ago than the
+    lease, by the store's clock. That is for people to see: whether it is dead, those decide who have watched it."""
 
     node: Node
     running: int
     beat_at: datetime | None = None
+    is_silent: bool = False
     is_draining: bool = False
 
 
@@ -74,10 +76,12 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signals(msgspec.Struct, frozen=True):
-    """What others want of a node: the tasks running on it that are to be canceled, and that it takes no new ones."""
+    """What others want of a node: the tasks running on it that are to be canceled, those of them by force, and that it
+    takes no new ones."""
 
     cancels: list[str]
     is_draining: bool = False
+    forced: tuple[str, ...] = ()
 
 
 NOBODY: Mapping[str, Sequence[str]] = MappingProxyType({})
@@ -144,12 +148,46 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks to list; None means any."""
+    """Which tasks to list, or to ask something of; None means any. `error` is the name of a class among those of the
+    task's last error, its bases included; `uuid` how its id begins or ends."""
 
     states: tuple[TaskState, ...] | None = None
     queue: str | None = None
     source: str | None = None
     group: str | None = None
+    key: str | None = None
+    error: str | None = None
+    uuid: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    finished_after: datetime | None = None
+    finished_before: datetime | None = None
+
+    def matches(self, record: TaskRecord) -> bool:
+        """The same question of one record; from `_after` on, and until right before `_before`."""
+        return (
+            (self.states is None or record.state in self.states)
+            and (self.queue is None or record.queue == self.queue)
+            and (self.source is None or record.source == self.source)
+            and (self.group is None or record.group_id == self.group)
+            and (self.key is None or record.key == self.key)
+            and (self.error is None or (record.error is not None and self.error in record.error.types))
+            and (self.uuid is None or record.uuid.startswith(self.uuid) or record.uuid.endswith(self.uuid))
+            and _is_within(record.created_at, self.created_after, self.created_before)
+            and _is_within(record.finished_at, self.finished_after, self.finished_before)
+        )
+
+    def check(self, record: TaskRecord, command: Command) -> None:
+        """`CommandRefused` if the record is not, or no longer, among those that the command is for."""
+        if self is not ANY and not self.matches(record):
+            verb = VERBS[type(command)]
+            raise CommandRefused(record.uuid, verb, record.state, "it is not among those that were meant, or no longer")
+
+
+def _is_within(at: datetime | None, after: datetime | None, before: datetime | None) -> bool:
+    if at is None:
+        return after is None and before is None
+    return (after is None or at >= after) and (before is None or at < before)
 
 
 ANY = TaskFilter()
@@ -239,11 +277,13 @@ class Store(Protocol):
         running gives none. It starts attempt + 1 under a token larger than every one before."""
         ...
 
-    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
-        """Decide and carry out `command` for each task, in chunks of at most 500, each chunk atomic. An unknown task is
-        `UnknownTask`; one that no longer fits is `CommandRefused`. A failed task that is sent again takes its slot
-        again, or is `SlotTaken`; it waits again for those of its dependencies that have not completed, and is refused
-        if one of them never will."""
+    async def apply(
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+    ) -> list[Applied]:
+        """Decide and carry out `command` for each task, in chunks of at most 500, each chunk atomic; `by` is who asks.
+        An unknown task is `UnknownTask`; one that no longer fits, or is not among those of `where`, is
+        `CommandRefused`. A failed task that is sent again takes its slot again, or is `SlotTaken`; it waits again for
+        those of its dependencies that have not completed, and is refused if one of them never will."""
         ...
 
     async def signals(self, node: str) -> Signals:
@@ -270,6 +310,12 @@ class Store(Protocol):
     ) -> list[TaskRecord]:
         """Newest first, at most `limit`; go on with `before_id` of the last one seen. It tells what came of a turn of
         this process whose outcome is unknown: that turn changes nothing any more."""
+        ...
+
+    async def list_ids(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+    ) -> list[tuple[int, str]]:
+        """The same, but only their ids and uuids: for who wants to do something with many."""
         ...
 
     async def list_runs(self, uuid: str) -> list[Run]:

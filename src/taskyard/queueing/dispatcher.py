@@ -2,10 +2,13 @@
 
 One turn is in flight at a time. Whatever is handed in meanwhile goes into the next one together with the standing
 demand, so an idle node goes from submit to started in one commit, and many submitters share one. Two turns in flight
-would be slower: the store's writer thread and the event loop then fight for the GIL at 5 ms a step.
+would be slower: the store's writer thread and the event loop then fight for the GIL at 5 ms a step. A store that is
+a server has its own processor: of many claims, some begin only when the next turn is on its way to it, so that it has
+work while they run here.
 
 Invariants: a settle is handed in once and sent until the store has answered it. A slot is free from the moment its run
-has ended, so the settle and the claim that fills the slot go together. A dispatcher with nothing to do makes no turns.
+has ended, so the settle and the claim that fills the slot go together. A claim has its slot from the moment it is heard
+of. A dispatcher with nothing to do makes no turns.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.store import Add, Added, PromptStore, Report, Store, TaskFilter, Turned
+from taskyard.ports.store import Add, Added, LeasedStore, PromptStore, Report, Store, TaskFilter, Turned
 from taskyard.queueing.admission import Slots
 
 log = logging.getLogger("taskyard")
@@ -46,6 +49,9 @@ ADDS_AT_MOST = 1000
 PROMPT_AT_MOST = 64
 """Submits of one asyncio task that a prompt store answers on the spot between two turns. The next one waits for the
 turn, so that a loop of submits gives way to everything else every millisecond or so."""
+
+MANY = 48
+"""Claims of one turn that are worth being begun in two parts. Of fewer, a turn is mostly the way there and back."""
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.1, 2.0
 """Between tries while the store is away: at most 2 s, so that claims resume soon after it is back."""
@@ -91,6 +97,7 @@ class Dispatcher:
         clock: Clock,
         jitter: Callable[[], float],
         probes: Probes = SILENT,
+        many: int = MANY,
     ) -> None:
         self._store, self._node, self._slots, self._clock = store, node, slots, clock
         self._former: set[str] = set()
@@ -103,6 +110,9 @@ class Dispatcher:
         self._prompt = store if isinstance(store, PromptStore) else None
         self._prompt_left = 0
         self._submitter: asyncio.Task[Any] | None = None
+        # Where nodes have leases, the store is a server.
+        self._many = many if isinstance(store, LeasedStore) else None
+        self._held: list[Claim] = []
         self._settles: list[Settle] = []
         self._waiting: deque[tuple[Add, Waiter]] = deque()
         self._reports: dict[int, Report] = {}
@@ -145,7 +155,8 @@ class Dispatcher:
         if self._claims_in_doubt or (self._sent is not None and self._sent[0] == node):
             return True
         settles = self._settles if self._sent is None else self._settles + self._sent[1]
-        return any(claim.record.node == node for claim, _ in settles)
+        claims = [*self._held, *(claim for claim, _ in settles)]
+        return any(claim.record.node == node for claim in claims)
 
     # --- handed in, on the loop ---------------------------------------------------------------------------------------
 
@@ -223,6 +234,10 @@ class Dispatcher:
         """Take turns until cancelled."""
         while True:
             if not self._has_work():
+                if self._held:
+                    self._begin_held()
+                    await asyncio.sleep(0)
+                    continue
                 await self._sleep()
             self._submitter = None
             await self._turn()
@@ -248,6 +263,8 @@ class Dispatcher:
             return
         batch = self._take()
         self._sent = self._node, batch.settles
+        if self._held:
+            asyncio.get_running_loop().call_soon(self._begin_held)  # when the turn is on its way
         try:
             turned = await self._store.turn(
                 self._node, settles=batch.settles, adds=batch.adds, reports=batch.reports, demand=batch.demand
@@ -265,9 +282,9 @@ class Dispatcher:
         if self._failures:
             self._succeeded(batch)
         # Should telling the others go wrong, the claims are found again when this loop is started again.
-        self._claims_in_doubt = True
+        is_in_doubt, self._claims_in_doubt = self._claims_in_doubt, True
         self._finish(batch, turned)
-        self._claims_in_doubt = False
+        self._claims_in_doubt = is_in_doubt
 
     def _take(self) -> _Batch:
         """Everything for the next turn. What is handed in from here on belongs to the one after it."""
@@ -327,7 +344,7 @@ class Dispatcher:
         try:
             # What may run goes ahead of whoever submitted it: the one is to start on time, the other has all it wanted.
             if turned.claims:
-                self._begin(turned.claims)
+                self._accept(turned.claims)
         finally:
             for waiter, answer in zip(batch.waiting, turned.added, strict=True):
                 if not waiter.done():
@@ -355,6 +372,27 @@ class Dispatcher:
         self._hooks.settled(settles, answers)
         if self._probes is not SILENT:
             self._probes.settled([claim.uuid for claim, _ in settles])
+
+    def _accept(self, claims: list[Claim]) -> None:
+        """Begin these claims: all of them now, or the first half, or, if there is enough for the next turn, none."""
+        if self._many is None or len(claims) < self._many:
+            self._begin(claims)
+            return
+        now = 0 if len(self._settles) * 2 >= len(claims) else len(claims) // 2
+        self._begin(claims[:now])
+        for claim in claims[now:]:
+            self._slots.take(claim.record.source)
+        self._held += claims[now:]
+
+    def _begin_held(self) -> None:
+        held, self._held = self._held, []
+        for claim in held:
+            self._slots.free(claim.record.source)
+        try:
+            self._begin(held)
+        except Exception as error:
+            log.error("of %d claims not all could be begun; they are looked for", len(held), exc_info=error)
+            self._claims_in_doubt = True
 
     def _begin(self, claims: list[Claim]) -> None:
         if self._slots.is_stopped or self._slots.is_fenced or self._former:
@@ -405,9 +443,10 @@ class Dispatcher:
         except StoreError as error:
             await self._back_off(error)
             return False
+        self._begin_held()
         self._claims_in_doubt = False
         settling = {claim.token for claim, _ in self._settles} | self._dropped
-        self._begin(
+        self._accept(
             [
                 Claim(task, task.attempt, task.token)
                 for task in running
@@ -484,7 +523,7 @@ class Dispatcher:
     async def flush(self, until_mono: float) -> bool:
         """Wait until all that was handed in is written and no claim is in doubt, or `until_mono`; whether it is."""
         self._rouse()
-        while self._settles or self._waiting or self._sent is not None or self._claims_in_doubt:
+        while self._settles or self._waiting or self._held or self._sent is not None or self._claims_in_doubt:
             if self._clock.monotonic() >= until_mono:
                 return False
             self._flushed = asyncio.Event()
@@ -493,6 +532,7 @@ class Dispatcher:
 
     async def write_rest(self, until_mono: float) -> bool:
         """The same when `run` has been cancelled: take the last turns here."""
+        self._begin_held()
         while self._settles or self._claims_in_doubt:
             if self._clock.monotonic() >= until_mono:
                 return False

@@ -33,15 +33,16 @@ COLUMNS = TaskRecord.__struct_fields__
 NEW = COLUMNS[:16]
 """The columns an insert gives; the rest start at their defaults."""
 
-LINED = (*NEW, "bucket", "line")
-"""The same where a task has a bucket, or stands in a line."""
+SPECIAL = (*NEW, "bucket", "origin", "line")
+"""The same where a task has a bucket or an origin, or stands in a line."""
+
 TIES = ("group_id", "waits", "on_failure", "dedupe_key", "dedupe_scope")
 """The columns an insert gives as well of a task that has to do with others: few have."""
 
 MOVED = (
     "id", "state", "position", "parked", "priority", "dedupe_slot", "due_at", "updated_at", "finished_at", "attempt",
     "retries", "crashes", "recoveries", "token", "node", "cancel_asked_at", "cancel_reason", "result", "error", "note",
-    "line", "waits",
+    "line", "waits", "cancel_forced",
 )  # fmt: skip
 """What a move or a command can change, after the id that finds the row."""
 
@@ -97,6 +98,7 @@ def to_moved_row(r: TaskRecord, line: str | None) -> tuple[Any, ...]:
         r.id, r.state, r.position, r.parked, r.priority, r.dedupe_slot, to_us(r.due_at), to_us(r.updated_at),
         to_us_or_none(r.finished_at), r.attempt, r.retries, r.crashes, r.recoveries, r.token, r.node,
         to_us_or_none(r.cancel_asked_at), r.cancel_reason, r.result, json_or_none(r.error), r.note, line, r.waits,
+        r.cancel_forced or None,
     )  # fmt: skip
 
 
@@ -106,21 +108,22 @@ def from_row(row: Any) -> TaskRecord:
         uuid, source, due_at, created_at, updated_at, id_, queue, args, state, priority, position, parked, key, slot,
         timeout_s, retry, started_at, finished_at, attempt, retries, crashes, recoveries, token, node, cancel_asked_at,
         progress, result, error, note, cancel_reason, checkpoint, bucket, group_id, waits, on_failure, dedupe_key,
-        scope,
+        scope, origin, forced,
     ) = row  # fmt: skip
     return TaskRecord(
         uuid, source, from_us(due_at), from_us(created_at), from_us(updated_at), id_, queue, args, _STATES[state],
         priority, position, bool(parked), key, slot, timeout_s, None if retry is None else to_retry(retry),
         from_us_or_none(started_at), from_us_or_none(finished_at), attempt, retries, crashes, recoveries, token, node,
         from_us_or_none(cancel_asked_at), to_progress(progress), result, to_error(error), note, cancel_reason,
-        checkpoint, bucket, group_id, waits, to_on_failure(on_failure), dedupe_key, to_scope(scope),
+        checkpoint, bucket, group_id, waits, to_on_failure(on_failure), dedupe_key, to_scope(scope), origin,
+        bool(forced),
     )  # fmt: skip
 
 
 WAITING = (
-    "priority", "position", "queue", "source", "id", "uuid", "due_at", "created_at", "args", "key", "dedupe_slot",
+    "priority", "position", "id", "queue", "source", "uuid", "due_at", "created_at", "args", "key", "dedupe_slot",
     "timeout_s", "retry", "attempt", "retries", "crashes", "recoveries", "progress", "error", "checkpoint", "bucket",
-    "group_id", "on_failure", "dedupe_key", "dedupe_scope",
+    "group_id", "on_failure", "dedupe_key", "dedupe_scope", "origin",
 )  # fmt: skip
 """What is read of a task to start it: in order of its first two columns, and without what starting it sets anew."""
 
@@ -128,23 +131,25 @@ WAITING = (
 def to_running(row: Any, now: datetime) -> TaskRecord:
     """The record of a row that holds `WAITING`, as it is once started, but for its node and token."""
     (
-        priority, position, queue, source, id_, uuid, due_at, created_at, args, key, slot, timeout_s, retry, attempt,
+        priority, position, id_, queue, source, uuid, due_at, created_at, args, key, slot, timeout_s, retry, attempt,
         retries, crashes, recoveries, progress, error, checkpoint, bucket, group_id, on_failure, dedupe_key, scope,
+        origin,
     ) = row  # fmt: skip
     return TaskRecord(
         uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, RUNNING, priority,
         position, False, key, slot, timeout_s, None if retry is None else to_retry(retry), now, None, attempt + 1,
         retries, crashes, recoveries, None, None, None, to_progress(progress), None, to_error(error), None, None,
-        checkpoint, bucket, group_id, 0, to_on_failure(on_failure), dedupe_key, to_scope(scope),
+        checkpoint, bucket, group_id, 0, to_on_failure(on_failure), dedupe_key, to_scope(scope), origin,
     )  # fmt: skip
 
 
 def to_started(r: TaskRecord, now: datetime) -> TaskRecord:
-    """The same of a record that was inserted a moment ago: of its fields, those of `NEW`, `TIES` and its bucket are in
-    its row."""
+    """The same of a record that was inserted a moment ago: of its fields, those of `SPECIAL` and `TIES` are in its
+    row."""
     started = TaskRecord(
         r.uuid, r.source, r.due_at, r.created_at, now, r.id, r.queue, r.args, RUNNING, r.priority, r.position, False,
         r.key, r.dedupe_slot, r.timeout_s, r.retry, now, None, 1, bucket=r.bucket,
+        origin=r.origin,
     )  # fmt: skip
     if has_ties(r):
         for name in TIES:

@@ -26,6 +26,7 @@ from taskyard.testing.executor_contract import ExecutorContract  # noqa: E402
 from taskyard.testing.store_contract import (  # noqa: E402
     DurableStoreContract,
     PromptStoreContract,
+    ScheduleContract,
     SteeringContract,
     StoreContract,
     TiesContract,
@@ -37,6 +38,7 @@ __all__ = [
     "DurableStoreContract",
     "ExecutorContract",
     "PromptStoreContract",
+    "ScheduleContract",
     "SteeringContract",
     "StoreContract",
     "TiesContract",

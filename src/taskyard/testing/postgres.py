@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit
 
 import asyncpg
 
@@ -63,7 +65,7 @@ class Databases:
         name = f"taskyard_{os.getpid()}_{len(self._made)}"
         self.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {_name(copy_of)} STRATEGY file_copy" if copy_of else ""))
         self._made.append(name)
-        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+        return at_database(self.url, name)
 
     def drop(self, url: str) -> None:
         """The database at `url`, whoever is connected to it."""
@@ -77,6 +79,16 @@ class Databases:
             self._shared = url
         self.run(_empty, self._shared)
         return self._shared
+
+    @contextmanager
+    def guest(self, url: str, name: str = "taskyard_guest") -> Iterator[str]:
+        """The address of the database at `url` for a user who may connect to it, and nothing else."""
+        name, password = f"{name}_{os.getpid()}", secrets.token_hex(16)
+        self.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
+        try:
+            yield as_user(url, name, password)
+        finally:
+            self.execute(f"DROP OWNED BY {name}; DROP ROLE {name}", url)
 
     def close(self) -> None:
         for name in self._made:
@@ -101,6 +113,18 @@ class Databases:
         return asyncio.run(run())
 
 
+def as_user(url: str, name: str, password: str) -> str:
+    """The same database's address, for somebody else."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{name}:{quote(password, safe='')}@{host}").geturl()
+
+
+def at_database(url: str, name: str) -> str:
+    """The address of another database on the same server, for the same user."""
+    return urlsplit(url)._replace(path=f"/{name}").geturl()
+
+
 def _name(url: str) -> str:
     return urlsplit(url).path[1:]
 
@@ -120,7 +144,10 @@ async def _empty(conn: asyncpg.Connection) -> None:
 
 class Server:
     """One server in a folder of its own: `start`, then `url`, then `stop`. `settings` are lines of its configuration;
-    without `FAST` it is as durable as PostgreSQL is by default. `disk` is a folder for its data, if that matters."""
+    without `FAST` it is as durable as PostgreSQL is by default. `disk` is a folder for its data, if that matters.
+
+    It asks everybody for his password: any user of the machine can reach it, and its superuser may run programs as
+    whoever started it."""
 
     def __init__(self, *, version: int = 18, settings: tuple[str, ...] = (), disk: Path | None = None) -> None:
         self._bin = binaries(version)
@@ -131,10 +158,11 @@ class Server:
         self._data = (disk or self.folder) / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
+        self._password = secrets.token_hex(16)
 
     @property
     def url(self) -> str:
-        return f"postgresql://taskyard@127.0.0.1:{self.port}/postgres"
+        return f"postgresql://taskyard:{self._password}@127.0.0.1:{self.port}/postgres"
 
     @property
     def pid(self) -> int:
@@ -148,7 +176,7 @@ class Server:
     def start(self) -> None:
         """The first time in an empty folder, afterwards with what is there."""
         if not self._data.exists():
-            self._run("initdb", "-D", str(self._data), "--no-sync", "-U", "taskyard", "-A", "trust", "-E", "UTF8")
+            self._make()
             self.port = _free_port()
         listen = [f"port={self.port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={self.folder}"]
         settings = [*listen, "max_connections=200", *self._settings]
@@ -157,6 +185,13 @@ class Server:
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._wait()
+
+    def _make(self) -> None:
+        password = self.folder / "password"  # the folder is ours alone
+        password.write_text(self._password)
+        # Nobody can guess it in one round, or in 4,096; and thousands of connections are made.
+        asking = ("-A", "scram-sha-256", "--set", "scram_iterations=1", "--pwfile", str(password))
+        self._run("initdb", "-D", str(self._data), "--no-sync", "-U", "taskyard", "-E", "UTF8", *asking)
 
     def _wait(self) -> None:
         assert self._process is not None
@@ -173,7 +208,7 @@ class Server:
     def admit(self, network: str) -> None:
         """Let in who comes from there, `10.1.2.0/24`; `listen_addresses` must let them find the server."""
         with (self._data / "pg_hba.conf").open("a") as file:
-            file.write(f"host all all {network} trust\n")
+            file.write(f"host all all {network} scram-sha-256\n")
         os.kill(self.pid, signal.SIGHUP)
 
     def halt(self, how: signal.Signals = signal.SIGINT) -> None:

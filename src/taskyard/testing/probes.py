@@ -53,3 +53,5 @@ class Probes(probe.Probes):
         self.stumbled: Signal = Signal("stumbled")
         self.fenced: Signal = Signal("fenced")
         self.rejoined: Signal = Signal("rejoined")
+        self.fired: Signal = Signal("fired")
+        self.looked: Signal = Signal("looked")

@@ -155,9 +155,9 @@ class Crew:
         self.ledger.acknowledged(uuid)
         return uuid
 
-    def submit_many(self, name: str, batch: list[dict[str, object]]) -> list[str]:
+    def submit_many(self, name: str, batch: list[dict[str, object]], **options: object) -> list[str]:
         async def submit() -> list[str]:
-            return [handle.uuid for handle in await self.yard.submit_many(name, batch)]
+            return [handle.uuid for handle in await self.yard.submit_many(name, batch, **options)]
 
         uuids = self._run(submit())
         for uuid in uuids:

@@ -107,9 +107,11 @@ async def _play(script: Script, board: Board, seconds: float) -> None:
                 round_ += 1
             else:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changes.wait(), until - loop.time())
+                    async with asyncio.timeout_at(until):
+                        await changes.wait()
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(script.finish(), LAST_S)
+        async with asyncio.timeout(LAST_S):
+            await script.finish()
 
 
 async def _show(script: Script, board: Board, console: Console, playing: asyncio.Task[None], url: str) -> None:

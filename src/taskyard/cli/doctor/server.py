@@ -170,7 +170,7 @@ async def _traffic(conn: Conn) -> AsyncIterator[Finding]:
     now: datetime = await conn.fetchval("SELECT clock_timestamp()")
     running = await reader.list_tasks(conn, TaskFilter(states=(TaskState.RUNNING,)), None, RUNNING_AT_MOST)
     alive: list[Node] = []
-    nodes = await reader.nodes(conn)
+    nodes = await reader.nodes(conn, LEASE_S)
     if not nodes:
         yield Finding("workers", "none runs on this store", data={"alive": [], "dead": []})
     for status in nodes:
@@ -199,10 +199,10 @@ def _node(status: NodeStatus, now: datetime) -> Finding:
     node = status.node
     since = duration(seconds_between(node.started_at, now)) or "an unknown time"
     who = f"{clean(node.label)} on {clean(node.host)} (pid {node.pid}), since {since}"
-    silent_s = seconds_between(status.beat_at, now) or 0.0
-    if silent_s <= LEASE_S:
+    if not status.is_silent:
         state = "drains" if status.is_draining else f"runs {', '.join(map(clean, node.sources)) or 'nothing'}"
         return Finding("worker", f"{who}, {state}", data={"incarnation": node.incarnation})
-    text = f"{who}, has said nothing for {duration(silent_s)} and holds {counted(status.running, 'task')}"
+    silent = duration(seconds_between(status.beat_at, now))
+    text = f"{who}, has said nothing for {silent} and holds {counted(status.running, 'task')}"
     advice = "any worker takes them back when it has been silent for the lease; start one if none runs"
     return warning("silent worker", text, advice, incarnation=node.incarnation, held=status.running)

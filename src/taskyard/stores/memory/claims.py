@@ -208,7 +208,7 @@ class _LineFeed:
 
 def _head_of(record: TaskRecord) -> Head:
     can_start = record.state is QUEUED and not record.parked
-    return Head(record.priority, record.position, record.source, record.due_at, can_start)
+    return Head(record.priority, record.position, record.id, record.source, record.due_at, can_start)
 
 
 def _stands_at(record: TaskRecord, entry: Entry) -> bool:

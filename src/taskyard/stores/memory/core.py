@@ -16,19 +16,32 @@ from taskyard.errors import (
     UnknownNode,
     UnknownTask,
 )
-from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.command import Asked, Change, Command, Redate, Reorder, anchor_of, apply_change, decide
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, QueueState, drained, steer, told_as
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
-from taskyard.model.order import GAP, tail_position
+from taskyard.model.order import GAP, head_position, tail_position
+from taskyard.model.places import Put, place_beside
 from taskyard.model.settle import heed_cancel, rescue
-from taskyard.model.state import QUEUED, RUNNING, WAITING_FOR_TIME, TaskState, check_move
+from taskyard.model.state import QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Node, QueueStatus, Report, Turned
+from taskyard.ports.store import (
+    ANY,
+    PROMOTE_AT_MOST,
+    Add,
+    Added,
+    Applied,
+    Node,
+    QueueStatus,
+    Report,
+    TaskFilter,
+    Turned,
+)
 from taskyard.stores.memory.claims import Claims
 from taskyard.stores.memory.dependencies import Dependencies
+from taskyard.stores.memory.schedules import ScheduleBook, is_pending
 from taskyard.stores.plan import is_tied, make_plan
 
 # As in `model.state`: looked at once, not once per task.
@@ -40,6 +53,7 @@ class MemoryCore(Claims, Dependencies):
     def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
         super().__init__(keep_ended)
         self._clock = clock
+        self.schedules = ScheduleBook(lambda uuid: is_pending(self._tasks.get(uuid)))
 
     # --- the hot path ---------------------------------------------------------------------------------------------
 
@@ -183,18 +197,19 @@ class MemoryCore(Claims, Dependencies):
         record.updated_at = now
         if record.waits:
             record.state = TaskState.BLOCKED
-            self._line_up(record)
+            if self._strict:
+                self._line_up(record)
         elif record.due_at > now:
             record.state = TaskState.SCHEDULED
             heapq.heappush(self._due, (record.due_at, seq))
         else:
             record.state = QUEUED
-            if self._strict:
-                self._line_up(record)
             if record.key is None:
                 self._offer(record)
             else:
                 self._track_key(record)
+        if self._strict and record.state in STANDS_IN_LINE:
+            self._line_up(record)
         self._counts[record.queue][record.state] += 1
         self._events.append((SUBMITTED, record, now))
         self.event_seq += 1
@@ -270,18 +285,20 @@ class MemoryCore(Claims, Dependencies):
             oldest_due_at=self._oldest_due_at(queue),
         )
 
-    def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+    def apply(self, uuids: Sequence[str], command: Command, by: str = "", where: TaskFilter = ANY) -> list[Applied]:
         now = self._clock.now()
-        applied = [self._apply_one(uuid, command, now) for uuid in uuids]
+        applied = [self._apply_one(uuid, command, by, where, now) for uuid in uuids]
         self._release(now)
         return applied
 
-    def _apply_one(self, uuid: str, command: Command, now: datetime) -> Applied:
+    def _apply_one(self, uuid: str, command: Command, by: str, where: TaskFilter, now: datetime) -> Applied:
         record = self._tasks.get(uuid)
         if record is None:
             return Applied(uuid, refused=UnknownTask(uuid))
+        anchor, order = self._tasks.get(anchor_of(command) or ""), self._settings(record.queue).order
         try:
-            decision = decide(record, command, now=now)
+            where.check(record, command)
+            decision = decide(record, Asked(command=command, now=now, by=by, order=order, anchor=anchor))
         except CommandRefused as refused:
             return Applied(uuid, refused=refused)
         if isinstance(decision, Move) and record.state is TaskState.FAILED:
@@ -290,15 +307,41 @@ class MemoryCore(Claims, Dependencies):
         elif isinstance(decision, Move):
             self._move(record, decision)
         else:
-            apply_decision(record, decision)
-            if isinstance(decision, Reprioritize):
-                self._reordered(record)
-                self._tell(EventKind.PRIORITY_CHANGED, record, now)
-            else:
-                self._tell(EventKind.CANCEL_ASKED, record, now)
+            self._change(record, decision)
         return Applied(uuid, record=record.clone())
 
+    def _change(self, record: TaskRecord, change: Change) -> None:
+        apply_change(record, change)
+        match change:
+            case Reorder():
+                self._place(record, change)
+            case Redate() if record.state in WAITING_FOR_TIME:
+                heapq.heappush(self._due, (record.due_at, record.id))
+        self._reordered(record)
+        self._tell(change.kind, record, change.at)
+
+    def _place(self, record: TaskRecord, asked: Reorder) -> None:
+        if asked.beside is None:
+            self._unplace(record)
+            self._seq += 1
+            record.position = head_position(self._seq)
+            return
+        placing = place_beside(asked.beside, self._placed[record.queue], before=asked.before)
+        for position, task_id in placing.moved:
+            self._put(self._by_id[task_id], position)
+        self._put(record, placing.position)
+
+    def _put(self, record: TaskRecord, position: int) -> None:
+        """Give it a place that was made by hand."""
+        self._unplace(record)
+        record.position = position
+        self._placed[record.queue].add(Put(position, record.id))
+        self._reordered(record)
+
     def _reordered(self, record: TaskRecord) -> None:
+        """It may stand somewhere else."""
+        if self._strict and record.state in STANDS_IN_LINE:
+            self._line_up(record)
         if record.state is not QUEUED:
             return
         if record.key is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections import deque
+
+from taskyard.model.places import Put
 
 Lane = tuple[str, str, int]
 """Queue, source and priority."""
@@ -43,6 +46,33 @@ class Line:
             heapq.heappop(self._ahead)
         else:
             self._in_order.popleft()
+
+
+class HandPlaced:
+    """The tasks of one queue whose places were made by hand, in order."""
+
+    __slots__ = ("_puts",)
+
+    def __init__(self) -> None:
+        self._puts: list[Put] = []
+
+    def add(self, put: Put) -> None:
+        bisect.insort(self._puts, put)
+
+    def discard(self, put: Put) -> None:
+        at = bisect.bisect_left(self._puts, put)
+        if self._puts[at : at + 1] == [put]:
+            del self._puts[at]
+
+    def nearest(self, position: int, *, below: bool) -> int | None:
+        if below:
+            at = bisect.bisect_left(self._puts, (position,)) - 1
+        else:
+            at = bisect.bisect_left(self._puts, (position + 1,))
+        return self._puts[at].position if 0 <= at < len(self._puts) else None
+
+    def between(self, low: int, high: int) -> list[Put]:
+        return self._puts[bisect.bisect_left(self._puts, (low,)) : bisect.bisect_left(self._puts, (high + 1,))]
 
 
 class KeyLine:

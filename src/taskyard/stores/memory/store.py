@@ -31,9 +31,10 @@ from taskyard.ports.store import (
     Turned,
 )
 from taskyard.stores.memory.core import MemoryCore
+from taskyard.stores.memory.schedules import ScheduleVerbs
 
 
-class MemoryStore:
+class MemoryStore(ScheduleVerbs):
     """It lives in one process and one event loop; other processes never see it, but several
     yards of this loop may share it and hear each other."""
 
@@ -107,8 +108,10 @@ class MemoryStore:
     def outcome_now(self, uuid: str) -> Outcome | None:
         return self._core.outcome(uuid)
 
-    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
-        answer = self._core.apply(uuids, command)
+    async def apply(
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+    ) -> list[Applied]:
+        answer = self._core.apply(uuids, command, by, where)
         self._tell_of_events()
         return answer
 
@@ -131,6 +134,11 @@ class MemoryStore:
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         return self._core.list_tasks(where, before_id, limit)
+
+    async def list_ids(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+    ) -> list[tuple[int, str]]:
+        return self._core.list_ids(where, before_id, limit)
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return self._core.list_runs(uuid)

@@ -12,12 +12,13 @@ from taskyard.model.control import QueueControl
 from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move
-from taskyard.model.order import head_position, tail_position
+from taskyard.model.order import GAP, head_position, tail_position
+from taskyard.model.places import Put
 from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
 from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
 from taskyard.stores.memory.edges import Edges
-from taskyard.stores.memory.lines import Entry, KeyLine, Lane, Line, Place
+from taskyard.stores.memory.lines import Entry, HandPlaced, KeyLine, Lane, Line, Place
 from taskyard.stores.memory.slots import Slots
 
 RING = 10_000
@@ -43,6 +44,7 @@ class Tasks:
         self._controls: dict[str, QueueControl] = {}
         self._lanes: defaultdict[Lane, Line] = defaultdict(Line)
         self._strict: dict[str, defaultdict[str, list[Place]]] = {}
+        self._placed: defaultdict[str, HandPlaced] = defaultdict(HandPlaced)
         self._due: list[tuple[datetime, int]] = []
         self._ended: list[tuple[datetime, int]] = []
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
@@ -66,6 +68,8 @@ class Tasks:
         old = record.state
         slot, token, node = record.dedupe_slot, record.token, record.node
         attempt = record.attempt
+        if self._placed:
+            self._leave_place(record, move)
         apply_move(record, move)
         new = record.state
         counts = self._counts[record.queue]
@@ -76,14 +80,7 @@ class Tasks:
         if slot != record.dedupe_slot:
             self._slots.swap(record.uuid, slot, record.dedupe_slot)
         if new is QUEUED:
-            if move.to_head:
-                self._seq += 1
-                record.position = head_position(self._seq)
-            elif old is TaskState.FAILED:
-                self._seq += 1
-                record.position = tail_position(self._seq)
-            if record.key is None:
-                self._offer(record)
+            self._queue_up(record, old, move)
         elif new in WAITING_FOR_TIME:
             heapq.heappush(self._due, (record.due_at, record.id))
         if self._strict and new in STANDS_IN_LINE:
@@ -102,6 +99,25 @@ class Tasks:
         heapq.heappush(self._ended, (at, record.id))
         if self._keep_ended is not None and len(self._ended) > self._keep_ended:
             self._forget_oldest()
+
+    def _queue_up(self, record: TaskRecord, old: TaskState, move: Move) -> None:
+        if move.to_head:
+            self._seq += 1
+            record.position = head_position(self._seq)
+        elif old is TaskState.FAILED:
+            self._seq += 1
+            record.position = tail_position(self._seq)
+        if record.key is None:
+            self._offer(record)
+
+    def _leave_place(self, record: TaskRecord, move: Move) -> None:
+        if move.to_head or move.state in ENDED:
+            self._unplace(record)
+
+    def _unplace(self, record: TaskRecord) -> None:
+        """It leaves the place it has, which may have been made by hand."""
+        if record.position % GAP:
+            self._placed[record.queue].discard(Put(record.position, record.id))
 
     def _end_run(self, record: TaskRecord, move: Move, attempt: int, token: int, node: str) -> None:
         self._running[node].discard(record.id)
@@ -207,8 +223,9 @@ class Tasks:
 
     def signals(self, node: str) -> Signals:
         running = (self._by_id[task_id] for task_id in sorted(self._running.get(node, ())))
-        cancels = [record.uuid for record in running if record.cancel_asked_at is not None]
-        return Signals(cancels, is_draining=node in self._draining)
+        asked = [record for record in running if record.cancel_asked_at is not None]
+        forced = tuple(record.uuid for record in asked if record.cancel_forced)
+        return Signals([record.uuid for record in asked], is_draining=node in self._draining, forced=forced)
 
     def outcomes(self, uuids: Iterable[str]) -> list[Outcome | None]:
         return [self.outcome(uuid) for uuid in uuids]
@@ -249,9 +266,12 @@ class Tasks:
         for record in records:
             if len(found) == limit:
                 break
-            if (before_id is None or record.id < before_id) and _matches(record, where):
+            if (before_id is None or record.id < before_id) and where.matches(record):
                 found.append(record.clone())
         return found
+
+    def list_ids(self, where: TaskFilter, before_id: int | None, limit: int) -> list[tuple[int, str]]:
+        return [(record.id, record.uuid) for record in self.list_tasks(where, before_id, limit)]
 
     def _newest_first(self) -> Iterator[TaskRecord]:
         return reversed(self._by_id.values())
@@ -276,11 +296,3 @@ class Tasks:
             )
             for incarnation, node in self._nodes.items()
         ]
-
-
-def _matches(record: TaskRecord, where: TaskFilter) -> bool:
-    return (
-        (where.states is None or record.state in where.states)
-        and (where.queue is None or record.queue == where.queue)
-        and (where.source is None or record.source == where.source)
-    )

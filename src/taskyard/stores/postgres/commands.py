@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import CommandRefused, SlotTaken, UnknownTask
-from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.command import Asked, apply_change, decide
 from taskyard.model.dependency import Stand, refuse_revival, stand_of
 from taskyard.model.event import TOLD_AS, EventKind
 from taskyard.model.move import Move, apply_move
@@ -21,7 +21,7 @@ from taskyard.model.settle import rescue
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import Applied, Node
+from taskyard.ports.store import Applied, Node, TaskFilter
 from taskyard.stores.migrate import REASON
 from taskyard.stores.postgres.place import Connection
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
@@ -34,8 +34,8 @@ RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL)"
 class Decided:
     """What a command means for some tasks, as they were when they were read."""
 
-    def __init__(self, command: Command, now: datetime, bonds: Bonds) -> None:
-        self._command, self._now, self._bonds = command, now, bonds
+    def __init__(self, asked: Asked, where: TaskFilter, bonds: Bonds) -> None:
+        self._asked, self._where, self._now, self._bonds = asked, where, asked.now, bonds
         self._changes: dict[int, dict[str, Any]] = {}
         self._events: list[tuple[EventKind, TaskRecord]] = []
         self._queues: set[str] = set()
@@ -52,7 +52,8 @@ class Decided:
             return
         record, version = found
         try:
-            decision = decide(record, self._command, now=self._now)
+            self._where.check(record, self._asked.command)
+            decision = decide(record, self._asked)
         except CommandRefused as refused:
             self.applied.append(Applied(uuid, refused=refused))
             return
@@ -74,13 +75,11 @@ class Decided:
             change["slot"], change["waits"] = record.dedupe_slot, record.waits
         else:
             before = record.note
-            apply_decision(record, decision)
+            apply_change(record, decision)
             # Its run may say another by now. A task that is named twice keeps what was said the first time.
             earlier = self._changes.get(record.id, {}).get("note")
             change["note"] = clean(record.note) if record.note != before else earlier
-            kind = EventKind.CANCEL_ASKED
-            if isinstance(decision, Reprioritize):
-                kind = EventKind.PRIORITY_CHANGED
+            kind = decision.kind
         record.note, record.cancel_reason = clean(record.note), clean(record.cancel_reason)
         self._changes[record.id] = {
             "priority": record.priority,

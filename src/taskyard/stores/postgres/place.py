@@ -33,7 +33,7 @@ from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
 T = TypeVar("T")
 
 CONNECT_S = 4.0
-"""How long a connection may take to come about. Shorter than it takes TCP to send its second repetition."""
+"""How long a connection may take to come about: TCP repeats its first word after 1 s, and again 2 s later."""
 
 COMMAND_S = 8.0
 """How long an answer may take. A connection that died silently is given up then, and claims go on over another."""

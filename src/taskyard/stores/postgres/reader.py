@@ -77,31 +77,59 @@ async def list_uuids(conn: Connection, fragment: str, limit: int) -> list[str]:
 
 
 async def list_tasks(conn: Connection, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
+    return [from_row(row) for row in await _select(conn, HOT, ENDED, where, before_id, limit)]
+
+
+async def list_ids(conn: Connection, where: TaskFilter, before_id: int | None, limit: int) -> list[tuple[int, str]]:
+    return [(id_, uuid) for id_, uuid in await _select(conn, "id, uuid", "id, uuid", where, before_id, limit)]
+
+
+def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
+    """What a filter asks, as `TaskFilter.matches` puts it, but for states and the time of the end; adds to `values`."""
+    terms = []
+    for term, value in (
+        ("queue = ${n}", clean(where.queue)),
+        ("source = ${n}", clean(where.source)),
+        ("key = ${n}", clean(where.key)),
+        ("error::jsonb -> 'types' ? ${n}", clean(where.error)),
+        ("(starts_with(uuid, ${n}) OR right(uuid, length(${n})) = ${n})", clean(where.uuid)),
+        ("id IN (SELECT id FROM taskyard.tie WHERE group_id = ${n})", clean(where.group)),
+        ("created_at >= ${n}", where.created_after),
+        ("created_at < ${n}", where.created_before),
+    ):
+        if value is not None:
+            values.append(value)
+            terms.append(term.replace("{n}", str(len(values))))
+    return terms
+
+
+async def _select(
+    conn: Connection, hot: str, ended: str, where: TaskFilter, before_id: int | None, limit: int
+) -> list[Any]:
     parts = []
     values: list[Any] = [before_id if before_id is not None else 1 << 62, limit]
-    terms = ["id < $1"]
-    for name, value in (("queue", where.queue), ("source", where.source)):
-        if value is not None:
-            values.append(clean(value))
-            terms.append(f"{name} = ${len(values)}")
-    if where.group is not None:
-        values.append(clean(where.group))
-        terms.append(f"id IN (SELECT id FROM taskyard.tie WHERE group_id = ${len(values)})")
+    terms = ["id < $1", *_terms(where, values)]
     for table, columns, states in (
-        ("task", HOT, frozenset(TaskState) - ENDED_STATES),
-        ("ended", ENDED, ENDED_STATES),
+        ("task", hot, frozenset(TaskState) - ENDED_STATES),
+        ("ended", ended, ENDED_STATES),
     ):
+        own = list(terms)
+        if table == "task" and (where.finished_after is not None or where.finished_before is not None):
+            continue
+        for sign, at in ((">=", where.finished_after), ("<", where.finished_before)):
+            if at is not None:
+                values.append(at)
+                own.append(f"finished_at {sign} ${len(values)}")
         asked = states if where.states is None else states & set(where.states)
         if asked:
             # Written out, so that the index of one state can serve.
             state = "" if asked == states else f" AND state IN ({', '.join(repr(str(one)) for one in sorted(asked))})"
             parts.append(
-                f"(SELECT {columns} FROM taskyard.{table} WHERE {' AND '.join(terms)}{state} ORDER BY id DESC LIMIT $2)"
+                f"(SELECT {columns} FROM taskyard.{table} WHERE {' AND '.join(own)}{state} ORDER BY id DESC LIMIT $2)"
             )
     if not parts:
         return []
-    rows = await conn.fetch(f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS t ORDER BY id DESC LIMIT $2", *values)
-    return [from_row(row) for row in rows]
+    return await conn.fetch(f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS t ORDER BY id DESC LIMIT $2", *values)
 
 
 async def list_runs(conn: Connection, uuid: str) -> list[Run]:
@@ -143,15 +171,22 @@ async def count_group(conn: Connection, group: str) -> dict[TaskState, int]:
     return {TaskState(state): n for state, n in rows}
 
 
-async def nodes(conn: Connection) -> list[NodeStatus]:
+async def nodes(conn: Connection, lease_s: float) -> list[NodeStatus]:
     rows = await conn.fetch(
-        "SELECT info, beat_at, is_draining, "
+        "SELECT info, beat_at, beat_at < now() - make_interval(secs => $1), is_draining, "
         "(SELECT count(*) FROM taskyard.task WHERE state = 'running' AND node = incarnation) "
-        "FROM taskyard.node ORDER BY incarnation"
+        "FROM taskyard.node ORDER BY incarnation",
+        lease_s,
     )
     return [
-        NodeStatus(node=msgspec.json.decode(info, type=Node), running=running, beat_at=beat_at, is_draining=is_draining)
-        for info, beat_at, is_draining, running in rows
+        NodeStatus(
+            node=msgspec.json.decode(info, type=Node),
+            running=running,
+            beat_at=beat_at,
+            is_silent=is_silent,
+            is_draining=is_draining,
+        )
+        for info, beat_at, is_silent, is_draining, running in rows
     ]
 
 

@@ -12,8 +12,8 @@ from taskyard.stores.rows import COLUMNS, TIES, to_error, to_on_failure, to_prog
 
 _STATES = {str(state): state for state in TaskState}
 
-# Its tables know nothing of this yet.
-_LATER = {"bucket": "NULL::text"}
+# Its tables know nothing of these yet.
+_LATER = {"bucket": "NULL::text", "origin": "NULL::text", "cancel_forced": "false"}
 
 
 def _tied(table: str) -> dict[str, str]:
@@ -33,7 +33,6 @@ _NOT_ENDED = {
     "node": "NULL::text",
     "cancel_asked_at": "NULL::timestamptz",
     "cancel_reason": "NULL::text",
-    "bucket": "NULL::text",
 }
 
 HOT = ", ".join(f"{_NOT_HOT.get(column, column)} AS {column}" for column in COLUMNS)
@@ -52,13 +51,14 @@ def from_row(row: Any) -> TaskRecord:
         uuid, source, due_at, created_at, updated_at, id_, queue, args, state, priority, position, parked, key, slot,
         timeout_s, retry, started_at, finished_at, attempt, retries, crashes, recoveries, token, node, cancel_asked_at,
         progress, result, error, note, cancel_reason, checkpoint, bucket, group_id, waits, on_failure, dedupe_key,
-        scope,
-    ) = row[:37]  # fmt: skip
+        scope, origin, cancel_forced,
+    ) = row[: len(COLUMNS)]  # fmt: skip
     return TaskRecord(
         uuid, source, due_at, created_at, updated_at, id_, queue, args, _STATES[state], priority, position, parked, key,
         slot, timeout_s, None if retry is None else to_retry(retry), started_at, finished_at, attempt, retries, crashes,
         recoveries, token, node, cancel_asked_at, to_progress(progress), result, to_error(error), note, cancel_reason,
-        checkpoint, bucket, group_id, waits, to_on_failure(on_failure), dedupe_key, to_scope(scope),
+        checkpoint, bucket, group_id, waits, to_on_failure(on_failure), dedupe_key, to_scope(scope), origin,
+        cancel_forced,
     )  # fmt: skip
 
 

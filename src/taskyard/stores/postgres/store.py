@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -18,13 +20,16 @@ from taskyard.errors import (
     ForkedStore,
     InvalidInput,
     NotOpen,
+    OutcomeUnknown,
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    SubmitPending,
+    TaskyardError,
     UnknownNode,
     hide_password,
 )
-from taskyard.model.command import Command, Retry
+from taskyard.model.command import Asked, Cancel, Command, Retry, SetPriority
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.limits import Demand, QueueSettings
@@ -59,6 +64,7 @@ from taskyard.stores.postgres.place import (
     Connection,
     Session,
     check_version,
+    describe,
     find_version,
     migrate,
     once,
@@ -81,6 +87,13 @@ has counted is to be put together as well, before claims from queues with a limi
 
 TRIES = 20
 """How often something is tried that another transaction got in the way of."""
+
+PAUSE_S, PAUSE_CAP_S = 0.002, 0.1
+"""Before the third try, at most, and before the last ones: whoever got in the way twice is given time to end."""
+
+
+class _UuidHeld(Exception):
+    """A new task has a uuid that another has which was submitted in a transaction that has not ended."""
 
 
 class PostgresStore:
@@ -183,7 +196,9 @@ class PostgresStore:
 
     async def _write(self, sql: str, *arguments: Any, links: Links | None = None) -> Any:
         """The row that a call answers with. What another transaction got in the way of is tried again."""
-        for _ in range(TRIES):
+        for n in range(TRIES):
+            if n > 1:
+                await _give_way(n)
             try:
                 async with (links or self._writes).use() as conn:
                     with typed_errors(self.url, writes=True):
@@ -205,16 +220,37 @@ class PostgresStore:
         demand: Demand | None = None,
     ) -> Turned:
         async with self._asked():
-            turn = Turn(node, self._clock.now(), settles, adds, reports, demand)
-            if adds:
-                await self._make_lanes(turn)
-            row = await self._call(turn)
-            turned = turn.answer(row)
-            self._tell_of(turned, row["told"], is_settling=bool(settles))
-            return turned
+            try:
+                return await self._turn(Turn(node, self._clock.now(), settles, adds, reports, demand), adds)
+            except _UuidHeld:
+                turned = await self._turn(Turn(node, self._clock.now(), settles, (), reports, demand))
+                return msgspec.structs.replace(turned, added=await self._add_apart(node, adds))
+
+    async def _turn(self, turn: Turn, adds: Sequence[Add] = ()) -> Turned:
+        if adds:
+            await self._make_lanes(turn)
+        row = await self._call(turn)
+        turned = turn.answer(row)
+        self._tell_of(turned, row["told"], adds, is_settling=bool(turned.settled))
+        return turned
+
+    async def _add_apart(self, node: str, adds: Sequence[Add]) -> list[list[Added] | TaskyardError]:
+        """Of these adds one or a few would have to wait for a transaction of somebody else's: the others go without
+        them."""
+        try:
+            return (await self._turn(Turn(node, self._clock.now(), (), adds, (), None), adds)).added
+        except _UuidHeld:
+            if len(adds) == 1:
+                return [SubmitPending()]
+            half = len(adds) // 2
+            return await self._add_apart(node, adds[:half]) + await self._add_apart(node, adds[half:])
+        except Exception as error:  # which is theirs alone: the rest of the turn has happened
+            return [error if isinstance(error, TaskyardError) else OutcomeUnknown(describe(error))] * len(adds)
 
     async def _call(self, turn: Turn) -> Any:
-        for _ in range(TRIES):
+        for n in range(TRIES):
+            if n > 1:
+                await _give_way(n)
             try:
                 async with self._turns.use() as conn:
                     return await self._send(conn, turn)
@@ -223,7 +259,8 @@ class PostgresStore:
             except asyncpg.TransactionRollbackError:
                 pass  # two turns got in each other's way: one of them has to start again
             except (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.ProgramLimitExceededError) as exc:
-                if not turn.refuse_unstorable():
+                is_too_much = isinstance(exc, asyncpg.ProgramLimitExceededError)
+                if not turn.refuse_unstorable() and not (is_too_much and turn.claim_less()):
                     raise InvalidInput(f"this cannot be stored: {exc}") from exc
         raise StoreBusy(hide_password(self.url))
 
@@ -233,13 +270,20 @@ class PostgresStore:
             return await conn.fetchrow(CALL, *turn.arguments())
         except (*retried, asyncpg.TransactionRollbackError):
             raise
+        except asyncpg.LockNotAvailableError as exc:
+            if re.search(r"\badd_1\(", str(exc.context)):  # and not where turns wait for each other
+                raise _UuidHeld from exc
+            raise StoreBusy(hide_password(self.url)) from exc
         except Exception:
             with typed_errors(self.url, writes=True):
                 raise
 
     async def _make_lanes(self, turn: Turn) -> None:
         """Before the turn: a row that another transaction is just inserting must not keep it waiting."""
-        for queue, source, priority in sorted(turn.lanes() - self._lanes):
+        for lane in sorted(turn.lanes() - self._lanes):
+            if lane not in turn.lanes():
+                continue  # what was to stand there has been refused meanwhile
+            queue, source, priority = lane
             try:
                 await self._write(
                     f"INSERT INTO taskyard.lane AS l (queue, source, low_{int(priority)}) VALUES ($1, $2, 0) "
@@ -248,15 +292,16 @@ class PostgresStore:
                     queue,
                     source,
                 )
-            except StoreError as error:
+            except StoreError:
                 if turn.refuse_unstorable():
                     continue
-                raise error
-            self._lanes.add((queue, source, priority))
+                raise
+            self._lanes.add(lane)
 
-    def _tell_of(self, turned: Turned, told: int, *, is_settling: bool) -> None:
-        """Others hear of what they may start, or wait for; that this node has started something is nothing to them."""
-        if is_settling or told > len(turned.claims) * 2:
+    def _tell_of(self, turned: Turned, told: int, adds: Sequence[Add], *, is_settling: bool) -> None:
+        """Others hear of what they may start, or wait for; that this node has started something is nothing to them, be
+        it new or old."""
+        if is_settling or told > len(turned.claims) * 2 or told > len(turned.claims) + _count_new(turned.claims, adds):
             self._hints.tell()
         self._written += max(told, 10)
         if self._written >= TIDY_AFTER and self._tidying is None:
@@ -281,20 +326,26 @@ class PostgresStore:
 
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 
-    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+    async def apply(
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+    ) -> list[Applied]:
+        if not isinstance(command, Cancel | Retry | SetPriority):
+            raise NotImplementedError("this cannot be asked of tasks on PostgreSQL yet")
         applied: list[Applied] = []
         async with self._asked():
             for start in range(0, len(uuids), APPLY_AT_MOST):
-                applied += await self._apply(uuids[start : start + APPLY_AT_MOST], command)
+                applied += await self._apply(uuids[start : start + APPLY_AT_MOST], command, by, where)
         return applied
 
-    async def _apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
-        for _ in range(TRIES):
-            now = self._clock.now()
+    async def _apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
+        for n in range(TRIES):
+            if n > 1:
+                await _give_way(n)
+            asked = Asked(command=command, now=self._clock.now(), by=by)
             found = await self._read(partial(commands.read, uuids=uuids))
             records = [record for record, _ in found.values()] if isinstance(command, Retry) else []
-            bonds = await self._read(partial(commands.read_bonds, records=records, now=now))
-            decided = commands.Decided(command, now, bonds)
+            bonds = await self._read(partial(commands.read_bonds, records=records, now=asked.now))
+            decided = commands.Decided(asked, where, bonds)
             for uuid in uuids:
                 decided.decide(uuid, found.get(uuid))
             if decided.changes_nothing:
@@ -367,8 +418,11 @@ class PostgresStore:
 
     async def rescue(self, incarnation: str) -> list[str]:
         async with self._asked():
-            info = await self._read(lambda conn: conn.fetchval(_INFO, incarnation))
-            beats = None if incarnation in self._joined else self._pulse.beats_of(incarnation)
+            info, beats = await self._read(lambda conn: conn.fetchrow(_INFO, incarnation)) or (None, None)
+            if (seen := self._pulse.beats_of(incarnation)) is not None:
+                beats = seen
+            if incarnation in self._joined:
+                beats = None  # one of our own may be taken back whatever it says
             arguments = commands.rescue_arguments(incarnation, info, beats, self._clock.now())
             rescued: list[str] = (await self._write(commands.RESCUE, *arguments))["uuids"] or []
             self._hints.tell(of_nodes=True)
@@ -417,6 +471,11 @@ class PostgresStore:
     ) -> list[TaskRecord]:
         return await self._ask(partial(reader.list_tasks, where=where, before_id=before_id, limit=limit))
 
+    async def list_ids(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+    ) -> list[tuple[int, str]]:
+        return await self._ask(partial(reader.list_ids, where=where, before_id=before_id, limit=limit))
+
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))
 
@@ -427,10 +486,21 @@ class PostgresStore:
         return await self._ask(partial(reader.count_group, group=group))
 
     async def nodes(self) -> list[NodeStatus]:
-        return await self._ask(reader.nodes)
+        return await self._ask(partial(reader.nodes, lease_s=self._lease_s))
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
         self._hints.watch(changed, nodes_changed)
 
 
-_INFO = "SELECT info FROM taskyard.node WHERE incarnation = $1"
+_INFO = "SELECT info, beats FROM taskyard.node WHERE incarnation = $1"
+
+
+def _count_new(claims: Sequence[Claim], adds: Sequence[Add]) -> int:
+    """How many of the claims are of tasks that were added with them."""
+    new = {record.uuid for add in adds for record in add.records}
+    return sum(claim.uuid in new for claim in claims)
+
+
+async def _give_way(n: int) -> None:
+    """Before the try with this number, counted from 0."""
+    await asyncio.sleep(random.random() * min(PAUSE_S * 2 ** (n - 2), PAUSE_CAP_S))

@@ -29,7 +29,7 @@ from taskyard.stores.migrate import REASON
 from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
 from taskyard.stores.rows import has_ties, json_or_none
 
-CALL = f"CALL taskyard.turn_2({', '.join(f'${n}' for n in range(1, 28))}, NULL, NULL, NULL, NULL, NULL, NULL)"
+CALL = f"CALL taskyard.turn_3({', '.join(f'${n}' for n in range(1, 28))}, NULL, NULL, NULL, NULL, NULL, NULL)"
 
 HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
 
@@ -75,6 +75,14 @@ class Turn:
                 if n not in self._refused and clean(parent) != parent:
                     self._refused[n] = UnknownTask(parent)
         return len(self._refused) > before
+
+    def claim_less(self) -> bool:
+        """Ask for an eighth; whether that is fewer. What is claimed has to fit into a gigabyte, and be sent in time."""
+        demand = self._demand
+        if demand is None or demand.total <= 1:
+            return False
+        self._demand = msgspec.structs.replace(demand, total=max(1, demand.total // 8))
+        return True
 
     def _stored(self) -> list[Add]:
         return [add for n, add in enumerate(self._adds) if n not in self._refused]

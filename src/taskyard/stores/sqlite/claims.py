@@ -122,7 +122,7 @@ class Claims(Commands):
         picked: list[Row] = []
         while heads and quota.left > 0:
             row, rows = heads[0]
-            queue, source = row[2:4]
+            queue, source = row[3:5]
             following = None  # a lane that is full is left alone: it may be long
             if quota.room(queue, source) > 0:
                 quota.admit(queue, source)
@@ -146,7 +146,7 @@ class Claims(Commands):
             after = rows[-1][1]
 
     def _read_rows(self, sql: str, given: tuple[Any, ...]) -> list[Row]:
-        """Rows in order. They sort by their first two values, which no two tasks share, but for those of a line."""
+        """Rows in the order of their places."""
         columns = _STANDING if sql is OF_LINE else _WAITING
         try:
             found = self._one(f"SELECT json_group_array(json_array({columns})) FROM ({sql})", given)
@@ -212,8 +212,8 @@ class _RowFeed:
             if row is None:
                 return None
             can_start = len(row) == len(WAITING) or bool(row.pop())
-            priority, position, _, source, _, _, due_at = row[:7]
-            self._head = Head(priority, position, source, from_us(due_at), can_start)
+            priority, position, id_, _, source, _, due_at = row[:7]
+            self._head = Head(priority, position, id_, source, from_us(due_at), can_start)
         return self._head
 
     def take(self) -> Row:

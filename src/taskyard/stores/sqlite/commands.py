@@ -6,38 +6,44 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+import apsw
 import msgspec
 
 from taskyard.errors import CommandRefused, UnknownNode, UnknownTask
-from taskyard.model.command import Command, Reprioritize, apply_decision, decide
+from taskyard.model.command import Asked, Change, Command, Redate, Reorder, anchor_of, apply_change, decide
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer
-from taskyard.model.event import EventKind
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.order import GAP, head_position
+from taskyard.model.places import Put, place_beside
 from taskyard.model.settle import rescue
 from taskyard.model.state import QUEUED, TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import Applied, Node
+from taskyard.ports.store import ANY, Applied, Node, TaskFilter
 from taskyard.stores.rows import to_us
 from taskyard.stores.sqlite.dependencies import Dependencies
 
+_PLACE = ("id", "position")
+
 
 class Commands(Dependencies):
-    def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+    def apply(self, uuids: Sequence[str], command: Command, by: str = "", where: TaskFilter = ANY) -> list[Applied]:
         now = self._clock.now()
         found = self._read("uuid IN (SELECT value FROM json_each(?))", (msgspec.json.encode(list(uuids)).decode(),))
         records = {record.uuid: record for record in found}
-        applied = [self._apply_one(uuid, records.get(uuid), command, now) for uuid in uuids]
+        asked = Asked(command=command, now=now, by=by)
+        applied = [self._apply_one(uuid, records.get(uuid), asked, where) for uuid in uuids]
         self._release(now)
         self._flush()
         # Parking is decided at the flush, after the records were changed: read what it decided.
         return [self._with_parking(one) for one in applied]
 
-    def _apply_one(self, uuid: str, record: TaskRecord | None, command: Command, now: datetime) -> Applied:
+    def _apply_one(self, uuid: str, record: TaskRecord | None, asked: Asked, where: TaskFilter) -> Applied:
         if record is None:
             return Applied(uuid, refused=UnknownTask(uuid))
         try:
-            decision = decide(record, command, now=now)
+            where.check(record, asked.command)
+            decision = decide(record, self._look_beside(record, asked))
         except CommandRefused as refused:
             return Applied(uuid, refused=refused)
         if isinstance(decision, Move) and record.state is TaskState.FAILED:
@@ -46,21 +52,44 @@ class Commands(Dependencies):
         elif isinstance(decision, Move):
             self._move(record, decision)
         else:
-            was = record.priority
-            apply_decision(record, decision)
-            kind = EventKind.CANCEL_ASKED
-            if isinstance(decision, Reprioritize):
-                kind = EventKind.PRIORITY_CHANGED
-                if record.state is QUEUED:
-                    self._changed_lane(record, was)
-            self._tell(kind, record, to_us(now))
-            self._saves.append(record)
+            self._change(record, decision)
         return Applied(uuid, record=record)
 
+    def _look_beside(self, record: TaskRecord, asked: Asked) -> Asked:
+        """What else has to be known to decide. The other task may have had to move for the one before."""
+        other = anchor_of(asked.command)
+        if other is None:
+            return asked
+        self._save_moved()
+        anchor = next(iter(self._read("uuid = ?", (other,))), None)
+        return msgspec.structs.replace(asked, order=self._settings(record.queue).order, anchor=anchor)
+
+    def _change(self, record: TaskRecord, change: Change) -> None:
+        was = record.priority
+        apply_change(record, change)
+        if isinstance(change, Reorder):
+            self._place(record, change)
+        if isinstance(change, Redate):
+            self._due_known = False
+        elif record.state is QUEUED:
+            self._changed_lane(record, was)
+        self._tell(change.kind, record, to_us(change.at))
+        self._saves.append(record)
+
+    def _place(self, record: TaskRecord, asked: Reorder) -> None:
+        if asked.beside is None:
+            self._seq += 1
+            record.position = head_position(self._seq)
+            return
+        placing = place_beside(asked.beside, _Puts(self._conn, record.queue), before=asked.before)
+        self._update_rows(_PLACE, [(id_, position) for position, id_ in placing.moved])
+        record.position = placing.position
+
     def _changed_lane(self, record: TaskRecord, was: int) -> None:
-        """A queued task had another priority until now."""
-        self._count(record.queue, record.source, QUEUED, -1, was)
-        self._count(record.queue, record.source, QUEUED, 1, record.priority)
+        """A queued task stood somewhere else until now, in the lane of this priority."""
+        if was != record.priority:
+            self._count(record.queue, record.source, QUEUED, -1, was)
+            self._count(record.queue, record.source, QUEUED, 1, record.priority)
         if record.key is not None:
             record.parked = True
             self._keys.add((record.queue, record.key))
@@ -158,3 +187,26 @@ class Commands(Dependencies):
         for _, queue, source, state in old:
             self._count(queue, source, TaskState(state), -1)
         return len(old)
+
+
+class _Puts:
+    """The places in one queue that were made by hand, by the index `task_placed`."""
+
+    _HAND_MADE = f"queue = ? AND position % {GAP} <> 0 AND finished_at IS NULL"
+
+    def __init__(self, conn: apsw.Connection, queue: str) -> None:
+        self._conn, self._queue = conn, queue
+
+    def nearest(self, position: int, *, below: bool) -> int | None:
+        end = "max(position)" if below else "min(position)"
+        sql = f"SELECT {end} FROM task INDEXED BY task_placed WHERE {self._HAND_MADE} AND position {'<>'[not below]} ?"
+        found: Any = self._conn.execute(sql, (self._queue, position)).get
+        return None if found is None else int(found)
+
+    def between(self, low: int, high: int) -> list[Put]:
+        rows: Any = self._conn.execute(
+            f"SELECT position, id FROM task INDEXED BY task_placed WHERE {self._HAND_MADE} "
+            "AND position BETWEEN ? AND ? ORDER BY position",
+            (self._queue, low, high),
+        )
+        return [Put(*row) for row in rows]

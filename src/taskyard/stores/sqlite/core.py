@@ -18,10 +18,12 @@ from taskyard.model.order import tail_position
 from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, QUEUED, RUNNING, TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
+from taskyard.ports.clock import Clock
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
 from taskyard.stores.plan import is_tied, make_plan
-from taskyard.stores.rows import LINED, NEW, TIES, from_us, has_ties, ties_of, to_new_row, to_started, to_us
+from taskyard.stores.rows import NEW, SPECIAL, TIES, from_us, has_ties, ties_of, to_new_row, to_started, to_us
 from taskyard.stores.sqlite.claims import Claims
+from taskyard.stores.sqlite.schedules import ScheduleWrites
 from taskyard.stores.sqlite.statements import blocks, report, values
 
 SUBMITTED = EventKind.SUBMITTED.value
@@ -32,6 +34,10 @@ _PROMOTED = ("id", "position", "parked", "updated_at", "state")
 
 class SqliteCore(Claims):
     """All that a transaction can do."""
+
+    def __init__(self, conn: apsw.Connection, clock: Clock) -> None:
+        super().__init__(conn, clock)
+        self.schedules = ScheduleWrites(self, conn)
 
     def peek(self, demand: Demand | None) -> Turned | None:
         """The answer to a turn that only asks, if there is nothing to give: found without a write lock."""
@@ -100,6 +106,8 @@ class SqliteCore(Claims):
         if move.state is not COMPLETED:
             record = running.clone()
             record.note = None  # the row may have a newer one, which stays unless the move brings another
+            if not move.to_head:
+                self._keep_place.add(record.id)  # and another place, if it had to move for others meanwhile
             self._move(record, move)
             return
         # The end of most tasks: the same as `_move`, in one narrow statement for all of a turn.
@@ -162,6 +170,16 @@ class SqliteCore(Claims):
         if claims is None:
             self._insert_tasks(fresh, now)
         return added, claims
+
+    def add_plainly(self, add: Add) -> None:
+        """One add as part of something larger, which fails with it."""
+        now = self._clock.now()
+        fresh: list[TaskRecord] = []
+        added = self._admit(add, now, fresh, {})
+        if isinstance(added, TaskyardError):
+            raise added
+        self._insert_tasks(fresh, now)
+        self._flush()
 
     def _add_isolated(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         """The same for one add under a savepoint, when the plain way met an error that was somebody's own."""
@@ -254,10 +272,10 @@ class SqliteCore(Claims):
     def _insert_tasks(self, records: list[TaskRecord], now: datetime) -> None:
         at = to_us(now)
         new: dict[tuple[str, str, TaskState, int], int] = {}
-        is_lined = bool(self._strict)
+        is_special = bool(self._strict)
         for record in records:
             where = record.queue, record.source, record.state, record.priority
-            is_lined = is_lined or record.bucket is not None
+            is_special = is_special or record.bucket is not None or record.origin is not None
             new[where] = new.get(where, 0) + 1
             self._events.append((SUBMITTED, record.uuid, record.source, record.queue, at))
             if record.state is TaskState.SCHEDULED:
@@ -270,11 +288,11 @@ class SqliteCore(Claims):
         tied = [record for record in records if has_ties(record)]
         for some, more in ((plain, ()), (tied, TIES)):
             rows = [to_new_row(record, at) for record in some]
-            if is_lined:
-                rows = [(*row, r.bucket, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
+            if is_special:
+                rows = [(*row, r.bucket, r.origin, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
             if more:
                 rows = [(*row, *ties_of(r)) for row, r in zip(rows, some, strict=True)]
-            self._write_rows("task", (*(LINED if is_lined else NEW), *more), rows)
+            self._write_rows("task", (*(SPECIAL if is_special else NEW), *more), rows)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import apsw
@@ -14,7 +14,16 @@ from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
 from taskyard.ports.store import Node, NodeStatus, QueueStatus, Signals, TaskFilter
-from taskyard.stores.rows import COLUMNS, RUN_COLUMNS, from_row, from_run_row, from_us, from_us_or_none, to_error
+from taskyard.stores.rows import (
+    COLUMNS,
+    RUN_COLUMNS,
+    from_row,
+    from_run_row,
+    from_us,
+    from_us_or_none,
+    to_error,
+    to_us_or_none,
+)
 
 T = TypeVar("T")
 
@@ -34,14 +43,18 @@ class SqliteReader:
     def close(self) -> None:
         self._conn.close()
 
+    def look(self, run: Callable[[apsw.Connection], T]) -> T:
+        return run(self._conn)
+
     def signals(self, node: str) -> Signals:
-        rows = self._conn.execute(
-            "SELECT uuid FROM task WHERE state = 'running' AND node = ? AND cancel_asked_at IS NOT NULL ORDER BY id",
+        rows: Any = self._conn.execute(
+            "SELECT uuid, cancel_forced FROM task WHERE state = 'running' AND node = ? "
+            "AND cancel_asked_at IS NOT NULL ORDER BY id",
             (node,),
-        )
-        cancels = [str(uuid) for (uuid,) in rows]
+        ).fetchall()
+        forced = tuple(uuid for uuid, is_forced in rows if is_forced)
         draining = self._conn.execute("SELECT draining FROM node WHERE incarnation = ?", (node,)).get
-        return Signals(cancels, is_draining=bool(draining))
+        return Signals([uuid for uuid, _ in rows], is_draining=bool(draining), forced=forced)
 
     def outcomes(self, uuids: Sequence[str]) -> list[Outcome | None]:
         rows = self._conn.execute(
@@ -80,26 +93,20 @@ class SqliteReader:
         return [uuid for (uuid,) in rows]
 
     def list_tasks(self, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
-        terms = ["id < ?"]
-        values: list[Any] = [before_id if before_id is not None else 1 << 62]
-        if where.states is not None:
-            terms.append(f"state IN ({', '.join('?' * len(where.states))})")
-            values.extend(str(state) for state in where.states)
-        if where.queue is not None:
-            terms.append("queue = ?")
-            values.append(where.queue)
-        if where.source is not None:
-            terms.append("source = ?")
-            values.append(where.source)
-        if where.group is not None:
-            terms.append("group_id = ?")
-            values.append(where.group)
+        return [from_row(row) for row in self._select(_ALL, where, before_id, limit)]
+
+    def list_ids(self, where: TaskFilter, before_id: int | None, limit: int) -> list[tuple[int, str]]:
+        return [(id_, uuid) for id_, uuid in self._select("id, uuid", where, before_id, limit)]
+
+    def _select(self, columns: str, where: TaskFilter, before_id: int | None, limit: int) -> Any:
+        terms, values = _terms(where)
         # Left to itself the planner walks the table by id, and finds the one running task at its far end.
         index = _INDEXED.get(where.states[0], "") if where.states is not None and len(where.states) == 1 else ""
         if where.group is not None:
             index = "INDEXED BY task_group WHERE"
-        sql = f"SELECT {_ALL} FROM task {index or 'WHERE'} {' AND '.join(terms)} ORDER BY id DESC LIMIT ?"
-        return [from_row(row) for row in self._conn.execute(sql, (*values, limit))]
+        asked = " AND ".join(["id < ?", *terms])
+        sql = f"SELECT {columns} FROM task {index or 'WHERE'} {asked} ORDER BY id DESC LIMIT ?"
+        return self._conn.execute(sql, (before_id if before_id is not None else 1 << 62, *values, limit))
 
     def list_runs(self, uuid: str) -> list[Run]:
         rows = self._conn.execute(
@@ -166,3 +173,27 @@ class SqliteReader:
 
 def _decoded(text: str | None, otherwise: T) -> T:
     return otherwise if text is None else msgspec.json.decode(text, type=type(otherwise))
+
+
+def _terms(where: TaskFilter) -> tuple[list[str], list[Any]]:
+    """What a filter asks, as `TaskFilter.matches` puts it, and the values for the marks in it."""
+    asked: list[tuple[str, tuple[Any, ...]]] = []
+    if where.states is not None:
+        asked.append((f"state IN ({', '.join('?' * len(where.states))})", tuple(map(str, where.states))))
+    for term, value in (
+        ("queue = ?", where.queue),
+        ("source = ?", where.source),
+        ("group_id = ?", where.group),
+        ("key = ?", where.key),
+        ("json_valid(error) AND EXISTS (SELECT 1 FROM json_each(error, '$.types') WHERE value = ?)", where.error),
+        ("created_at >= ?", to_us_or_none(where.created_after)),
+        ("created_at < ?", to_us_or_none(where.created_before)),
+        ("finished_at >= ?", to_us_or_none(where.finished_after)),
+        ("finished_at < ?", to_us_or_none(where.finished_before)),
+    ):
+        if value is not None:
+            asked.append((term, (value,)))
+    if where.uuid is not None:
+        part = where.uuid
+        asked.append(("(substr(uuid, 1, length(?)) = ? OR substr(uuid, -length(?)) = ?)", (part,) * 4))
+    return [term for term, _ in asked], [value for _, values in asked for value in values]

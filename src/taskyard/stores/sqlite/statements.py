@@ -18,6 +18,8 @@ from taskyard.stores.rows import COLUMNS
 BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
 """Rows a statement, largest first. apsw caches statements of up to 16 KB of text: 128 rows of 30 columns stay below."""
 
+STAYS = ("note", "position")
+
 ALL = ", ".join(COLUMNS)
 
 IN_LINE = "line IS NOT NULL AND state IN ('queued', 'paused', 'blocked')"
@@ -36,9 +38,10 @@ def insert(table: str, columns: tuple[str, ...], rows: int) -> str:
 
 @cache
 def update(columns: tuple[str, ...], rows: int) -> str:
-    """Set `columns[1:]` of the tasks whose ids come first in each row. A note is only ever replaced by another."""
+    """Set `columns[1:]` of the tasks whose ids come first in each row. A note is only ever replaced by another, and a
+    place that is not given stays as it is."""
     sets = ", ".join(
-        f"note = COALESCE(v.column{i}, note)" if column == "note" else f"{column} = v.column{i}"
+        f"{column} = COALESCE(v.column{i}, {column})" if column in STAYS else f"{column} = v.column{i}"
         for i, column in enumerate(columns[1:], 2)
     )
     return f"UPDATE task SET {sets} FROM (VALUES {values(rows, len(columns))}) AS v WHERE task.id = v.column1"
@@ -59,7 +62,7 @@ def start(rows: int) -> str:
 @cache
 def complete(rows: int) -> str:
     """What `apply_move` does for a completed run, with (id, time, result, note) for each."""
-    gone = ("token", "node", "cancel_asked_at", "cancel_reason", "dedupe_slot", "error", "checkpoint")
+    gone = ("token", "node", "cancel_asked_at", "cancel_reason", "cancel_forced", "dedupe_slot", "error", "checkpoint")
     sets = "state = 'completed', " + ", ".join(f"{column} = NULL" for column in gone)
     if rows == 1:
         own = "updated_at = ?2, finished_at = ?2, result = ?3, note = COALESCE(?4, note)"

@@ -52,6 +52,7 @@ from taskyard.stores.sqlite.place import (
     typed_errors,
 )
 from taskyard.stores.sqlite.reader import SqliteReader
+from taskyard.stores.sqlite.schedules import ScheduleVerbs
 from taskyard.stores.sqlite.sidecar import Sidecar, Watch, WriteTurn
 from taskyard.stores.sqlite.writer import Writer
 
@@ -81,7 +82,7 @@ def boot_id() -> str:
         return ""
 
 
-class SqliteStore:
+class SqliteStore(ScheduleVerbs):
     def __init__(self, path: str | Path, *, clock: Clock, synchronous: str = "FULL", vfs: str | None = None) -> None:
         """`synchronous="NORMAL"` is faster and may lose the last commits in a power cut; `vfs` is for tests."""
         # As the kernel knows it: by two names, a file would have two folders beside it, and two writers at once.
@@ -228,11 +229,13 @@ class SqliteStore:
             partial(self._core.peek, demand) if only_asks else None,
         )
 
-    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+    async def apply(
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+    ) -> list[Applied]:
         applied: list[Applied] = []
         for start in range(0, len(uuids), APPLY_AT_MOST):
             chunk = uuids[start : start + APPLY_AT_MOST]
-            applied += await self._write(partial(self._core.apply, chunk, command))
+            applied += await self._write(partial(self._core.apply, chunk, command, by, where))
         return applied
 
     async def set_queue(self, settings: QueueSettings) -> None:
@@ -280,6 +283,9 @@ class SqliteStore:
         with typed_errors(self.path):
             return await self._loop.run_in_executor(self._people if people else self._threads, run)
 
+    async def _look(self, run: Callable[[apsw.Connection], T]) -> T:
+        return await self._read(partial(self._reader.look, run))
+
     async def signals(self, node: str) -> Signals:
         return await self._read(partial(self._reader.signals, node))
 
@@ -299,6 +305,11 @@ class SqliteStore:
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         return await self._read(partial(self._lister.list_tasks, where, before_id, limit), people=True)
+
+    async def list_ids(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+    ) -> list[tuple[int, str]]:
+        return await self._read(partial(self._lister.list_ids, where, before_id, limit), people=True)
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._read(partial(self._lister.list_runs, uuid), people=True)

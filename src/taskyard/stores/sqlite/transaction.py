@@ -105,6 +105,7 @@ class Transaction:
         self._tally: dict[tuple[str, str, TaskState, int], int] = {}
         self._runs: list[tuple[Any, ...]] = []
         self._saves: list[TaskRecord] = []
+        self._keep_place: set[int] = set()
         self._completed: list[tuple[Any, ...]] = []
         self._keys: set[tuple[str, str]] = set()
         self._ended: list[Ended] = []
@@ -220,8 +221,12 @@ class Transaction:
             self._completed = []
         if self._saves:
             latest = {record.id: record for record in self._saves}  # a rescue moves a record twice
-            self._update_rows(MOVED, [to_moved_row(r, self._line_of(r)) for r in latest.values()])
-            self._saves = []
+            self._update_rows(MOVED, [self._moved_row(record) for record in latest.values()])
+            self._saves, self._keep_place = [], set()
+
+    def _moved_row(self, record: TaskRecord) -> tuple[Any, ...]:
+        row = to_moved_row(record, self._line_of(record))
+        return (*row[:2], None, *row[3:]) if record.id in self._keep_place else row
 
     def _repark(self, keys: list[tuple[str, str]], by_place: bool) -> None:
         """Of the tasks waiting with a key, exactly the first ones that fit under its limit may start. Where places

@@ -75,8 +75,9 @@ class SimulatedNode:
                 serve=self.serve,
                 name=self.name,
                 max_running=plan.max_running,
+                many=2,
                 runner=RunnerSettings(retry=QUICK),
-                lease=LeaseSettings(beating=InTask, new_incarnation=self._new_incarnation),
+                lease=LeaseSettings(beating=InTask, new_incarnation=self._new_incarnation, suspended_s=lambda: 0.0),
             ),
             jitter=rng.random,
         )

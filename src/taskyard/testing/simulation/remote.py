@@ -180,9 +180,11 @@ class RemoteStore(Line):
     async def nodes(self) -> list[NodeStatus]:
         return await self.ask("nodes", self._core.list_nodes)
 
-    async def apply(self, uuids: Sequence[str], command: Command) -> list[Applied]:
+    async def apply(
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+    ) -> list[Applied]:
         verb = f"{type(command).__name__} {','.join(uuids)}"
-        return await self.ask(verb, lambda: self._core.apply(uuids, command))
+        return await self.ask(verb, lambda: self._core.apply(uuids, command, by, where))
 
     async def signals(self, node: str) -> Signals:
         return await self.ask("signals", lambda: self._core.signals(node), is_odd=True)
@@ -203,6 +205,11 @@ class RemoteStore(Line):
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         return await self.ask("list_tasks", lambda: self._core.list_tasks(where, before_id, limit))
+
+    async def list_ids(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+    ) -> list[tuple[int, str]]:
+        return await self.ask("list_ids", lambda: self._core.list_ids(where, before_id, limit))
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self.ask("list_runs", lambda: self._core.list_runs(uuid))

@@ -1,6 +1,7 @@
 """What every store must do, sentence by sentence of `taskyard.ports.store`. See `taskyard.testing.contract`."""
 
 from taskyard.testing.store_contract.adds import AddContract
+from taskyard.testing.store_contract.asking import AskingContract
 from taskyard.testing.store_contract.claims import ClaimContract
 from taskyard.testing.store_contract.commands import CommandContract
 from taskyard.testing.store_contract.control import ControlContract
@@ -14,6 +15,7 @@ from taskyard.testing.store_contract.nodes import NodeContract
 from taskyard.testing.store_contract.orders import OrderContract
 from taskyard.testing.store_contract.prompt import PromptContract
 from taskyard.testing.store_contract.reading import ReadingContract
+from taskyard.testing.store_contract.schedules import ScheduleContract
 from taskyard.testing.store_contract.settles import SettleContract
 
 
@@ -31,8 +33,8 @@ class StoreContract(
     """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
 
 
-class SteeringContract(ControlContract, OrderContract, LineContract):
-    """What people say about queues, and who goes first in them."""
+class SteeringContract(ControlContract, OrderContract, AskingContract, LineContract):
+    """What people say about queues and ask of tasks, and who goes first."""
 
 
 class PromptStoreContract(StoreContract, PromptContract):
@@ -47,4 +49,11 @@ class TiesContract(DedupeContract, DependencyContract):
     """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
 
 
-__all__ = ["DurableStoreContract", "PromptStoreContract", "SteeringContract", "StoreContract", "TiesContract"]
+__all__ = [
+    "DurableStoreContract",
+    "PromptStoreContract",
+    "ScheduleContract",
+    "SteeringContract",
+    "StoreContract",
+    "TiesContract",
+]

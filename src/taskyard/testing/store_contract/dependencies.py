@@ -335,6 +335,18 @@ class DependencyContract(Desk):
         (refused,) = (await store.turn(A, adds=[Add([one, two], Dedupe.MERGE, after={one.uuid: [two.uuid]})])).added
         assert isinstance(refused, DependencyCycle)
 
+    async def test_an_end_that_two_come_upon_counts_once(self, store: Store, clock: ManualClock) -> None:
+        """Who replaces a task and waits for it comes too late; another that waits for it as well is told once."""
+        old, new, other = a_record(dedupe_slot="s"), child(dedupe_slot="s"), child(OnFailure.IGNORE)
+        (running,) = await start(store, a_record())
+        await add(store, old, dedupe=Dedupe.REFUSE)
+        await add_after(store, other, after=[old, running.record])
+        turned = await store.turn(A, adds=[Add([new], Dedupe.REPLACE, after={new.uuid: [old.uuid]})])
+        assert turned.ended == [old.uuid, new.uuid]
+        assert ((await get(store, other)).state, (await get(store, other)).waits) == (BLOCKED, 1)
+        await end(store, running, TaskState.COMPLETED, clock)
+        assert await state_of(store, other) is QUEUED
+
     async def test_adds_of_one_turn_may_wait_for_earlier_ones(self, store: Store, clock: ManualClock) -> None:
         """What an earlier add of the same turn has brought can be waited for."""
         first, second = a_record(), child()

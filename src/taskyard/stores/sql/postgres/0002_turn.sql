@@ -115,13 +115,17 @@ CREATE FUNCTION taskyard.complete_1(
     OUT settled bigint[], OUT told integer, OUT key_queues text[], OUT keys text[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE
+    v_uuids text[]; v_ats timestamptz[]; v_queues text[]; v_sources text[];
+    v_is_one_lane boolean;
 BEGIN
     WITH gone AS (
         DELETE FROM taskyard.task AS t
-        USING unnest(c_id, c_token, c_attempt, c_at, c_result, c_note) WITH ORDINALITY
-            AS c(id, token, attempt, at, result, note, ord)
+        USING unnest(c_id, c_token, c_attempt, c_at, c_result, c_note) AS c(id, token, attempt, at, result, note)
         WHERE t.id = c.id AND t.token = c.token AND t.attempt = c.attempt
-        RETURNING t.*, c.at, c.result, c.ord,
+        RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.started_at, c.at, t.timeout_s, t.attempt, t.retries,
+            t.crashes, t.recoveries, t.priority, t.state, t.uuid, t.source, t.queue, t.args, t.key, t.retry, t.node,
+            t.progress, c.result,
             CASE WHEN t.cancel_asked_at IS NULL THEN coalesce(c.note, t.note) ELSE '{{too_late}}' END AS new_note
     ), kept AS (
         INSERT INTO taskyard.ended (
@@ -131,23 +135,24 @@ BEGIN
             recoveries, priority, state, 'completed', uuid, source, queue, args, key, retry, node, progress, result,
             new_note
         FROM gone
-    ), lanes AS (
-        SELECT queue, source, count(*)::integer AS n, array_agg(uuid ORDER BY ord) AS uuids,
-            array_agg(at ORDER BY ord) AS ats
-        FROM gone GROUP BY queue, source
-    ), told AS (
-        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
-        SELECT pg_current_xact_id()::text::bigint, (sum(n) OVER (ORDER BY queue, source))::integer - n, n, 'completed',
-            queue, source, ats, uuids
-        FROM lanes
-    ), counted AS (
-        INSERT INTO taskyard.tally
-        SELECT queue, s.state, sum(n * s.sign) FROM lanes, (VALUES ('running', -1), ('completed', 1)) AS s(state, sign)
-        GROUP BY queue, s.state
+        RETURNING run_token, finished_at, uuid, queue, source, key
     )
-    SELECT array_agg(token), count(*)::integer, array_agg(queue) FILTER (WHERE key IS NOT NULL),
-        array_agg(key) FILTER (WHERE key IS NOT NULL)
-    INTO settled, told, key_queues, keys FROM gone;
+    SELECT array_agg(run_token), count(*)::integer, array_agg(queue) FILTER (WHERE key IS NOT NULL),
+        array_agg(key) FILTER (WHERE key IS NOT NULL), array_agg(uuid), array_agg(finished_at), array_agg(queue),
+        array_agg(source), min(queue) = max(queue) AND min(source) = max(source)
+    INTO settled, told, key_queues, keys, v_uuids, v_ats, v_queues, v_sources, v_is_one_lane FROM kept;
+    IF v_is_one_lane THEN
+        -- As it mostly is: then there is nothing to be put together.
+        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
+        VALUES (pg_current_xact_id()::text::bigint, 0, told, 'completed', v_queues[1], v_sources[1], v_ats, v_uuids);
+        INSERT INTO taskyard.tally VALUES (v_queues[1], 'running', -told), (v_queues[1], 'completed', told);
+    ELSIF told > 0 THEN
+        PERFORM taskyard.tell_1(0, array_fill('completed'::text, ARRAY[told]), v_uuids, v_queues, v_sources, v_ats);
+        INSERT INTO taskyard.tally
+        SELECT queue, s.state, sum(s.sign) FROM unnest(v_queues) AS q(queue),
+            (VALUES ('running', -1), ('completed', 1)) AS s(state, sign)
+        GROUP BY queue, s.state;
+    END IF;
 END $$;
 
 -- Settle runs that ended otherwise. Each brings what it should become, and what it becomes if a cancel was asked of it
@@ -573,7 +578,9 @@ BEGIN
         SET state = 'running', attempt = t.attempt + 1, token = p.token, node = p_node, started_at = p_now,
             updated_at = p_now, note = NULL
         FROM p WHERE t.id = p.id
-        RETURNING t.*
+        RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.attempt, t.priority, t.uuid, t.source, t.queue,
+            t.args, t.timeout_s, t.retries, t.crashes, t.recoveries, t.key, t.dedupe_slot, t.retry, t.progress, t.error,
+            t.checkpoint
     ), lanes AS (
         SELECT queue, source, count(*)::integer AS n, array_agg(uuid ORDER BY token) AS uuids,
             max(position) FILTER (WHERE priority = 0) AS high_0, max(position) FILTER (WHERE priority = 1) AS high_1,
@@ -634,6 +641,7 @@ DECLARE
     v_done record;
     v_key_queues text[];
     v_keys text[];
+    v_patience text := current_setting('lock_timeout');
 BEGIN
     told := 0;
     -- Before anything is written: who reads events can then tell which of our transactions still go on.
@@ -674,6 +682,10 @@ BEGIN
     IF p_reports IS NOT NULL THEN
         told := told + taskyard.report_1(told, p_now, p_reports);
     END IF;
+    IF a_uuid IS NOT NULL THEN
+        -- A uuid may stand in a transaction that somebody keeps open: the turn then fails, instead of waiting for it.
+        PERFORM set_config('lock_timeout', '50ms', true);
+    END IF;
     IF p_adds IS NOT NULL THEN
         SELECT * INTO v_done FROM taskyard.admit_1(told, p_now, p_adds, a_uuid, a_source, a_queue, a_args,
             a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at, a_created_at);
@@ -687,6 +699,9 @@ BEGIN
         END IF;
         told := told + taskyard.add_1(told, p_now, a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot,
             a_timeout_s, a_retry, a_due_at, a_created_at);
+    END IF;
+    IF a_uuid IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', v_patience, true);
     END IF;
     IF a_key IS NOT NULL THEN
         v_key_queues := v_key_queues || (

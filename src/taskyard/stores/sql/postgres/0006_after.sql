@@ -148,7 +148,10 @@ BEGIN
         SELECT array_agg(h.place), array_agg(h.parent), array_agg(h.child) INTO v_places, v_parents, v_children
         FROM (
             SELECT r.place, r.task AS parent, d.child
-            FROM (SELECT * FROM taskyard.releasing ORDER BY place LIMIT {{release_at_most}}) AS r
+            FROM (
+                -- Once each: two adds of one turn may have come upon the same end.
+                SELECT min(place) AS place, task FROM taskyard.releasing GROUP BY task ORDER BY 1 LIMIT {{release_at_most}}
+            ) AS r
             CROSS JOIN LATERAL (
                 SELECT d.child FROM taskyard.dependency AS d LEFT JOIN taskyard.task AS c ON c.id = d.child
                 WHERE d.parent = r.task AND NOT d.done AND (c.id IS NULL OR c.queue = ANY (p_locked))
@@ -285,7 +288,6 @@ DECLARE
     r_ids bigint[]; r_by text[];
 BEGIN
     told := 0;
-    PERFORM taskyard.lock_slots_1(a_slot);
     FOR v_add IN
         SELECT * FROM json_to_recordset(p_adds) AS j(
             n integer, dedupe text, id bigint, token bigint, attempt integer, window_s double precision, ties json,
@@ -463,7 +465,7 @@ BEGIN
 END $$;
 
 -- As turn_1; `ties` says what the claimed tasks have to do with others, and who ended without having run.
-CREATE PROCEDURE taskyard.turn_2(
+CREATE PROCEDURE taskyard.turn_3(
     p_node text, p_now timestamptz, p_queues text[],
     c_id bigint[], c_token bigint[], c_attempt integer[], c_at timestamptz[], c_result text[], c_note text[],
     p_moves json, p_reports json, p_adds json,
@@ -483,6 +485,7 @@ DECLARE
     v_ended text[];
     v_has_freed boolean := false;
     v_moved bigint[] := c_id || ARRAY(SELECT id FROM json_to_recordset(p_moves) AS m(id bigint));
+    v_patience text := current_setting('lock_timeout');
 BEGIN
     told := 0;
     -- Before anything is written: who reads events can then tell which of our transactions still go on.
@@ -510,6 +513,9 @@ BEGIN
         v_queues := v_queues || taskyard.others_1(p_adds, a_slot, p_now);
     END IF;
     PERFORM taskyard.lock_queues_1(v_queues);
+    IF p_adds IS NOT NULL THEN
+        PERFORM taskyard.lock_slots_1(a_slot);
+    END IF;
 
     IF c_id IS NOT NULL THEN
         SELECT * INTO v_done FROM taskyard.complete_1(c_id, c_token, c_attempt, c_at, c_result, c_note);
@@ -533,6 +539,10 @@ BEGIN
     IF p_reports IS NOT NULL THEN
         told := told + taskyard.report_1(told, p_now, p_reports);
     END IF;
+    IF a_uuid IS NOT NULL THEN
+        -- A uuid may stand in a transaction that somebody keeps open: the turn then fails, instead of waiting for it.
+        PERFORM set_config('lock_timeout', '50ms', true);
+    END IF;
     IF p_adds IS NOT NULL THEN
         SELECT * INTO v_done FROM taskyard.admit_2(told, p_now, v_queues, p_adds, a_uuid, a_source, a_queue, a_args,
             a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at, a_created_at);
@@ -547,6 +557,9 @@ BEGIN
         END IF;
         told := told + taskyard.add_1(told, p_now, a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot,
             a_timeout_s, a_retry, a_due_at, a_created_at);
+    END IF;
+    IF a_uuid IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', v_patience, true);
     END IF;
     IF a_key IS NOT NULL THEN
         v_key_queues := v_key_queues || (
@@ -601,7 +614,7 @@ CREATE OR REPLACE PROCEDURE taskyard.turn_1(
 DECLARE
     v_ties json;
 BEGIN
-    CALL taskyard.turn_2(p_node, p_now, p_queues, c_id, c_token, c_attempt, c_at, c_result, c_note, p_moves, p_reports,
+    CALL taskyard.turn_3(p_node, p_now, p_queues, c_id, c_token, c_attempt, c_at, c_result, c_note, p_moves, p_reports,
         p_adds, a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at, a_created_at,
         p_total, p_sources, p_rooms, p_others, settled, answers, claims, next_due, told, v_ties);
 END $$;

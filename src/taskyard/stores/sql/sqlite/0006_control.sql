@@ -1,4 +1,5 @@
--- What people say about queues, what a queue remembers of whose turn it is, and lines for queues that go by places alone.
+-- What people say about queues, what a queue remembers of whose turn it is, lines for queues that go by places alone, and
+-- places that were made by hand.
 
 CREATE TABLE control (
     queue TEXT PRIMARY KEY,
@@ -16,6 +17,13 @@ ALTER TABLE task ADD COLUMN line TEXT;
 CREATE INDEX task_line ON task (queue, line, position)
     WHERE line IS NOT NULL AND state IN ('queued', 'paused', 'blocked');
 CREATE INDEX task_held ON task (queue) WHERE state IN ('paused', 'blocked');
+
+-- The ended task that this one was made of, and whether its run is to be killed. Both are null for nearly all.
+ALTER TABLE task ADD COLUMN origin TEXT;
+ALTER TABLE task ADD COLUMN cancel_forced INTEGER;
+
+-- Places are handed out in multiples; what lies between was put there by hand.
+CREATE INDEX task_placed ON task (queue, position) WHERE position % {{gap}} <> 0 AND finished_at IS NULL;
 
 -- Lanes are of one priority each: what is queued is counted by priority as well. All else has 0 there.
 CREATE TABLE tally_by_priority (

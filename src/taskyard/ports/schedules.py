@@ -1,0 +1,92 @@
+"""What a store keeps of recurring schedules, and the one transaction in which fire times become tasks.
+
+What is to be done is decided by whoever asks, with the pure rules of `model.schedule`; a store only carries it out, and
+only if the schedule is still as it was when that was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from taskyard.model.schedule import Fire, FireKind, Schedule, ScheduleState
+from taskyard.model.task import TaskRecord
+
+KEEP_FIRES = 2_000
+"""Rows (schedule, fire time) that are kept of each schedule at least: how far back a second task is kept out."""
+
+
+class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as the store knows it. `version` changes with everything that is written of it. `is_busy`: a task that
+    it has fired, or a person by it, had not ended when it last fired, and still has not. `schedule` is None if it
+    cannot be read here, and `problem` says why: a newer program wrote it, or this machine lacks its time zone. `by` is
+    who has put it there, and `from_code` that a program does so whenever it starts."""
+
+    name: str
+    schedule: Schedule | None
+    state: ScheduleState
+    version: str
+    is_busy: bool = False
+    by: str = ""
+    from_code: bool = False
+    problem: str = ""
+
+
+class FireRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A fire time that has become a task, and why."""
+
+    fire_at: datetime
+    task: str
+    kind: FireKind
+
+
+class Fired(msgspec.Struct, frozen=True):
+    """The tasks that were made, and those that were canceled, or asked to stop, for them."""
+
+    made: list[str]
+    canceled: list[str] = []
+
+
+@runtime_checkable
+class ScheduleStore(Protocol):
+    """A store that keeps schedules. Every verb is one transaction."""
+
+    async def put_schedule(
+        self, schedule: Schedule, state: ScheduleState, *, version: str | None, by: str, from_code: bool = False
+    ) -> bool:
+        """Write the schedule and its state if its version is still that one, or, with None, if there is none of that
+        name; whether it was. What it has fired stays known."""
+        ...
+
+    async def drop_schedule(self, name: str) -> bool:
+        """Forget the schedule and its fire times; whether there was one. Its tasks stay."""
+        ...
+
+    async def schedules(self, name: str | None = None) -> list[ScheduleStatus]:
+        """All of them by name, or the one of this name, if there is."""
+        ...
+
+    async def list_fires(self, name: str, *, limit: int = 20) -> list[FireRow]:
+        """The last fire times that became tasks, in the order in which they did, newest first."""
+        ...
+
+    async def fire(
+        self,
+        name: str,
+        *,
+        version: str,
+        state: ScheduleState,
+        fires: Sequence[tuple[Fire, TaskRecord]] = (),
+        cancels: bool = False,
+    ) -> Fired | None:
+        """If the schedule's version is still that one: add a task for each fire time that has none yet, queued in the
+        order given, cancel the earlier ones that have not ended, if so asked, and write the state. Otherwise nothing,
+        and None.
+
+        A fire time that has a task already makes no other one, whatever the version, and is not counted as fired. Of
+        each schedule the last `KEEP_FIRES` fire times are known for certain, all whose tasks have not ended, and all
+        after the state's `handled_at`."""
+        ...

@@ -1,0 +1,267 @@
+"""`yard.schedules`: what recurs, as code defines it and people steer it.
+
+Whatever is asked is decided here on what the store has, and carried out if that is still so; else decided again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from taskyard.errors import InvalidInput, ScheduleExists, StoreUnavailable, UnknownSchedule, quote, shorten
+from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.model.given import check_name
+from taskyard.model.recurrence import Cron, Every, Rule
+from taskyard.model.schedule import (
+    Fire,
+    Schedule,
+    ScheduleState,
+    amend,
+    backfill,
+    pause,
+    resume,
+    upcoming,
+)
+from taskyard.ports.consumer import Consumer
+from taskyard.ports.schedules import FireRow, ScheduleStatus, ScheduleStore
+from taskyard.ports.store import Store
+from taskyard.queueing.controller import CODE
+from taskyard.scheduling.recurring import make_record
+
+if TYPE_CHECKING:
+    from taskyard.yard import Yard
+
+TRIES = 100
+"""How often a change is decided anew because the schedule has changed meanwhile: it fires once a second at most."""
+
+SETTINGS = tuple(name for name in Schedule.__struct_fields__ if name not in ("name", "rule", "source", "args"))
+
+PACE = ("rule", "missed", "catch_up_s", "grace_s", "overlap", "start_at", "end_at")
+"""What says when a schedule fires. If it changes, what was due before is not made up for by the new one's measure."""
+
+Decide = Callable[[ScheduleStatus, datetime], tuple[ScheduleState, Sequence[Fire]]]
+
+
+class Schedules:
+    """Schedules of a yard's store. What the yard's code defines is put there when it is opened with its workers; what
+    is added later stays until it is removed. Every yard that serves the consumer can fire it; each fire time becomes
+    one task."""
+
+    def __init__(self, yard: Yard) -> None:
+        self._yard = yard
+        self._defined: dict[str, Schedule] = {}
+
+    # --- in code ------------------------------------------------------------------------------------------------------
+
+    def define(
+        self,
+        name: str,
+        rule: Rule | str | float | timedelta,
+        consumer: str | ConsumerFunction[..., Any],
+        args: Mapping[str, Any] | None = None,
+        *,
+        zone: str | None = None,
+        **settings: Any,
+    ) -> Schedule:
+        """A schedule that belongs to this code; before the yard is opened. `rule` is a cron expression, seen in `zone`
+        (UTC), or an interval in seconds. `settings` as in `Schedule`: queue, priority, key, timeout_s, retry, missed,
+        catch_up_s, grace_s, overlap, jitter_s, start_at, end_at."""
+        if self._yard.is_open:
+            raise InvalidInput(f"define the schedule {quote(name)} before the yard is opened, or add it: schedules.add")
+        if name in self._defined:
+            raise ScheduleExists(name, "two of one consumer need names: @yard.schedule(…, name='…')")
+        schedule = self._make(name, rule, consumer, args, zone=zone, settings=settings)
+        self._defined[schedule.name] = schedule
+        return schedule
+
+    async def register(self, store: Store, now: datetime) -> None:
+        """Put what code has defined into the store."""
+        for schedule in self._defined.values():
+            await put(keeper(store), schedule, now=now, by=CODE, from_code=True)
+
+    # --- at run time --------------------------------------------------------------------------------------------------
+
+    async def add(
+        self,
+        name: str,
+        rule: Rule | str | float | timedelta,
+        consumer: str | ConsumerFunction[..., Any],
+        args: Mapping[str, Any] | None = None,
+        *,
+        zone: str | None = None,
+        by: str = CODE,
+        **settings: Any,
+    ) -> ScheduleStatus:
+        """The same at run time, while the yard is open: a new schedule, or another definition for one that was added
+        before. One that is defined in code is changed there."""
+        schedule = self._make(name, rule, consumer, args, zone=zone, settings=settings)
+        return await self.put(schedule, by=by)
+
+    async def put(self, schedule: Schedule, *, by: str = CODE, replace: bool = True) -> ScheduleStatus:
+        """`add` for a schedule that is checked already."""
+        await put(self._store, schedule, now=self._yard.now(), by=check_name("by", by), replace=replace)
+        self._yard.engine.look_at_schedules()
+        return await self.get(schedule.name)
+
+    async def remove(self, name: str) -> None:
+        """It fires no more and is forgotten; its tasks stay. One that code defines is back when that code starts."""
+        if not await self._store.drop_schedule(name):
+            raise UnknownSchedule(name)
+
+    async def pause(self, name: str, *, note: str = "", by: str = CODE) -> ScheduleStatus:
+        """It fires nothing until it is resumed; also after restarts."""
+        await self._change(name, lambda status, now: (pause(status.state, now=now, note=note, by=by), ()))
+        return await self.get(name)
+
+    async def resume(self, name: str) -> ScheduleStatus:
+        """It fires again, from now on: what came due meanwhile is skipped."""
+        await self._change(name, lambda status, now: (resume(definition(status), status.state, now=now), ()))
+        return await self.get(name)
+
+    async def run_now(self, name: str, *, consumer: Consumer | None = None) -> TaskHandle:
+        """One task of it now, whatever its rule, its overlap policy or a pause say; when it fires next stays as it is.
+        `consumer` stands for one that this yard does not have."""
+        while True:
+            made = await self._change(name, lambda status, now: (status.state, [Fire.by_hand(now)]), consumer)
+            if made:
+                return made[0]
+            # Race: two people at the same microsecond, which is one fire time. The later one has another.
+
+    async def backfill(
+        self, name: str, start: datetime, end: datetime, *, limit: int = 1_000, consumer: Consumer | None = None
+    ) -> list[TaskHandle]:
+        """A task for each of its fire times from `start` on and before `end` that has had none, due at once."""
+
+        def decide(status: ScheduleStatus, now: datetime) -> tuple[ScheduleState, Sequence[Fire]]:
+            return status.state, backfill(definition(status), start=start, end=end, now=now, limit=limit)
+
+        return await self._change(name, decide, consumer)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def get(self, name: str) -> ScheduleStatus:
+        found = await self._store.schedules(name)
+        if not found:
+            raise UnknownSchedule(name)
+        return found[0]
+
+    async def list_all(self) -> list[ScheduleStatus]:
+        """All of them by name, with their counters: `status.state.fired`, `.missed`, `.skipped`."""
+        return await self._store.schedules()
+
+    async def list_fires(self, name: str, *, limit: int = 20) -> list[FireRow]:
+        """The last fire times that became tasks, newest first."""
+        await self.get(name)
+        return await self._store.list_fires(name, limit=limit)
+
+    def next_fires(self, status: ScheduleStatus, *, count: int = 5) -> list[datetime]:
+        """When it fires next, in UTC: none while it is paused."""
+        if status.schedule is None or status.state.paused_at is not None:
+            return []
+        return upcoming(status.schedule, after=self._yard.now(), count=count)
+
+    # --- how ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _store(self) -> ScheduleStore:
+        return keeper(self._yard.store)
+
+    def _make(
+        self,
+        name: str,
+        rule: Rule | str | float | timedelta,
+        consumer: str | ConsumerFunction[..., Any],
+        args: Mapping[str, Any] | None,
+        *,
+        zone: str | None,
+        settings: dict[str, Any],
+    ) -> Schedule:
+        unknown = settings.keys() - set(SETTINGS)
+        if unknown:
+            names = ", ".join(map(shorten, sorted(unknown)))
+            raise InvalidInput(f"unknown setting {names} of a schedule; known are zone, {', '.join(SETTINGS)}")
+        source = consumer.consumer.name if isinstance(consumer, ConsumerFunction) else consumer
+        known = self._yard.get_consumer(source)
+        text = self._yard.encode(known, dict(args or {}))
+        schedule = Schedule(name=name, rule=make_rule(rule, zone), source=source, args=text, **settings)
+        if known.timeout_s is not None and (schedule.timeout_s or 0.0) > known.timeout_s:
+            raise InvalidInput(
+                f"timeout_s={schedule.timeout_s:g} is longer than the {known.timeout_s:g} s that {source!r} allows"
+            )
+        return schedule
+
+    async def _change(self, name: str, decide: Decide, consumer: Consumer | None = None) -> list[TaskHandle]:
+        """Carry out what `decide` says of the schedule as it is; the tasks that were made."""
+        for _ in range(TRIES):
+            status, now = await self.get(name), self._yard.now()
+            state, fires = decide(status, now)
+            if fires:
+                consumer = consumer or self._yard.get_consumer(definition(status).source)
+            records = [make_record(definition(status), consumer, fire, now=now) for fire in fires if consumer]
+            pairs = list(zip(fires, records, strict=True))
+            fired = await self._store.fire(name, version=status.version, state=state, fires=pairs)
+            if fired is not None:
+                self._yard.engine.look_at_schedules()
+                return [TaskHandle(self._yard, uuid) for uuid in fired.made]
+        raise StoreUnavailable(_NO_REST.format(quote(name)))
+
+
+_NO_REST = "schedule {} changes faster than it can be decided what to do with it"
+
+
+async def put(
+    store: ScheduleStore,
+    schedule: Schedule,
+    *,
+    now: datetime,
+    by: str,
+    from_code: bool = False,
+    replace: bool = True,
+) -> None:
+    """Write a definition: a new schedule begins now; one that is the same goes on as it is, and one that fires at other
+    times counts from now on."""
+    for _ in range(TRIES):
+        found = await store.schedules(schedule.name)
+        version, state = None, ScheduleState.begin(now)
+        if found:
+            (old,) = found
+            if not replace:
+                raise ScheduleExists(schedule.name, "remove it first (`taskyard schedule rm`), or take another name")
+            if old.from_code and not from_code:
+                raise ScheduleExists(schedule.name, "a program defines it whenever it starts: change it there")
+            if old.schedule == schedule and old.from_code == from_code:
+                return
+            version = old.version
+            state = old.state if _has_same_pace(old.schedule, schedule) else amend(old.state, now=now)
+        if await store.put_schedule(schedule, state, version=version, by=by, from_code=from_code):
+            return
+    raise StoreUnavailable(_NO_REST.format(quote(schedule.name)))
+
+
+def _has_same_pace(old: Schedule | None, new: Schedule) -> bool:
+    return old is not None and all(getattr(old, field) == getattr(new, field) for field in PACE)
+
+
+def make_rule(rule: Rule | str | float | timedelta, zone: str | None = None) -> Rule:
+    """A rule as people write it: "30 4 * * MON", "@daily"; 900 or a timedelta for an interval."""
+    if isinstance(rule, str):
+        return Cron(rule, "UTC" if zone is None else zone)
+    if zone is not None:
+        raise InvalidInput("zone goes with a cron expression; an interval is the same in every zone")
+    if isinstance(rule, Cron | Every):
+        return rule
+    return Every(rule.total_seconds() if isinstance(rule, timedelta) else rule)
+
+
+def definition(status: ScheduleStatus) -> Schedule:
+    """`InvalidInput` if it cannot be read here."""
+    if status.schedule is None:
+        raise InvalidInput(f"schedule {quote(status.name)} cannot be read here: {status.problem}")
+    return status.schedule
+
+
+def keeper(store: Store) -> ScheduleStore:
+    if not isinstance(store, ScheduleStore):
+        raise InvalidInput(f"a {type(store).__name__} keeps no schedules")
+    return store

@@ -1,0 +1,219 @@
+"""The loop that fires schedules: it looks when the next one is due, asks the pure rules what to do, and has the store
+do it. What was decided on something that has changed meanwhile is not done, and decided again.
+
+The times are on the wall clock, which may step; waiting is done on the monotonic one, never for longer than `LOOK_S`.
+With no schedules it waits for a hint and uses no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from taskyard.errors import InvalidInput, StoreError, UnknownConsumer, quote
+from taskyard.model.schedule import Fire, Plan, Schedule, due, rewind
+from taskyard.model.task import TaskRecord, new_uuid
+from taskyard.ports.clock import Clock
+from taskyard.ports.consumer import Consumer
+from taskyard.ports.probe import SILENT, Probes
+from taskyard.ports.schedules import ScheduleStatus, ScheduleStore
+
+log = logging.getLogger("taskyard")
+
+LOOK_S = 2.5
+"""A clock that was set is noticed within this; and so is a store that is back."""
+
+DEPUTY_S = 2.0
+"""Who does not lead fires what has been due for so long: by then the leader is gone, or stopped."""
+
+HINTED_S = 0.5
+"""Looks that hints lead to are this far apart: where others work, there is one with every commit of theirs."""
+
+SHARE = 20
+"""And as many times as far as a look takes: with very many schedules, a look takes its time."""
+
+AHEAD = timedelta(seconds=5)
+"""A schedule that is further ahead than this was handled by a clock that was wrong; nodes differ by less."""
+
+Leads = Callable[[str], bool]
+
+
+class RecurringLoop:
+    """`look_for_leader` tells whether this node fires the schedules of a source, or only stands by; `fired` is called
+    when there are new tasks."""
+
+    def __init__(
+        self,
+        store: ScheduleStore,
+        *,
+        clock: Clock,
+        consumers: Mapping[str, Consumer],
+        look_for_leader: Callable[[], Awaitable[Leads]],
+        fired: Callable[[], None],
+        probes: Probes = SILENT,
+    ) -> None:
+        self._store, self._clock, self._consumers = store, clock, consumers
+        self._look_for_leader, self._fired, self._probes = look_for_leader, fired, probes
+        self._wake = asyncio.Event()
+        self._is_asked = False
+        self._has_buffered = False
+        self._is_away = False
+        self._next_at: datetime | None = None
+        self._leads: Leads | None = None
+        self._looked_mono = self._took_s = 0.0
+        self._seen: dict[str, tuple[str, float]] = {}
+        """What a deputy leaves to the leader: the version it has seen due, and since when."""
+        self._told: dict[str, str] = {}
+        """Schedules that cannot be fired here, and why: said once."""
+
+    def look(self) -> None:
+        """Look now: a schedule was put, or changed, by this process."""
+        self._is_asked = True
+        self._wake.set()
+
+    def hint(self) -> None:
+        """Something has happened in the store; what, nobody knows."""
+        self._wake.set()
+
+    def ended(self) -> None:
+        """Tasks of this node have ended: what is kept back for one of them may fire."""
+        if self._has_buffered:
+            self.look()
+
+    async def run(self) -> None:
+        """Look and fire until cancelled. A store that is away is tried again."""
+        while True:
+            self._wake.clear()
+            self._is_asked = False
+            began = self._clock.monotonic()
+            try:
+                until_mono = await self.step()
+                self._is_away = False
+            except StoreError as error:
+                if not self._is_away:
+                    log.warning("cannot look for schedules that are due: %s", error)
+                self._is_away, until_mono = True, began + LOOK_S
+            self._looked_mono = self._clock.monotonic()
+            self._took_s = self._looked_mono - began
+            self._probes.looked(self._next_at)
+            await self._clock.wait(self._wake, until_mono)
+            await self._hold_back(until_mono)
+
+    async def _hold_back(self, until_mono: float | None) -> None:
+        """Hints come in crowds: some time passes before the next of them is followed, unless it is time anyway."""
+        pause = self._looked_mono + max(HINTED_S, SHARE * self._took_s)
+        until = pause if until_mono is None else min(pause, until_mono)
+        while not self._is_asked and self._clock.monotonic() < until:
+            self._wake.clear()
+            await self._clock.wait(self._wake, until)
+
+    async def step(self) -> float | None:
+        """One look at all schedules; when to look again, on the monotonic clock, None if there are none."""
+        statuses = await self._store.schedules()
+        self._has_buffered = any(status.state.buffered_at is not None for status in statuses)
+        self._forget({status.name for status in statuses})
+        now, now_mono = self._clock.now(), self._clock.monotonic()
+        looks: list[datetime] = []
+        self._leads = None
+        for status in statuses:
+            if status.state.paused_at is not None:
+                continue  # who resumes it counts what was skipped
+            if status.schedule is None:
+                self._tell(status.name, f"it cannot be read here: {status.problem}")
+            elif (look_at := await self._follow(status.schedule, status, now)) is not None:
+                looks.append(look_at)
+        self._next_at = min(looks, default=None)
+        if not statuses:
+            return None
+        left_s = LOOK_S if self._next_at is None else (self._next_at - now).total_seconds()
+        return now_mono + min(max(0.0, left_s), LOOK_S)
+
+    async def _follow(self, schedule: Schedule, status: ScheduleStatus, now: datetime) -> datetime | None:
+        """Find out what is to be done about one schedule, and do it; when to look again."""
+        state = status.state
+        back = rewind(state, now=now) if state.handled_at > now + AHEAD else state
+        if back != state and await self._is_leader(schedule):
+            log.warning("schedule %s was handled until %s, which is still to come", status.name, state.handled_at)
+            await self._store.fire(status.name, version=status.version, state=back)
+            return now
+        plan = due(schedule, state, now=now, is_busy=status.is_busy)
+        if plan.state is state:
+            return plan.look_at
+        is_leader = await self._is_leader(schedule)
+        if not is_leader and not self._is_overdue(status):
+            return now + timedelta(seconds=DEPUTY_S)
+        return await self._carry_out(schedule, status, plan, now=now, is_leader=is_leader)
+
+    async def _is_leader(self, schedule: Schedule) -> bool:
+        if self._leads is None:
+            self._leads = await self._look_for_leader()
+        return self._leads(schedule.source)
+
+    def _is_overdue(self, status: ScheduleStatus) -> bool:
+        """Whether the leader has had its time. By the monotonic clock: that of the wall may have been set just now."""
+        version, since_mono = self._seen.get(status.name, ("", 0.0))
+        if version != status.version:
+            self._seen[status.name] = status.version, self._clock.monotonic()
+            return False
+        return self._clock.monotonic() - since_mono >= DEPUTY_S
+
+    async def _carry_out(
+        self, schedule: Schedule, status: ScheduleStatus, plan: Plan, *, now: datetime, is_leader: bool
+    ) -> datetime | None:
+        consumer = self._consumers.get(schedule.source)
+        try:
+            if consumer is None and plan.fires:
+                raise UnknownConsumer(schedule.source, self._consumers)
+            fires = [(fire, make_record(schedule, consumer, fire, now=now)) for fire in plan.fires if consumer]
+        except Exception as error:  # also what the code of a consumer raises
+            if is_leader:
+                self._tell(status.name, str(error))
+            return None
+        fired = await self._store.fire(
+            status.name, version=status.version, state=plan.state, fires=fires, cancels=plan.cancels
+        )
+        if fired is None:
+            return now  # somebody was first, or has changed it: decided again
+        self._told.pop(status.name, None)
+        if fired.made:
+            self._fired()
+            self._probes.fired(fired.made)
+        return plan.look_at
+
+    def _forget(self, names: set[str]) -> None:
+        for known in (self._seen, self._told):
+            for name in known.keys() - names:
+                del known[name]
+
+    def _tell(self, name: str, why: str) -> None:
+        if self._told.get(name) != why:
+            self._told[name] = why
+            log.error("schedule %s does not fire: %s", name, why)
+
+
+def make_record(schedule: Schedule, consumer: Consumer, fire: Fire, *, now: datetime) -> TaskRecord:
+    """The task of one fire."""
+    args = schedule.args
+    if consumer.produce is not None:
+        task = consumer.produce(msgspec.json.decode(args))
+        if task.source != consumer.name:
+            raise InvalidInput(f"produce of {consumer.name!r} made a task for {quote(task.source)}")
+        args = consumer.encode(task.args)
+    limits = [limit for limit in (schedule.timeout_s, consumer.timeout_s) if limit is not None]
+    return TaskRecord(
+        uuid=new_uuid(),
+        source=schedule.source,
+        due_at=fire.due_at,
+        created_at=now,
+        updated_at=now,
+        queue=schedule.queue or consumer.queue,
+        args=args,
+        priority=schedule.priority.value,
+        key=schedule.key,
+        timeout_s=min(limits) if schedule.timeout_s is not None else None,
+        retry=schedule.retry,
+    )

@@ -1,0 +1,160 @@
+"""Schedules in memory: verbs of the core, and of the port over it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from taskyard.model.schedule import Fire, Schedule, ScheduleState, forget
+from taskyard.model.state import ENDED
+from taskyard.model.task import TaskRecord, new_uuid
+from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
+from taskyard.ports.store import Add, Applied
+from taskyard.stores.schedules import Fires, cancel_for, correct
+
+if TYPE_CHECKING:
+    from taskyard.model.command import Cancel
+    from taskyard.stores.memory.core import MemoryCore
+
+
+class ScheduleBook:
+    """What is known of schedules. `is_pending` tells whether a task has not ended."""
+
+    def __init__(self, is_pending: Callable[[str], bool]) -> None:
+        self._is_pending = is_pending
+        self._known: dict[str, ScheduleStatus] = {}
+        self._rows: defaultdict[str, dict[datetime, FireRow]] = defaultdict(dict)
+        """By fire time, in the order in which they came."""
+        self._open: defaultdict[str, list[str]] = defaultdict(list)
+        """Tasks that had not ended when their schedule last fired."""
+
+    def put(self, status: ScheduleStatus, version: str | None) -> bool:
+        found = self._known.get(status.name)
+        if (None if found is None else found.version) != version:
+            return False
+        self._known[status.name] = status
+        return True
+
+    def drop(self, name: str) -> bool:
+        self._rows.pop(name, None)
+        self._open.pop(name, None)
+        return self._known.pop(name, None) is not None
+
+    def find(self, name: str) -> ScheduleStatus | None:
+        found = self._known.get(name)
+        return None if found is None else msgspec.structs.replace(found, is_busy=bool(self._pending(name)))
+
+    def names(self) -> list[str]:
+        return sorted(self._known)
+
+    def rows(self, name: str, limit: int) -> list[FireRow]:
+        return list(islice(reversed(self._rows[name].values()), limit)) if name in self._rows else []
+
+    def close_ended(self, name: str) -> list[str]:
+        """Those of its tasks that have not ended; the others are not asked for again."""
+        self._open[name] = self._pending(name)
+        return list(self._open[name])
+
+    def _pending(self, name: str) -> list[str]:
+        return [uuid for uuid in self._open.get(name, ()) if self._is_pending(uuid)]
+
+    def find_new(self, name: str, fires: Fires) -> dict[datetime, tuple[Fire, TaskRecord]]:
+        """Those of the fire times that have no task yet."""
+        new: dict[datetime, tuple[Fire, TaskRecord]] = {}
+        for fire, record in fires:
+            if fire.fire_at not in self._rows[name]:
+                new.setdefault(fire.fire_at, (fire, record))
+        return new
+
+    def note(self, name: str, fire: Fire, record: TaskRecord) -> None:
+        self._rows[name][fire.fire_at] = FireRow(fire_at=fire.fire_at, task=record.uuid, kind=fire.kind)
+        self._open[name].append(record.uuid)
+
+    def save(self, name: str, state: ScheduleState) -> None:
+        state = forget(state, self._trim(name, state))
+        self._known[name] = msgspec.structs.replace(self._known[name], state=state, version=new_uuid())
+
+    def _trim(self, name: str, state: ScheduleState) -> datetime | None:
+        """The last of the fire times that are forgotten, if any are."""
+        rows, pending = self._rows[name], set(self._open[name])
+        oldest = list(islice(rows.values(), max(0, len(rows) - KEEP_FIRES)))
+        spare = [row.fire_at for row in oldest if row.fire_at <= state.handled_at and row.task not in pending]
+        for at in spare:
+            del rows[at]
+        return max(spare, default=None)
+
+
+class ScheduleVerbs:
+    """The part of the store that keeps schedules."""
+
+    _core: MemoryCore
+
+    async def put_schedule(
+        self, schedule: Schedule, state: ScheduleState, *, version: str | None, by: str, from_code: bool = False
+    ) -> bool:
+        status = ScheduleStatus(
+            name=schedule.name, schedule=schedule, state=state, version=new_uuid(), by=by, from_code=from_code
+        )
+        is_put = self._core.schedules.put(status, version)
+        self._tell()
+        return is_put
+
+    async def drop_schedule(self, name: str) -> bool:
+        is_dropped = self._core.schedules.drop(name)
+        self._tell()
+        return is_dropped
+
+    async def schedules(self, name: str | None = None) -> list[ScheduleStatus]:
+        book = self._core.schedules
+        return [found for one in (book.names() if name is None else [name]) if (found := book.find(one)) is not None]
+
+    async def list_fires(self, name: str, *, limit: int = 20) -> list[FireRow]:
+        return self._core.schedules.rows(name, limit)
+
+    async def fire(
+        self,
+        name: str,
+        *,
+        version: str,
+        state: ScheduleState,
+        fires: Sequence[tuple[Fire, TaskRecord]] = (),
+        cancels: bool = False,
+    ) -> Fired | None:
+        fired = fire(self._core, name, version, state, fires, cancels)
+        self._tell()
+        return fired
+
+    def _tell(self) -> None:
+        raise NotImplementedError
+
+
+def fire(core: MemoryCore, name: str, version: str, state: ScheduleState, fires: Fires, cancels: bool) -> Fired | None:
+    book = core.schedules
+    found = book.find(name)
+    if found is None or found.version != version:
+        return None
+    new = book.find_new(name, fires)
+    if new:
+        added = core.add(Add([record for _, record in new.values()]))
+        if isinstance(added, Exception):
+            raise added
+    pending = book.close_ended(name)
+    canceled = _cancel(core, pending, cancel_for(name)) if cancels else []
+    for fire, record in new.values():
+        book.note(name, fire, record)
+    book.save(name, correct(state, fires, new))
+    return Fired([record.uuid for _, record in new.values()], canceled)
+
+
+def _cancel(core: MemoryCore, uuids: Sequence[str], command: Cancel) -> list[str]:
+    applied: list[Applied] = core.apply(uuids, command)
+    return [one.uuid for one in applied if one.record is not None]
+
+
+def is_pending(record: TaskRecord | None) -> bool:
+    return record is not None and record.state not in ENDED

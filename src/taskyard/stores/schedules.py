@@ -1,0 +1,50 @@
+"""What the stores share about schedules: their text, and what becomes of fire times that were there already."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+import msgspec
+
+from taskyard.errors import TaskyardError
+from taskyard.model.command import Cancel
+from taskyard.model.schedule import Fire, Schedule, ScheduleState, uncount
+from taskyard.model.task import TaskRecord
+from taskyard.ports.schedules import ScheduleStatus
+
+Fires = Sequence[tuple[Fire, TaskRecord]]
+
+
+def to_text(value: Schedule | ScheduleState) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def read_status(
+    name: str, definition: str, state: str, *, version: str, is_busy: bool, by: str, from_code: bool
+) -> ScheduleStatus:
+    """A schedule that cannot be read is no reason not to read the others."""
+    schedule, problem = None, ""
+    try:
+        schedule = msgspec.json.decode(definition, type=Schedule)
+    except (msgspec.MsgspecError, TaskyardError) as exc:
+        problem = str(exc)
+    return ScheduleStatus(
+        name=name,
+        schedule=schedule,
+        state=msgspec.json.decode(state, type=ScheduleState),
+        version=version,
+        is_busy=is_busy,
+        by=by,
+        from_code=from_code,
+        problem=problem,
+    )
+
+
+def correct(state: ScheduleState, fires: Fires, made: Collection[datetime]) -> ScheduleState:
+    """The state to write: fires that made no task have not fired."""
+    return uncount(state, (fire for fire, _ in fires if fire.fire_at not in made))
+
+
+def cancel_for(name: str) -> Cancel:
+    return Cancel(f"the next run of schedule {name} has come due")
