@@ -1,5 +1,6 @@
 """`ProcessPool`, a `concurrent.futures` executor on worker processes that can be killed, and what its futures raise."""
 
+from taskyard.execution.explain import RemoteTraceback
 from taskyard.execution.forks import PoolForked
 from taskyard.execution.futures import PoolOptions, ProcessPool
 from taskyard.execution.pool_loop import CallFuture
@@ -8,7 +9,6 @@ from taskyard.execution.raising import (
     CallTimedOut,
     CannotCross,
     RemoteError,
-    RemoteTraceback,
     WorkerDied,
 )
 

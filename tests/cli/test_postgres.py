@@ -19,7 +19,7 @@ from taskyard.stores.postgres import place as connections
 from taskyard.testing.postgres import FAST, Databases, Server, at_database
 from tests.cli.shell import Done, Shell
 
-(BEFORE, _), (NEWEST, _) = migrations("postgres")[-2:]
+BEFORE, NEWEST = [number for number, _ in migrations("postgres")[-2:]]
 
 SECRET = "sesame"
 CLERK = f"clerk:{SECRET}"

@@ -9,27 +9,20 @@ from taskyard.ports.store import Store
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.sqlite import SqliteStore
-from taskyard.testing.contract import (
-    DurableStoreContract,
-    PromptStoreContract,
-    ScheduleContract,
-    SteeringContract,
-    TiesContract,
-)
+from taskyard.testing.contract import DurableStoreContract, PromptStoreContract, ScheduleContract, TiesContract
 
 
-class TestMemoryStore(PromptStoreContract, SteeringContract, TiesContract, ScheduleContract):
+class TestMemoryStore(PromptStoreContract, TiesContract, ScheduleContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return MemoryStore(clock)
 
 
-class TestSqliteStore(DurableStoreContract, SteeringContract, TiesContract, ScheduleContract):
+class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return SqliteStore(folder / "work.db", clock=clock)
 
 
-# Not SteeringContract yet: its tables and procedures for that are still to be written.
-class TestPostgresStore(DurableStoreContract, TiesContract):
+class TestPostgresStore(DurableStoreContract, TiesContract, ScheduleContract):
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:
         self.url = postgres_url

@@ -313,7 +313,7 @@ async def test_a_loop_that_fails_is_started_again(start_rig, caplog, name):
     owner = getattr(rig.engine, part)
     original = getattr(owner, method)
 
-    def fail_once(*args):
+    def fail_once(*args, **kwargs):
         setattr(owner, method, original)
         raise ZeroDivisionError("a bug")
 

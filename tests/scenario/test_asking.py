@@ -26,12 +26,6 @@ ONE = {"zip": {"concurrency": 1}}
 S = TaskState
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def asked_url(request: pytest.FixtureRequest, file_url: str) -> str:
-    """Not PostgreSQL yet: its procedures for this are still to be written."""
-    return "memory://" if request.param == "memory" else file_url
-
-
 async def play(gates: Gates, count: int) -> list[str]:
     """Let so many runs begin and finish; the order in which they did."""
     names = []
@@ -43,9 +37,9 @@ async def play(gates: Gates, count: int) -> list[str]:
 
 
 @pytest.mark.spec("QUE-06", "QUE-07", "QUE-16", "QUE-17")
-async def test_a_line_is_put_in_order_by_hand(asked_url, gates):
+async def test_a_line_is_put_in_order_by_hand(url, gates):
     """Moved, held, skipped and put on top, tasks start in the order that people made."""
-    async with build(asked_url, gates.port, queues=ONE) as yard:
+    async with build(url, gates.port, queues=ONE) as yard:
         zips = yard.queue("zip", by="ann")
         a, *rest = [await yard.submit("gate", {"name": name}, queue="zip") for name in "abcdef"]
         run = await gates.begun("a")
@@ -65,12 +59,12 @@ async def test_a_line_is_put_in_order_by_hand(asked_url, gates):
         assert a.is_new
 
 
-async def test_a_command_that_does_not_fit_is_refused(asked_url, gates):
+async def test_a_command_that_does_not_fit_is_refused(url, gates):
     """With the state it found; for a task of another queue, for one that is unknown, and for what makes no sense."""
-    async with build(asked_url, gates.port, queues=ONE) as yard:
+    async with build(url, gates.port, queues=ONE) as yard:
         zips = yard.queue("zip")
         running = await yard.submit("gate", {"name": "a"}, queue="zip")
-        await gates.begun("a")
+        run = await gates.begun("a")
         other = await yard.submit("echo", delay_s=60)
         with pytest.raises(CommandRefused, match="it is running; a running task is never held"):
             await zips.hold(running.uuid)
@@ -83,11 +77,12 @@ async def test_a_command_that_does_not_fit_is_refused(asked_url, gates):
                 await zips.move(other.uuid, **wrong)
         with pytest.raises(InvalidInput, match="datetime"):
             await yard.reschedule(other.uuid, 5)  # type: ignore[arg-type]
+        run.finish()
 
 
-async def test_a_task_is_brought_forward_and_put_off(asked_url, gates):
+async def test_a_task_is_brought_forward_and_put_off(url, gates):
     """What was scheduled for later runs when it is rescheduled to now, and the other way round."""
-    async with build(asked_url, gates.port) as yard:
+    async with build(url, gates.port) as yard:
         handle = await yard.submit("gate", {"name": "a"}, delay_s=3600)
         record = await yard.reschedule(handle.uuid, datetime.now(UTC) + timedelta(hours=2))
         assert record.state is S.SCHEDULED
@@ -97,9 +92,9 @@ async def test_a_task_is_brought_forward_and_put_off(asked_url, gates):
 
 
 @pytest.mark.spec("QUE-15")
-async def test_what_is_final_is_run_again_as_another_task(asked_url):
+async def test_what_is_final_is_run_again_as_another_task(url):
     """A completed task, with its own arguments or others, becomes a new one that names the old."""
-    async with build(asked_url) as yard:
+    async with build(url) as yard:
         old = await yard.submit("add", {"a": 1, "b": 2}, priority="high", key="k")
         assert await old.result(timeout_s=PATIENCE_S) == 3
         new = await yard.run_again(old.uuid)
@@ -116,9 +111,9 @@ async def test_what_is_final_is_run_again_as_another_task(asked_url):
 
 
 @pytest.mark.spec("SCH-13")
-async def test_all_that_match_are_sent_again(asked_url, gates):
+async def test_all_that_match_are_sent_again(url, gates):
     """Failed ones are counted first, then sent again, those with this error only, the oldest first."""
-    yard = build(asked_url, gates.port, queues=ONE)
+    yard = build(url, gates.port, queues=ONE)
     async with yard:
         handles = [
             await yard.submit("gate", {"name": name}, queue="zip", retry=RetryPolicy(max_retries=0)) for name in "abcd"
@@ -139,9 +134,9 @@ async def test_all_that_match_are_sent_again(asked_url, gates):
         assert await handles[1].state() is S.FAILED
 
 
-async def test_all_that_match_in_many_chunks(asked_url):
+async def test_all_that_match_in_many_chunks(url):
     """Thousands are canceled some hundreds at a time; those of other queues, and what was asked before, stay."""
-    async with build(asked_url) as yard:
+    async with build(url) as yard:
         await yard.queue("zip").pause()
         handles = await yard.submit_many("echo", [{"value": n} for n in range(1203)], queue="zip")
         other = await yard.submit("echo", delay_s=60)

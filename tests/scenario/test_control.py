@@ -9,16 +9,10 @@ from tests.scenario.jobs import build
 ONE = {"zip": {"concurrency": 1}}
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def steered_url(request: pytest.FixtureRequest, file_url: str) -> str:
-    """Not PostgreSQL yet: its procedures for this are still to be written."""
-    return "memory://" if request.param == "memory" else file_url
-
-
 @pytest.mark.spec("QUE-09")
-async def test_a_pause_lets_what_runs_finish_and_starts_nothing(steered_url, gates):
+async def test_a_pause_lets_what_runs_finish_and_starts_nothing(url, gates):
     """Paused by somebody for a reason, a queue starts nothing more; resumed, it starts its head at once."""
-    async with build(steered_url, gates.port, queues=ONE) as yard:
+    async with build(url, gates.port, queues=ONE) as yard:
         zips = yard.queue("zip", by="ann")
         a, b = [await yard.submit("gate", {"name": name}, queue="zip") for name in "ab"]
         run = await gates.begun("a")
@@ -35,9 +29,9 @@ async def test_a_pause_lets_what_runs_finish_and_starts_nothing(steered_url, gat
 
 
 @pytest.mark.spec("QUE-10")
-async def test_stop_after_current_ends_in_a_pause(steered_url, gates):
+async def test_stop_after_current_ends_in_a_pause(url, gates):
     """The queue is stopping while its task runs and paused when it has ended; the next task waits."""
-    async with build(steered_url, gates.port, queues=ONE) as yard:
+    async with build(url, gates.port, queues=ONE) as yard:
         zips = yard.queue("zip")
         a, b = [await yard.submit("gate", {"name": name}, queue="zip") for name in "ab"]
         run = await gates.begun("a")
@@ -62,9 +56,9 @@ async def test_what_was_said_survives_a_restart(file_url, gates):
         (await gates.begun("a")).finish()
 
 
-async def test_a_concurrency_is_changed_while_tasks_run(steered_url, gates):
+async def test_a_concurrency_is_changed_while_tasks_run(url, gates):
     """More start at once when somebody raises the limit; lifted, the rule of the code holds again."""
-    async with build(steered_url, gates.port, queues=ONE) as yard:
+    async with build(url, gates.port, queues=ONE) as yard:
         handles = [await yard.submit("gate", {"name": name}, queue="zip") for name in "abcd"]
         runs = [await gates.begun("a")]
         await yard.queue("zip").set_concurrency(3, reason="night")
@@ -80,10 +74,10 @@ async def test_a_concurrency_is_changed_while_tasks_run(steered_url, gates):
 
 
 @pytest.mark.spec("DEV-03", "DEV-15")
-async def test_a_queue_has_the_order_it_was_defined_with(steered_url, gates):
+async def test_a_queue_has_the_order_it_was_defined_with(url, gates):
     """A strict queue goes by arrival whatever the priority; buckets take turns."""
     queues = {"line": {"concurrency": 1, "order": "fifo"}, "ring": {"concurrency": 1, "order": QueueOrder.BUCKETS}}
-    async with build(steered_url, gates.port, queues=queues) as yard:
+    async with build(url, gates.port, queues=queues) as yard:
         for queue in queues:
             await yard.queue(queue).pause()
         for name, priority in (("low", "low"), ("high", "high")):
@@ -98,9 +92,9 @@ async def test_a_queue_has_the_order_it_was_defined_with(steered_url, gates):
                 run.finish()
 
 
-async def test_what_makes_no_sense_is_refused(steered_url):
+async def test_what_makes_no_sense_is_refused(url):
     """A concurrency that is none, a nameless queue, an order or a patience that does not exist."""
-    yard = build(steered_url)
+    yard = build(url)
     for rules in ({"order": "random"}, {"starve_after": 0}, {"starve_wait_s": 0}):
         with pytest.raises(InvalidInput):
             yard.define_queue("q", **rules)

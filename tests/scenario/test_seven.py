@@ -16,7 +16,9 @@ from taskyard import (
     TaskState,
 )
 from taskyard.ports.clock import SystemClock
+from taskyard.ports.store import Store
 from taskyard.stores.memory import MemoryStore
+from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.sqlite import SqliteStore
 from tests.scenario.gates import Gates, attend
 from tests.scenario.jobs import build
@@ -27,11 +29,12 @@ S = TaskState
 OpenQueue = Callable[..., StandaloneQueue]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def make(request: pytest.FixtureRequest, gates: Gates, tmp_path: Path) -> OpenQueue:
     """Make the queue of the application, which compresses one file at a time; each on the same store."""
     clock = SystemClock()
     memory = MemoryStore(clock)
+    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
 
     class Compress(BaseTaskConsumer):
         name = "compress"
@@ -47,7 +50,11 @@ def make(request: pytest.FixtureRequest, gates: Gates, tmp_path: Path) -> OpenQu
     registry.register(Compress())
 
     def make(**rules: Any) -> StandaloneQueue:
-        store = memory if request.param == "memory" else SqliteStore(tmp_path / "work.db", clock=clock)
+        store: Store = memory
+        if request.param == "sqlite":
+            store = SqliteStore(tmp_path / "work.db", clock=clock)
+        elif request.param == "postgres":
+            store = PostgresStore(url, clock=clock)
         return StandaloneQueue(registry, store=store, **rules)
 
     return make

@@ -181,11 +181,9 @@ words = st.one_of(
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`name` is that of the other store; a subclass may have another. `steers` is whether it has orders and takes words
-    about whole queues."""
+    """`name` is that of the other store; a subclass may have another."""
 
     name = "SQLite"
-    steers = True
     has_ties = True
     """Whether tasks may have to do with others there."""
 
@@ -217,8 +215,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.home = self.open_handle()  # where the nodes join and leave; it stays open
         self.handles = [self.open_handle() for _ in range(2)]
         self.nodes = [self.join(), self.join()]
-        for queue in () if self.steers else QUEUES:
-            self.somebody_sets_a_queue(0, QueueSettings(name=queue))
 
     def open_handle(self) -> Store:
         # Nothing here pulls the plug, so that nothing has to be waited for.
@@ -360,18 +356,18 @@ class StoreMachine(RuleBasedStateMachine):
             assert sorted(signaled.cancels) == sorted(asked.cancels)
             assert signaled.is_draining is asked.is_draining
 
-    @precondition(lambda self: self.uuids and self.steers)
+    @precondition(lambda self: self.uuids)
     @rule(handle=handles, which=st.lists(picks, min_size=1, max_size=3), command=more_commands)
     def somebody_asks_more(self, handle: int, which: list[Pick], command: Command) -> None:
         self.somebody_commands(handle, which, command)
 
-    @precondition(lambda self: self.uuids and self.steers)
+    @precondition(lambda self: self.uuids)
     @rule(handle=handles, which=picks, delay_s=st.sampled_from(DELAYS))
     def somebody_reschedules(self, handle: int, which: Pick, delay_s: float) -> None:
         due_at = self.clock.now() + timedelta(seconds=delay_s)
         self.somebody_commands(handle, [which], Reschedule(due_at))
 
-    @precondition(lambda self: self.uuids and self.steers)
+    @precondition(lambda self: self.uuids)
     @rule(handle=handles, which=st.lists(picks, min_size=1, max_size=4), other=picks, before=st.booleans())
     def somebody_moves(self, handle: int, which: list[Pick], other: Pick, before: bool) -> None:
         anchor = self.task(other, Hold())
@@ -395,14 +391,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(handle=handles, settings=settings_of_queues)
     def somebody_sets_a_queue(self, handle: int, settings: QueueSettings) -> None:
-        if not self.steers:
-            plain = {"order": QueueOrder.PRIORITY, "starve_after": None, "starve_wait_s": None}
-            settings = msgspec.structs.replace(settings, **plain)
         self.both(handle, lambda store: store.set_queue(settings))
         self.queues[settings.name] = settings
         self.compare()
 
-    @precondition(lambda self: self.steers)
     @rule(handle=handles, queue=st.sampled_from(QUEUES), command=words)
     def somebody_steers_a_queue(self, handle: int, queue: str, command: QueueCommand) -> None:
         one, two = self.both(handle, lambda store: store.control(queue, command, by="ann"))
@@ -437,7 +429,7 @@ class StoreMachine(RuleBasedStateMachine):
             args='{"n":%d}' % number,  # noqa: UP031 - braces
             priority=task.priority,
             key=task.key,
-            bucket=task.bucket if self.steers else None,
+            bucket=task.bucket,
             dedupe_slot=task.slot if self.has_ties else None,
             dedupe_scope=task.scope if self.has_ties else None,
             group_id=task.group if self.has_ties else None,
@@ -504,9 +496,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def same_nodes(self, handle: int) -> None:
         one, two = self.both(handle, lambda store: store.nodes())
-        mine, theirs = ({(s.node, s.running, s.is_draining) for s in nodes} for nodes in (one, two))
+        mine, theirs = ({s.node.incarnation: (s.node, s.running, s.is_draining) for s in nodes} for nodes in (one, two))
         assert theirs == mine
-        assert {node.incarnation for node, *_ in mine} == set(self.nodes)
+        assert set(mine) == set(self.nodes)
 
     def compare(self) -> list[TaskRecord]:
         """Everything both stores hold is the same, and holds against the rules; the records."""
@@ -539,8 +531,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     def compare_queues(self, records: list[TaskRecord]) -> None:
         """What the stores say of their queues is the same; one that is stopping has something to wait for."""
-        if not self.steers:
-            return
         mine, theirs = self.both(1, lambda store: store.queues())
         assert theirs == mine
         running = Counter(record.queue for record in records if record.state is TaskState.RUNNING)

@@ -9,7 +9,7 @@ import pytest
 import taskyard
 import taskyard.futures
 from taskyard import errors
-from taskyard.execution import forks, raising
+from taskyard.execution import explain, forks, raising
 from taskyard.execution.owned import ManagerOwns
 from taskyard.manager import ManagerClosed
 
@@ -57,6 +57,7 @@ EXAMPLES = [
     errors.StoreTooOld("postgresql://db/app", 9, 15),
     errors.StoreUnavailable("no idea"),
     errors.StoreUnreachable("postgresql://db/app", "no answer"),
+    errors.ScheduleExists("nightly", "take another name"),
     errors.StoreUrlInvalid("mysql://"),
     errors.StoredArgumentsInvalid("fetch", ["url: missing"]),
     errors.SubmitPending(),
@@ -71,6 +72,7 @@ EXAMPLES = [
     errors.UnknownConsumer("fetch", ["shrink"]),
     errors.UnknownGroup("a-1"),
     errors.UnknownNode("host-1"),
+    errors.UnknownSchedule("nightly"),
     errors.UnknownTask("a-1"),
     errors.UnusableConnection("it is closed"),
     errors.WrongLoop(),
@@ -79,7 +81,7 @@ EXAMPLES = [
     raising.CannotCross("work", "its result is a socket", has_run=True),
     forks.PoolForked(),
     raising.RemoteError(("Odd", "ValueError"), "boom"),
-    raising.RemoteTraceback("line 1"),
+    explain.RemoteTraceback("line 1"),
     raising.WorkerDied("work", "it was ended by SIGSEGV (11)"),
     ManagerClosed(),
     ManagerOwns(),

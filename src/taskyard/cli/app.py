@@ -15,7 +15,19 @@ import typer
 
 from taskyard.cli.console import complain, json_text
 from taskyard.cli.errors import DONE, REFUSED, USAGE, UsageError, error_document, exit_code_of
+from taskyard.cli.options import (
+    AppArgument,
+    AppOption,
+    GraceOption,
+    IdArgument,
+    JsonOption,
+    StoreOption,
+    VerboseOption,
+)
+from taskyard.cli.queue_commands import groups, queues
+from taskyard.cli.schedule_commands import schedules
 from taskyard.cli.target import Target
+from taskyard.cli.task_commands import COMMANDS
 from taskyard.errors import TaskyardError
 
 INTERRUPTED = 130
@@ -29,15 +41,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-AppArgument = Annotated[str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.")]
-StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.")]
-AppOption = Annotated[str | None, typer.Option("--app", metavar="APP", help="The yard, as module:yard.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="A task's id, or the end or beginning of one.")]
-IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or the ends or beginnings of them.")]
-GraceOption = Annotated[str, typer.Option("--grace", metavar="TIME", help="How long a stop waits for what runs.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Tell of every run.")]
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -184,34 +187,11 @@ def doctor_command(store: StoreOption = None, yard: AppOption = None, as_json: J
 # --- steering ---------------------------------------------------------------------------------------------------------
 
 
-@app.command("cancel")
-def cancel_command(
-    tasks: IdsArgument,
-    reason: Annotated[str, typer.Option(help="Why; kept with the task.")] = "",
-    store: StoreOption = None,
-    yard: AppOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Cancel tasks: at once where they wait; where they run, they are asked to stop."""
-    from taskyard.cli.steering import steer
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 
-    target = Target(store, yard)
-    return _await(steer(target, tasks, lambda on, uuid: on.cancel(uuid, reason=reason), as_json=as_json))
-
-
-@app.command("retry")
-def retry_command(
-    tasks: IdsArgument,
-    tail: Annotated[bool, typer.Option("--tail/--head", help="Behind the others, or before them.")] = False,
-    store: StoreOption = None,
-    yard: AppOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Send failed tasks again, before the others that wait or behind them."""
-    from taskyard.cli.steering import steer
-
-    target = Target(store, yard)
-    return _await(steer(target, tasks, lambda on, uuid: on.retry(uuid, to_head=not tail), as_json=as_json))
+app.add_typer(queues, name="queue")
+app.add_typer(groups, name="group")
 
 
 # --- nodes and the store ----------------------------------------------------------------------------------------------
@@ -240,6 +220,9 @@ def node_drain_command(
     from taskyard.cli.nodes import drain_node
 
     return _await(drain_node(Target(store, yard), node, on=not undo, as_json=as_json))
+
+
+app.add_typer(schedules, name="schedule")
 
 
 @app.command("migrate")

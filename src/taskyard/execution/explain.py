@@ -25,6 +25,17 @@ sent back, or not be read here."""
 _TOO_GENERAL = frozenset({object, BaseException, Exception})
 
 
+class RemoteTraceback(Exception):
+    """The cause of what a worker raised: the traceback as it was there."""
+
+    def __init__(self, tb: str) -> None:
+        self.tb = tb
+        super().__init__(tb)
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.tb}"""'
+
+
 def explain(exc: BaseException) -> ExecutionError:
     """What `exc` means for the run."""
     if isinstance(exc, Cancel):

@@ -14,7 +14,7 @@ from typing import Any
 
 from taskyard.errors import InvalidInput, NoScript, TaskyardError, UnguardedScript
 from taskyard.execution.chunk import Chunk
-from taskyard.execution.explain import EXCEPTION, UNLOADED, UNRETURNED
+from taskyard.execution.explain import EXCEPTION, UNLOADED, UNRETURNED, RemoteTraceback
 from taskyard.model.execution import ErrorKind, ExecutionError
 
 SENDABLE = "; use a function at the top level of a module, and arguments that can be pickled, or use a thread"
@@ -60,17 +60,6 @@ class RemoteError(TaskyardError):
     def __init__(self, types: tuple[str, ...], message: str) -> None:
         self.types, self.message = types, message
         super().__init__(f"{types[0] if types else 'an exception'}: {message}")
-
-
-class RemoteTraceback(Exception):
-    """The cause of what a worker raised: the traceback as it was there."""
-
-    def __init__(self, tb: str) -> None:
-        self.tb = tb
-        super().__init__(tb)
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.tb}"""'
 
 
 def to_exception(error: ExecutionError, function: Callable[..., Any]) -> BaseException:

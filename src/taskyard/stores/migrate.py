@@ -11,6 +11,7 @@ from taskyard.model.dedupe import replaced
 from taskyard.model.dependency import give_up
 from taskyard.model.move import Move
 from taskyard.model.order import GAP
+from taskyard.model.places import CROWDED, SHARE, SMALLEST, THINNING
 from taskyard.model.settle import TOO_LATE
 from taskyard.model.state import TaskState, sql_guard
 from taskyard.model.task import TaskRecord
@@ -24,8 +25,8 @@ EVENTS_AT_MOST = 1 << 17
 RAISE_AFTER = 500 * GAP
 """How far claims must have come beyond a lane's mark before it is moved: some 250 tasks, of two numbers each."""
 
-PARENT = "\x01parent\x01"
-"""Stands there for the task that another waited for, or that came in its stead."""
+LOWEST = -(2**62)
+"""Below every place that a store comes to in practice; and a place less this one is still a number of 64 bits."""
 
 USUAL = [
     (TaskState.CREATED, TaskState.QUEUED),
@@ -33,6 +34,9 @@ USUAL = [
     (TaskState.RUNNING, TaskState.COMPLETED),
 ]
 """The moves that a task makes if all goes well."""
+
+PARENT = "\x01parent\x01"
+"""Stands there for the task that another waited for, or that came in its stead."""
 
 REASON = "\x01reason\x01"
 """Stands in a stored error for the reason of a cancel that only the database knows. No text has it by chance."""
@@ -67,6 +71,11 @@ def _fill(sql: str, database: str) -> str:
         "events_at_most": str(EVENTS_AT_MOST),
         "raise_after": str(RAISE_AFTER),
         "too_late": TOO_LATE,
+        "lowest": str(LOWEST),
+        "smallest": str(SMALLEST),
+        "crowded": str(CROWDED),
+        "thinning": str(THINNING),
+        "share": str(SHARE),
         "release_at_most": str(RELEASE_AT_MOST),
         "lost_failed": _lost(TaskState.FAILED),
         "lost_canceled": _lost(TaskState.CANCELED),

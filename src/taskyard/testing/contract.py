@@ -27,7 +27,6 @@ from taskyard.testing.store_contract import (  # noqa: E402
     DurableStoreContract,
     PromptStoreContract,
     ScheduleContract,
-    SteeringContract,
     StoreContract,
     TiesContract,
 )
@@ -39,7 +38,6 @@ __all__ = [
     "ExecutorContract",
     "PromptStoreContract",
     "ScheduleContract",
-    "SteeringContract",
     "StoreContract",
     "TiesContract",
 ]

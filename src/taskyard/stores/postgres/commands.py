@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import CommandRefused, SlotTaken, UnknownTask
-from taskyard.model.command import Asked, apply_change, decide
+from taskyard.model.command import Asked, Change, Reorder, apply_change, decide
 from taskyard.model.dependency import Stand, refuse_revival, stand_of
 from taskyard.model.event import TOLD_AS, EventKind
+from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move, apply_move
 from taskyard.model.settle import rescue
 from taskyard.model.state import ENDED as ENDED_STATES
@@ -28,14 +29,19 @@ from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
 from taskyard.stores.rows import json_or_none
 
 CHANGE = "CALL taskyard.change_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL)"
+CONTROL = "CALL taskyard.control_1($1, $2, $3, $4, $5, $6, NULL, NULL, NULL)"
 RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL)"
 
 
 class Decided:
     """What a command means for some tasks, as they were when they were read."""
 
-    def __init__(self, asked: Asked, where: TaskFilter, bonds: Bonds) -> None:
-        self._asked, self._where, self._now, self._bonds = asked, where, asked.now, bonds
+    def __init__(
+        self, asked: Asked, where: TaskFilter, bonds: Bonds, *, anchor: tuple[TaskRecord, str] | None = None
+    ) -> None:
+        """`anchor` is the task that the command puts others beside, and its version."""
+        self._asked, self._where, self._now = asked, where, asked.now
+        self._bonds, self._anchor = bonds, anchor
         self._changes: dict[int, dict[str, Any]] = {}
         self._events: list[tuple[EventKind, TaskRecord]] = []
         self._queues: set[str] = set()
@@ -58,45 +64,71 @@ class Decided:
             self.applied.append(Applied(uuid, refused=refused))
             return
         change: dict[str, Any] = {"id": record.id, "version": version, "how": "change", "ord": len(self.applied)}
+        change["was"] = self._said(record, "was") or record.state
         if isinstance(decision, Move):
-            is_again = record.state in ENDED_STATES
-            if is_again and (refusal := self._bonds.refuse(record)) is not None:
+            if record.state in ENDED_STATES and (refusal := self._bonds.refuse(record)) is not None:
                 self.applied.append(Applied(uuid, refused=refusal))
                 return
-            change["how"] = "again" if is_again else "end"
-            change["to_head"] = decision.to_head
-            apply_move(record, decision)
-            record.parked = False  # where it waits now, if it does, `place` says
-            kind = TOLD_AS[record.state]
-            if is_again and self._bonds.revive(record):
-                self._events.append((kind, record))
-                apply_move(record, Move(state=TaskState.BLOCKED, at=self._now))
-                kind = EventKind.BLOCKED
-            change["slot"], change["waits"] = record.dedupe_slot, record.waits
+            kind = self._move(record, decision, change)
         else:
-            before = record.note
-            apply_change(record, decision)
-            # Its run may say another by now. A task that is named twice keeps what was said the first time.
-            earlier = self._changes.get(record.id, {}).get("note")
-            change["note"] = clean(record.note) if record.note != before else earlier
-            kind = decision.kind
+            kind = self._change(record, decision, change)
         record.note, record.cancel_reason = clean(record.note), clean(record.cancel_reason)
         self._changes[record.id] = {
             "priority": record.priority,
             "cancel_asked_at": record.cancel_asked_at,
             "cancel_reason": record.cancel_reason,
             "note": record.note,
+            "cancel_forced": record.cancel_forced,
             "state": record.state,
             "error": json_or_none(record.error),
+            "due_at": record.due_at,
+            "waits": record.waits,
         } | change
         self._events.append((kind, record))
         self._queues.add(record.queue)
         self.applied.append(Applied(uuid, record=record))
 
+    def _move(self, record: TaskRecord, move: Move, change: dict[str, Any]) -> EventKind:
+        is_again = record.state in ENDED_STATES
+        if is_again:
+            change["how"] = "again"
+        elif move.state in ENDED_STATES:
+            change["how"] = "end"
+        change["to_head"] = move.to_head
+        apply_move(record, move)
+        record.parked = False  # where it waits now, if it does, `place` says
+        if is_again and self._bonds.revive(record):
+            self._events.append((TOLD_AS[record.state], record))
+            apply_move(record, Move(state=TaskState.BLOCKED, at=self._now))
+        change["slot"] = record.dedupe_slot
+        return TOLD_AS[record.state]
+
+    def _change(self, record: TaskRecord, decision: Change, change: dict[str, Any]) -> EventKind:
+        before = record.note
+        apply_change(record, decision)
+        # Its run may say another by now.
+        change["note"] = clean(record.note) if record.note != before else self._said(record, "note")
+        if isinstance(decision, Reorder):
+            change["to_head"] = decision.beside is None
+            if decision.beside is not None and self._anchor is not None:
+                change |= {"beside": self._anchor[0].id, "before": decision.before}
+        return decision.kind
+
+    def _said(self, record: TaskRecord, what: str) -> Any:
+        """What was put down of a task that is named a second time."""
+        return self._changes.get(record.id, {}).get(what)
+
+    def _looks(self) -> list[dict[str, Any]]:
+        """What must not have changed either, and stays as it is."""
+        if self._anchor is None or self._anchor[0].id in self._changes:
+            return []
+        record, version = self._anchor
+        return [{"id": record.id, "version": version, "how": "look"}]
+
     def arguments(self) -> tuple[Any, ...]:
         return (
             list(self._queues),
-            msgspec.json.encode(list(self._changes.values())).decode(),
+            msgspec.json.encode([*self._changes.values(), *self._looks()]).decode(),
             [str(kind) for kind, _ in self._events],
             [record.uuid for _, record in self._events],
             [record.queue for _, record in self._events],
@@ -194,3 +226,14 @@ def rescue_arguments(incarnation: str, info: str | None, beats: int | None, now:
     assert unexplained.error is not None
     no_reason = unexplained.error.message.removesuffix(f", then {why}")
     return incarnation, beats, now, clean(why), json_or_none(failed.error), json_or_none(canceled.error), no_reason
+
+
+async def read_control(conn: Connection, queue: str) -> str | None:
+    said: str | None = await conn.fetchval("SELECT control FROM taskyard.queue WHERE name = $1", queue)
+    return said
+
+
+async def read_order(conn: Connection, queue: str) -> QueueOrder:
+    return QueueOrder(
+        await conn.fetchval("SELECT ordering FROM taskyard.queue WHERE name = $1", queue) or QueueOrder.PRIORITY
+    )

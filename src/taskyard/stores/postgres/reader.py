@@ -8,11 +8,15 @@ from typing import Any
 
 import msgspec
 
+from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.event import Event, EventKind, EventPage
+from taskyard.model.failures import FailureGroup
+from taskyard.model.limits import QueueSettings
+from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
+from taskyard.ports.store import Node, NodeStatus, QueueStatus, Signals, TaskFilter
 from taskyard.stores.migrate import EVENTS_AT_MOST
 from taskyard.stores.postgres.place import Connection, Session
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
@@ -24,11 +28,12 @@ _KINDS = {str(kind): kind for kind in EventKind}
 async def signals(conn: Connection, node: str) -> Signals:
     draining = await conn.fetchval("SELECT is_draining FROM taskyard.node WHERE incarnation = $1", node)
     rows = await conn.fetch(
-        "SELECT uuid FROM taskyard.task "
+        "SELECT uuid, cancel_forced FROM taskyard.task "
         "WHERE state = 'running' AND node = $1 AND cancel_asked_at IS NOT NULL ORDER BY node, id",
         node,
     )
-    return Signals([uuid for (uuid,) in rows], is_draining=bool(draining))
+    forced = tuple(uuid for uuid, is_forced in rows if is_forced)
+    return Signals([uuid for uuid, _ in rows], is_draining=bool(draining), forced=forced)
 
 
 async def outcomes(conn: Connection, uuids: Sequence[str]) -> list[Outcome | None]:
@@ -93,13 +98,23 @@ def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
         ("key = ${n}", clean(where.key)),
         ("error::jsonb -> 'types' ? ${n}", clean(where.error)),
         ("(starts_with(uuid, ${n}) OR right(uuid, length(${n})) = ${n})", clean(where.uuid)),
-        ("id IN (SELECT id FROM taskyard.tie WHERE group_id = ${n})", clean(where.group)),
         ("created_at >= ${n}", where.created_after),
         ("created_at < ${n}", where.created_before),
+        (f"(state = 'failed' AND crashes >= {QUARANTINE_AFTER}) = ${{n}}", where.quarantined),
+        ("id IN (SELECT id FROM taskyard.tie WHERE group_id = ${n})", clean(where.group)),
     ):
         if value is not None:
             values.append(value)
             terms.append(term.replace("{n}", str(len(values))))
+    return terms
+
+
+def _end_terms(where: TaskFilter, values: list[Any]) -> list[str]:
+    terms = []
+    for sign, at in ((">=", where.finished_after), ("<", where.finished_before)):
+        if at is not None:
+            values.append(at)
+            terms.append(f"finished_at {sign} ${len(values)}")
     return terms
 
 
@@ -116,10 +131,7 @@ async def _select(
         own = list(terms)
         if table == "task" and (where.finished_after is not None or where.finished_before is not None):
             continue
-        for sign, at in ((">=", where.finished_after), ("<", where.finished_before)):
-            if at is not None:
-                values.append(at)
-                own.append(f"finished_at {sign} ${len(values)}")
+        own += _end_terms(where, values)
         asked = states if where.states is None else states & set(where.states)
         if asked:
             # Written out, so that the index of one state can serve.
@@ -150,6 +162,38 @@ async def list_runs(conn: Connection, uuid: str) -> list[Run]:
     ]
 
 
+async def find_end(conn: Connection, n: int) -> datetime | None:
+    at: datetime | None = await conn.fetchval(
+        "SELECT finished_at FROM taskyard.ended ORDER BY finished_at DESC LIMIT 1 OFFSET $1", n - 1
+    )
+    return at
+
+
+_FAILURES = (
+    "SELECT DISTINCT ON (error_type, source, is_quarantined) error_type, source, is_quarantined, "
+    "count(*) OVER one AS n, finished_at, uuid, message FROM (SELECT source, finished_at, uuid, "
+    f"crashes >= {QUARANTINE_AFTER} AS is_quarantined, "
+    "coalesce(error::jsonb -> 'types' ->> 0, error::jsonb ->> 'kind', '') AS error_type, "
+    "coalesce(error::jsonb ->> 'message', '') AS message FROM taskyard.ended WHERE {}) AS failed "
+    "WINDOW one AS (PARTITION BY error_type, source, is_quarantined) "
+    "ORDER BY error_type, source, is_quarantined, finished_at DESC"
+)
+
+
+async def failures(conn: Connection, where: TaskFilter, limit: int) -> list[FailureGroup]:
+    if where.states is not None and TaskState.FAILED not in where.states:
+        return []
+    values: list[Any] = [limit]
+    terms = ["state = 'failed'", *_terms(where, values), *_end_terms(where, values)]
+    sql = f"SELECT * FROM ({_FAILURES.format(' AND '.join(terms))}) AS g ORDER BY n DESC, finished_at DESC LIMIT $1"
+    return [
+        FailureGroup(
+            error=error, source=source, is_quarantined=apart, count=n, newest_at=at, uuid=uuid, message=message
+        )
+        for error, source, apart, n, at, uuid, message in await conn.fetch(sql, *values)
+    ]
+
+
 async def count(conn: Connection) -> dict[tuple[str, TaskState], int]:
     rows = await conn.fetch(
         "SELECT queue, state, sum(c.n)::bigint FROM ("
@@ -169,6 +213,36 @@ async def count_group(conn: Connection, group: str) -> dict[TaskState, int]:
         clean(group),
     )
     return {TaskState(state): n for state, n in rows}
+
+
+async def queues(conn: Connection, name: str | None = None) -> list[QueueStatus]:
+    """All of them, or the one of this name, be there anything of it or not."""
+    rules = {row["name"]: row for row in await conn.fetch("SELECT name, settings, control FROM taskyard.queue")}
+    counts: dict[str, dict[TaskState, int]] = {}
+    for (queue, state), n in (await count(conn)).items():
+        counts.setdefault(queue, {})[state] = n
+    found = await conn.fetch(
+        "SELECT l.queue, min(t.due_at) FROM taskyard.lane AS l "
+        "CROSS JOIN LATERAL (VALUES (0, l.low_0), (1, l.low_1), (2, l.low_2)) AS p(level, was) "
+        "CROSS JOIN LATERAL (SELECT due_at FROM taskyard.task WHERE queue = l.queue AND source = l.source "
+        "AND state = 'queued' AND NOT parked AND priority = p.level::smallint ORDER BY position LIMIT 1) AS t "
+        "WHERE p.was IS NOT NULL GROUP BY l.queue"
+    )
+    oldest: dict[str, datetime] = {queue: due_at for queue, due_at in found}  # noqa: C416 - they are no tuples
+    return [
+        QueueStatus(
+            name=queue,
+            settings=msgspec.json.decode(rules[queue]["settings"], type=QueueSettings)
+            if queue in rules
+            else QueueSettings(name=queue),
+            control=msgspec.json.decode(rules[queue]["control"], type=QueueControl)
+            if queue in rules and rules[queue]["control"] is not None
+            else UNTOUCHED,
+            counts=counts.get(queue, {}),
+            oldest_due_at=oldest.get(queue),
+        )
+        for queue in ([name] if name is not None else sorted({*rules, *counts}))
+    ]
 
 
 async def nodes(conn: Connection, lease_s: float) -> list[NodeStatus]:

@@ -12,9 +12,6 @@ from taskyard.stores.rows import COLUMNS, TIES, to_error, to_on_failure, to_prog
 
 _STATES = {str(state): state for state in TaskState}
 
-# Its tables know nothing of these yet.
-_LATER = {"bucket": "NULL::text", "origin": "NULL::text", "cancel_forced": "false"}
-
 
 def _tied(table: str) -> dict[str, str]:
     """What a task has to do with others stands in a table of its own."""
@@ -22,9 +19,8 @@ def _tied(table: str) -> dict[str, str]:
     return found | {"waits": f"coalesce({found['waits']}, 0)"}
 
 
-_NOT_HOT = {**_LATER, **_tied("task"), "finished_at": "NULL::timestamptz", "result": "NULL::text"}
+_NOT_HOT = {**_tied("task"), "finished_at": "NULL::timestamptz", "result": "NULL::text"}
 _NOT_ENDED = {
-    **_LATER,
     **_tied("ended"),
     "updated_at": "finished_at",
     "parked": "false",
@@ -33,6 +29,7 @@ _NOT_ENDED = {
     "node": "NULL::text",
     "cancel_asked_at": "NULL::timestamptz",
     "cancel_reason": "NULL::text",
+    "cancel_forced": "false",
 }
 
 HOT = ", ".join(f"{_NOT_HOT.get(column, column)} AS {column}" for column in COLUMNS)
@@ -63,13 +60,16 @@ def from_row(row: Any) -> TaskRecord:
 
 
 def to_claims(columns: Any, node: str, now: datetime) -> list[Claim]:
-    """The claims of a row of the type `claims_1`, which was made at `now` for this node."""
+    """The claims of a row of the type `claims_2`, which was made at `now` for this node."""
     ids, *often = columns[:11]
     zeros, nones = repeat(0), repeat(None)
-    timeouts, retries, crashes, recoveries, keys, slots, policies, progress, errors, checkpoints = columns[11:]
+    (
+        timeouts, retries, crashes, recoveries, keys, slots, policies, progress, errors, checkpoints, buckets, origins,
+    ) = columns[11:]  # fmt: skip
     seldom = (
         timeouts or nones, retries or zeros, crashes or zeros, recoveries or zeros, keys or nones, slots or nones,
         policies or nones, progress or nones, errors or nones, checkpoints or nones,
+        buckets or nones, origins or nones,
     )  # fmt: skip
     return [_to_claim(row, node, now) for row in zip(ids, *often, *seldom, strict=False)]
 
@@ -77,13 +77,13 @@ def to_claims(columns: Any, node: str, now: datetime) -> list[Claim]:
 def _to_claim(row: Any, node: str, now: datetime) -> Claim:
     (
         id_, token, position, due_at, created_at, attempt, priority, uuid, source, queue, args, timeout_s, retries,
-        crashes, recoveries, key, slot, retry, progress, error, checkpoint,
+        crashes, recoveries, key, slot, retry, progress, error, checkpoint, bucket, origin,
     ) = row  # fmt: skip
     record = TaskRecord(
         uuid, source, due_at, created_at, now, id_, queue, args, RUNNING, priority, position, False, key, slot,
         timeout_s, None if retry is None else to_retry(retry), now, None, attempt, retries, crashes, recoveries, token,
         node, None, None if progress is None else to_progress(progress), None,
-        None if error is None else to_error(error), None, None, checkpoint,
+        None if error is None else to_error(error), None, None, checkpoint, bucket, origin=origin,
     )  # fmt: skip
     return Claim(record, attempt, token)
 
@@ -107,7 +107,7 @@ def clean(text: str | None) -> str | None:
 
 def find_unstorable(record: TaskRecord) -> str | None:
     """Why this record can never be stored; None if it can."""
-    for name in ("uuid", "source", "queue", "key", "dedupe_slot", "group_id", "args"):
+    for name in ("uuid", "source", "queue", "key", "dedupe_slot", "group_id", "bucket", "origin", "args"):
         text = getattr(record, name)
         if text is None:
             continue

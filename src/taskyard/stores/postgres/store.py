@@ -29,13 +29,15 @@ from taskyard.errors import (
     UnknownNode,
     hide_password,
 )
-from taskyard.model.command import Asked, Cancel, Command, Retry, SetPriority
-from taskyard.model.control import QueueCommand
+from taskyard.model.command import Asked, Command, Retry, anchor_of
+from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer, told_as
 from taskyard.model.event import EventPage
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -70,6 +72,8 @@ from taskyard.stores.postgres.place import (
     once,
     typed_errors,
 )
+from taskyard.stores.postgres.scene import find_scene
+from taskyard.stores.postgres.schedules import ScheduleVerbs
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
 
 log = logging.getLogger("taskyard")
@@ -96,7 +100,7 @@ class _UuidHeld(Exception):
     """A new task has a uuid that another has which was submitted in a transaction that has not ended."""
 
 
-class PostgresStore:
+class PostgresStore(ScheduleVerbs):
     def __init__(
         self,
         url: str,
@@ -318,19 +322,20 @@ class PostgresStore:
 
     async def add_within(self, connection: object, add: Add) -> list[Added]:
         async with self._asked():
-            if not self._where:
-                self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
-            return await within.add_within(
-                connection, add, url=self.url, where=self._where, transactions=self._transactions
-            )
+            where = await self._find_where()
+            return await within.add_within(connection, add, url=self.url, where=where, transactions=self._transactions)
+
+    async def _find_where(self) -> str:
+        """Which database this is."""
+        if not self._where:
+            self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
+        return self._where
 
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 
     async def apply(
         self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
     ) -> list[Applied]:
-        if not isinstance(command, Cancel | Retry | SetPriority):
-            raise NotImplementedError("this cannot be asked of tasks on PostgreSQL yet")
         applied: list[Applied] = []
         async with self._asked():
             for start in range(0, len(uuids), APPLY_AT_MOST):
@@ -341,11 +346,15 @@ class PostgresStore:
         for n in range(TRIES):
             if n > 1:
                 await _give_way(n)
-            asked = Asked(command=command, now=self._clock.now(), by=by)
-            found = await self._read(partial(commands.read, uuids=uuids))
+            asked, other = Asked(command=command, now=self._clock.now(), by=by), anchor_of(command)
+            found = await self._read(partial(commands.read, uuids=uuids if other is None else [*uuids, other]))
+            anchor = None if other is None else found.get(other)
+            if anchor is not None:
+                order = await self._read(partial(commands.read_order, queue=anchor[0].queue))
+                asked = msgspec.structs.replace(asked, order=order, anchor=anchor[0].clone())
             records = [record for record, _ in found.values()] if isinstance(command, Retry) else []
             bonds = await self._read(partial(commands.read_bonds, records=records, now=asked.now))
-            decided = commands.Decided(asked, where, bonds)
+            decided = commands.Decided(asked, where, bonds, anchor=anchor)
             for uuid in uuids:
                 decided.decide(uuid, found.get(uuid))
             if decided.changes_nothing:
@@ -358,20 +367,45 @@ class PostgresStore:
         raise StoreBusy(hide_password(self.url))
 
     async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
-        raise NotImplementedError("queues on PostgreSQL cannot be steered yet")
+        async with self._asked():
+            said = await self._control(queue, command, by)
+            (status,) = await self._read(partial(reader.queues, name=queue))
+            return msgspec.structs.replace(status, control=said)
+
+    async def _control(self, queue: str, command: QueueCommand, by: str) -> QueueControl:
+        """Decided on what was read without a lock, and kept if nobody has said anything since."""
+        settings = msgspec.json.encode(QueueSettings(name=queue)).decode()
+        for _ in range(TRIES):
+            text = await self._read(partial(commands.read_control, queue=queue))
+            old = UNTOUCHED if text is None else msgspec.json.decode(text, type=QueueControl)
+            # Whether something runs the call itself looks, under the queue's lock.
+            now = self._clock.now()
+            new = steer(old, command, by=by, now=now, running=1)
+            kind = told_as(old, new)
+            if kind is None:
+                return old
+            said = msgspec.json.encode(new).decode()
+            row = await self._write(commands.CONTROL, queue, settings, text, said, kind, now)
+            if row["done"]:
+                self._hints.tell()
+                return msgspec.json.decode(row["said"], type=QueueControl)
+        raise StoreBusy(hide_password(self.url))
 
     async def queues(self) -> list[QueueStatus]:
-        raise NotImplementedError("queues on PostgreSQL cannot be listed yet")
+        return await self._ask(reader.queues)
 
     async def set_queue(self, settings: QueueSettings) -> None:
         async with self._asked():
             row = await self._write(
-                "CALL taskyard.queue_1($1, $2, $3, $4, $5, NULL)",
+                "CALL taskyard.queue_2($1, $2, $3, $4, $5, $6, $7, $8, NULL)",
                 settings.name,
                 settings.concurrency,
                 settings.per_key,
                 settings.auto_recover,
                 msgspec.json.encode(settings).decode(),
+                settings.order,
+                settings.starve_after,
+                settings.patience.wait,
             )
             if row["changed"]:
                 self._hints.tell()
@@ -431,6 +465,9 @@ class PostgresStore:
     def lease(self, incarnation: str) -> PostgresLease:
         return PostgresLease(self.url, incarnation, lease_s=self._lease_s)
 
+    async def find_end(self, n: int) -> datetime | None:
+        return await self._ask(lambda conn: reader.find_end(conn, n))
+
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         async with self._asked():
             age = self._clock.now() - finished_before
@@ -478,6 +515,13 @@ class PostgresStore:
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))
+
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        now = self._clock.now()
+        return await self._ask(partial(find_scene, records=records, now=now, lease_s=self._lease_s))
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        return await self._ask(lambda conn: reader.failures(conn, where, limit))
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._ask(reader.count)

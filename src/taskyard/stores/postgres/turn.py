@@ -29,7 +29,7 @@ from taskyard.stores.migrate import REASON
 from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
 from taskyard.stores.rows import has_ties, json_or_none
 
-CALL = f"CALL taskyard.turn_3({', '.join(f'${n}' for n in range(1, 28))}, NULL, NULL, NULL, NULL, NULL, NULL)"
+CALL = f"CALL taskyard.turn_2({', '.join(f'${n}' for n in range(1, 30))}, NULL, NULL, NULL, NULL, NULL, NULL)"
 
 HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
 
@@ -268,7 +268,7 @@ def _columns(records: list[TaskRecord], *, one_by_one: bool) -> tuple[list[Any] 
     """What an insert gives of each task, column by column; None for a column that is empty. Where a column is the same
     for all, as most are in a batch, it is given once, unless the tasks are looked at one by one."""
     if not records:
-        return (None,) * 11
+        return (None,) * 13
     alike = list if one_by_one else _alike
     keys = [r.key for r in records]
     timeouts = [r.timeout_s for r in records]
@@ -285,6 +285,8 @@ def _columns(records: list[TaskRecord], *, one_by_one: bool) -> tuple[list[Any] 
         retries if any(retries) else None,
         alike([r.due_at for r in records]),
         alike([r.created_at for r in records]),
+        [r.bucket for r in records] if any(r.bucket is not None for r in records) else None,
+        [r.origin for r in records] if any(r.origin is not None for r in records) else None,
     )
 
 

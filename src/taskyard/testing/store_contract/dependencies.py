@@ -207,6 +207,14 @@ class DependencyContract(Desk):
         assert states == [TaskState.FAILED, TaskState.SKIPPED, QUEUED, BLOCKED]
         assert (await get(store, skips)).note == f"its dependency {fails.uuid} failed"
 
+    async def test_those_that_end_with_it_may_stand_in_other_queues(self, store: Store) -> None:
+        """What ends unrun takes along those that wait for it at once, in whatever queue each of them stands."""
+        await add(store, first := a_record(queue="one"))
+        await add_after(store, second := child(queue="two"), after=[first])
+        await add_after(store, third := child(queue="three"), after=[second])
+        await store.apply([first.uuid], Cancel())
+        assert [await state_of(store, record) for record in (second, third)] == [TaskState.FAILED] * 2
+
     async def test_a_retry_on_its_way_is_no_end(self, store: Store, clock: ManualClock) -> None:
         """A run that failed and is tried again, or was given back, leaves those that wait as they are."""
         (parent,) = await start(store, a_record())

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from taskyard.errors import ClaimLost, DuplicateTask
-from taskyard.model.command import Cancel
+from taskyard.model.command import Cancel, MoveBefore
+from taskyard.model.control import Pause, SetConcurrency
 from taskyard.model.execution import Progress
-from taskyard.model.limits import QueueSettings
+from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import Dedupe, TaskRecord
 from taskyard.ports.store import Report, Store
 from taskyard.testing.clock import ManualClock
-from taskyard.testing.samples import a_record, an_error, seconds
+from taskyard.testing.samples import a_record, an_error, room, seconds
 from taskyard.testing.store_contract.desk import (
     NODE_A,
     NODE_B,
@@ -154,6 +155,34 @@ class DurableContract(Desk):
         assert (await store.turn(A)).next_due == task.due_at
         clock.advance(5)
         assert uuids(await claim(store)) == [task.uuid]
+
+    @pytest.mark.spec("QUE-09", "QUE-22")
+    async def test_what_people_said_is_still_known(self, reopen: Reopen) -> None:
+        """A queue that was paused, or limited by hand, is so after a restart, by whom, when and why."""
+        store = await reopen()
+        said = (await store.control("default", Pause("backup"), by="ann")).control
+        limited = (await store.control("cpu", SetConcurrency(1), by="bob")).control
+        await add(store, *(a_record(queue=queue) for queue in ("default", "cpu", "cpu")))
+        store = await reopen()
+        assert {status.name: status.control for status in await store.queues()} == {"cpu": limited, "default": said}
+        assert [held.record.queue for held in await claim(store, 9)] == ["cpu"]
+
+    @pytest.mark.spec("QUE-08", "QUE-22")
+    async def test_whose_turn_it_is_is_still_known(self, reopen: Reopen) -> None:
+        """Starts are counted on, places made by hand stay, lines stand and buckets go on where they were."""
+        store = await reopen()
+        rules = QueueSettings(name="default", starve_after=2, starve_wait_s=None)
+        await store.set_queue(rules)
+        await store.set_queue(QueueSettings(name="ring", order=QueueOrder.BUCKETS))
+        high = [a_record(priority=Priority.HIGH) for _ in range(3)]
+        ring = [a_record(queue="ring", bucket=name) for name in "aabb"]
+        await add(store, low := a_record(priority=Priority.LOW), *high, *ring)
+        await store.apply([high[2].uuid], MoveBefore(high[0].uuid))
+        assert uuids(await claim(store, room(3, fetch=3))) == uuids([high[2], high[0], low])
+        await store.control("default", Pause(), by="ann")
+        assert uuids(await claim(store, 1)) == [ring[0].uuid]
+        store = await reopen()
+        assert uuids(await claim(store, 9)) == uuids([ring[2], ring[1], ring[3]])
 
     async def test_closing_finishes_what_was_asked(self, reopen: Reopen) -> None:
         """Whatever was asked before the store is closed is answered, and what it answered is there afterwards."""

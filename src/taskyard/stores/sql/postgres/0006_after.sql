@@ -61,20 +61,23 @@ BEGIN
     END IF;
 END $$;
 
--- Where those stand that are to hear of the ends of these, or of earlier ones: their queues are locked as well.
+-- Where those stand that may have to hear of the ends of these, or of earlier ones, and those behind them, who hear of it
+-- if they end by it as well: their queues are locked too.
 CREATE FUNCTION taskyard.listeners_1(p_ids bigint[]) RETURNS text[] LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
         RETURN NULL;
     END IF;
     RETURN ARRAY(
-        SELECT DISTINCT c.queue FROM (
-            SELECT unnest(p_ids) AS id
-            UNION SELECT task FROM (SELECT task FROM taskyard.releasing ORDER BY place LIMIT {{release_at_most}}) AS r
-        ) AS x CROSS JOIN LATERAL (
-            SELECT d.child FROM taskyard.dependency AS d WHERE d.parent = x.id AND NOT d.done
-            ORDER BY d.child LIMIT {{release_at_most}}
-        ) AS d JOIN taskyard.task AS c ON c.id = d.child);
+        WITH RECURSIVE below (id) AS (
+            SELECT id FROM (
+                SELECT unnest(p_ids) AS id UNION
+                SELECT task FROM (SELECT task FROM taskyard.releasing ORDER BY place LIMIT {{release_at_most}}) AS r
+            ) AS x
+            UNION SELECT d.child FROM below AS b JOIN taskyard.dependency AS d ON d.parent = b.id AND NOT d.done
+        )
+        SELECT DISTINCT c.queue FROM (SELECT id FROM below LIMIT 4 * {{release_at_most}}) AS b
+        JOIN taskyard.task AS c ON c.id = b.id);
 END $$;
 
 -- End tasks that do not run, each as it says; null as an error or a note leaves what there is.
@@ -94,13 +97,15 @@ BEGIN
         DELETE FROM taskyard.task AS t USING m WHERE t.id = m.id
         RETURNING m.ord, m.new_state, m.new_error, m.new_note, t.*
     ), kept AS (
-        -- What is held fails by way of blocked, as the table of moves has it.
+        -- What is held gives up by way of blocked; what is replaced does not wait for anybody any more.
         INSERT INTO taskyard.ended (
             id, position, due_at, created_at, started_at, finished_at, timeout_s, attempt, retries, crashes,
-            recoveries, priority, was, state, uuid, source, queue, args, key, retry, progress, error, note, checkpoint)
+            recoveries, priority, was, state, uuid, source, queue, args, key, retry, progress, error, note, checkpoint,
+            bucket, origin)
         SELECT id, position, due_at, created_at, started_at, p_now, timeout_s, attempt, retries, crashes,
-            recoveries, priority, CASE WHEN state = 'paused' THEN 'blocked' ELSE state END, new_state, uuid, source, queue,
-            args, key, retry, progress, coalesce(new_error, error), coalesce(new_note, note), checkpoint
+            recoveries, priority, CASE WHEN state = 'paused' AND new_state <> 'canceled' THEN 'blocked' ELSE state END,
+            new_state, uuid, source, queue, args, key, retry, progress, coalesce(new_error, error),
+            coalesce(new_note, note), checkpoint, bucket, origin
         FROM gone
     ), tied AS (
         UPDATE taskyard.tie SET waits = 0 FROM m WHERE tie.id = m.id AND tie.waits <> 0
@@ -111,10 +116,10 @@ BEGIN
     )
     SELECT array_agg(new_state), array_agg(uuid), array_agg(queue), array_agg(source),
         array_agg(queue) FILTER (WHERE key IS NOT NULL), array_agg(key) FILTER (WHERE key IS NOT NULL),
-        array_agg('blocked'::text) FILTER (WHERE state = 'paused' AND new_state = 'failed'),
-        array_agg(uuid) FILTER (WHERE state = 'paused' AND new_state = 'failed'),
-        array_agg(queue) FILTER (WHERE state = 'paused' AND new_state = 'failed'),
-        array_agg(source) FILTER (WHERE state = 'paused' AND new_state = 'failed')
+        array_agg('blocked'::text) FILTER (WHERE state = 'paused' AND new_state <> 'canceled'),
+        array_agg(uuid) FILTER (WHERE state = 'paused' AND new_state <> 'canceled'),
+        array_agg(queue) FILTER (WHERE state = 'paused' AND new_state <> 'canceled'),
+        array_agg(source) FILTER (WHERE state = 'paused' AND new_state <> 'canceled')
     INTO v_kinds, uuids, v_queues, v_sources, key_queues, keys, b_kinds, b_uuids, b_queues, b_sources
     FROM (SELECT * FROM gone ORDER BY ord) AS o;
     told := taskyard.tell_1(p_first, b_kinds, b_uuids, b_queues, b_sources, ARRAY[p_now]);
@@ -230,7 +235,11 @@ BEGIN
         UNION
         SELECT h.queue FROM unnest(a_slot) AS s CROSS JOIN LATERAL taskyard.holder_1(s, p_now) AS h
         WHERE s IS NOT NULL AND h.queue IS NOT NULL
-            AND EXISTS (SELECT FROM json_to_recordset(p_adds) AS a(dedupe text) WHERE a.dedupe = 'replace'));
+            AND EXISTS (SELECT FROM json_to_recordset(p_adds) AS a(dedupe text) WHERE a.dedupe = 'replace')
+        UNION
+        SELECT unnest(taskyard.listeners_1(ARRAY(
+            SELECT h.id FROM unnest(a_slot) AS s CROSS JOIN LATERAL taskyard.holder_1(s, p_now) AS h
+            WHERE s IS NOT NULL AND h.id IS NOT NULL))));
 END $$;
 
 -- New tasks wait for others from here on, unless those are done: those who do are blocked. Who of the others has ended so
@@ -270,7 +279,7 @@ END $$;
 CREATE FUNCTION taskyard.admit_2(
     p_first integer, p_now timestamptz, p_locked text[], p_adds json, a_uuid text[], a_source text[], a_queue text[],
     a_args text[], a_priority smallint[], a_key text[], a_slot text[], a_timeout_s double precision[], a_retry text[],
-    a_due_at timestamptz[], a_created_at timestamptz[],
+    a_due_at timestamptz[], a_created_at timestamptz[], a_bucket text[], a_origin text[],
     OUT answers json[], OUT told integer, OUT key_queues text[], OUT keys text[], OUT ended text[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -286,8 +295,11 @@ DECLARE
     v_new text[];
     e_child text[]; e_parent text[];
     r_ids bigint[]; r_by text[];
+    v_patience text := current_setting('lock_timeout');
+    v_has_lines boolean := EXISTS (SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (p_locked));
 BEGIN
     told := 0;
+    PERFORM taskyard.lock_slots_1(a_slot);
     FOR v_add IN
         SELECT * FROM json_to_recordset(p_adds) AS j(
             n integer, dedupe text, id bigint, token bigint, attempt integer, window_s double precision, ties json,
@@ -419,7 +431,9 @@ BEGIN
             v_from := v_to + 1;
             CONTINUE;
         END IF;
-        -- Column by column, without those that were merged.
+        -- Column by column, without those that were merged. A uuid may stand in a transaction that somebody keeps open:
+        -- the turn then fails, instead of waiting for it.
+        PERFORM set_config('lock_timeout', '50ms', true);
         told := told + taskyard.add_1(p_first + told, p_now, v_new, c.source, c.queue, c.args, c.priority, c.key, c.slot,
             c.timeout_s, c.retry, c.due_at, c.created_at)
         FROM (
@@ -435,6 +449,13 @@ BEGIN
                 AS u(source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, holder, scope, ord)
             WHERE u.holder IS NULL
         ) AS c;
+        PERFORM set_config('lock_timeout', v_patience, true);
+        -- Before anything else becomes of them: some may end at once.
+        PERFORM taskyard.dress_1(array_agg(u.uuid), array_agg(u.bucket), array_agg(u.origin))
+        FROM unnest(a_uuid[v_from:v_to], a_bucket[v_from:v_to], a_origin[v_from:v_to], v_holders)
+            AS u(uuid, bucket, origin, holder)
+        WHERE u.holder IS NULL AND (a_bucket IS NOT NULL OR a_origin IS NOT NULL OR v_has_lines)
+        HAVING count(*) > 0;
         IF v_add.dedupe <> 'allow' OR v_add.ties IS NOT NULL THEN
             INSERT INTO taskyard.tie (id, group_id, on_failure, dedupe_key, dedupe_scope)
             SELECT t.id, x."group", x.on_failure, k.slot, CASE WHEN k.slot IS NOT NULL THEN x.scope END
@@ -464,15 +485,17 @@ BEGIN
     END LOOP;
 END $$;
 
--- As turn_1; `ties` says what the claimed tasks have to do with others, and who ended without having run.
-CREATE PROCEDURE taskyard.turn_3(
+-- One turn: settle, report, add, promote what is due, claim. It commits by itself before it answers: the answer may be
+-- large, and a client that does not read it must not keep the queues locked. `ties` says what the claimed tasks have to do
+-- with others, and who ended without having run.
+CREATE PROCEDURE taskyard.turn_2(
     p_node text, p_now timestamptz, p_queues text[],
     c_id bigint[], c_token bigint[], c_attempt integer[], c_at timestamptz[], c_result text[], c_note text[],
     p_moves json, p_reports json, p_adds json,
     a_uuid text[], a_source text[], a_queue text[], a_args text[], a_priority smallint[], a_key text[], a_slot text[],
     a_timeout_s double precision[], a_retry text[], a_due_at timestamptz[], a_created_at timestamptz[],
-    p_total integer, p_sources text[], p_rooms integer[], p_others integer,
-    INOUT settled bigint[], INOUT answers json[], INOUT claims taskyard.claims_1, INOUT next_due timestamptz,
+    a_bucket text[], a_origin text[], p_total integer, p_sources text[], p_rooms integer[], p_others integer,
+    INOUT settled bigint[], INOUT answers json[], INOUT claims taskyard.claims_2, INOUT next_due timestamptz,
     INOUT told integer, INOUT ties json
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -484,8 +507,8 @@ DECLARE
     v_keys text[];
     v_ended text[];
     v_has_freed boolean := false;
-    v_moved bigint[] := c_id || ARRAY(SELECT id FROM json_to_recordset(p_moves) AS m(id bigint));
     v_patience text := current_setting('lock_timeout');
+    v_moved bigint[] := c_id || ARRAY(SELECT id FROM json_to_recordset(p_moves) AS m(id bigint));
 BEGIN
     told := 0;
     -- Before anything is written: who reads events can then tell which of our transactions still go on.
@@ -513,9 +536,6 @@ BEGIN
         v_queues := v_queues || taskyard.others_1(p_adds, a_slot, p_now);
     END IF;
     PERFORM taskyard.lock_queues_1(v_queues);
-    IF p_adds IS NOT NULL THEN
-        PERFORM taskyard.lock_slots_1(a_slot);
-    END IF;
 
     IF c_id IS NOT NULL THEN
         SELECT * INTO v_done FROM taskyard.complete_1(c_id, c_token, c_attempt, c_at, c_result, c_note);
@@ -536,16 +556,15 @@ BEGIN
         told := told + v_done.told; v_ended := v_done.ended; v_has_freed := v_done.told > 0;
         v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
     END IF;
+    IF c_id IS NOT NULL OR p_moves IS NOT NULL THEN
+        told := told + taskyard.drained_1(told, p_now, v_queues);
+    END IF;
     IF p_reports IS NOT NULL THEN
         told := told + taskyard.report_1(told, p_now, p_reports);
     END IF;
-    IF a_uuid IS NOT NULL THEN
-        -- A uuid may stand in a transaction that somebody keeps open: the turn then fails, instead of waiting for it.
-        PERFORM set_config('lock_timeout', '50ms', true);
-    END IF;
     IF p_adds IS NOT NULL THEN
         SELECT * INTO v_done FROM taskyard.admit_2(told, p_now, v_queues, p_adds, a_uuid, a_source, a_queue, a_args,
-            a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at, a_created_at);
+            a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at, a_created_at, a_bucket, a_origin);
         answers := v_done.answers; told := told + v_done.told; v_ended := v_ended || v_done.ended;
         v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
     ELSIF a_uuid IS NOT NULL THEN
@@ -555,11 +574,16 @@ BEGIN
                 RAISE unique_violation;  -- it is asked again, add by add
             END IF;
         END IF;
+        -- A uuid may stand in a transaction that somebody keeps open: the turn then fails, instead of waiting for it.
+        PERFORM set_config('lock_timeout', '50ms', true);
         told := told + taskyard.add_1(told, p_now, a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot,
             a_timeout_s, a_retry, a_due_at, a_created_at);
-    END IF;
-    IF a_uuid IS NOT NULL THEN
         PERFORM set_config('lock_timeout', v_patience, true);
+        IF a_bucket IS NOT NULL OR a_origin IS NOT NULL OR EXISTS (
+            SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (p_queues))
+        THEN
+            PERFORM taskyard.dress_1(a_uuid, a_bucket, a_origin);
+        END IF;
     END IF;
     IF a_key IS NOT NULL THEN
         v_key_queues := v_key_queues || (
@@ -575,9 +599,9 @@ BEGIN
         PERFORM taskyard.repark_1(v_key_queues, v_keys);
     END IF;
     IF p_total > 0 THEN
-        v_ids := taskyard.pick_1(v_queues, p_total, p_sources, p_rooms, p_others);
+        v_ids := taskyard.pick_2(p_now, v_queues, p_total, p_sources, p_rooms, p_others);
         IF cardinality(v_ids) > 0 THEN
-            claims := taskyard.start_1(told, p_node, p_now, v_ids);
+            claims := taskyard.start_2(told, p_node, p_now, v_ids);
             told := told + cardinality(claims.id);
             SELECT json_agg(json_build_array(t.id, t.group_id, t.on_failure, t.dedupe_key, t.dedupe_scope)) INTO ties
             FROM taskyard.tie AS t WHERE t.id = ANY (claims.id);
@@ -612,11 +636,18 @@ CREATE OR REPLACE PROCEDURE taskyard.turn_1(
     INOUT told integer
 ) LANGUAGE plpgsql AS $$
 DECLARE
+    v_claims taskyard.claims_2;
     v_ties json;
 BEGIN
-    CALL taskyard.turn_3(p_node, p_now, p_queues, c_id, c_token, c_attempt, c_at, c_result, c_note, p_moves, p_reports,
+    CALL taskyard.turn_2(p_node, p_now, p_queues, c_id, c_token, c_attempt, c_at, c_result, c_note, p_moves, p_reports,
         p_adds, a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at, a_created_at,
-        p_total, p_sources, p_rooms, p_others, settled, answers, claims, next_due, told, v_ties);
+        NULL, NULL, p_total, p_sources, p_rooms, p_others, settled, answers, v_claims, next_due, told, v_ties);
+    IF v_claims.id IS NOT NULL THEN
+        claims := ROW(v_claims.id, v_claims.token, v_claims.position, v_claims.due_at, v_claims.created_at,
+            v_claims.attempt, v_claims.priority, v_claims.uuid, v_claims.source, v_claims.queue, v_claims.args,
+            v_claims.timeout_s, v_claims.retries, v_claims.crashes, v_claims.recoveries, v_claims.key,
+            v_claims.dedupe_slot, v_claims.retry, v_claims.progress, v_claims.error, v_claims.checkpoint);
+    END IF;
 END $$;
 
 -- Whether what was decided about tasks that are sent again still holds: nobody else stands for their work, and they wait
@@ -655,6 +686,7 @@ DECLARE
     v_keys text[]; v_key_queues text[];
     v_ids bigint[] := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint));
     v_again bigint[] := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint, how text) WHERE how = 'again');
+    v_row record;
     v_done record;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(1953721203, 0);
@@ -664,14 +696,15 @@ BEGIN
     PERFORM taskyard.lock_queues_1(p_queues);
     PERFORM taskyard.lock_slots_1(ARRAY(SELECT dedupe_key FROM taskyard.tie WHERE id = ANY (v_again)));
     -- What has ended is pruned without a queue's lock.
-    PERFORM FROM taskyard.ended WHERE id IN (
-        SELECT j.id FROM json_to_recordset(p_changes) AS j(id bigint, how text) WHERE j.how = 'again')
-    ORDER BY id FOR UPDATE;
+    PERFORM FROM taskyard.ended WHERE id = ANY (v_again) ORDER BY id FOR UPDATE;
     SELECT bool_and(CASE WHEN j.how = 'again'
         THEN EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = j.id AND e.xmin::text = j.version)
         ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id
-            AND taskyard.version_1(t.token, t.cancel_asked_at, t.xmin) = j.version) END)
-    INTO done FROM json_to_recordset(p_changes) AS j(id bigint, version text, how text);
+            AND taskyard.version_1(t.token, t.cancel_asked_at, t.xmin) = j.version) END
+        -- Who is held hears of the ends of others, and stays the version that it is.
+        AND (j.how <> 'change' OR j.waits IS NULL
+            OR j.waits = coalesce((SELECT x.waits FROM taskyard.tie AS x WHERE x.id = j.id), 0)))
+    INTO done FROM json_to_recordset(p_changes) AS j(id bigint, version text, how text, waits integer);
     done := done AND taskyard.may_go_again_1(p_changes, v_again, p_now);
     IF NOT done THEN
         RETURN;
@@ -679,23 +712,35 @@ BEGIN
     WITH j AS MATERIALIZED (
         SELECT * FROM json_to_recordset(p_changes) AS j(
             id bigint, version text, how text, priority smallint, cancel_asked_at timestamptz, cancel_reason text,
-            note text, state text, error text, to_head boolean, ord integer, slot text)
+            cancel_forced boolean, note text, was text, state text, error text, due_at timestamptz, to_head boolean,
+            ord integer, slot text)
+    ), heads AS MATERIALIZED (
+        -- The last to be put at the head stands first.
+        SELECT o.id, -nextval('taskyard.seq') * {{gap}} AS place
+        FROM (SELECT id FROM j WHERE how = 'change' AND to_head ORDER BY ord) AS o
     ), changed AS (
         UPDATE taskyard.task AS t SET priority = j.priority, cancel_asked_at = j.cancel_asked_at,
-            cancel_reason = j.cancel_reason, note = coalesce(j.note, t.note), updated_at = p_now,
-            parked = t.state = 'queued' AND t.key IS NOT NULL
+            cancel_reason = j.cancel_reason, cancel_forced = coalesce(j.cancel_forced, t.cancel_forced),
+            note = coalesce(j.note, t.note), updated_at = p_now, state = j.state,
+            due_at = coalesce(j.due_at, t.due_at), parked = j.state = 'queued' AND t.key IS NOT NULL,
+            -- What was submitted in somebody else's transaction has no place yet.
+            position = coalesce((SELECT h.place FROM heads AS h WHERE h.id = j.id), CASE
+                WHEN t.position = 0 AND j.state = 'queued' THEN nextval('taskyard.seq') * {{gap}} ELSE t.position END),
+            line = CASE WHEN t.position = 0 AND j.state = 'queued' THEN taskyard.line_1((SELECT q.ordering
+                FROM taskyard.queue AS q WHERE q.name = t.queue), t.bucket) ELSE t.line END
         FROM j WHERE t.id = j.id AND j.how = 'change'
-        RETURNING t.queue, t.key
+        RETURNING t.queue, t.key, t.state, coalesce(j.was, t.state) AS was
     ), gone AS (
         DELETE FROM taskyard.task AS t USING j WHERE t.id = j.id AND j.how = 'end'
         RETURNING j.state AS new_state, j.error AS new_error, j.note AS new_note, t.*
     ), ended AS (
         INSERT INTO taskyard.ended (
             id, position, due_at, created_at, started_at, finished_at, timeout_s, attempt, retries, crashes,
-            recoveries, priority, was, state, uuid, source, queue, args, key, retry, progress, error, note, checkpoint)
+            recoveries, priority, was, state, uuid, source, queue, args, key, retry, progress, error, note, checkpoint,
+            bucket, origin)
         SELECT id, position, due_at, created_at, started_at, p_now, timeout_s, attempt, retries, crashes,
-            recoveries, priority, state, new_state, uuid, source, queue, args, key, retry, progress, new_error, new_note,
-            checkpoint
+            recoveries, priority, state, new_state, uuid, source, queue, args, key, retry, progress, new_error,
+            coalesce(new_note, note), checkpoint, bucket, origin
         FROM gone
     ), back AS (
         DELETE FROM taskyard.ended AS e USING j WHERE e.id = j.id AND j.how = 'again'
@@ -703,10 +748,12 @@ BEGIN
     ), again AS (
         INSERT INTO taskyard.task (
             id, position, due_at, created_at, updated_at, started_at, timeout_s, attempt, priority, parked, state, uuid,
-            source, queue, args, key, retry, progress, error, note, checkpoint, dedupe_slot)
+            source, queue, args, key, retry, progress, error, note, checkpoint, bucket, origin, dedupe_slot,
+            line)
         SELECT id, CASE WHEN to_head THEN -1 ELSE 1 END * nextval('taskyard.seq') * {{gap}}, due_at, created_at, p_now,
-            started_at, timeout_s, attempt, priority, key IS NOT NULL AND new_state = 'queued', new_state, uuid, source, queue, args, key, retry,
-            progress, error, new_note, checkpoint, new_slot
+            started_at, timeout_s, attempt, priority, key IS NOT NULL AND new_state = 'queued', new_state, uuid, source,
+            queue, args, key, retry, progress, error, new_note, checkpoint, bucket, origin, new_slot,
+            taskyard.line_1((SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = o.queue), bucket)
         FROM (SELECT * FROM back ORDER BY ord) AS o
     ), counted AS (
         INSERT INTO taskyard.tally
@@ -714,14 +761,24 @@ BEGIN
         UNION ALL SELECT queue, new_state, count(*) FROM gone GROUP BY queue, new_state
         UNION ALL SELECT queue, state, -count(*) FROM back GROUP BY queue, state
         UNION ALL SELECT queue, new_state, count(*) FROM back GROUP BY queue, new_state
+        UNION ALL SELECT queue, was, -count(*) FROM changed WHERE was <> state GROUP BY queue, was
+        UNION ALL SELECT queue, state, count(*) FROM changed WHERE was <> state GROUP BY queue, state
     )
     SELECT array_agg(queue), array_agg(key) INTO v_key_queues, v_keys
     FROM (SELECT queue, key FROM changed UNION SELECT queue, key FROM gone UNION SELECT queue, key FROM back) AS k
     WHERE key IS NOT NULL;
+    FOR v_row IN
+        SELECT j.id, j.before, t.queue, j.beside FROM json_to_recordset(p_changes)
+            AS j(id bigint, beside bigint, before boolean, ord integer)
+        JOIN taskyard.task AS t ON t.id = j.id WHERE j.beside IS NOT NULL ORDER BY j.ord
+    LOOP
+        PERFORM taskyard.place_1(v_row.id, v_row.queue, t.position, v_row.before)
+        FROM taskyard.task AS t WHERE t.id = v_row.beside;
+    END LOOP;
     IF v_keys IS NOT NULL THEN
         PERFORM taskyard.repark_1(v_key_queues, v_keys);
     END IF;
-    PERFORM taskyard.lower_1(ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint)));
+    PERFORM taskyard.lower_1(v_ids);
     told := taskyard.tell_1(0, e_kinds, e_uuids, e_queues, e_sources, ARRAY[p_now]);
     IF cardinality(v_again) > 0 THEN
         UPDATE taskyard.dependency AS d SET done = NOT EXISTS (SELECT FROM taskyard.task AS p WHERE p.id = d.parent)
@@ -743,6 +800,7 @@ BEGIN
     COMMIT;
 END $$;
 
+-- As before, and those that wait for one that ends by it hear of it.
 CREATE OR REPLACE PROCEDURE taskyard.rescue_1(
     p_node text, p_beats bigint, p_now timestamptz, p_why text, p_failed text, p_canceled text, p_no_reason text,
     INOUT uuids text[], INOUT told integer
@@ -780,6 +838,7 @@ BEGIN
         FROM m JOIN taskyard.task AS t ON t.id = m.id
     ), stays AS (
         UPDATE taskyard.task AS t SET state = 'queued', updated_at = p_now, note = p_why, token = NULL, node = NULL,
+            cancel_forced = false,
             recoveries = t.recoveries + 1, position = heads.place, parked = t.key IS NOT NULL
         FROM heads WHERE t.id = heads.id
         RETURNING t.id, t.uuid, t.queue, t.source, t.key
@@ -789,12 +848,13 @@ BEGIN
     ), kept AS (
         INSERT INTO taskyard.ended (
             id, position, due_at, created_at, started_at, finished_at, timeout_s, attempt, retries, crashes,
-            recoveries, priority, was, state, uuid, source, queue, args, key, retry, progress, error, note, checkpoint)
+            recoveries, priority, was, state, uuid, source, queue, args, key, retry, progress, error, note, checkpoint,
+            bucket, origin)
         SELECT id, position, due_at, created_at, started_at, p_now, timeout_s, attempt, retries, crashes, recoveries,
             priority, 'interrupted', new_state, uuid, source, queue, args, key, retry, progress,
             CASE WHEN new_state = 'failed' THEN p_failed
                 ELSE replace(p_canceled, '{{reason}}', substr(reason, 2, length(reason) - 2)) END,
-            p_why, checkpoint
+            p_why, checkpoint, bucket, origin
         FROM gone
     ), all_ AS (
         SELECT id, uuid, queue, source, key, 'queued' AS state FROM stays
@@ -826,6 +886,7 @@ BEGIN
             PERFORM taskyard.repark_1(v_done.key_queues, v_done.keys);
         END IF;
     END IF;
+    told := told + taskyard.drained_1(told, p_now, v_queues);
     COMMIT;
 END $$;
 
@@ -864,7 +925,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enab
 DECLARE
     v_add json := p_add::json;
     v_dedupe text := v_add ->> 'dedupe';
-    v_tasks taskyard.submitted_1[];
+    v_tasks taskyard.submitted_2[];
     v_holders text[];
     v_hash integer;
     v_found record;
@@ -879,7 +940,7 @@ BEGIN
     ) THEN
         RETURN '{"why":"lost"}';
     END IF;
-    v_tasks := ARRAY(SELECT t FROM json_populate_recordset(NULL::taskyard.submitted_1, v_add -> 'tasks') AS t);
+    v_tasks := ARRAY(SELECT t FROM json_populate_recordset(NULL::taskyard.submitted_2, v_add -> 'tasks') AS t);
     v_holders := array_fill(NULL::text, ARRAY[cardinality(v_tasks)]);
     IF v_dedupe <> 'allow' THEN
         -- Whoever holds a slot for good is seen without a lock. For the others: turns share this lock while they look
@@ -898,7 +959,8 @@ BEGIN
             SELECT u.uuid, u.slot, u.ord, first_value(u.uuid) OVER (PARTITION BY u.slot ORDER BY u.ord) AS first_uuid,
                 row_number() OVER (PARTITION BY u.slot ORDER BY u.ord) AS nth
             FROM unnest(v_tasks) WITH ORDINALITY
-                AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, ord)
+                AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket,
+                    origin, ord)
         ), held AS (
             SELECT r.slot, r.ord, t.uuid, CASE WHEN t.uuid IS NOT NULL THEN t.uuid
                 WHEN r.slot IS NOT NULL AND r.nth > 1 THEN r.first_uuid END AS holder
@@ -920,11 +982,13 @@ BEGIN
     WITH stored AS (
         INSERT INTO taskyard.task (
             id, position, due_at, created_at, updated_at, timeout_s, priority, parked, state, uuid, source, queue, args,
-            key, dedupe_slot, retry)
+            key, dedupe_slot, retry, bucket, origin)
         SELECT nextval('taskyard.seq'), 0, due_at, created_at, created_at, timeout_s, priority, false, 'scheduled', uuid,
-            source, queue, args, key, CASE WHEN v_dedupe <> 'allow' THEN slot END, retry
+            source, queue, args, key, CASE WHEN v_dedupe <> 'allow' THEN slot END, retry, bucket,
+            origin
         FROM unnest(v_tasks) WITH ORDINALITY
-            AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, ord)
+            AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket,
+                    origin, ord)
         WHERE v_holders[u.ord] IS NULL
         ON CONFLICT DO NOTHING
         RETURNING id
