@@ -16,6 +16,9 @@ from tests.scenario.processes import environment
 README = blocks(TOP / "README.md")
 PATIENCE_S = 50
 
+APART = ("nightly.py", "orders.py")
+"""Programs with tests of their own."""
+
 
 def run(folder: Path, *command: str, **env: str) -> str:
     done = subprocess.run(
@@ -50,14 +53,19 @@ def test_the_programs_run(folder):
         "words.py",
         "later.py",
     ]
-    said = [run(folder, sys.executable, program) for program in programs if program != "orders.py"]
+    said = [run(folder, sys.executable, program) for program in programs if program not in APART]
     assert said[0] == "True\n"
     assert len(said[2].strip()) == 64
     assert len(said[3].strip()) == 128
-    assert said[4] == "a full report\noften 0 too often\nreport 5 \n"
-    assert said[5] == "3\n6 2\n"
-    assert said[6] == "count=3 longest='quick'\nvalidation InvalidArguments\nruntime ValueError\n"
-    assert said[7] == "{'count': 3, 'longest': 'quick'}\n"
+    assert said[4] == "3\n6 2\n"
+    assert said[5] == "count=3 longest='quick'\nvalidation InvalidArguments\nruntime ValueError\n"
+    assert said[6] == "{'count': 3, 'longest': 'quick'}\n"
+
+
+@pytest.mark.spec("SCH-21")
+def test_the_program_with_schedules_runs(folder):
+    """The program that runs something again and again runs as it is printed, and says what it should."""
+    assert run(folder, sys.executable, "nightly.py") == "a full report\noften 0 too often\nreport 5 \n"
 
 
 def test_the_program_with_a_database_runs(folder, databases):
