@@ -77,6 +77,7 @@ from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.control import QueueControl, QueueState
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import Cron, Every
@@ -84,6 +85,7 @@ from taskyard.model.retry import RetryPolicy
 from taskyard.model.schedule import Missed, Overlap, Schedule, ScheduleState
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
+from taskyard.model.why import Reason, Why
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.schedules import FireRow, ScheduleStatus
@@ -194,6 +196,7 @@ __all__ = [
     "ExecutionResult",
     "ExecutorManager",
     "ExecutorProtocol",
+    "FailureGroup",
     "FireRow",
     "ForkedStore",
     "Group",
@@ -236,6 +239,7 @@ __all__ = [
     "QueueSettings",
     "QueueState",
     "QueueStatus",
+    "Reason",
     "ResultGone",
     "RetryLater",
     "RetryPolicy",
@@ -287,6 +291,7 @@ __all__ = [
     "UnknownSchedule",
     "UnknownTask",
     "UnusableConnection",
+    "Why",
     "WorkerHandle",
     "WrongLoop",
     "Yard",

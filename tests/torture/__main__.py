@@ -29,6 +29,7 @@ from tests.torture import (
     rescue,
     simulation,
     stops,
+    storm,
     syscalls,
     timeouts,
 )
@@ -58,6 +59,7 @@ SCENARIOS: dict[str, Scenario] = {
     "cancels": Scenario(cancels.run_in_one, 1_000, 5_000),
     "cancels-between": Scenario(cancels.run_in_two, 1_000, 5_000),
     "dedupe": Scenario(dedupe.run, 200, 1_000),
+    "storm": Scenario(storm.run, 50_000, 50_000),
     "cron": Scenario(cron.run_zones, 15_000, 50_000),
     "cron-strings": Scenario(cron.run_strings, 100_000, 1_000_000),
     "leaders": Scenario(leaders.run, 300, 1_000),

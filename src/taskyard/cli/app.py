@@ -20,13 +20,14 @@ from taskyard.cli.options import (
     AppOption,
     GraceOption,
     IdArgument,
-    IdsArgument,
     JsonOption,
     StoreOption,
     VerboseOption,
 )
+from taskyard.cli.queue_commands import groups, queues
 from taskyard.cli.schedule_commands import schedules
 from taskyard.cli.target import Target
+from taskyard.cli.task_commands import COMMANDS
 from taskyard.errors import TaskyardError
 
 INTERRUPTED = 130
@@ -186,34 +187,11 @@ def doctor_command(store: StoreOption = None, yard: AppOption = None, as_json: J
 # --- steering ---------------------------------------------------------------------------------------------------------
 
 
-@app.command("cancel")
-def cancel_command(
-    tasks: IdsArgument,
-    reason: Annotated[str, typer.Option(help="Why; kept with the task.")] = "",
-    store: StoreOption = None,
-    yard: AppOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Cancel tasks: at once where they wait; where they run, they are asked to stop."""
-    from taskyard.cli.steering import steer
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 
-    target = Target(store, yard)
-    return _await(steer(target, tasks, lambda on, uuid: on.cancel(uuid, reason=reason), as_json=as_json))
-
-
-@app.command("retry")
-def retry_command(
-    tasks: IdsArgument,
-    tail: Annotated[bool, typer.Option("--tail/--head", help="Behind the others, or before them.")] = False,
-    store: StoreOption = None,
-    yard: AppOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Send failed tasks again, before the others that wait or behind them."""
-    from taskyard.cli.steering import steer
-
-    target = Target(store, yard)
-    return _await(steer(target, tasks, lambda on, uuid: on.retry(uuid, to_head=not tail), as_json=as_json))
+app.add_typer(queues, name="queue")
+app.add_typer(groups, name="group")
 
 
 # --- nodes and the store ----------------------------------------------------------------------------------------------

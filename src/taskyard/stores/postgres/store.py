@@ -29,13 +29,15 @@ from taskyard.errors import (
     UnknownNode,
     hide_password,
 )
-from taskyard.model.command import Asked, Command, anchor_of
+from taskyard.model.command import Asked, Command, Retry, anchor_of
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer, told_as
 from taskyard.model.event import EventPage
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -70,6 +72,7 @@ from taskyard.stores.postgres.place import (
     once,
     typed_errors,
 )
+from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.schedules import ScheduleVerbs
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
 
@@ -349,7 +352,9 @@ class PostgresStore(ScheduleVerbs):
             if anchor is not None:
                 order = await self._read(partial(commands.read_order, queue=anchor[0].queue))
                 asked = msgspec.structs.replace(asked, order=order, anchor=anchor[0].clone())
-            decided = commands.Decided(asked, where, anchor=anchor)
+            records = [record for record, _ in found.values()] if isinstance(command, Retry) else []
+            bonds = await self._read(partial(commands.read_bonds, records=records, now=asked.now))
+            decided = commands.Decided(asked, where, bonds, anchor=anchor)
             for uuid in uuids:
                 decided.decide(uuid, found.get(uuid))
             if decided.changes_nothing:
@@ -460,6 +465,9 @@ class PostgresStore(ScheduleVerbs):
     def lease(self, incarnation: str) -> PostgresLease:
         return PostgresLease(self.url, incarnation, lease_s=self._lease_s)
 
+    async def find_end(self, n: int) -> datetime | None:
+        return await self._ask(lambda conn: reader.find_end(conn, n))
+
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         async with self._asked():
             age = self._clock.now() - finished_before
@@ -507,6 +515,13 @@ class PostgresStore(ScheduleVerbs):
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))
+
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        now = self._clock.now()
+        return await self._ask(partial(find_scene, records=records, now=now, lease_s=self._lease_s))
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        return await self._ask(lambda conn: reader.failures(conn, where, limit))
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._ask(reader.count)
