@@ -16,6 +16,14 @@ from tests.scenario.processes import environment
 README = blocks(TOP / "README.md")
 PATIENCE_S = 50
 
+ALONE = {
+    "nightly.py": "a full report\noften 0 too often\nreport 5 \n",
+    "after.py": "3\n6 2\n",
+    "steered.py": "paused by ann: backup\n['c', 'd', 'b']\n1 1 canceled\n",
+}
+APART = {*ALONE, "orders.py"}
+"""Programs with tests of their own."""
+
 
 def run(folder: Path, *command: str, **env: str) -> str:
     done = subprocess.run(
@@ -41,15 +49,19 @@ def test_the_programs_run(folder):
     programs = [block.file for block in README if block.file is not None]
     names = ["app", "web", "plain", "cpu", "nightly", "after", "steered", "orders", "words", "later"]
     assert programs == [f"{name}.py" for name in names]
-    said = [run(folder, sys.executable, program) for program in programs if program != "orders.py"]
+    said = [run(folder, sys.executable, program) for program in programs if program not in APART]
     assert said[0] == "True\n"
     assert len(said[2].strip()) == 64
     assert len(said[3].strip()) == 128
-    assert said[4] == "a full report\noften 0 too often\nreport 5 \n"
-    assert said[5] == "3\n6 2\n"
-    assert said[6] == "paused by ann: backup\n['c', 'd', 'b']\n1 1 canceled\n"
-    assert said[7] == "count=3 longest='quick'\nvalidation InvalidArguments\nruntime ValueError\n"
-    assert said[8] == "{'count': 3, 'longest': 'quick'}\n"
+    assert said[4] == "count=3 longest='quick'\nvalidation InvalidArguments\nruntime ValueError\n"
+    assert said[5] == "{'count': 3, 'longest': 'quick'}\n"
+
+
+@pytest.mark.spec("SCH-21")
+@pytest.mark.parametrize("program", ALONE)
+def test_a_program_with_a_store_of_its_own_runs(folder, program):
+    """The programs that have nothing to do with the others run as they are printed, and say what they should."""
+    assert run(folder, sys.executable, program) == ALONE[program]
 
 
 def test_the_program_with_a_database_runs(folder, databases):

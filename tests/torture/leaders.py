@@ -85,8 +85,8 @@ class Watch:
             yard = make_yard(self.folder, self.ledger)
             runner.run(yard.start(serve=False))
             try:
-                began = runner.run(self._add_schedules(yard))
                 self._fill()
+                began = runner.run(self._add_schedules(yard))
                 while self.figures.trials < trials:
                     self._trial()
                     self.figures.trials += 1
