@@ -14,7 +14,7 @@ import pytest
 
 from taskyard.cli import target
 from taskyard.cli.doctor import server as examination
-from taskyard.stores.migrate import migrations
+from taskyard.stores.migrate import migrations, schema_at
 from taskyard.stores.postgres import place as connections
 from taskyard.testing.postgres import FAST, Databases, Server, at_database
 from tests.cli.shell import Done, Shell
@@ -104,7 +104,7 @@ def test_a_day_at_the_shell(shell: Shell, url: str) -> None:
 
 
 def names() -> str:
-    return ", ".join(f"{number:04}_{name}" for number, name in enumerate(("tables", "turn", "commands", "submit"), 1))
+    return ", ".join(schema_at(0, "postgres").pending)
 
 
 def test_run_shows_no_password(shell: Shell, url: str) -> None:

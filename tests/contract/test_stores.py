@@ -22,8 +22,7 @@ class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract):
         return SqliteStore(folder / "work.db", clock=clock)
 
 
-# Not TiesContract yet: its tables and procedures for that are still to be written.
-class TestPostgresStore(DurableStoreContract, ScheduleContract):
+class TestPostgresStore(DurableStoreContract, TiesContract, ScheduleContract):
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:
         self.url = postgres_url

@@ -26,11 +26,6 @@ from taskyard.queueing import summary as summaries
 ONCE = RetryPolicy(max_retries=0)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def url(request: pytest.FixtureRequest, file_url: str) -> str:
-    return "memory://" if request.param == "memory" else file_url
-
-
 def total(results: list[int]) -> int:
     return sum(results)
 

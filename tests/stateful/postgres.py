@@ -11,7 +11,6 @@ def postgres_machine(databases: Databases) -> type[StoreMachine]:
 
     class PostgresMachine(StoreMachine):
         name = "PostgreSQL"
-        has_ties = False  # not yet
 
         def __init__(self) -> None:
             super().__init__()

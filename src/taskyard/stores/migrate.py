@@ -5,11 +5,19 @@ from __future__ import annotations
 from importlib import resources
 from importlib.resources.abc import Traversable
 
+import msgspec
+
+from taskyard.model.dedupe import replaced
+from taskyard.model.dependency import give_up
+from taskyard.model.move import Move
 from taskyard.model.order import GAP
 from taskyard.model.places import CROWDED, SHARE, SMALLEST, THINNING
 from taskyard.model.settle import TOO_LATE
 from taskyard.model.state import TaskState, sql_guard
+from taskyard.model.task import TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, Schema
+from taskyard.stores.plan import RELEASE_AT_MOST
+from taskyard.stores.rows import EPOCH
 
 EVENTS_AT_MOST = 1 << 17
 """Events of one transaction, in a store that numbers events by transactions: more than the largest batch brings."""
@@ -26,6 +34,9 @@ USUAL = [
     (TaskState.RUNNING, TaskState.COMPLETED),
 ]
 """The moves that a task makes if all goes well."""
+
+PARENT = "\x01parent\x01"
+"""Stands there for the task that another waited for, or that came in its stead."""
 
 REASON = "\x01reason\x01"
 """Stands in a stored error for the reason of a cancel that only the database knows. No text has it by chance."""
@@ -65,11 +76,26 @@ def _fill(sql: str, database: str) -> str:
         "crowded": str(CROWDED),
         "thinning": str(THINNING),
         "share": str(SHARE),
+        "release_at_most": str(RELEASE_AT_MOST),
+        "lost_failed": _lost(TaskState.FAILED),
+        "lost_canceled": _lost(TaskState.CANCELED),
+        "lost_skipped": _lost(TaskState.SKIPPED),
+        "replaced": _json(replaced(PARENT, now=EPOCH)),
         "reason": REASON.replace("\x01", "\\u0001"),  # as JSON writes it
+        "parent": PARENT.replace("\x01", "\\u0001"),
     }
     for name, value in values.items():
         sql = sql.replace("{{" + name + "}}", value)
     return sql
+
+
+def _lost(parent: TaskState) -> str:
+    """The error of a task that waited for one that ended so, as it is stored."""
+    return _json(give_up(TaskRecord("", "", EPOCH, EPOCH, EPOCH), PARENT, parent, now=EPOCH))
+
+
+def _json(move: Move) -> str:
+    return msgspec.json.encode(move.error).decode()
 
 
 def _guard(old: str, new: str, database: str) -> str:

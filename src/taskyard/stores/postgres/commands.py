@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import CommandRefused, UnknownTask
+from taskyard.errors import CommandRefused, SlotTaken, UnknownTask
 from taskyard.model.command import Asked, Change, Reorder, apply_change, decide
+from taskyard.model.dependency import Stand, refuse_revival, stand_of
 from taskyard.model.event import TOLD_AS, EventKind
 from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move, apply_move
@@ -35,10 +36,12 @@ RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL)"
 class Decided:
     """What a command means for some tasks, as they were when they were read."""
 
-    def __init__(self, asked: Asked, where: TaskFilter, *, anchor: tuple[TaskRecord, str] | None = None) -> None:
+    def __init__(
+        self, asked: Asked, where: TaskFilter, bonds: Bonds, *, anchor: tuple[TaskRecord, str] | None = None
+    ) -> None:
         """`anchor` is the task that the command puts others beside, and its version."""
         self._asked, self._where, self._now = asked, where, asked.now
-        self._anchor = anchor
+        self._bonds, self._anchor = bonds, anchor
         self._changes: dict[int, dict[str, Any]] = {}
         self._events: list[tuple[EventKind, TaskRecord]] = []
         self._queues: set[str] = set()
@@ -61,8 +64,11 @@ class Decided:
             self.applied.append(Applied(uuid, refused=refused))
             return
         change: dict[str, Any] = {"id": record.id, "version": version, "how": "change", "ord": len(self.applied)}
-        change["was"] = record.state
+        change["was"] = self._said(record, "was") or record.state
         if isinstance(decision, Move):
+            if record.state in ENDED_STATES and (refusal := self._bonds.refuse(record)) is not None:
+                self.applied.append(Applied(uuid, refused=refusal))
+                return
             kind = self._move(record, decision, change)
         else:
             kind = self._change(record, decision, change)
@@ -76,30 +82,41 @@ class Decided:
             "state": record.state,
             "error": json_or_none(record.error),
             "due_at": record.due_at,
+            "waits": record.waits,
         } | change
         self._events.append((kind, record))
         self._queues.add(record.queue)
         self.applied.append(Applied(uuid, record=record))
 
     def _move(self, record: TaskRecord, move: Move, change: dict[str, Any]) -> EventKind:
-        if record.state in ENDED_STATES:
+        is_again = record.state in ENDED_STATES
+        if is_again:
             change["how"] = "again"
         elif move.state in ENDED_STATES:
             change["how"] = "end"
         change["to_head"] = move.to_head
         apply_move(record, move)
         record.parked = False  # where it waits now, if it does, `place` says
+        if is_again and self._bonds.revive(record):
+            self._events.append((TOLD_AS[record.state], record))
+            apply_move(record, Move(state=TaskState.BLOCKED, at=self._now))
+        change["slot"] = record.dedupe_slot
         return TOLD_AS[record.state]
 
     def _change(self, record: TaskRecord, decision: Change, change: dict[str, Any]) -> EventKind:
         before = record.note
         apply_change(record, decision)
-        change["note"] = clean(record.note) if record.note != before else None  # its run may say another by now
+        # Its run may say another by now.
+        change["note"] = clean(record.note) if record.note != before else self._said(record, "note")
         if isinstance(decision, Reorder):
             change["to_head"] = decision.beside is None
             if decision.beside is not None and self._anchor is not None:
                 change |= {"beside": self._anchor[0].id, "before": decision.before}
         return decision.kind
+
+    def _said(self, record: TaskRecord, what: str) -> Any:
+        """What was put down of a task that is named a second time."""
+        return self._changes.get(record.id, {}).get(what)
 
     def _looks(self) -> list[dict[str, Any]]:
         """What must not have changed either, and stays as it is."""
@@ -125,6 +142,64 @@ class Decided:
         for one in self.applied:
             if one.record is not None and one.record.id in stand:
                 one.record.position, one.record.parked = stand[one.record.id]
+
+
+class Bonds:
+    """What keeps failed tasks from being sent again, as it was when it was read, and as it is once some of them are."""
+
+    def __init__(self, parents: dict[int, list[tuple[str, TaskState]]], holders: dict[str, str]) -> None:
+        self._parents, self._holders = parents, holders
+        self._again: set[str] = set()
+
+    def _stands(self, record: TaskRecord) -> list[tuple[str, TaskState, Stand]]:
+        known = [
+            (uuid, TaskState.QUEUED if uuid in self._again else state)
+            for uuid, state in self._parents.get(record.id, ())
+        ]
+        return [(uuid, state, stand_of(state, record.on_failure)) for uuid, state in known]
+
+    def refuse(self, record: TaskRecord) -> CommandRefused | None:
+        holder = None if record.dedupe_key is None else self._holders.get(record.dedupe_key)
+        if holder is not None and holder != record.uuid:
+            return SlotTaken(record.uuid, record.state, holder)
+        for uuid, state, stand in self._stands(record):
+            if stand is Stand.LOST:
+                return refuse_revival(record, uuid, state)
+        return None
+
+    def revive(self, record: TaskRecord) -> bool:
+        """The record was put back in line: it takes its slot, and waits for others, which is the answer."""
+        self._again.add(record.uuid)
+        if record.dedupe_slot is not None:
+            self._holders[record.dedupe_slot] = record.uuid
+        record.waits = sum(stand is Stand.OPEN for *_, stand in self._stands(record))
+        return record.waits > 0
+
+
+async def read_bonds(conn: Connection, records: Sequence[TaskRecord], now: datetime) -> Bonds:
+    """Of those of the records that have failed."""
+    failed = [record for record in records if record.state is TaskState.FAILED]
+    keys = [record.dedupe_key for record in failed if record.dedupe_key is not None]
+    parents: dict[int, list[tuple[str, TaskState]]] = {}
+    holders: dict[str, str] = {}
+    if any(record.on_failure is not None for record in failed):
+        rows = await conn.fetch(
+            "SELECT d.child, coalesce(p.uuid, e.uuid), coalesce(p.state, e.state) FROM taskyard.dependency AS d "
+            "LEFT JOIN taskyard.task AS p ON p.id = d.parent LEFT JOIN taskyard.ended AS e ON e.id = d.parent "
+            "WHERE d.child = ANY ($1) AND (p.id IS NOT NULL OR e.id IS NOT NULL) ORDER BY d.parent",
+            [record.id for record in failed],
+        )
+        for child, uuid, state in rows:
+            parents.setdefault(child, []).append((uuid, TaskState(state)))
+    if keys:
+        found = await conn.fetch(
+            "SELECT k.slot, h.uuid FROM unnest($1::text[]) AS k(slot) "
+            "CROSS JOIN LATERAL taskyard.holder_1(k.slot, $2) AS h WHERE h.uuid IS NOT NULL",
+            keys,
+            now,
+        )
+        holders = {row[0]: row[1] for row in found}
+    return Bonds(parents, holders)
 
 
 async def read(conn: Connection, uuids: Sequence[str]) -> dict[str, tuple[TaskRecord, str]]:

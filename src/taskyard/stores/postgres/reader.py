@@ -101,6 +101,7 @@ def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
         ("created_at >= ${n}", where.created_after),
         ("created_at < ${n}", where.created_before),
         (f"(state = 'failed' AND crashes >= {QUARANTINE_AFTER}) = ${{n}}", where.quarantined),
+        ("id IN (SELECT id FROM taskyard.tie WHERE group_id = ${n})", clean(where.group)),
     ):
         if value is not None:
             values.append(value)
@@ -205,7 +206,13 @@ async def count(conn: Connection) -> dict[tuple[str, TaskState], int]:
 
 
 async def count_group(conn: Connection, group: str) -> dict[TaskState, int]:
-    return {}  # there are no groups here yet
+    rows = await conn.fetch(
+        "SELECT state, count(*) FROM (SELECT t.state FROM taskyard.tie JOIN taskyard.task AS t USING (id) "
+        "WHERE group_id = $1 AND t.uuid <> $1 UNION ALL SELECT e.state FROM taskyard.tie JOIN taskyard.ended AS e "
+        "USING (id) WHERE group_id = $1 AND e.uuid <> $1) AS members GROUP BY state",
+        clean(group),
+    )
+    return {TaskState(state): n for state, n in rows}
 
 
 async def queues(conn: Connection, name: str | None = None) -> list[QueueStatus]:

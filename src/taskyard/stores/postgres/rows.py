@@ -7,22 +7,21 @@ from itertools import repeat
 from typing import Any
 
 from taskyard.model.state import RUNNING, TaskState
-from taskyard.model.task import Claim, TaskRecord
-from taskyard.stores.rows import COLUMNS, to_error, to_on_failure, to_progress, to_retry, to_scope
+from taskyard.model.task import Claim, DedupeScope, TaskRecord
+from taskyard.stores.rows import COLUMNS, TIES, to_error, to_on_failure, to_progress, to_retry, to_scope
 
 _STATES = {str(state): state for state in TaskState}
 
-# Its tables know nothing of these yet.
-_LATER = {
-    "group_id": "NULL::text",
-    "waits": "0",
-    "on_failure": "NULL::text",
-    "dedupe_key": "NULL::text",
-    "dedupe_scope": "NULL::text",
-}
-_NOT_HOT = {**_LATER, "finished_at": "NULL::timestamptz", "result": "NULL::text"}
+
+def _tied(table: str) -> dict[str, str]:
+    """What a task has to do with others stands in a table of its own."""
+    found = {column: f"(SELECT {column} FROM taskyard.tie WHERE tie.id = {table}.id)" for column in TIES}
+    return found | {"waits": f"coalesce({found['waits']}, 0)"}
+
+
+_NOT_HOT = {**_tied("task"), "finished_at": "NULL::timestamptz", "result": "NULL::text"}
 _NOT_ENDED = {
-    **_LATER,
+    **_tied("ended"),
     "updated_at": "finished_at",
     "parked": "false",
     "dedupe_slot": "NULL::text",
@@ -89,6 +88,16 @@ def _to_claim(row: Any, node: str, now: datetime) -> Claim:
     return Claim(record, attempt, token)
 
 
+def tie(claims: list[Claim], ties: list[list[Any]]) -> None:
+    """Put down what tasks that were just claimed have to do with others."""
+    tied = {id_: known for id_, *known in ties}
+    for record in (claim.record for claim in claims if claim.record.id in tied):
+        record.group_id, on_failure, record.dedupe_key, scope = tied[record.id]
+        record.on_failure, record.dedupe_scope = to_on_failure(on_failure), to_scope(scope)
+        if record.dedupe_scope is DedupeScope.QUEUED:
+            record.dedupe_slot = None
+
+
 def clean(text: str | None) -> str | None:
     """A text that PostgreSQL can store: it has no NUL, and only what UTF-8 can say."""
     if text is None or (text.isascii() and "\0" not in text):
@@ -98,7 +107,7 @@ def clean(text: str | None) -> str | None:
 
 def find_unstorable(record: TaskRecord) -> str | None:
     """Why this record can never be stored; None if it can."""
-    for name in ("uuid", "source", "queue", "key", "dedupe_slot", "bucket", "origin", "args"):
+    for name in ("uuid", "source", "queue", "key", "dedupe_slot", "group_id", "bucket", "origin", "args"):
         text = getattr(record, name)
         if text is None:
             continue

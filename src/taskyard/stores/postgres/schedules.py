@@ -40,6 +40,10 @@ _PENDING = (
 )
 
 
+NO_BONDS = commands.Bonds({}, {})
+"""A cancel is not held back by any."""
+
+
 class ScheduleVerbs:
     """The part of the store that keeps schedules."""
 
@@ -113,7 +117,7 @@ class ScheduleVerbs:
         async with self._asked():
             add = within.encode(Add([record for _, record in fires]), await self._find_where())
             for _ in range(TRIES):
-                decided = await self._decide(name) if cancels else commands.Decided(self._cancel(name), ANY)
+                decided = await self._decide(name) if cancels else commands.Decided(self._cancel(name), ANY, NO_BONDS)
                 row = await self._write(
                     FIRE,
                     *(name, version, new_uuid(), to_text(state), state.handled_at, KEEP_FIRES, _encode(fires), add),
@@ -139,7 +143,7 @@ class ScheduleVerbs:
         """What it means for the tasks that have not ended."""
         uuids = await self._read(partial(_read_pending, name=name))
         found = await self._read(partial(commands.read, uuids=uuids))
-        decided = commands.Decided(self._cancel(name), ANY)
+        decided = commands.Decided(self._cancel(name), ANY, NO_BONDS)
         for uuid in uuids:
             decided.decide(uuid, found.get(uuid))
         return decided

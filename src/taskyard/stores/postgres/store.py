@@ -29,7 +29,7 @@ from taskyard.errors import (
     UnknownNode,
     hide_password,
 )
-from taskyard.model.command import Asked, Command, anchor_of
+from taskyard.model.command import Asked, Command, Retry, anchor_of
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer, told_as
 from taskyard.model.event import EventPage
 from taskyard.model.failures import FailureGroup
@@ -352,7 +352,9 @@ class PostgresStore(ScheduleVerbs):
             if anchor is not None:
                 order = await self._read(partial(commands.read_order, queue=anchor[0].queue))
                 asked = msgspec.structs.replace(asked, order=order, anchor=anchor[0].clone())
-            decided = commands.Decided(asked, where, anchor=anchor)
+            records = [record for record, _ in found.values()] if isinstance(command, Retry) else []
+            bonds = await self._read(partial(commands.read_bonds, records=records, now=asked.now))
+            decided = commands.Decided(asked, where, bonds, anchor=anchor)
             for uuid in uuids:
                 decided.decide(uuid, found.get(uuid))
             if decided.changes_nothing:

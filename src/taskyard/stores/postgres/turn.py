@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 import msgspec
 
-from taskyard.errors import ClaimLost, DuplicateTask, InvalidInput, SubmitPending, TaskyardError
+from taskyard.errors import (
+    ClaimLost,
+    DependencyCycle,
+    DuplicateTask,
+    InvalidInput,
+    SubmitPending,
+    TaskyardError,
+    UnknownTask,
+)
+from taskyard.model.dependency import find_cycle
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, RUNNING, TaskState, check_move
-from taskyard.model.task import Claim, Dedupe, DedupeScope, TaskRecord
+from taskyard.model.task import Claim, Dedupe, OnFailure, TaskRecord
 from taskyard.ports.store import Add, Added, Report, Turned
 from taskyard.stores.migrate import REASON
-from taskyard.stores.postgres.rows import clean, find_unstorable, to_claims
-from taskyard.stores.rows import json_or_none
+from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
+from taskyard.stores.rows import has_ties, json_or_none
 
-CALL = f"CALL taskyard.turn_2({', '.join(f'${n}' for n in range(1, 30))}, NULL, NULL, NULL, NULL, NULL)"
+CALL = f"CALL taskyard.turn_2({', '.join(f'${n}' for n in range(1, 30))}, NULL, NULL, NULL, NULL, NULL, NULL)"
 
 HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
 
@@ -43,14 +53,11 @@ class Turn:
             check_move(RUNNING, state)  # before anything is sent: a turn happens as a whole or not
         self._node, self._now, self._demand = node, now, demand
         self._settles, self._adds, self._reports = settles, adds, reports
-        self._refused: dict[int, TaskyardError] = {
-            n: InvalidInput("tasks that wait for others, groups and these rules of dedupe need another store for now")
-            for n, add in enumerate(adds)
-            if add.after
-            or add.dedupe is Dedupe.REPLACE
-            or any(r.group_id or r.dedupe_scope not in (None, DedupeScope.PENDING) for r in add.records)
-        }
-        self.is_careful = any(add.parent is not None or add.dedupe is not Dedupe.ALLOW for add in adds)
+        self._refused: dict[int, TaskyardError] = {}
+        self.is_careful = any(
+            add.parent is not None or add.dedupe is not Dedupe.ALLOW or add.after or any(map(has_ties, add.records))
+            for add in adds
+        )
         """Whether each add is looked at by itself; otherwise all are stored in one go."""
 
     def lanes(self) -> set[Lane]:
@@ -64,6 +71,9 @@ class Turn:
             for record in add.records:
                 if n not in self._refused and (why := find_unstorable(record)) is not None:
                     self._refused[n] = InvalidInput(f"task {record.uuid} cannot be stored: {why}")
+            for parent in chain.from_iterable(add.after.values()):
+                if n not in self._refused and clean(parent) != parent:
+                    self._refused[n] = UnknownTask(parent)
         return len(self._refused) > before
 
     def claim_less(self) -> bool:
@@ -143,8 +153,8 @@ class Turn:
         if not records or not self.is_careful:
             return None
         asked = [
-            {"n": len(add.records), "dedupe": add.dedupe}
-            | ({} if add.parent is None else _held(add.parent))
+            {"n": len(add.records), "dedupe": add.dedupe, "window_s": add.window_s}
+            | ({} if add.parent is None else _held(add.parent)) | _ties(add)
             for add in self._stored() if add.records
         ]  # fmt: skip
         return msgspec.json.encode(asked).decode()
@@ -152,13 +162,11 @@ class Turn:
     # --- and back -----------------------------------------------------------------------------------------------------
 
     def answer(self, row: Any) -> Turned:
-        settled, answers, claims, next_due, _ = row
-        return Turned(
-            self._settled(settled),
-            self._added(answers),
-            [] if claims is None else to_claims(claims, self._node, self._now),
-            next_due,
-        )
+        settled, answers, columns, next_due, _, said = row
+        claims = [] if columns is None else to_claims(columns, self._node, self._now)
+        ties = {} if said is None else msgspec.json.decode(said)
+        tie(claims, ties.get("claims") or [])
+        return Turned(self._settled(settled), self._added(answers), claims, next_due, ties.get("ended") or [])
 
     def _settled(self, tokens: list[int] | None) -> list[ClaimLost | None]:
         if not self._settles:
@@ -188,6 +196,43 @@ class Turn:
 
 def _held(claim: Claim) -> dict[str, int]:
     return {"id": claim.record.id, "token": claim.token, "attempt": claim.attempt}
+
+
+def _ties(add: Add) -> dict[str, Any]:
+    """What the tasks of an add have to do with others, where they have. A circle is looked for here, as if none of them
+    was merged into a task of the store: only if there is one does the database have to look."""
+    ties = []
+    for number, record in enumerate(add.records, 1):
+        after = add.after.get(record.uuid)
+        said = {
+            "group": record.group_id,
+            "on_failure": record.on_failure or (OnFailure.FAIL if after else None),
+            "scope": record.dedupe_scope,
+            "after": after or None,
+        }
+        if any(value is not None for value in said.values()):
+            ties.append({"i": number} | said)
+    if not ties:
+        return {}
+    first: dict[str, str] = {}
+    for record in add.records if add.dedupe is Dedupe.MERGE else ():
+        if record.dedupe_slot is not None:
+            first.setdefault(record.dedupe_slot, record.uuid)
+    holders = [first.get(r.dedupe_slot) if r.dedupe_slot is not None else None for r in add.records]
+    folded = [None if holder == r.uuid else holder for r, holder in zip(add.records, holders, strict=True)]
+    return {"ties": ties, "may_circle": find_cycle(_graph(add, folded)) is not None}
+
+
+def _graph(add: Add, holders: Sequence[str | None]) -> dict[str, list[str]]:
+    """Who waits for whom, when those are gone that were merged into `holders`."""
+    stands_for = {
+        record.uuid: holder for record, holder in zip(add.records, holders, strict=True) if holder is not None
+    }
+    return {
+        record.uuid: list(dict.fromkeys(stands_for.get(one, one) for one in add.after.get(record.uuid, ())))
+        for record, holder in zip(add.records, holders, strict=True)
+        if holder is None
+    }
 
 
 def _moved(claim: Claim, move: Move, number: int) -> dict[str, Any]:
@@ -264,5 +309,9 @@ def answered(add: Add, said: Any) -> list[Added] | TaskyardError:
             return DuplicateTask(said["uuid"], said["slot"])
         case "busy":
             return SubmitPending()
+        case "unknown":
+            return UnknownTask(said["uuid"])
+        case "cycle":
+            return DependencyCycle(find_cycle(_graph(add, said["holders"])) or [])
         case _:
             return InvalidInput(f"a task {said['uuid']} is in the store already; a task's uuid must be new")

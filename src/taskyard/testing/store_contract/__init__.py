@@ -6,7 +6,7 @@ from taskyard.testing.store_contract.claims import ClaimContract
 from taskyard.testing.store_contract.commands import CommandContract
 from taskyard.testing.store_contract.control import ControlContract
 from taskyard.testing.store_contract.dedupe import DedupeContract
-from taskyard.testing.store_contract.dependencies import DependencyContract
+from taskyard.testing.store_contract.dependencies import DependencyContract, LineContract
 from taskyard.testing.store_contract.due import DueContract
 from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
@@ -48,7 +48,7 @@ class DurableStoreContract(StoreContract, DurableContract):
     """The same, and everything is still there when the store is closed and opened again."""
 
 
-class TiesContract(DedupeContract, DependencyContract, TiedSceneContract):
+class TiesContract(DedupeContract, DependencyContract, LineContract, TiedSceneContract):
     """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
 
 

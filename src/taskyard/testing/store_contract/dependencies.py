@@ -60,6 +60,24 @@ async def end(store: Store, held: Claim, how: TaskState, clock: ManualClock) -> 
     return await settle(store, held, moves[how])
 
 
+class LineContract(Desk):
+    """Where queues are strict about places."""
+
+    @pytest.mark.spec("QUE-30")
+    @pytest.mark.parametrize("order", [QueueOrder.FIFO, QueueOrder.BUCKETS])
+    async def test_in_a_strict_queue_it_holds_up_all_behind_it(
+        self, store: Store, clock: ManualClock, order: QueueOrder
+    ) -> None:
+        """At the head of a line a blocked task keeps everybody behind it waiting until it is freed and has started."""
+        (parent,) = await start(store, a_record())
+        await store.set_queue(QueueSettings(name="cpu", order=order))
+        await add_after(store, waits := child(queue="cpu", bucket="b"), after=[parent.record])
+        await add(store, behind := child(queue="cpu", bucket="b"))
+        assert await claim(store, 9) == []
+        await end(store, parent, TaskState.COMPLETED, clock)
+        assert uuids(await claim(store, 9)) == [waits.uuid, behind.uuid]
+
+
 class DependencyContract(Desk):
     @pytest.mark.spec("QUE-27")
     async def test_a_task_starts_when_those_it_waits_for_have_completed(self, store: Store, clock: ManualClock) -> None:
@@ -95,20 +113,6 @@ class DependencyContract(Desk):
         assert uuids(await claim(store)) == [before.uuid]
         await end(store, parent, TaskState.COMPLETED, clock)
         assert uuids(await claim(store, 9)) == [waits.uuid, behind.uuid, last.uuid]
-
-    @pytest.mark.spec("QUE-30")
-    @pytest.mark.parametrize("order", [QueueOrder.FIFO, QueueOrder.BUCKETS])
-    async def test_in_a_strict_queue_it_holds_up_all_behind_it(
-        self, store: Store, clock: ManualClock, order: QueueOrder
-    ) -> None:
-        """At the head of a line a blocked task keeps everybody behind it waiting until it is freed and has started."""
-        (parent,) = await start(store, a_record())
-        await store.set_queue(QueueSettings(name="cpu", order=order))
-        await add_after(store, waits := child(queue="cpu", bucket="b"), after=[parent.record])
-        await add(store, behind := child(queue="cpu", bucket="b"))
-        assert await claim(store, 9) == []
-        await end(store, parent, TaskState.COMPLETED, clock)
-        assert uuids(await claim(store, 9)) == [waits.uuid, behind.uuid]
 
     async def test_it_waits_for_its_time_as_well(self, store: Store, clock: ManualClock) -> None:
         """A task that is freed before it is due is scheduled; freed later, it is queued at once."""

@@ -473,7 +473,8 @@ BEGIN
         EXIT WHEN cardinality(v_crowd) + 1 <= (v_last - v_first + 1) * v_allowed
             OR v_size = {{gap}} AND cardinality(v_crowd) < {{gap}} - 1;
         IF v_size = {{gap}} THEN
-            RAISE EXCEPTION 'a million tasks were put between the same two already' USING ERRCODE = 'program_limit_exceeded';
+            RAISE EXCEPTION 'a million tasks were put between the same two already'
+                USING ERRCODE = 'program_limit_exceeded';
         END IF;
         v_size := v_size * 2; v_allowed := v_allowed / {{thinning}};
     END LOOP;
@@ -517,7 +518,7 @@ DECLARE
     e_can boolean[] := '{}';
     v_picked bigint[] := '{}';
     v_row record; v_head record;
-    v_q integer; v_e integer; v_level integer; v_top integer; v_levels integer;
+    v_q integer; v_e integer; v_level integer; v_top integer;
     h_e integer[]; h_due timestamptz[]; h_since timestamptz;
     p_1 integer; p_2 integer;
 BEGIN
@@ -552,7 +553,8 @@ BEGIN
         q_is_changed := q_is_changed || false;
     END LOOP;
     FOR v_row IN
-        SELECT q.i, l.source, NULL::text AS line, p.level, coalesce(p.low, 0) AS low
+        SELECT q.i, l.source AS lane, NULL::text AS line, p.level, t.id, t.position, t.due_at, l.source,
+            true AS can_start
         FROM unnest(q_name, q_order) WITH ORDINALITY AS q(name, ordering, i)
         JOIN taskyard.lane AS l ON l.queue = q.name
         LEFT JOIN LATERAL (
@@ -560,10 +562,16 @@ BEGIN
         ) AS m ON true
         CROSS JOIN LATERAL (VALUES (0, l.low_0, m.low_0), (1, l.low_1, m.low_1), (2, l.low_2, m.low_2))
             AS p(level, was, low)
+        CROSS JOIN LATERAL (
+            SELECT id, position, due_at FROM taskyard.task AS t
+            WHERE t.queue = l.queue AND t.source = l.source AND t.state = 'queued' AND NOT t.parked
+                AND t.priority = p.level::smallint AND t.position >= coalesce(p.low, 0)
+            ORDER BY t.position LIMIT 1
+        ) AS t
         WHERE q.ordering = 'priority' AND p.was IS NOT NULL
             AND s_room[coalesce(array_position(p_sources, l.source), cardinality(s_room))] > 0
         UNION ALL
-        SELECT q.i, NULL, b.line, 1, {{lowest}}
+        SELECT q.i, NULL, b.line, 1, h.id, h.place, h.due_at, h.source, h.can_start
         FROM unnest(q_name, q_order) WITH ORDINALITY AS q(name, ordering, i)
         CROSS JOIN LATERAL (
             WITH RECURSIVE named (line) AS (
@@ -576,29 +584,33 @@ BEGIN
             )
             SELECT named.line FROM named WHERE named.line IS NOT NULL
         ) AS b
+        CROSS JOIN LATERAL taskyard.head_1(q.name, NULL, 1, b.line, {{lowest}}) AS h
         WHERE q.ordering <> 'priority'
     LOOP
-        SELECT * INTO v_head FROM taskyard.head_1(q_name[v_row.i], v_row.source, v_row.level, v_row.line, v_row.low);
-        CONTINUE WHEN v_head.id IS NULL;
-        e_q := e_q || v_row.i::integer; e_level := e_level || v_row.level; e_source := e_source || v_row.source;
-        e_line := e_line || v_row.line; e_id := e_id || v_head.id; e_position := e_position || v_head.place;
-        e_due := e_due || v_head.due_at; e_can := e_can || v_head.can_start;
-        e_s := e_s || coalesce(array_position(p_sources, v_head.source), cardinality(s_room));
+        e_q := e_q || v_row.i::integer; e_level := e_level || v_row.level; e_source := e_source || v_row.lane;
+        e_line := e_line || v_row.line; e_id := e_id || v_row.id; e_position := e_position || v_row.position;
+        e_due := e_due || v_row.due_at; e_can := e_can || v_row.can_start;
+        e_s := e_s || coalesce(array_position(p_sources, v_row.source), cardinality(s_room));
     END LOOP;
     WHILE cardinality(v_picked) < p_total LOOP
-        -- Each queue's offer, and the best of them.
-        SELECT o.q, o.e INTO v_q, v_e FROM (
-            SELECT DISTINCT ON (c.q) c.q, c.e, c.bid, c.position, c.id FROM (
-                SELECT e.q, e.e, e.position, e.id, e.line,
-                    CASE WHEN q_order[e.q] = 'priority' THEN e.level ELSE 1 END AS bid
-                FROM unnest(e_q, e_level, e_s, e_id, e_position, e_can, e_line) WITH ORDINALITY
-                    AS e(q, level, s, id, position, can_start, line, e)
-                WHERE e.id IS NOT NULL AND e.can_start AND s_room[e.s] > 0 AND coalesce(q_room[e.q], 1) > 0
-            ) AS c
-            ORDER BY c.q, CASE WHEN q_order[c.q] = 'buckets' THEN coalesce(c.line <= q_bucket[c.q], false) ELSE false END,
-                CASE WHEN q_order[c.q] = 'buckets' THEN c.line END COLLATE "C", c.bid, c.position, c.id
-        ) AS o ORDER BY o.bid, o.position, o.id LIMIT 1;
-        EXIT WHEN NOT FOUND;
+        IF cardinality(q_name) = 1 AND q_order[1] = 'priority' THEN
+            EXIT WHEN q_room[1] <= 0;
+            v_q := 1;
+        ELSE
+            -- Each queue's offer, and the best of them.
+            SELECT o.q, o.e INTO v_q, v_e FROM (
+                SELECT DISTINCT ON (c.q) c.q, c.e, c.bid, c.position, c.id FROM (
+                    SELECT e.q, e.e, e.position, e.id, e.line,
+                        CASE WHEN q_order[e.q] = 'priority' THEN e.level ELSE 1 END AS bid
+                    FROM unnest(e_q, e_level, e_s, e_id, e_position, e_can, e_line) WITH ORDINALITY
+                        AS e(q, level, s, id, position, can_start, line, e)
+                    WHERE e.id IS NOT NULL AND e.can_start AND s_room[e.s] > 0 AND coalesce(q_room[e.q], 1) > 0
+                ) AS c
+                ORDER BY c.q, q_order[c.q] = 'buckets' AND coalesce(c.line <= q_bucket[c.q], false),
+                    CASE WHEN q_order[c.q] = 'buckets' THEN c.line END COLLATE "C", c.bid, c.position, c.id
+            ) AS o ORDER BY o.bid, o.position, o.id LIMIT 1;
+            EXIT WHEN NOT FOUND;
+        END IF;
         IF q_order[v_q] = 'priority' THEN
             -- The first task of each priority: who goes, and what is remembered.
             h_e := ARRAY[NULL, NULL, NULL]::integer[]; h_due := ARRAY[NULL, NULL, NULL]::timestamptz[];
@@ -611,6 +623,7 @@ BEGIN
             LOOP
                 h_e[v_row.level + 1] := v_row.e; h_due[v_row.level + 1] := v_row.due;
             END LOOP;
+            EXIT WHEN h_e[1] IS NULL AND h_e[2] IS NULL AND h_e[3] IS NULL;
             v_top := CASE WHEN h_e[1] IS NOT NULL THEN 0 WHEN h_e[2] IS NOT NULL THEN 1 ELSE 2 END;
             v_level := NULL;
             IF q_wait[v_q] IS NOT NULL THEN
@@ -836,114 +849,6 @@ BEGIN
         CASE WHEN count(bucket) > 0 THEN array_agg(bucket) END, CASE WHEN count(origin) > 0 THEN array_agg(origin) END
     INTO v_claims FROM (SELECT * FROM started ORDER BY token) AS o;
     RETURN v_claims;
-END $$;
-
--- One turn: settle, report, add, promote what is due, claim. It commits by itself before it answers: the answer may be
--- large, and a client that does not read it must not keep the queues locked.
-CREATE PROCEDURE taskyard.turn_2(
-    p_node text, p_now timestamptz, p_queues text[],
-    c_id bigint[], c_token bigint[], c_attempt integer[], c_at timestamptz[], c_result text[], c_note text[],
-    p_moves json, p_reports json, p_adds json,
-    a_uuid text[], a_source text[], a_queue text[], a_args text[], a_priority smallint[], a_key text[], a_slot text[],
-    a_timeout_s double precision[], a_retry text[], a_due_at timestamptz[], a_created_at timestamptz[],
-    a_bucket text[], a_origin text[], p_total integer, p_sources text[], p_rooms integer[], p_others integer,
-    INOUT settled bigint[], INOUT answers json[], INOUT claims taskyard.claims_2, INOUT next_due timestamptz,
-    INOUT told integer
-) LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-    v_queues text[];
-    v_ids bigint[];
-    v_done record;
-    v_key_queues text[];
-    v_keys text[];
-BEGIN
-    told := 0;
-    -- Before anything is written: who reads events can then tell which of our transactions still go on.
-    PERFORM pg_advisory_xact_lock_shared(1953721203, 0);
-    IF p_total > 0 THEN
-        PERFORM pg_advisory_xact_lock_shared(1953721202, hashtext(p_node));
-        IF NOT EXISTS (SELECT FROM taskyard.node WHERE incarnation = p_node) THEN
-            p_total := 0;  -- given up for dead: what it claims, nobody would ever take back
-        END IF;
-    END IF;
-    SELECT due_at INTO next_due FROM taskyard.task WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
-    v_queues := p_queues;
-    IF next_due <= p_now THEN
-        v_queues := v_queues || ARRAY(
-            SELECT DISTINCT queue FROM (
-                SELECT queue FROM taskyard.task WHERE state IN ('scheduled', 'retrying') AND due_at <= p_now
-                ORDER BY due_at, id LIMIT {{promote_at_most}}) AS due);
-    END IF;
-    IF p_total > 0 THEN
-        v_queues := v_queues || ARRAY(
-            SELECT DISTINCT queue FROM taskyard.lane WHERE p_others > 0 OR source = ANY (p_sources));
-    END IF;
-    PERFORM taskyard.lock_queues_1(v_queues);
-
-    IF c_id IS NOT NULL THEN
-        SELECT * INTO v_done FROM taskyard.complete_1(c_id, c_token, c_attempt, c_at, c_result, c_note);
-        settled := v_done.settled; told := v_done.told;
-        v_key_queues := v_done.key_queues; v_keys := v_done.keys;
-    END IF;
-    IF p_moves IS NOT NULL THEN
-        SELECT * INTO v_done FROM taskyard.settle_1(told, p_moves);
-        settled := settled || v_done.settled; told := told + v_done.told;
-        v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
-        PERFORM taskyard.lower_1(v_done.queued);
-        SELECT due_at INTO next_due FROM taskyard.task
-        WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
-    END IF;
-    IF c_id IS NOT NULL OR p_moves IS NOT NULL THEN
-        told := told + taskyard.drained_1(told, p_now, v_queues);
-    END IF;
-    IF p_reports IS NOT NULL THEN
-        told := told + taskyard.report_1(told, p_now, p_reports);
-    END IF;
-    IF p_adds IS NOT NULL THEN
-        SELECT * INTO v_done FROM taskyard.admit_1(told, p_now, p_adds, a_uuid, a_source, a_queue, a_args,
-            a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at, a_created_at);
-        answers := v_done.answers; told := told + v_done.told;
-    ELSIF a_uuid IS NOT NULL THEN
-        -- Ids are made in the order of time: most batches lie beyond all that has ended, which one look can tell.
-        IF (SELECT min(u.uuid COLLATE "C") FROM unnest(a_uuid) AS u(uuid)) <= (SELECT max(uuid) FROM taskyard.ended) THEN
-            IF EXISTS (SELECT FROM unnest(a_uuid) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = u.uuid) THEN
-                RAISE unique_violation;  -- it is asked again, add by add
-            END IF;
-        END IF;
-        told := told + taskyard.add_1(told, p_now, a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot,
-            a_timeout_s, a_retry, a_due_at, a_created_at);
-    END IF;
-    IF a_uuid IS NOT NULL AND (a_bucket IS NOT NULL OR a_origin IS NOT NULL OR EXISTS (
-        SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (p_queues)))
-    THEN
-        PERFORM taskyard.dress_1(a_uuid, a_bucket, a_origin);
-    END IF;
-    IF a_key IS NOT NULL THEN
-        v_key_queues := v_key_queues || (
-            SELECT array_agg(coalesce(q, a_queue[1])) FROM unnest(a_queue, a_key) AS u(q, k) WHERE k IS NOT NULL);
-        v_keys := v_keys || (SELECT array_agg(k) FROM unnest(a_key) AS k WHERE k IS NOT NULL);
-    END IF;
-    IF next_due <= p_now THEN
-        SELECT * INTO v_done FROM taskyard.promote_1(told, p_now, v_queues);
-        told := told + v_done.told;
-        v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
-    END IF;
-    IF v_keys IS NOT NULL THEN
-        PERFORM taskyard.repark_1(v_key_queues, v_keys);
-    END IF;
-    IF p_total > 0 THEN
-        v_ids := taskyard.pick_2(p_now, v_queues, p_total, p_sources, p_rooms, p_others);
-        IF cardinality(v_ids) > 0 THEN
-            claims := taskyard.start_2(told, p_node, p_now, v_ids);
-            told := told + cardinality(claims.id);
-        END IF;
-    END IF;
-    IF a_uuid IS NOT NULL OR next_due <= p_now THEN
-        SELECT due_at INTO next_due FROM taskyard.task
-        WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
-    END IF;
-    COMMIT;
 END $$;
 
 CREATE TYPE taskyard.submitted_2 AS (
