@@ -38,10 +38,10 @@ _BLOCKERS = (
     "FROM unnest($3::text[], $4::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
     "SELECT uuid, state FROM taskyard.task WHERE queue = asked.queue AND line = asked.name AND line IS NOT NULL "
     "AND state IN ('queued', 'paused', 'blocked') ORDER BY position LIMIT 1) AS head UNION ALL "
-    "SELECT 'parent', d.child::text, NULL, coalesce(t.uuid, e.uuid), coalesce(t.state, e.state) FROM ("
-    "SELECT child, min(parent) AS parent FROM taskyard.dependency WHERE child = ANY ($5::bigint[]) AND NOT done "
-    "GROUP BY child) AS d LEFT JOIN taskyard.task AS t ON t.id = d.parent "
-    "LEFT JOIN taskyard.ended AS e ON e.id = d.parent AND t.id IS NULL"
+    "SELECT 'parent', waits.child::text, NULL, parent.uuid, parent.state FROM (SELECT child, min(parent) AS parent "
+    "FROM taskyard.dependency WHERE child = ANY ($5::bigint[]) AND NOT done GROUP BY child) AS waits "
+    "CROSS JOIN LATERAL (SELECT uuid, state FROM taskyard.task WHERE id = waits.parent UNION ALL "
+    "SELECT uuid, state FROM taskyard.ended WHERE id = waits.parent LIMIT 1) AS parent"
 )
 
 
@@ -73,12 +73,10 @@ async def _find_blockers(conn: Connection, wanted: Wanted) -> Found:
     found = Found({}, {}, {})
     asked = [[pair[at] for pair in pairs] for pairs in (wanted.keys, wanted.lines) for at in (0, 1)]
     for what, where, name, uuid, state in await conn.fetch(_BLOCKERS, *asked, wanted.children):
-        if uuid is None:
-            continue  # nobody, or one that is forgotten already
-        if what == "head":
-            found.heads[where, name] = uuid, TaskState(state)
-        elif what == "parent":
+        if what == "parent":
             found.parents[int(where)] = uuid, TaskState(state)
-        else:
+        elif what == "head":
+            found.heads[where, name] = uuid, TaskState(state)
+        elif uuid is not None:
             found.holders[where, name] = uuid
     return found
