@@ -30,7 +30,7 @@ def test_nodes_are_listed_with_what_they_run(shell: Shell) -> None:
         "host": socket.gethostname(),
         "pid": worker.process.pid,
         "queues": ["cpu", "default"],
-        "sources": ["add", "boom", "flaky", "hold", "until", "stubborn", "deaf"],
+        "sources": ["add", "boom", "flaky", "hold", "until", "stubborn", "deaf", "sleeper"],
         "running": 2,
         "draining": False,
         "alive": True,

@@ -27,16 +27,18 @@ from taskyard.errors import (
     UnknownTask,
 )
 from taskyard.model.command import Cancel, Retry
-from taskyard.model.limits import QueueSettings
+from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
+from taskyard.model.why import Reason, explain_wait
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Report, TaskFilter
 from taskyard.settings import make_store
-from taskyard.stores.postgres import PostgresStore, commands, hints, within
+from taskyard.stores.postgres import PostgresStore, commands, hints, reader, within
 from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.postgres.place import COMMAND_S, Connection
+from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases, at_database
@@ -769,3 +771,20 @@ async def test_a_commit_of_the_users_is_heard_of_and_notifies_nobody_itself(
         await there.wait()
     assert pid not in told_by
     await store.close()
+
+
+async def test_why_a_page_of_tasks_waits_takes_five_queries(store: PostgresStore) -> None:
+    """To list a hundred tasks and say why each of them waits takes at most five queries."""
+    for order in QueueOrder:
+        await store.set_queue(QueueSettings(name=order, order=order, concurrency=1))
+    records = [a_record(queue=order, key=str(n % 7) if n % 2 else None) for order in QueueOrder for n in range(40)]
+    await store.turn(A.incarnation, adds=[an_add(*records)], demand=room(9))
+    asked: list[str] = []
+    async with store._reads.use() as conn:
+        with conn.query_logger(lambda record: asked.append(record.query)):
+            page = await reader.list_tasks(conn, TaskFilter(), None, 100)
+            scene = await find_scene(conn, page, now=page[0].due_at, lease_s=60.0)
+    found = [explain_wait(record, scene) for record in page]
+    assert len(page) == 100
+    assert {why.reason for why in found if why is not None} >= {Reason.QUEUE_FULL, Reason.KEY_BUSY}
+    assert 1 < len(asked) <= 5
