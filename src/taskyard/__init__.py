@@ -33,6 +33,7 @@ from taskyard.errors import (
     PayloadTooLarge,
     ResultGone,
     RetryLater,
+    ScheduleExists,
     SlotTaken,
     StaleTransaction,
     StoreBusy,
@@ -62,6 +63,7 @@ from taskyard.errors import (
     UnknownConsumer,
     UnknownGroup,
     UnknownNode,
+    UnknownSchedule,
     UnknownTask,
     UnusableConnection,
     WrongLoop,
@@ -75,16 +77,22 @@ from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.control import QueueControl, QueueState
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
+from taskyard.model.recurrence import Cron, Every
 from taskyard.model.retry import RetryPolicy
+from taskyard.model.schedule import Missed, Overlap, Schedule, ScheduleState
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
+from taskyard.model.why import Reason, Why
 from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
+from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.ports.store import QueueStatus, TaskFilter
 from taskyard.queueing.controller import QueueController
 from taskyard.queueing.matching import BulkReport, Matching
+from taskyard.schedules import Schedules
 from taskyard.standalone import Scheduler, StandaloneQueue
 from taskyard.version import VERSION
 from taskyard.yard import Yard
@@ -169,6 +177,7 @@ __all__ = [
     "ClaimLost",
     "CommandRefused",
     "ConsumerFunction",
+    "Cron",
     "Dedupe",
     "DedupeScope",
     "DependencyCycle",
@@ -178,6 +187,7 @@ __all__ = [
     "Event",
     "EventKind",
     "EventsMissed",
+    "Every",
     "ExecutionDispatcher",
     "ExecutionError",
     "ExecutionHints",
@@ -186,6 +196,8 @@ __all__ = [
     "ExecutionResult",
     "ExecutorManager",
     "ExecutorProtocol",
+    "FailureGroup",
+    "FireRow",
     "ForkedStore",
     "Group",
     "GroupProgress",
@@ -202,6 +214,7 @@ __all__ = [
     "IsolatedProcessPoolExecutor",
     "ManagerSettings",
     "Matching",
+    "Missed",
     "MockExecutor",
     "NaiveDatetime",
     "NoCurrentRun",
@@ -213,6 +226,7 @@ __all__ = [
     "OnFailure",
     "OtherDatabase",
     "OutcomeUnknown",
+    "Overlap",
     "PayloadTooLarge",
     "PoolNumbers",
     "PoolSettings",
@@ -225,12 +239,18 @@ __all__ = [
     "QueueSettings",
     "QueueState",
     "QueueStatus",
+    "Reason",
     "ResultGone",
     "RetryLater",
     "RetryPolicy",
     "Run",
     "RunContext",
+    "Schedule",
+    "ScheduleExists",
+    "ScheduleState",
+    "ScheduleStatus",
     "Scheduler",
+    "Schedules",
     "SlotTaken",
     "StaleTransaction",
     "StandaloneQueue",
@@ -268,8 +288,10 @@ __all__ = [
     "UnknownConsumer",
     "UnknownGroup",
     "UnknownNode",
+    "UnknownSchedule",
     "UnknownTask",
     "UnusableConnection",
+    "Why",
     "WorkerHandle",
     "WrongLoop",
     "Yard",

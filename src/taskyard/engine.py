@@ -436,6 +436,8 @@ class Engine:
             started_at=self._clock.now(),
             version=VERSION,
             queues=tuple(sorted({consumer.queue for consumer in self._consumers.values()})),
+            limits=self._slots.limits(),
+            max_running=self._settings.max_running,
         )
 
     # --- the lease ----------------------------------------------------------------------------------------------------

@@ -70,23 +70,23 @@ class Group:
             raise UnknownGroup(self.id)
         return GroupProgress(states)
 
-    async def cancel(self, *, reason: str = "") -> int:
-        """Cancel all that have not ended; those that run are asked to stop. How many that were."""
+    async def cancel(self, *, reason: str = "", by: str = "") -> int:
+        """Cancel all that have not ended; those that run are asked to stop. How many that were. `by` is who asks."""
         command = Cancel(check_text("reason", reason))
         # Who waits for others goes first: it would end with them, and say so instead.
         count = 0
         for states in ((TaskState.BLOCKED,), tuple(state for state in TaskState if state not in ENDED)):
-            sent, _ = await self._apply(await self._list(states), command)
+            sent, _ = await self._apply(await self._list(states), command, by)
             count += sent
         return count
 
-    async def retry(self) -> int:
+    async def retry(self, *, by: str = "") -> int:
         """Send those that failed again, and the summary if it failed with them; how many that were. What was canceled
         or skipped is final. If none can be sent, why the first cannot is raised."""
         left, count = await self._list((TaskState.FAILED,)), 0
         while left:
             # Who failed with another is refused until that is sent again, which may be later in the same round.
-            sent, refused = await self._apply(left, Retry(to_head=False))
+            sent, refused = await self._apply(left, Retry(to_head=False), by)
             count += sent
             if not sent and not count:
                 raise refused[left[0]]
@@ -102,8 +102,8 @@ class Group:
             before_id = page[-1].id
         return [record.uuid for record in reversed(found)]
 
-    async def _apply(self, uuids: Sequence[str], command: Command) -> tuple[int, dict[str, TaskyardError]]:
-        applied = await self._yard.engine.apply(uuids, command) if uuids else []
+    async def _apply(self, uuids: Sequence[str], command: Command, by: str) -> tuple[int, dict[str, TaskyardError]]:
+        applied = await self._yard.engine.apply(uuids, command, by=by) if uuids else []
         refused = {one.uuid: one.refused for one in applied if one.refused is not None}
         return len(applied) - len(refused), refused
 

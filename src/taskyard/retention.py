@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from taskyard.errors import StoreError
 from taskyard.ports.clock import Clock
@@ -24,10 +24,12 @@ PAUSE_S = 0.05
 
 
 class Retention:
-    """Prunes what ended more than `keep_s` seconds ago: once at the start, then every minute."""
+    """Prunes what ended more than `keep_s` seconds ago, and all but the latest `keep_ended`: once at the start, then
+    every minute. None is no limit."""
 
-    def __init__(self, store: Store, clock: Clock, keep_s: float) -> None:
-        self._store, self._clock, self._keep = store, clock, timedelta(seconds=keep_s)
+    def __init__(self, store: Store, clock: Clock, *, keep_s: float | None, keep_ended: int | None = None) -> None:
+        self._store, self._clock = store, clock
+        self._keep_s, self._keep_ended = keep_s, keep_ended
         self._is_away = False
 
     async def run(self) -> None:
@@ -45,7 +47,13 @@ class Retention:
             await self._sleep(EVERY_S)
 
     async def step(self) -> None:
-        before = self._clock.now() - self._keep
+        if self._keep_s is not None:
+            await self._prune(self._clock.now() - timedelta(seconds=self._keep_s))
+        # Not so many, but by the time of the last to keep: several nodes that do this at once forget no more than one.
+        if self._keep_ended is not None and (cut := await self._store.find_end(self._keep_ended)) is not None:
+            await self._prune(cut)
+
+    async def _prune(self, before: datetime) -> None:
         while await self._store.prune(finished_before=before, limit=BATCH) == BATCH:
             await self._sleep(PAUSE_S)
 

@@ -71,7 +71,7 @@ class Schedules:
             raise InvalidInput(f"define the schedule {quote(name)} before the yard is opened, or add it: schedules.add")
         if name in self._defined:
             raise ScheduleExists(name, "two of one consumer need names: @yard.schedule(…, name='…')")
-        schedule = self._make(name, rule, consumer, args, zone=zone, settings=settings)
+        schedule = self.make(name, rule, self._find(consumer), args, zone=zone, **settings)
         self._defined[schedule.name] = schedule
         return schedule
 
@@ -95,7 +95,7 @@ class Schedules:
     ) -> ScheduleStatus:
         """The same at run time, while the yard is open: a new schedule, or another definition for one that was added
         before. One that is defined in code is changed there."""
-        schedule = self._make(name, rule, consumer, args, zone=zone, settings=settings)
+        schedule = self.make(name, rule, self._find(consumer), args, zone=zone, **settings)
         return await self.put(schedule, by=by)
 
     async def put(self, schedule: Schedule, *, by: str = CODE, replace: bool = True) -> ScheduleStatus:
@@ -167,27 +167,30 @@ class Schedules:
     def _store(self) -> ScheduleStore:
         return keeper(self._yard.store)
 
-    def _make(
+    def _find(self, consumer: str | ConsumerFunction[..., Any]) -> Consumer:
+        return self._yard.get_consumer(consumer) if isinstance(consumer, str) else consumer.consumer
+
+    def make(
         self,
         name: str,
         rule: Rule | str | float | timedelta,
-        consumer: str | ConsumerFunction[..., Any],
-        args: Mapping[str, Any] | None,
+        consumer: Consumer,
+        args: Mapping[str, Any] | None = None,
         *,
-        zone: str | None,
-        settings: dict[str, Any],
+        zone: str | None = None,
+        **settings: Any,
     ) -> Schedule:
+        """A schedule as it is kept; what is wrong with it is raised here."""
         unknown = settings.keys() - set(SETTINGS)
         if unknown:
             names = ", ".join(map(shorten, sorted(unknown)))
             raise InvalidInput(f"unknown setting {names} of a schedule; known are zone, {', '.join(SETTINGS)}")
-        source = consumer.consumer.name if isinstance(consumer, ConsumerFunction) else consumer
-        known = self._yard.get_consumer(source)
-        text = self._yard.encode(known, dict(args or {}))
-        schedule = Schedule(name=name, rule=make_rule(rule, zone), source=source, args=text, **settings)
-        if known.timeout_s is not None and (schedule.timeout_s or 0.0) > known.timeout_s:
+        text = self._yard.encode(consumer, dict(args or {}))
+        schedule = Schedule(name=name, rule=make_rule(rule, zone), source=consumer.name, args=text, **settings)
+        if consumer.timeout_s is not None and (schedule.timeout_s or 0.0) > consumer.timeout_s:
             raise InvalidInput(
-                f"timeout_s={schedule.timeout_s:g} is longer than the {known.timeout_s:g} s that {source!r} allows"
+                f"timeout_s={schedule.timeout_s:g} is longer than the {consumer.timeout_s:g} s that "
+                f"{consumer.name!r} allows"
             )
         return schedule
 

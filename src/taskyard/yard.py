@@ -43,27 +43,31 @@ from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.command import Command
 from taskyard.model.event import Event
+from taskyard.model.failures import FailureGroup
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
     check_count,
     check_keep,
     check_name,
+    check_rate,
     check_retry,
     check_timeout,
     check_uuid,
     check_wait,
 )
-from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import ENDED
-from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, new_uuid, to_json
+from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, new_uuid, to_json
+from taskyard.model.why import Why
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
 from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
 from taskyard.queueing.matching import Matching
+from taskyard.queueing.waiting import explain_waits
 from taskyard.retention import KEEP_S, Retention
 from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
@@ -101,7 +105,8 @@ class Yard(TaskSteering):
     `async with yard:` opens the store and runs what is due; `async with yard.client():` only submits and waits. At most
     `max_running` tasks run here at once (`threads` of them in threads); leaving the block waits `grace_s` seconds for
     what runs, then interrupts it and gives it back to the store (None: waits for as long as it takes). While it is open
-    with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything)."""
+    with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything);
+    `keep_latest` limits that by number as well."""
 
     def __init__(
         self,
@@ -123,6 +128,7 @@ class Yard(TaskSteering):
         self._store: Store | None = None
         self._engine: Engine | None = None
         self._grace_s, self._keep_s = check_wait("grace_s", grace_s), check_keep(keep_s)
+        self._keep_ended: int | None = None
         self._retention: asyncio.Task[None] | None = None
         self._threads = threads
         self._pools: PoolRules | None = None
@@ -218,7 +224,7 @@ class Yard(TaskSteering):
         except KeyError:
             raise UnknownConsumer(name, self._consumers) from None
 
-    def define_queue(
+    def define_queue(  # noqa: PLR0913 - the rules of a queue, each with a name and a default
         self,
         name: str,
         *,
@@ -229,13 +235,17 @@ class Yard(TaskSteering):
         order: QueueOrder | str = QueueOrder.PRIORITY,
         starve_after: int | None = 8,
         starve_wait_s: float | None = 600.0,
+        retries_per_s: float | None = RETRIES_PER_S,
     ) -> None:
         """Set the rules of a queue, before the yard is opened. They hold across every process on the store, save
         `retry`: each process uses its own, so define the queue alike wherever it is served.
 
         `order` is "priority", "fifo" (strictly in order of arrival: what cannot start holds up all behind it) or
         "buckets" (the same in each bucket of tasks, and the buckets take turns). By priority, a lower one is let in
-        after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never)."""
+        after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never).
+
+        Of what fails here and is tried again, at most `retries_per_s` come back in a second (None: all when their
+        policy says): fifty thousand that fail together are not sent together at whoever was down."""
         if self._engine is not None:
             raise InvalidInput(f"define the queue {quote(name)} before the yard is opened")
         if concurrency is not None:
@@ -249,7 +259,18 @@ class Yard(TaskSteering):
             order=_order(order),
             starve_after=None if starve_after is None else check_count("starve_after", starve_after, least=1),
             starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
+            retries_per_s=None if retries_per_s is None else check_rate("retries_per_s", retries_per_s),
         )
+
+    def keep_latest(self, count: int | None) -> None:
+        """Of the tasks that have ended, keep only so many, the latest (None: however many), and forget the others while
+        the yard is open with its workers, as `keep_s` does; before it is opened. At any time there may be more, by what
+        ends within a minute."""
+        if self._engine is not None:
+            raise InvalidInput("say how many ended tasks to keep before the yard is opened")
+        if count is not None:
+            check_count("count", count, least=1, most=sys.maxsize, hint=", or None to keep however many")
+        self._keep_ended = count
 
     def schedule(
         self,
@@ -368,8 +389,8 @@ class Yard(TaskSteering):
             raise
         self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
         self._forks, self._ident = _forks, get_ident()
-        if serve and self._keep_s is not None:
-            retention = Retention(store, self._clock, self._keep_s)
+        if serve and (self._keep_s is not None or self._keep_ended is not None):
+            retention = Retention(store, self._clock, keep_s=self._keep_s, keep_ended=self._keep_ended)
             self._retention = self.loop.create_task(retention.run(), name="taskyard-retention")
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
@@ -546,6 +567,27 @@ class Yard(TaskSteering):
         """Every queue that has rules, tasks, or something said about it."""
         return await self.store.queues()
 
+    async def why(self, uuid: str | UUID) -> Why | None:
+        """What holds a task that waits: a reason, since when, what would free it, and who is in the way. None if it
+        runs or has ended. Any process may ask, whoever runs the tasks."""
+        record = await self.store.find(check_uuid(uuid))
+        if record is None:
+            raise UnknownTask(str(uuid))
+        return (await self.why_many([record]))[0]
+
+    async def why_many(self, records: Sequence[TaskRecord]) -> list[Why | None]:
+        """The same for each of these, as they are listed, at the price of one."""
+        return await explain_waits(self.store, records)
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        """The failed tasks that match, grouped by class of error and source, those in quarantine apart, the largest
+        groups first. What each run of one ended with: `runs`; to send them again: `retry`, `matching`, `run_again`."""
+        return await self.store.failures(where, limit=check_count("limit", limit, least=1))
+
+    async def runs(self, uuid: str | UUID) -> list[Run]:
+        """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
+        return await self.store.list_runs(check_uuid(uuid))
+
     async def run_again(self, uuid: str | UUID, args: Mapping[str, Any] | None = None) -> TaskHandle:
         """Make a new task of one that has ended, with its arguments or others, which names the old one as its
         `origin`."""
@@ -554,8 +596,9 @@ class Yard(TaskSteering):
             raise UnknownTask(str(uuid))
         if old.state not in ENDED:
             raise CommandRefused(old.uuid, "run again", old.state, "it has not ended yet")
-        consumer, now = self.get_consumer(old.source), self._clock.now()
-        text = old.args if args is None else consumer.encode(_named(old.source, args))
+        # The old arguments need no consumer to check them: this process may be one that only steers.
+        text = old.args if args is None else self.get_consumer(old.source).encode(_named(old.source, args))
+        now = self._clock.now()
         record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, text, priority=old.priority)
         record.key, record.bucket, record.origin = old.key, old.bucket, old.uuid
         record.timeout_s, record.retry = old.timeout_s, old.retry

@@ -58,3 +58,10 @@ async def deaf() -> None:
     while True:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
+
+
+@yard.consumer(executor="process")
+def sleeper() -> None:
+    """Runs in a process of its own, and does not hear that it is asked to stop."""
+    print("sleeper has begun", flush=True)
+    threading.Event().wait()

@@ -140,8 +140,8 @@ class Shell:
             os.environ.update(before)
         return Done(code, out.getvalue(), err.getvalue())
 
-    def on_a_terminal(self, *arguments: str, **variables: str) -> Done:
-        """The same on a terminal: what it shows, with all that moves the cursor."""
+    def on_a_terminal(self, *arguments: str, typed: str = "", **variables: str) -> Done:
+        """The same on a terminal: what it shows, with all that moves the cursor. What is `typed` waits to be read."""
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
             [sys.executable, "-m", "taskyard.cli", *arguments],
@@ -152,6 +152,7 @@ class Shell:
             stderr=theirs,
         )
         os.close(theirs)
+        os.write(ours, typed.encode())
         screen = b""
         with contextlib.suppress(OSError):  # the other end is closed
             while block := os.read(ours, 65536):

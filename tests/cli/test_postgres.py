@@ -19,7 +19,7 @@ from taskyard.stores.postgres import place as connections
 from taskyard.testing.postgres import FAST, Databases, Server, at_database
 from tests.cli.shell import Done, Shell
 
-(BEFORE, _), (NEWEST, _) = migrations("postgres")[-2:]
+BEFORE, NEWEST = [number for number, _ in migrations("postgres")[-2:]]
 
 SECRET = "sesame"
 CLERK = f"clerk:{SECRET}"
@@ -101,6 +101,30 @@ def test_a_day_at_the_shell(shell: Shell, url: str) -> None:
     assert "is running" in everything
     assert "***" in everything
     assert SECRET not in everything
+
+
+def test_steering_on_a_server(shell: Shell, url: str) -> None:
+    """Tasks, all that match, and queues are steered on PostgreSQL as on a file."""
+
+    def do(*arguments: str) -> Done:
+        return shell.here(*arguments, TASKYARD_STORE=url)
+
+    assert do("migrate").code == 0
+    first, second = (do("submit", "boom", "--app", "app:yard", "--json").json["uuid"] for _ in range(2))
+    assert "; at the head of high priority" in do("start", second, "--raise").out
+    assert "; high priority now" in do("priority", first, "high").out
+    assert f"right before {second}" in do("move", first, "--before", second).out
+    assert do("hold", "--all", "--queue", "cpu", "--json").json["moved"] == 2
+    assert do("release", "--all").out == "2 tasks matched   ✔ 2 changed\n"
+    assert do("reschedule", first, "2h", "--json").json[0]["state"] == "scheduled"
+    assert do("skip", first).code == 0
+    assert do("queue", "pause", "cpu", "--reason", "backup").code == 0
+    assert do("queue", "set", "cpu", "--concurrency", "3", "--json").json["limit"] == 3
+    (cpu,) = do("queue", "ls", "--json").json
+    assert (cpu["state"], cpu["said"]["why"], cpu["counts"]) == ("paused", "backup", {"queued": 1, "skipped": 1})
+    assert do("queue", "resume", "cpu").code == 0
+    assert do("run-again", first, "--json").json[0]["origin"] == first
+    assert do("prune", "--older", "0", "--json").json["pruned"] == 1
 
 
 def names() -> str:

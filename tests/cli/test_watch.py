@@ -62,3 +62,21 @@ def test_the_live_view_draws_on_a_terminal(shell: Shell) -> None:
     for expected in ("JUST ENDED", "→ 42", "ValueError: bad luck", "\x1b["):
         assert expected in done.out
     assert ERASED not in done.out.rpartition("JUST ENDED")[2]
+
+
+@pytest.mark.spec("QUE-29")
+def test_what_is_said_of_a_queue_is_a_line(shell: Shell) -> None:
+    """Whoever watches sees that a queue is paused, limited and resumed, and which one."""
+    (uuid,) = shell.seed(("boom", {}))
+    watcher = shell.start("watch", uuid, "--store", shell.url)
+    everything = shell.start("watch", "--store", shell.url)
+    everything.hear("watching: ")
+    for words in (("pause", "cpu"), ("set", "cpu", "--concurrency", "1"), ("resume", "cpu")):
+        shell.here("queue", *words, "--store", shell.url)
+    everything.hear("resumed    queue cpu")
+    assert [line.split(maxsplit=1)[1].strip() for line in everything.heard[-3:]] == [
+        "paused     queue cpu", "changed    queue cpu", "resumed    queue cpu",
+    ]  # fmt: skip
+    shell.here("cancel", uuid, "--store", shell.url)
+    assert watcher.end() == 1
+    assert "queue cpu" not in watcher.said

@@ -22,7 +22,7 @@ class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract):
         return SqliteStore(folder / "work.db", clock=clock)
 
 
-class TestPostgresStore(DurableStoreContract, TiesContract):
+class TestPostgresStore(DurableStoreContract, TiesContract, ScheduleContract):
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:
         self.url = postgres_url

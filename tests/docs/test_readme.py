@@ -39,14 +39,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_programs_run(folder):
     """Every program in the README runs as it is printed, and says what it should."""
     programs = [block.file for block in README if block.file is not None]
-    assert programs == ["app.py", "web.py", "plain.py", "cpu.py", "after.py", "orders.py", "words.py", "later.py"]
+    names = ["app", "web", "plain", "cpu", "nightly", "after", "steered", "orders", "words", "later"]
+    assert programs == [f"{name}.py" for name in names]
     said = [run(folder, sys.executable, program) for program in programs if program != "orders.py"]
     assert said[0] == "True\n"
     assert len(said[2].strip()) == 64
     assert len(said[3].strip()) == 128
-    assert said[4] == "3\n6 2\n"
-    assert said[5] == "count=3 longest='quick'\nvalidation InvalidArguments\nruntime ValueError\n"
-    assert said[6] == "{'count': 3, 'longest': 'quick'}\n"
+    assert said[4] == "a full report\noften 0 too often\nreport 5 \n"
+    assert said[5] == "3\n6 2\n"
+    assert said[6] == "paused by ann: backup\n['c', 'd', 'b']\n1 1 canceled\n"
+    assert said[7] == "count=3 longest='quick'\nvalidation InvalidArguments\nruntime ValueError\n"
+    assert said[8] == "{'count': 3, 'longest': 'quick'}\n"
 
 
 def test_the_program_with_a_database_runs(folder, databases):

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import Counter
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -69,12 +68,15 @@ async def pass_time(rig: Rig, total: float, by: float = 1.0) -> None:
 @pytest.fixture
 async def make(start_rig):
     """Nodes that run `job`, all on one store and one clock."""
-    shared: dict[str, Any] = {}
+    clocks: list[ManualClock] = []
+    stores: list[ScheduleShakyStore] = []
 
     async def make(at: datetime = START, call=None) -> Rig:
-        clock = shared.setdefault("clock", ManualClock(at))
-        store = shared.setdefault("store", ScheduleShakyStore(clock))
-        rig: Rig = await start_rig(store=store, clock=clock)
+        if not stores:
+            clock = ManualClock(at)
+            stores.append(ScheduleShakyStore(clock))
+            clocks.append(clock)
+        rig: Rig = await start_rig(store=stores[0], clock=clocks[0])
 
         async def job(record) -> None: ...
 

@@ -65,14 +65,33 @@ async def test_everything_is_kept_if_asked(file_url):
         await gone(yard, clock)
 
 
+async def test_only_the_latest_are_kept(url):
+    """A yard told to keep so many forgets the others, the oldest first, however much there is; what waits stays."""
+    clock = ManualClock()
+    yard = build(url, clock=clock, keep_s=None)
+    yard.keep_latest(3)
+    async with yard:
+        await ended(yard, 1200)
+        waiting = await yard.submit("add", {"a": 1}, delay_s=100_000 * HOUR_S)
+        latest = []
+        for _ in range(3):
+            clock.advance(0.5)
+            latest += await ended(yard, 1)
+        while await count(yard, TaskState.COMPLETED) > 3:
+            clock.advance(10)
+            await asyncio.sleep(0.01)
+        assert [await handle.state() for handle in latest] == [TaskState.COMPLETED] * 3
+        assert await waiting.state() is TaskState.SCHEDULED
+
+
 class Grudging(MemoryStore):
     """Fails its first prunes."""
 
-    failures = 2
+    refusals = 2
 
     async def prune(self, **asked: Any) -> int:
-        if self.failures:
-            self.failures -= 1
+        if self.refusals:
+            self.refusals -= 1
             raise StoreUnavailable("not now")
         return await super().prune(**asked)
 

@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
 from taskyard.errors import StoreBusy, StoreReplaced
 from taskyard.model.command import Cancel, Retry, SetPriority
+from taskyard.model.control import SetConcurrency
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
-from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord, new_uuid
+from taskyard.model.why import Reason, explain_wait
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add, Node, Report
 from taskyard.stores.sqlite import SqliteStore, place
@@ -101,6 +104,51 @@ async def test_no_write_scans_the_table(tmp_path: Path) -> None:
     conn.close()
     assert len(statements) > 15
     assert scans == []
+
+
+async def test_why_a_page_of_tasks_waits_takes_five_queries(tmp_path: Path) -> None:
+    """To list a hundred tasks, of all kinds that wait, and say why each does, takes at most five queries; none of them
+    walks the table."""
+    asked: list[tuple[str, Any]] = []
+    async with opened(tmp_path) as store:
+        await store.join(msgspec.structs.replace(a_node("n"), sources=("work",)))
+        for order in QueueOrder:
+            await store.set_queue(QueueSettings(name=order, order=order, concurrency=1))
+        tasks = [
+            a_record(
+                queue=order, bucket=str(n % 3), key=str(n % 7) if n % 2 else None, source="work" if n else "unheard of"
+            )
+            for order in QueueOrder
+            for n in range(30)
+        ]
+        late = [a_record(due_at=datetime.now(UTC) + timedelta(hours=1)) for _ in range(5)]
+        after = [a_record() for _ in late]
+        waits = {child.uuid: [parent.uuid] for child, parent in zip(after, late, strict=True)}
+        await store.turn("n", adds=[Add([*tasks, *late, *after], after=waits)], demand=ROOM)
+        await store.control("fifo", SetConcurrency(2), by="ann")
+        store._lister.look(lambda conn: looking_at_each(conn, asked))
+        page = await store.list_tasks(limit=100)
+        found = [explain_wait(record, scene) for scene in [await store.scene(page)] for record in page]
+        store._lister.look(lambda conn: setattr(conn, "exec_trace", None))
+        await store.rescue("n")
+    reasons = {why.reason for why in found if why is not None}
+    assert len(page) == 100
+    assert reasons >= {Reason.QUEUE_FULL, Reason.NO_NODE, Reason.KEY_BUSY, Reason.SCHEDULED}
+    assert reasons >= {Reason.DEPENDENCY, Reason.HEAD_OF_LINE}
+    assert 1 < len(asked) <= 5
+    conn = place.connect(tmp_path / "work.db", synchronous="FULL", vfs=None, write=False)
+    steps = [str(step[3]) for sql, values in asked for step in conn.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+    conn.close()
+    walks = [step for step in steps[1:] if re.match(r"SCAN task(?! USING)", step)]
+    assert walks == []
+
+
+def looking_at_each(conn: apsw.Connection, asked: list[tuple[str, Any]]) -> None:
+    def trace(_: Any, sql: str, bindings: Any) -> bool:
+        asked.append((sql, bindings or ()))
+        return True
+
+    conn.exec_trace = trace
 
 
 async def test_a_node_that_leaves_with_tasks_is_rescued(tmp_path: Path) -> None:

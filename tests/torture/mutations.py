@@ -1,17 +1,23 @@
 """Our own code with one safeguard taken out, to show that the torture would notice.
 
-Chosen by name, in the process that is to misbehave: `TORTURE_MUTATION=acknowledge-before-commit`.
+Chosen by name, in the process that is to misbehave: `TORTURE_MUTATION=acknowledge-before-commit`; several with a +
+between them.
 """
 
 import asyncio
+import random
 import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest.mock import ANY
 
+from taskyard.cluster.leader import Leadership
 from taskyard.model.task import Claim
+from taskyard.scheduling.recurring import RecurringLoop
 from taskyard.stores.postgres import PostgresStore, place
 from taskyard.stores.sqlite.core import SqliteCore
+from taskyard.stores.sqlite.schedules import ScheduleWrites
 from taskyard.stores.sqlite.sidecar import Sidecar
 from taskyard.stores.sqlite.writer import Job, Outcome, Writer
 
@@ -74,15 +80,53 @@ def think_before_rescue() -> None:
     PostgresStore.rescue = rescue  # type: ignore[method-assign]
 
 
+def let_everybody_lead() -> None:
+    """Every node believes that it leads. That is no fault either."""
+
+    def leads(self: Leadership, nodes: Any, source: str) -> bool:
+        return True
+
+    Leadership._leads = leads  # type: ignore[method-assign]
+
+
+def think_before_fire() -> None:
+    """Some time passes between the decision to fire and the deed."""
+    inner = RecurringLoop._carry_out
+
+    async def carry_out(self: RecurringLoop, *args: Any, **options: Any) -> Any:
+        await asyncio.sleep(random.random() * 0.03)
+        return await inner(self, *args, **options)
+
+    RecurringLoop._carry_out = carry_out  # type: ignore[method-assign]
+
+
+def fire_without_looking() -> None:
+    """Neither the version of a schedule nor the row of a fire time keeps a second task out."""
+    inner = ScheduleWrites._note
+
+    def note(self: ScheduleWrites, *args: Any) -> bool:
+        inner(self, *args)
+        return True
+
+    def version(self: ScheduleWrites, name: str) -> Any:
+        return ANY
+
+    ScheduleWrites._note = note  # type: ignore[assignment, method-assign]
+    ScheduleWrites._version = version  # type: ignore[method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     "acknowledge-before-commit": acknowledge_before_commit,
     "acknowledge-before-flush": acknowledge_before_flush,
     "drop-the-token-check": drop_the_token_check,
     "take-the-living-for-dead": take_the_living_for_dead,
     "think-before-rescue": think_before_rescue,
+    "everybody-leads": let_everybody_lead,
+    "think-before-fire": think_before_fire,
+    "fire-without-looking": fire_without_looking,
 }
 
 
 def install(name: str) -> None:
-    if name:
-        MUTATIONS[name]()
+    for one in filter(None, name.split("+")):
+        MUTATIONS[one]()

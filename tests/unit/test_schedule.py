@@ -25,10 +25,12 @@ from taskyard.model.schedule import (
     amend,
     backfill,
     due,
+    forget,
     jitter,
     pause,
     resume,
     rewind,
+    uncount,
     upcoming,
 )
 
@@ -294,6 +296,23 @@ def test_a_clock_that_was_far_ahead_can_be_made_good():
     state = rewind(ahead, now=at("12:30"))
     assert fired(due(hourly(), state, now=at("13:00"), is_busy=False)) == ["13:00 on time"]
     assert rewind(BEGUN, now=at("13:00")) == BEGUN
+
+
+def test_nothing_is_decided_again_of_which_the_store_knows_no_more():
+    """A rewind goes back to the last fire time that was forgotten, and no further; that is never an earlier one."""
+    ahead = forget(ScheduleState(handled_at=at("20:00")), at("14:00"))
+    assert rewind(ahead, now=at("12:30")).handled_at == at("14:00")
+    assert rewind(ahead, now=at("15:00")).handled_at == at("15:00")
+    assert forget(ahead, at("13:00")) is forget(ahead, None) is ahead
+    assert forget(ahead, at("16:00")).forgotten_at == at("16:00")
+
+
+def test_a_fire_that_was_there_already_is_not_counted():
+    """Only what the rule fires is: what a person fires was never counted."""
+    state = ScheduleState(handled_at=NOON, fired=5)
+    fires = [Fire(fire_at=NOON, due_at=NOON, kind=kind) for kind in FireKind]
+    assert uncount(state, fires).fired == 2
+    assert uncount(state, ()) is state
 
 
 rules = st.sampled_from(

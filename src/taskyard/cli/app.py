@@ -15,7 +15,19 @@ import typer
 
 from taskyard.cli.console import complain, json_text
 from taskyard.cli.errors import DONE, REFUSED, USAGE, UsageError, error_document, exit_code_of
+from taskyard.cli.options import (
+    AppArgument,
+    AppOption,
+    GraceOption,
+    IdArgument,
+    JsonOption,
+    StoreOption,
+    VerboseOption,
+)
+from taskyard.cli.queue_commands import groups, queues
+from taskyard.cli.schedule_commands import schedules
 from taskyard.cli.target import Target
+from taskyard.cli.task_commands import COMMANDS
 from taskyard.errors import TaskyardError
 
 INTERRUPTED = 130
@@ -29,15 +41,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-AppArgument = Annotated[str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.")]
-StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.")]
-AppOption = Annotated[str | None, typer.Option("--app", metavar="APP", help="The yard, as module:yard.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="A task's id, or the end or beginning of one.")]
-IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or the ends or beginnings of them.")]
-GraceOption = Annotated[str, typer.Option("--grace", metavar="TIME", help="How long a stop waits for what runs.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Tell of every run.")]
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -156,6 +159,37 @@ def show_command(
     return _await(show_task(Target(store, yard), task, reveal=reveal, as_json=as_json))
 
 
+@app.command("why")
+def why_command(
+    task: IdArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
+) -> int:
+    """Say why a task waits, since when, what would free it, and who is in its way."""
+    from taskyard.cli.why import explain
+
+    return _await(explain(Target(store, yard), task, as_json=as_json))
+
+
+@app.command("failures")
+def failures_command(
+    error: Annotated[str | None, typer.Option(metavar="CLASS", help="Only of this class, or one below it.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only of this consumer.")] = None,
+    quarantined: Annotated[
+        bool | None, typer.Option("--quarantined/--not-quarantined", help="Only what took its workers down, or else.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many groups.")] = 20,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """List what has failed, by class of error and consumer, the largest groups first."""
+    from taskyard.cli.failures import list_failures
+    from taskyard.ports.store import TaskFilter
+
+    where = TaskFilter(error=error, queue=queue, source=source, quarantined=quarantined)
+    return _await(list_failures(Target(store, yard), where, limit=limit, as_json=as_json))
+
+
 @app.command("watch")
 def watch_command(
     tasks: Annotated[
@@ -184,34 +218,11 @@ def doctor_command(store: StoreOption = None, yard: AppOption = None, as_json: J
 # --- steering ---------------------------------------------------------------------------------------------------------
 
 
-@app.command("cancel")
-def cancel_command(
-    tasks: IdsArgument,
-    reason: Annotated[str, typer.Option(help="Why; kept with the task.")] = "",
-    store: StoreOption = None,
-    yard: AppOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Cancel tasks: at once where they wait; where they run, they are asked to stop."""
-    from taskyard.cli.steering import steer
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 
-    target = Target(store, yard)
-    return _await(steer(target, tasks, lambda on, uuid: on.cancel(uuid, reason=reason), as_json=as_json))
-
-
-@app.command("retry")
-def retry_command(
-    tasks: IdsArgument,
-    tail: Annotated[bool, typer.Option("--tail/--head", help="Behind the others, or before them.")] = False,
-    store: StoreOption = None,
-    yard: AppOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Send failed tasks again, before the others that wait or behind them."""
-    from taskyard.cli.steering import steer
-
-    target = Target(store, yard)
-    return _await(steer(target, tasks, lambda on, uuid: on.retry(uuid, to_head=not tail), as_json=as_json))
+app.add_typer(queues, name="queue")
+app.add_typer(groups, name="group")
 
 
 # --- nodes and the store ----------------------------------------------------------------------------------------------
@@ -240,6 +251,9 @@ def node_drain_command(
     from taskyard.cli.nodes import drain_node
 
     return _await(drain_node(Target(store, yard), node, on=not undo, as_json=as_json))
+
+
+app.add_typer(schedules, name="schedule")
 
 
 @app.command("migrate")

@@ -53,6 +53,30 @@ class AmbiguousNode(InvalidInput):
         super().__init__(f"{quote(given)} could be any of {', '.join(found)}; name one by its incarnation")
 
 
+class UnknownQueue(InvalidInput):
+    """Nothing on this store has ever been in such a queue: correct the name."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name, self.known = name, list(known)
+        super().__init__(f"no queue is called {quote(name)}; known are {', '.join(map(quote, known))}")
+
+
+class NoGroup(InvalidInput):
+    """The task belongs to no group: it was submitted by itself."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+        super().__init__(f"task {uuid} belongs to no group")
+
+
+class NotConfirmed(InvalidInput):
+    """More would be changed than is without a question, and nobody said yes: nothing was changed."""
+
+    def __init__(self, what: str, count: int, hint: str = "") -> None:
+        self.what, self.count = what, count
+        super().__init__("nothing was changed" + (f": {hint}" if hint else ""))
+
+
 class NothingToMigrate(InvalidInput):
     """The store has no tables of its own; there is nothing to do."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +14,8 @@ from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.documents import priority_label, sum_states, task_document
 from taskyard.cli.looks import counts_text, detail_text, elapsed, state_text
 from taskyard.cli.target import Target, opened, resolve
-from taskyard.cli.text import age, clean, cut, duration, seconds_between, short_id
+from taskyard.cli.text import age, clean, cut, duration, one_line, seconds_between, short_id
+from taskyard.cli.why import why_document, why_line
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
@@ -26,11 +27,12 @@ ROOMY, WIDE = 100, 140
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One page. `before` is where the next one begins, if there is more."""
+    """One page. `before` is where the next one begins, if there is more; `held` says by uuid what a task waits for."""
 
     tasks: Sequence[TaskRecord]
     counts: Mapping[TaskState, int]
     before: str | None
+    held: Mapping[str, str] = field(default_factory=dict)
 
 
 async def list_tasks(target: Target, where: TaskFilter, *, before: str | None, limit: int, as_json: bool) -> int:
@@ -42,9 +44,14 @@ async def list_tasks(target: Target, where: TaskFilter, *, before: str | None, l
         # One more than is shown tells whether there is more.
         found = await yard.store.list_tasks(where, before_id=before_id, limit=limit + 1)
         counts = sum_states(await yard.store.count(), None if where.queue is None else [where.queue])
-    listing = Listing(found[:limit], counts, found[limit - 1].uuid if len(found) > limit else None)
+        whys = await yard.why_many(found[:limit])
+    held = {task.uuid: line for task, why in zip(found, whys, strict=False) if (line := why_line(why, task))}
+    listing = Listing(found[:limit], counts, found[limit - 1].uuid if len(found) > limit else None, held)
     if as_json:
-        tasks = [task_document(task) for task in listing.tasks]
+        tasks = [
+            {**task_document(task), "why": why_document(why, task)}
+            for task, why in zip(listing.tasks, whys, strict=True)
+        ]
         say_json({"tasks": tasks, "counts": counts, "before": listing.before})
     else:
         console = make_console()
@@ -55,7 +62,7 @@ async def list_tasks(target: Target, where: TaskFilter, *, before: str | None, l
 def draw(listing: Listing, console: Console, *, now: datetime) -> RenderableType:
     parts: list[RenderableType] = []
     if listing.tasks:
-        parts += [_table(listing.tasks, console.width, now), Text()]
+        parts += [_table(listing, console.width, now), Text()]
     elif listing.counts:
         parts.append(Text("no task fits; in the store there are:", "dim"))
     parts.append(counts_text(listing.counts))
@@ -64,8 +71,9 @@ def draw(listing: Listing, console: Console, *, now: datetime) -> RenderableType
     return Group(*parts)
 
 
-def _table(tasks: Sequence[TaskRecord], width: int, now: datetime) -> Table:
+def _table(listing: Listing, width: int, now: datetime) -> Table:
     """What would be the same in every row is left out, and in a narrow window what matters less."""
+    tasks = listing.tasks
     roomy, wide = width >= ROOMY, width >= WIDE
     columns: dict[str, Callable[[TaskRecord], Text]] = {
         "ID": lambda task: Text(clean(task.uuid) if wide else short_id(task.uuid)),
@@ -85,7 +93,9 @@ def _table(tasks: Sequence[TaskRecord], width: int, now: datetime) -> Table:
         table.add_column(name, no_wrap=True, justify="right" if name in ("TRY", "AGE", "TOOK") else "left")
     table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
     for task in tasks:
-        table.add_row(*(cell(task) for cell in columns.values()), detail_text(task, now, 120))
+        held = listing.held.get(task.uuid)
+        detail = detail_text(task, now, 120) if held is None else Text(one_line(held, 120), "dim")
+        table.add_row(*(cell(task) for cell in columns.values()), detail)
     return table
 
 

@@ -15,9 +15,11 @@ from taskyard.cli.documents import Revealed, priority_label, shown_document
 from taskyard.cli.looks import due_text, elapsed, error_line, progress_text, state_text
 from taskyard.cli.target import Target, opened, resolve
 from taskyard.cli.text import clean, clock_time, cut, duration, moment, one_line, seconds_between
+from taskyard.cli.why import why_document
 from taskyard.model.execution import ExecutionError
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Run, TaskRecord
+from taskyard.model.why import Why
 from taskyard.ports.store import Node
 
 
@@ -26,10 +28,11 @@ async def show_task(target: Target, fragment: str, *, reveal: bool, as_json: boo
         record = await yard.handle(await resolve(yard, fragment)).record()
         runs = await yard.store.list_runs(record.uuid)
         nodes = [status.node for status in await yard.store.nodes()]
+        (why,) = await yard.why_many([record])
     if as_json:
-        say_json(shown_document(record, runs, reveal=reveal))
+        say_json({**shown_document(record, runs, reveal=reveal), "why": why_document(why, record)})
     else:
-        show(make_console(), Sheet(record, runs, nodes, now=datetime.now(UTC), reveal=reveal).draw())
+        show(make_console(), Sheet(record, runs, nodes, why=why, now=datetime.now(UTC), reveal=reveal).draw())
     return 0
 
 
@@ -37,9 +40,16 @@ class Sheet:
     """One task on paper."""
 
     def __init__(
-        self, record: TaskRecord, runs: Sequence[Run], nodes: Sequence[Node], *, now: datetime, reveal: bool
+        self,
+        record: TaskRecord,
+        runs: Sequence[Run],
+        nodes: Sequence[Node],
+        *,
+        now: datetime,
+        reveal: bool,
+        why: Why | None = None,
     ) -> None:
-        self._record, self._runs, self._now = record, runs, now
+        self._record, self._runs, self._now, self._why = record, runs, now, why
         self._names = {node.incarnation: node.name for node in nodes}
         self._shown = Revealed(record, reveal=reveal)
 
@@ -67,6 +77,8 @@ class Sheet:
     def _pairs(self) -> Iterator[tuple[str, str | Text]]:
         record, now = self._record, self._now
         ago = duration(seconds_between(record.created_at, now))
+        if self._why is not None:
+            yield "waits", clean(self._shown.text(self._why.text))
         yield "queue", clean(record.queue)
         yield "priority", priority_label(record.priority)
         yield "key", "" if record.key is None else clean(record.key) + (" (waits for its key)" if record.parked else "")

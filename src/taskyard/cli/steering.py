@@ -1,23 +1,64 @@
-"""`taskyard cancel` and `taskyard retry`: the same command for each task named, and what became of each."""
+"""What people ask of tasks: of those they name, one by one, with what became of each; of all that match, with a count.
+
+Whoever is asked at a terminal is asked between two visits to the store, never while it is open: it may take long."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+import msgspec
 from rich.text import Text
 
+from taskyard.cli.asking import asker, confirm
 from taskyard.cli.console import make_console, say_json
+from taskyard.cli.documents import priority_label
 from taskyard.cli.errors import DONE, REFUSED, AmbiguousTask, UsageError, error_document
-from taskyard.cli.looks import state_text
+from taskyard.cli.looks import due_text, state_text
+from taskyard.cli.selecting import Selection
 from taskyard.cli.target import Target, opened, resolve
-from taskyard.cli.text import clean
+from taskyard.cli.text import clean, counted
 from taskyard.errors import CommandRefused, TaskyardError, UnknownTask
-from taskyard.model.state import TaskState
+from taskyard.model.command import (
+    DAMAGED,
+    VERBS,
+    Cancel,
+    Command,
+    Hold,
+    MoveAfter,
+    MoveBefore,
+    Release,
+    Reschedule,
+    Retry,
+    SetPriority,
+    Skip,
+    StartNow,
+)
+from taskyard.model.state import ENDED, LEGAL, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
+from taskyard.ports.store import TaskFilter
+from taskyard.queueing.controller import ask_one
+from taskyard.queueing.matching import BulkReport
 from taskyard.yard import Yard
 
-Ask = Callable[[Yard, str], Awaitable[TaskRecord]]
+_S = TaskState
+
+_NOT_STARTED = tuple(state for state in TaskState if state not in ENDED and state is not _S.RUNNING)
+_MOVABLE_IN_TIME = tuple(state for state in TaskState if state in {*WAITING_FOR_TIME, _S.QUEUED, _S.PAUSED})
+
+FITS: dict[type[Command], tuple[TaskState, ...]] = {
+    StartNow: _MOVABLE_IN_TIME,
+    Cancel: tuple(state for state in TaskState if state not in ENDED),
+    Retry: (_S.FAILED, _S.INTERRUPTED),
+    Skip: tuple(state for state in TaskState if _S.SKIPPED in LEGAL[state]),
+    Hold: tuple(state for state in TaskState if _S.PAUSED in LEGAL[state]),
+    Release: (_S.PAUSED,),
+    SetPriority: _NOT_STARTED,
+    Reschedule: _MOVABLE_IN_TIME,
+}
+"""Whom `--all` means where no state is named: all others would only be refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +78,130 @@ class Answer:
         return {"ok": True, "asked": self.asked, "uuid": self.record.uuid, "state": state, "stopping": asked_to_stop}
 
 
-async def steer(target: Target, fragments: Sequence[str], ask: Ask, *, as_json: bool) -> int:
-    """Carry out `ask` for each task; 1 if any was refused."""
+def steer(chosen: Selection, command: Command) -> int:
+    """Carry out the command; 1 if anything was refused."""
+    if chosen.where is None:
+        return asyncio.run(_steer_named(chosen, command))
+    states = chosen.states or FITS[type(command)]
+    return _steer_matching(chosen, msgspec.structs.replace(chosen.where, states=states), command)
+
+
+# --- those that are named ---------------------------------------------------------------------------------------------
+
+
+async def _steer_named(chosen: Selection, command: Command) -> int:
+    async with opened(chosen.target.bare()) as yard:
+        answers = [await _ask(yard, fragment, command) for fragment in dict.fromkeys(chosen.ids)]
+    return tell(answers, command, as_json=chosen.as_json)
+
+
+async def move(
+    target: Target, fragments: Sequence[str], *, before: str | None, after: str | None, as_json: bool
+) -> int:
+    """Put tasks beside another, in the order they are named."""
+    other = before if before is not None else after
+    if other is None or (before is not None and after is not None):
+        raise UsageError("say --before or --after which other task they are to be put")
+    named = list(dict.fromkeys(fragments))
     async with opened(target.bare()) as yard:
-        answers = [await _ask_one(yard, fragment, ask) for fragment in dict.fromkeys(fragments)]
-    if as_json:
-        say_json([answer.document() for answer in answers])
-    else:
-        console = make_console()
-        for answer in answers:
-            console.print(_line(answer), soft_wrap=True)
-    return REFUSED if any(answer.refused is not None for answer in answers) else DONE
+        uuid = await resolve(yard, other)
+        command = MoveBefore(uuid) if before is not None else MoveAfter(uuid)
+        # Each goes right behind the other task, and so before those that went there earlier: the last goes first.
+        turns = named if before is not None else named[::-1]
+        answers = {fragment: await _ask(yard, fragment, command) for fragment in turns}
+    return tell([answers[fragment] for fragment in named], command, as_json=as_json)
 
 
-async def _ask_one(yard: Yard, fragment: str, ask: Ask) -> Answer:
+async def _ask(yard: Yard, fragment: str, command: Command) -> Answer:
     """One that is refused does not keep the others from being asked; a store that fails does."""
     try:
-        return Answer(fragment, record=await ask(yard, await resolve(yard, fragment)))
+        return Answer(fragment, record=await ask_one(yard.engine, await resolve(yard, fragment), command, by=asker()))
     except (CommandRefused, UnknownTask, AmbiguousTask, UsageError) as exc:
         return Answer(fragment, refused=exc)
 
 
-def _line(answer: Answer) -> Text:
+def tell(answers: Sequence[Answer], command: Command, *, as_json: bool) -> int:
+    if as_json:
+        say_json([answer.document() for answer in answers])
+    else:
+        console, now = make_console(), datetime.now(UTC)
+        for answer in answers:
+            console.print(_line(answer, command, now), soft_wrap=True)
+    return REFUSED if any(answer.refused is not None for answer in answers) else DONE
+
+
+def _line(answer: Answer, command: Command, now: datetime) -> Text:
     record = answer.record
     if record is None:
         return Text.assemble(("✘ refused  ", "bold red"), clean(str(answer.refused)))
     line = Text.assemble(clean(record.uuid), "  ", (clean(record.source), "bold"), "  ", state_text(record.state))
-    if record.state is TaskState.RUNNING:
-        line.append("; its run was asked to stop, and it is canceled when it has", "dim")
+    words = _words(record, command, now)
+    return line.append(f"; {words}", "dim") if words else line
+
+
+def _words(record: TaskRecord, command: Command, now: datetime) -> str:
+    """What has changed, where the state alone does not say it."""
+    level = priority_label(record.priority)
+    match command:
+        case Cancel() if record.state is TaskState.RUNNING:
+            if record.cancel_forced:
+                return f"its run is killed, and it is canceled when that has ended; {DAMAGED}"
+            return "its run was asked to stop, and it is canceled when it has"
+        case StartNow():
+            return f"at the head of {level} priority on queue {clean(record.queue)!r}"
+        case Retry(to_head):
+            return f"at the {'head' if to_head else 'tail'} of {level} priority on queue {clean(record.queue)!r}"
+        case SetPriority():
+            return f"{level} priority now"
+        case MoveBefore(other) | MoveAfter(other):
+            side = "before" if isinstance(command, MoveBefore) else "after"
+            return f"right {side} {clean(other)}"
+        case Reschedule() | Release() if record.state in WAITING_FOR_TIME:
+            return due_text(record, now)
+        case Release():
+            return f"at its old place on queue {clean(record.queue)!r}" if record.state is TaskState.QUEUED else ""
+        case _:
+            return ""
+
+
+# --- all that match ---------------------------------------------------------------------------------------------------
+
+
+def _steer_matching(chosen: Selection, where: TaskFilter, command: Command) -> int:
+    target, found = chosen.target, 0
+    if not chosen.dry_run and not chosen.yes:
+        found = asyncio.run(_count(target, where))
+        confirm(f"{VERBS[type(command)]} {counted(found, 'task')}", found, yes=False)
+    report = asyncio.run(_apply(target, where, command, dry_run=chosen.dry_run))
+    if chosen.as_json:
+        say_json({**msgspec.structs.asdict(report), "dry_run": chosen.dry_run})
+    else:
+        make_console().print(_summary(report, command, dry_run=chosen.dry_run), soft_wrap=True)
+    return REFUSED if report.refused else DONE
+
+
+async def _count(target: Target, where: TaskFilter) -> int:
+    async with opened(target.bare()) as yard:
+        return await yard.matching(where).count()
+
+
+async def _apply(target: Target, where: TaskFilter, command: Command, *, dry_run: bool) -> BulkReport:
+    async with opened(target.bare()) as yard:
+        return await yard.matching(where, by=asker()).apply(command, dry_run=dry_run)
+
+
+def _summary(report: BulkReport, command: Command, *, dry_run: bool) -> Text:
+    if not report.matched:
+        return Text("no task matches", "dim")
+    matched = f"{counted(report.matched, 'task')} matched"
+    if dry_run:
+        return Text.assemble(matched, (f"; nothing was changed: without --dry-run it would {_verb(command)}", "dim"))
+    line = Text.assemble(matched, "   ", (f"✔ {report.moved:,} changed", "green"))
+    if report.refused:
+        line.append(f"   ✘ {report.refused:,} refused", "bold red")
+        line.append("; they do not fit, or not any more: name one by its id to hear why", "dim")
     return line
+
+
+def _verb(command: Command) -> str:
+    return f"{VERBS[type(command)]} them"

@@ -21,7 +21,12 @@ WORDS = {
     _K.SUBMITTED: "submitted",
     _K.STARTED: "started",
     _K.PRIORITY_CHANGED: "moved",
+    _K.REORDERED: "moved",
     _K.CANCEL_ASKED: "stopping",
+    _K.QUEUE_PAUSED: "paused",
+    _K.QUEUE_STOPPING: "stopping",
+    _K.QUEUE_RESUMED: "resumed",
+    _K.QUEUE_CHANGED: "changed",
 }
 """Where the verb for people is not the name of the event."""
 
@@ -145,5 +150,7 @@ async def look_back(store: Store, events: int) -> int:
 
 
 def subject(event: Event) -> str:
-    """`hash 01a1e0e2-…`: what an event is about."""
+    """`hash 01a1e0e2-…`: what an event is about; it may be a whole queue."""
+    if not event.uuid:
+        return f"queue {clean(event.queue)}"
     return f"{clean(event.source)} {clean(event.uuid)}"

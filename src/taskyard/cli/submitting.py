@@ -71,7 +71,7 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
         yard = target.load()
         known = yard.get_consumer(order.name)
         if known.produce is None:
-            arguments = _fitting(known, order.arguments)  # what is wrong is told before the store is perhaps made
+            arguments = fitting(known, order.arguments)  # what is wrong is told before the store is perhaps made
     else:
         yard = target.bare()
     async with opened(yard, makes=target.app_name is not None):
@@ -88,7 +88,7 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
     return 0
 
 
-def _fitting(consumer: Consumer, arguments: Arguments) -> dict[str, Any]:
+def fitting(consumer: Consumer, arguments: Arguments) -> dict[str, Any]:
     """The arguments as the consumer takes them: what it refuses as JSON, it may take as the text that was typed."""
     try:
         consumer.encode(arguments.values)
@@ -100,24 +100,29 @@ def _fitting(consumer: Consumer, arguments: Arguments) -> dict[str, Any]:
 
 
 async def _unchecked(yard: Yard, order: Order) -> Consumer:
+    consumer = await stand_in(yard, order.name)
+    hint = _how_to_quote(order.arguments.typed)
+    complain("note", f"no --app given: the arguments are not checked before a worker takes the task{hint}")
+    return consumer
+
+
+async def stand_in(yard: Yard, name: str) -> Consumer:
     """A stand-in for a consumer whose code is not here. It is only used to make the record."""
     served = sorted({source for status in await yard.store.nodes() for source in status.node.sources})
     if not served:
         raise UsageError(
-            f"cannot tell whether there is a consumer {quote(order.name)}: no worker runs on this store; "
+            f"cannot tell whether there is a consumer {quote(name)}: no worker runs on this store; "
             f"name the app with --app module:yard"
         )
-    if order.name not in served:
-        raise UnknownConsumer(order.name, served)
-    newest = await yard.store.list_tasks(TaskFilter(source=order.name), limit=1)
+    if name not in served:
+        raise UnknownConsumer(name, served)
+    newest = await yard.store.list_tasks(TaskFilter(source=name), limit=1)
 
     def encode(args: Mapping[str, Any]) -> str:
-        return to_json(f"the arguments of {order.name!r}", args)
+        return to_json(f"the arguments of {name!r}", args)
 
-    hint = _how_to_quote(order.arguments.typed)
-    complain("note", f"no --app given: the arguments are not checked before a worker takes the task{hint}")
     return Consumer(
-        name=order.name,
+        name=name,
         encode=encode,
         call=_never,
         is_async=False,

@@ -7,13 +7,15 @@ import re
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
 from taskyard.cli.errors import UsageError
 from taskyard.errors import quote
+from taskyard.model.given import LARGEST_COUNT
+from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|sec|m|min|h|d|w)?")
@@ -94,6 +96,36 @@ def parse_moment(text: str) -> datetime:
     if at.tzinfo is None:
         raise UsageError(f"{text} has no time zone; write {text}Z for UTC, or its offset, as in {text}+02:00")
     return at
+
+
+def parse_when(text: str) -> datetime:
+    """A moment, or how long from now."""
+    if _DURATION.fullmatch(text.strip()) is None:
+        try:
+            return parse_moment(text)
+        except UsageError as exc:
+            raise UsageError(f"{exc}; or how long from now, as in 90, 5m, 2h, 1d") from None
+    try:
+        return datetime.now(UTC) + timedelta(seconds=parse_duration(text))
+    except OverflowError:
+        raise UsageError(f"{quote(text)} is too long") from None
+
+
+def parse_priority(text: str) -> Priority:
+    try:
+        return Priority.of(text.strip())
+    except ValueError as exc:
+        raise UsageError(str(exc)) from None
+
+
+def parse_limit(text: str) -> int | None:
+    """A number of tasks at once; `none` is None."""
+    word = text.strip().lower()
+    if word == "none":
+        return None
+    if not word.isdecimal() or not 1 <= int(word) <= LARGEST_COUNT:
+        raise UsageError(f"{quote(text)} is no limit; write a whole number from 1 to {LARGEST_COUNT:,}, or none")
+    return int(word)
 
 
 def parse_states(names: Sequence[str]) -> tuple[TaskState, ...] | None:

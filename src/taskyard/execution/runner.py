@@ -10,13 +10,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
 
 from taskyard.errors import NotJson, PayloadTooLarge, StoreError
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.explain import RemoteTraceback, canceled, explain, refused
 from taskyard.execution.idle import Idle
+from taskyard.model.budget import RetryBudget
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
-from taskyard.model.limits import QueueSettings, tighter
+from taskyard.model.limits import RETRIES_PER_S, QueueSettings, tighter
 from taskyard.model.move import Move
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.settle import settle, settle_success
@@ -66,6 +70,7 @@ class Runner:
     ) -> None:
         self._consumers, self._executors, self._queues = consumers, executors, queues
         self._clock, self._hooks, self._jitter, self._settings = clock, hooks, jitter, settings
+        self._budgets: dict[str, RetryBudget | None] = {}
         self._host: RunHost | None = None
         self._live: dict[int, RunContext] = {}
         self._idle = Idle()
@@ -163,14 +168,32 @@ class Runner:
             # Whatever it raised when it was cut short: a graceful stop uses up no attempt.
             return Move.given_back(at=now, note=run.stop_note)
         _log_failure(run, result)
-        return settle(
-            run.claim.record,
+        record = run.claim.record
+        move = settle(
+            record,
             result,
-            retry=self._policy(run.claim.record),
+            retry=self._policy(record),
             now=now,
             jitter=self._jitter(),
             cancel_asked=run.cancel_asked,
         )
+        return self._spread(record.queue, move) if move.retried and move.due_at is not None else move
+
+    def _spread(self, queue: str, move: Move) -> Move:
+        """Put a retry off for as long as the budget of its queue wants: what fails together is not tried together."""
+        if queue not in self._budgets:
+            settings = self._queues.get(queue)
+            per_s = RETRIES_PER_S if settings is None else settings.retries_per_s
+            self._budgets[queue] = None if per_s is None else RetryBudget(per_s)
+        budget = self._budgets[queue]
+        if budget is None or move.due_at is None:
+            return move
+        now_s = self._clock.monotonic()
+        wanted_s = now_s + (move.due_at - move.at).total_seconds()
+        later_s = budget.book(wanted_s, now_s=now_s) - wanted_s
+        if later_s <= 0:
+            return move
+        return msgspec.structs.replace(move, due_at=move.due_at + timedelta(seconds=later_s))
 
     def _keep(self, data: object) -> str:
         text = to_json("the result", data)

@@ -63,7 +63,7 @@ def check_count(field: str, value: Any, *, least: int, most: int = LARGEST_COUNT
 
 def check_rate(field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise InvalidInput(f"{field} must be a positive number of requests a second, not {quote(value)}")
+        raise InvalidInput(f"{field} must be a positive number a second, not {quote(value)}")
     return float(value)
 
 

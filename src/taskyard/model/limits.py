@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
@@ -11,6 +12,9 @@ import msgspec
 from taskyard.model.control import QueueControl
 from taskyard.model.fairness import Patience
 from taskyard.model.retry import RetryPolicy
+
+RETRIES_PER_S = 500.0
+"""More than a node has to try again in ordinary times, and far less than what it could send at whoever is down."""
 
 
 def tighter(one: float | None, other: float | None) -> float | None:
@@ -37,6 +41,9 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     `per_key` is how many tasks with one key may run at once; `auto_recover` how often a task is taken back from a dead
     node before it is failed; `retry` the policy of consumers that name none.
 
+    At most `retries_per_s` of its retries become due in a second, on each node; None lets all come when their policy
+    says, however many they are.
+
     With `order="priority"` a lower priority is let in once after `starve_after` starts of higher ones, or when it has
     waited for `starve_wait_s` seconds; None waits for ever."""
 
@@ -48,6 +55,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     order: QueueOrder = QueueOrder.PRIORITY
     starve_after: int | None = 8
     starve_wait_s: float | None = 600.0
+    retries_per_s: float | None = RETRIES_PER_S
 
     @property
     def patience(self) -> Patience:
@@ -68,6 +76,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"queue {self.name!r}: starve_after must be at least 1, or None for never")
         if self.starve_wait_s is not None and self.starve_wait_s <= 0:
             raise ValueError(f"queue {self.name!r}: starve_wait_s must be more than 0, or None for never")
+        if self.retries_per_s is not None and not 0 < self.retries_per_s < math.inf:
+            raise ValueError(f"queue {self.name!r}: retries_per_s must be more than 0, or None for no limit")
 
 
 def rooms(

@@ -40,7 +40,8 @@ class Slots:
         self._total = max_running
         self._others = others
         self._sources: dict[str, int] = {}
-        self._room = {executor: limit for executor, limit in capacities.items() if limit is not None}
+        self._capacities = {executor: limit for executor, limit in capacities.items() if limit is not None}
+        self._room = dict(self._capacities)
         self._executors: dict[str, str] = {}
         self._strangers: Counter[str] = Counter()
         self._demand: Demand | None = None
@@ -79,6 +80,13 @@ class Slots:
             self._demand = self._count()
             self._stale = False
         return self._demand
+
+    def limits(self) -> dict[str, int]:
+        """How many tasks of each source may run here at once."""
+        return {
+            name: min(own := _sensible(consumer.concurrent_count), self._capacities.get(consumer.executor, own))
+            for name, consumer in self._consumers.items()
+        }
 
     def take(self, source: str) -> None:
         self._total -= 1

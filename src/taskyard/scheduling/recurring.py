@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,9 @@ LOOK_S = 2.5
 
 DEPUTY_S = 2.0
 """Who does not lead fires what has been due for so long: by then the leader is gone, or stopped."""
+
+EARLY_S = 0.01
+"""A timer may ring this much too early."""
 
 HINTED_S = 0.5
 """Looks that hints lead to are this far apart: where others work, there is one with every commit of theirs."""
@@ -67,6 +71,8 @@ class RecurringLoop:
         self._looked_mono = self._took_s = 0.0
         self._seen: dict[str, tuple[str, float]] = {}
         """What a deputy leaves to the leader: the version it has seen due, and since when."""
+        self._quiet: dict[str, tuple[str, datetime | None]] = {}
+        """When schedules are to be looked at again, as long as they are that version: most looks are at these."""
         self._told: dict[str, str] = {}
         """Schedules that cannot be fired here, and why: said once."""
 
@@ -124,13 +130,22 @@ class RecurringLoop:
                 continue  # who resumes it counts what was skipped
             if status.schedule is None:
                 self._tell(status.name, f"it cannot be read here: {status.problem}")
-            elif (look_at := await self._follow(status.schedule, status, now)) is not None:
+            elif (look_at := await self._try_to_follow(status.schedule, status, now)) is not None:
                 looks.append(look_at)
         self._next_at = min(looks, default=None)
         if not statuses:
             return None
         left_s = LOOK_S if self._next_at is None else (self._next_at - now).total_seconds()
         return now_mono + min(max(0.0, left_s), LOOK_S)
+
+    async def _try_to_follow(self, schedule: Schedule, status: ScheduleStatus, now: datetime) -> datetime | None:
+        try:
+            return await self._follow(schedule, status, now)
+        except StoreError:
+            raise
+        except Exception as error:  # be it a consumer's code, or ours: the others fire all the same
+            self._tell(status.name, str(error) or type(error).__name__)
+            return None
 
     async def _follow(self, schedule: Schedule, status: ScheduleStatus, now: datetime) -> datetime | None:
         """Find out what is to be done about one schedule, and do it; when to look again."""
@@ -140,8 +155,12 @@ class RecurringLoop:
             log.warning("schedule %s was handled until %s, which is still to come", status.name, state.handled_at)
             await self._store.fire(status.name, version=status.version, state=back)
             return now
+        version, look_at = self._quiet.get(status.name, ("", None))
+        if version == status.version and state.buffered_at is None and (look_at is None or look_at > now):
+            return look_at  # whatever the clock does: nothing fires between what is handled and then
         plan = due(schedule, state, now=now, is_busy=status.is_busy)
         if plan.state is state:
+            self._quiet[status.name] = status.version, plan.look_at
             return plan.look_at
         is_leader = await self._is_leader(schedule)
         if not is_leader and not self._is_overdue(status):
@@ -159,20 +178,17 @@ class RecurringLoop:
         if version != status.version:
             self._seen[status.name] = status.version, self._clock.monotonic()
             return False
-        return self._clock.monotonic() - since_mono >= DEPUTY_S
+        return self._clock.monotonic() - since_mono >= DEPUTY_S - EARLY_S
 
     async def _carry_out(
         self, schedule: Schedule, status: ScheduleStatus, plan: Plan, *, now: datetime, is_leader: bool
     ) -> datetime | None:
         consumer = self._consumers.get(schedule.source)
-        try:
-            if consumer is None and plan.fires:
-                raise UnknownConsumer(schedule.source, self._consumers)
-            fires = [(fire, make_record(schedule, consumer, fire, now=now)) for fire in plan.fires if consumer]
-        except Exception as error:  # also what the code of a consumer raises
-            if is_leader:
-                self._tell(status.name, str(error))
-            return None
+        if consumer is None and plan.fires:
+            if not is_leader:
+                return None  # others have it
+            raise UnknownConsumer(schedule.source, self._consumers)
+        fires = [(fire, make_record(schedule, consumer, fire, now=now)) for fire in plan.fires if consumer is not None]
         fired = await self._store.fire(
             status.name, version=status.version, state=plan.state, fires=fires, cancels=plan.cancels
         )
@@ -185,7 +201,8 @@ class RecurringLoop:
         return plan.look_at
 
     def _forget(self, names: set[str]) -> None:
-        for known in (self._seen, self._told):
+        known: dict[str, Any]
+        for known in (self._seen, self._quiet, self._told):
             for name in known.keys() - names:
                 del known[name]
 

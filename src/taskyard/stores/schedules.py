@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from functools import lru_cache
 
 import msgspec
 
@@ -26,7 +27,7 @@ def read_status(
     """A schedule that cannot be read is no reason not to read the others."""
     schedule, problem = None, ""
     try:
-        schedule = msgspec.json.decode(definition, type=Schedule)
+        schedule = _decode(definition)
     except (msgspec.MsgspecError, TaskyardError) as exc:
         problem = str(exc)
     return ScheduleStatus(
@@ -39,6 +40,12 @@ def read_status(
         from_code=from_code,
         problem=problem,
     )
+
+
+@lru_cache(maxsize=4_096)
+def _decode(definition: str) -> Schedule:
+    """All of them are read at every look, and they seldom change."""
+    return msgspec.json.decode(definition, type=Schedule)
 
 
 def correct(state: ScheduleState, fires: Fires, made: Collection[datetime]) -> ScheduleState:

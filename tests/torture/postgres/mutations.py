@@ -21,6 +21,11 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         (r"PERFORM pg_advisory_xact_lock\(1953721201, h\)\s+FROM", "PERFORM FROM"),
         (r"(v_ids := taskyard\.pick_\d+\([^;]*\);)", r"\1 PERFORM pg_sleep(0.5);"),
     ],
+    # Neither the version of a schedule nor the row of a fire time keeps a second task out.
+    "fire-without-looking": [
+        (r"name = p_name AND version = p_version", "name = p_name"),
+        (r"INTO made FROM noted", "INTO made FROM json_to_recordset(p_fires) AS j(id integer, task text)"),
+    ],
 }
 """What to look for in the functions of our schema, and what to put in its place."""
 

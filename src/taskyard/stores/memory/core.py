@@ -26,6 +26,7 @@ from taskyard.model.places import Put, place_beside
 from taskyard.model.settle import heed_cancel, rescue
 from taskyard.model.state import QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -42,6 +43,7 @@ from taskyard.ports.store import (
 from taskyard.stores.memory.claims import Claims
 from taskyard.stores.memory.dependencies import Dependencies
 from taskyard.stores.memory.schedules import ScheduleBook, is_pending
+from taskyard.stores.memory.sight import Sight
 from taskyard.stores.plan import is_tied, make_plan
 
 # As in `model.state`: looked at once, not once per task.
@@ -49,7 +51,7 @@ ALLOW = Dedupe.ALLOW
 SUBMITTED = EventKind.SUBMITTED.value
 
 
-class MemoryCore(Claims, Dependencies):
+class MemoryCore(Claims, Dependencies, Sight):
     def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
         super().__init__(keep_ended)
         self._clock = clock
@@ -380,6 +382,9 @@ class MemoryCore(Claims, Dependencies):
         self._note_drained(now)
         self.leave(incarnation)
         return [record.uuid for record in rescued]
+
+    def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        return self._find_scene(records, self._clock.now())
 
     def prune(self, finished_before: datetime, limit: int) -> int:
         self._slots.trim(self._clock.now())

@@ -12,10 +12,12 @@ from taskyard.errors import TaskyardError
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -143,11 +145,20 @@ class MemoryStore(ScheduleVerbs):
     async def list_runs(self, uuid: str) -> list[Run]:
         return self._core.list_runs(uuid)
 
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        return self._core.scene(records)
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        return self._core.failures(where, limit)
+
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return self._core.count()
 
     async def count_group(self, group: str) -> dict[TaskState, int]:
         return self._core.count_group(group)
+
+    async def find_end(self, n: int) -> datetime | None:
+        return self._core.find_end(n)
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         return self._core.prune(finished_before, limit)

@@ -10,6 +10,7 @@ from itertools import islice
 
 from taskyard.model.control import QueueControl
 from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
+from taskyard.model.failures import FailureGroup, group_failures
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import GAP, head_position, tail_position
@@ -279,6 +280,14 @@ class Tasks:
     def list_runs(self, uuid: str) -> list[Run]:
         record = self._tasks.get(uuid)
         return list(self._runs.get(record.id, ())) if record is not None else []
+
+    def find_end(self, n: int) -> datetime | None:
+        ends = (record.finished_at for record in self._by_id.values() if record.finished_at is not None)
+        latest = heapq.nlargest(n, ends)
+        return latest[-1] if len(latest) == n else None
+
+    def failures(self, where: TaskFilter, limit: int) -> list[FailureGroup]:
+        return group_failures(filter(where.matches, self._by_id.values()), limit)
 
     def count(self) -> dict[tuple[str, TaskState], int]:
         return {(queue, state): n for queue, states in self._counts.items() for state, n in states.items() if n}

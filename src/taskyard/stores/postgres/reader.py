@@ -10,7 +10,9 @@ import msgspec
 
 from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.event import Event, EventKind, EventPage
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import QueueSettings
+from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
@@ -98,11 +100,21 @@ def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
         ("(starts_with(uuid, ${n}) OR right(uuid, length(${n})) = ${n})", clean(where.uuid)),
         ("created_at >= ${n}", where.created_after),
         ("created_at < ${n}", where.created_before),
+        (f"(state = 'failed' AND crashes >= {QUARANTINE_AFTER}) = ${{n}}", where.quarantined),
         ("id IN (SELECT id FROM taskyard.tie WHERE group_id = ${n})", clean(where.group)),
     ):
         if value is not None:
             values.append(value)
             terms.append(term.replace("{n}", str(len(values))))
+    return terms
+
+
+def _end_terms(where: TaskFilter, values: list[Any]) -> list[str]:
+    terms = []
+    for sign, at in ((">=", where.finished_after), ("<", where.finished_before)):
+        if at is not None:
+            values.append(at)
+            terms.append(f"finished_at {sign} ${len(values)}")
     return terms
 
 
@@ -119,10 +131,7 @@ async def _select(
         own = list(terms)
         if table == "task" and (where.finished_after is not None or where.finished_before is not None):
             continue
-        for sign, at in ((">=", where.finished_after), ("<", where.finished_before)):
-            if at is not None:
-                values.append(at)
-                own.append(f"finished_at {sign} ${len(values)}")
+        own += _end_terms(where, values)
         asked = states if where.states is None else states & set(where.states)
         if asked:
             # Written out, so that the index of one state can serve.
@@ -150,6 +159,38 @@ async def list_runs(conn: Connection, uuid: str) -> list[Run]:
     return [
         Run(attempt, token, node, TaskState(state), started_at, ended_at, to_error(error))
         for attempt, token, node, state, started_at, ended_at, error in rows
+    ]
+
+
+async def find_end(conn: Connection, n: int) -> datetime | None:
+    at: datetime | None = await conn.fetchval(
+        "SELECT finished_at FROM taskyard.ended ORDER BY finished_at DESC LIMIT 1 OFFSET $1", n - 1
+    )
+    return at
+
+
+_FAILURES = (
+    "SELECT DISTINCT ON (error_type, source, is_quarantined) error_type, source, is_quarantined, "
+    "count(*) OVER one AS n, finished_at, uuid, message FROM (SELECT source, finished_at, uuid, "
+    f"crashes >= {QUARANTINE_AFTER} AS is_quarantined, "
+    "coalesce(error::jsonb -> 'types' ->> 0, error::jsonb ->> 'kind', '') AS error_type, "
+    "coalesce(error::jsonb ->> 'message', '') AS message FROM taskyard.ended WHERE {}) AS failed "
+    "WINDOW one AS (PARTITION BY error_type, source, is_quarantined) "
+    "ORDER BY error_type, source, is_quarantined, finished_at DESC"
+)
+
+
+async def failures(conn: Connection, where: TaskFilter, limit: int) -> list[FailureGroup]:
+    if where.states is not None and TaskState.FAILED not in where.states:
+        return []
+    values: list[Any] = [limit]
+    terms = ["state = 'failed'", *_terms(where, values), *_end_terms(where, values)]
+    sql = f"SELECT * FROM ({_FAILURES.format(' AND '.join(terms))}) AS g ORDER BY n DESC, finished_at DESC LIMIT $1"
+    return [
+        FailureGroup(
+            error=error, source=source, is_quarantined=apart, count=n, newest_at=at, uuid=uuid, message=message
+        )
+        for error, source, apart, n, at, uuid, message in await conn.fetch(sql, *values)
     ]
 
 

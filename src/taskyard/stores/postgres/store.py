@@ -32,10 +32,12 @@ from taskyard.errors import (
 from taskyard.model.command import Asked, Command, Retry, anchor_of
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer, told_as
 from taskyard.model.event import EventPage
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -70,6 +72,8 @@ from taskyard.stores.postgres.place import (
     once,
     typed_errors,
 )
+from taskyard.stores.postgres.scene import find_scene
+from taskyard.stores.postgres.schedules import ScheduleVerbs
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
 
 log = logging.getLogger("taskyard")
@@ -96,7 +100,7 @@ class _UuidHeld(Exception):
     """A new task has a uuid that another has which was submitted in a transaction that has not ended."""
 
 
-class PostgresStore:
+class PostgresStore(ScheduleVerbs):
     def __init__(
         self,
         url: str,
@@ -318,11 +322,14 @@ class PostgresStore:
 
     async def add_within(self, connection: object, add: Add) -> list[Added]:
         async with self._asked():
-            if not self._where:
-                self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
-            return await within.add_within(
-                connection, add, url=self.url, where=self._where, transactions=self._transactions
-            )
+            where = await self._find_where()
+            return await within.add_within(connection, add, url=self.url, where=where, transactions=self._transactions)
+
+    async def _find_where(self) -> str:
+        """Which database this is."""
+        if not self._where:
+            self._where = await self._read(lambda conn: conn.fetchval(within.WHEREABOUTS))
+        return self._where
 
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 
@@ -458,6 +465,9 @@ class PostgresStore:
     def lease(self, incarnation: str) -> PostgresLease:
         return PostgresLease(self.url, incarnation, lease_s=self._lease_s)
 
+    async def find_end(self, n: int) -> datetime | None:
+        return await self._ask(lambda conn: reader.find_end(conn, n))
+
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         async with self._asked():
             age = self._clock.now() - finished_before
@@ -505,6 +515,13 @@ class PostgresStore:
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))
+
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        now = self._clock.now()
+        return await self._ask(partial(find_scene, records=records, now=now, lease_s=self._lease_s))
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        return await self._ask(lambda conn: reader.failures(conn, where, limit))
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._ask(reader.count)

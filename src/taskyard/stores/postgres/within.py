@@ -84,7 +84,7 @@ def _is_over(conn: Connection) -> bool:
 
 async def add_within(given: object, add: Add, *, url: str, where: str, transactions: Transactions) -> list[Added]:
     """`where` is what `WHEREABOUTS` says of the store at `url`."""
-    said = _encode(add, where)
+    said = encode(add, where)
     with _named_errors(url):
         conn = await _find_connection(given)
         if not conn.is_in_transaction():
@@ -99,7 +99,7 @@ async def add_within(given: object, add: Add, *, url: str, where: str, transacti
     return added
 
 
-def _encode(add: Add, where: str) -> str:
+def encode(add: Add, where: str) -> str:
     for record in add.records:
         if (why := find_unstorable(record)) is not None:
             raise InvalidInput(f"task {record.uuid} cannot be stored: {why}")

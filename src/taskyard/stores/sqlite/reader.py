@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 import apsw
@@ -10,7 +11,9 @@ import msgspec
 
 from taskyard.model.control import UNTOUCHED
 from taskyard.model.event import Event, EventKind, EventPage
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import QueueSettings
+from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
 from taskyard.ports.store import Node, NodeStatus, QueueStatus, Signals, TaskFilter
@@ -34,6 +37,17 @@ _INDEXED = {
     TaskState.RUNNING: "INDEXED BY task_running WHERE state = 'running' AND",
     TaskState.FAILED: "INDEXED BY task_failed WHERE state = 'failed' AND",
 }
+
+
+_FAILED = "state = 'failed'"
+_FIELD = "CASE WHEN json_valid(error) THEN coalesce({}, '') ELSE '' END"
+_TYPE = _FIELD.format("error ->> '$.types[0]', error ->> '$.kind'")
+_MESSAGE = _FIELD.format("error ->> '$.message'")
+# Its uuid and message are those of the row with the largest time: SQLite promises that of bare columns beside max().
+_FAILURES = (
+    f"SELECT {_TYPE}, source, crashes >= {QUARANTINE_AFTER}, count(*), max(finished_at), uuid, {_MESSAGE} "
+    "FROM task INDEXED BY task_failed"
+)
 
 
 class SqliteReader:
@@ -116,6 +130,32 @@ class SqliteReader:
         )
         return [from_run_row(row) for row in rows]
 
+    def find_end(self, n: int) -> datetime | None:
+        found: Any = self._conn.execute(
+            "SELECT finished_at FROM task WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT 1 OFFSET ?",
+            (n - 1,),
+        ).get
+        return from_us_or_none(found)
+
+    def failures(self, where: TaskFilter, limit: int) -> list[FailureGroup]:
+        terms, values = _terms(where)
+        rows: Any = self._conn.execute(
+            f"{_FAILURES} WHERE {' AND '.join([*terms, _FAILED])} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 5 DESC LIMIT ?",
+            (*values, limit),
+        )
+        return [
+            FailureGroup(
+                error=error,
+                source=source,
+                is_quarantined=bool(quarantined),
+                count=n,
+                newest_at=from_us(at),
+                uuid=uuid,
+                message=message,
+            )
+            for error, source, quarantined, n, at, uuid, message in rows
+        ]
+
     def count(self) -> dict[tuple[str, TaskState], int]:
         rows = self._conn.execute("SELECT queue, state, sum(n) FROM tally GROUP BY queue, state HAVING sum(n) <> 0")
         return {(queue, TaskState(state)): n for queue, state, n in rows}
@@ -190,6 +230,7 @@ def _terms(where: TaskFilter) -> tuple[list[str], list[Any]]:
         ("created_at < ?", to_us_or_none(where.created_before)),
         ("finished_at >= ?", to_us_or_none(where.finished_after)),
         ("finished_at < ?", to_us_or_none(where.finished_before)),
+        (f"(state = 'failed' AND crashes >= {QUARANTINE_AFTER}) = ?", where.quarantined),
     ):
         if value is not None:
             asked.append((term, (value,)))

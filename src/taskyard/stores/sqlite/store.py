@@ -20,10 +20,12 @@ from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced, S
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
@@ -52,6 +54,7 @@ from taskyard.stores.sqlite.place import (
     typed_errors,
 )
 from taskyard.stores.sqlite.reader import SqliteReader
+from taskyard.stores.sqlite.scene import find_scene
 from taskyard.stores.sqlite.schedules import ScheduleVerbs
 from taskyard.stores.sqlite.sidecar import Sidecar, Watch, WriteTurn
 from taskyard.stores.sqlite.writer import Writer
@@ -269,6 +272,9 @@ class SqliteStore(ScheduleVerbs):
         self._sidecar.bury(_file_of(incarnation))
         return rescued
 
+    async def find_end(self, n: int) -> datetime | None:
+        return await self._read(partial(self._lister.find_end, n), people=True)
+
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         return await self._write(partial(self._core.prune, finished_before, limit))
 
@@ -313,6 +319,16 @@ class SqliteStore(ScheduleVerbs):
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._read(partial(self._lister.list_runs, uuid), people=True)
+
+    async def scene(self, records: Sequence[TaskRecord]) -> Scene:
+        return await self._read(partial(self._find_scene, records), people=True)
+
+    def _find_scene(self, records: Sequence[TaskRecord]) -> Scene:
+        self._sidecar.look_around()
+        return self._lister.look(partial(find_scene, records, now=self._clock.now(), is_dead=self._is_dead))
+
+    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+        return await self._read(partial(self._lister.failures, where, limit), people=True)
 
     async def count(self) -> dict[tuple[str, TaskState], int]:
         return await self._read(self._lister.count, people=True)

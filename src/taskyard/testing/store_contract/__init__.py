@@ -10,11 +10,13 @@ from taskyard.testing.store_contract.dependencies import DependencyContract, Lin
 from taskyard.testing.store_contract.due import DueContract
 from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
+from taskyard.testing.store_contract.failures import FailureContract
 from taskyard.testing.store_contract.keys import KeyContract
 from taskyard.testing.store_contract.nodes import NodeContract
 from taskyard.testing.store_contract.orders import OrderContract
 from taskyard.testing.store_contract.prompt import PromptContract
 from taskyard.testing.store_contract.reading import ReadingContract
+from taskyard.testing.store_contract.scenes import SceneContract, TiedSceneContract
 from taskyard.testing.store_contract.schedules import ScheduleContract
 from taskyard.testing.store_contract.settles import SettleContract
 
@@ -32,6 +34,8 @@ class StoreContract(
     NodeContract,
     EventContract,
     ReadingContract,
+    FailureContract,
+    SceneContract,
 ):
     """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
 
@@ -44,7 +48,7 @@ class DurableStoreContract(StoreContract, DurableContract):
     """The same, and everything is still there when the store is closed and opened again."""
 
 
-class TiesContract(DedupeContract, DependencyContract, LineContract):
+class TiesContract(DedupeContract, DependencyContract, LineContract, TiedSceneContract):
     """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
 
 

@@ -108,6 +108,7 @@ class ScheduleContract(Desk):
         assert not await kept(store).drop_schedule("nightly")
         assert await kept(store).schedules() == []
         assert await kept(store).list_fires("nightly") == []
+        await store.turn(A)
         assert await state_of(store, task) is TaskState.QUEUED
         assert await kept(store).fire("nightly", version=version, state=BEGUN) is None
         await put(store)
@@ -225,14 +226,16 @@ class ScheduleContract(Desk):
         (ended,) = await claim(store)
         await settle(store, ended, Move.completed(at=clock.now()))
         (foreign,) = await fire(store, a_fire(), name="other")
+        await claim(store)
         running, waiting = await fire(store, a_fire(NOON - seconds(2)), a_fire(NOON - seconds(1)))
-        await claim(store, 2)
+        await claim(store)
         status = await look(store)
         fires = [(a_fire(NOON - seconds(3)), new := a_record())]
         fired = await kept(store).fire("nightly", version=status.version, state=status.state, fires=fires, cancels=True)
         assert fired is not None
         assert (fired.made, sorted(fired.canceled)) == ([new.uuid], sorted([running.uuid, waiting.uuid]))
         assert (await store.signals(A)).cancels == [running.uuid]
+        await store.turn(A)
         records = await everything(store)
         assert records[running.uuid].cancel_reason == "the next run of schedule nightly has come due"
         states = [records[one.uuid].state for one in (ended, foreign, running, waiting, new)]

@@ -473,7 +473,8 @@ BEGIN
         EXIT WHEN cardinality(v_crowd) + 1 <= (v_last - v_first + 1) * v_allowed
             OR v_size = {{gap}} AND cardinality(v_crowd) < {{gap}} - 1;
         IF v_size = {{gap}} THEN
-            RAISE EXCEPTION 'a million tasks were put between the same two already' USING ERRCODE = 'program_limit_exceeded';
+            RAISE EXCEPTION 'a million tasks were put between the same two already'
+                USING ERRCODE = 'program_limit_exceeded';
         END IF;
         v_size := v_size * 2; v_allowed := v_allowed / {{thinning}};
     END LOOP;
@@ -517,7 +518,7 @@ DECLARE
     e_can boolean[] := '{}';
     v_picked bigint[] := '{}';
     v_row record; v_head record;
-    v_q integer; v_e integer; v_level integer; v_top integer; v_levels integer;
+    v_q integer; v_e integer; v_level integer; v_top integer;
     h_e integer[]; h_due timestamptz[]; h_since timestamptz;
     p_1 integer; p_2 integer;
 BEGIN
@@ -552,7 +553,8 @@ BEGIN
         q_is_changed := q_is_changed || false;
     END LOOP;
     FOR v_row IN
-        SELECT q.i, l.source, NULL::text AS line, p.level, coalesce(p.low, 0) AS low
+        SELECT q.i, l.source AS lane, NULL::text AS line, p.level, t.id, t.position, t.due_at, l.source,
+            true AS can_start
         FROM unnest(q_name, q_order) WITH ORDINALITY AS q(name, ordering, i)
         JOIN taskyard.lane AS l ON l.queue = q.name
         LEFT JOIN LATERAL (
@@ -560,10 +562,16 @@ BEGIN
         ) AS m ON true
         CROSS JOIN LATERAL (VALUES (0, l.low_0, m.low_0), (1, l.low_1, m.low_1), (2, l.low_2, m.low_2))
             AS p(level, was, low)
+        CROSS JOIN LATERAL (
+            SELECT id, position, due_at FROM taskyard.task AS t
+            WHERE t.queue = l.queue AND t.source = l.source AND t.state = 'queued' AND NOT t.parked
+                AND t.priority = p.level::smallint AND t.position >= coalesce(p.low, 0)
+            ORDER BY t.position LIMIT 1
+        ) AS t
         WHERE q.ordering = 'priority' AND p.was IS NOT NULL
             AND s_room[coalesce(array_position(p_sources, l.source), cardinality(s_room))] > 0
         UNION ALL
-        SELECT q.i, NULL, b.line, 1, {{lowest}}
+        SELECT q.i, NULL, b.line, 1, h.id, h.place, h.due_at, h.source, h.can_start
         FROM unnest(q_name, q_order) WITH ORDINALITY AS q(name, ordering, i)
         CROSS JOIN LATERAL (
             WITH RECURSIVE named (line) AS (
@@ -576,29 +584,33 @@ BEGIN
             )
             SELECT named.line FROM named WHERE named.line IS NOT NULL
         ) AS b
+        CROSS JOIN LATERAL taskyard.head_1(q.name, NULL, 1, b.line, {{lowest}}) AS h
         WHERE q.ordering <> 'priority'
     LOOP
-        SELECT * INTO v_head FROM taskyard.head_1(q_name[v_row.i], v_row.source, v_row.level, v_row.line, v_row.low);
-        CONTINUE WHEN v_head.id IS NULL;
-        e_q := e_q || v_row.i::integer; e_level := e_level || v_row.level; e_source := e_source || v_row.source;
-        e_line := e_line || v_row.line; e_id := e_id || v_head.id; e_position := e_position || v_head.place;
-        e_due := e_due || v_head.due_at; e_can := e_can || v_head.can_start;
-        e_s := e_s || coalesce(array_position(p_sources, v_head.source), cardinality(s_room));
+        e_q := e_q || v_row.i::integer; e_level := e_level || v_row.level; e_source := e_source || v_row.lane;
+        e_line := e_line || v_row.line; e_id := e_id || v_row.id; e_position := e_position || v_row.position;
+        e_due := e_due || v_row.due_at; e_can := e_can || v_row.can_start;
+        e_s := e_s || coalesce(array_position(p_sources, v_row.source), cardinality(s_room));
     END LOOP;
     WHILE cardinality(v_picked) < p_total LOOP
-        -- Each queue's offer, and the best of them.
-        SELECT o.q, o.e INTO v_q, v_e FROM (
-            SELECT DISTINCT ON (c.q) c.q, c.e, c.bid, c.position, c.id FROM (
-                SELECT e.q, e.e, e.position, e.id, e.line,
-                    CASE WHEN q_order[e.q] = 'priority' THEN e.level ELSE 1 END AS bid
-                FROM unnest(e_q, e_level, e_s, e_id, e_position, e_can, e_line) WITH ORDINALITY
-                    AS e(q, level, s, id, position, can_start, line, e)
-                WHERE e.id IS NOT NULL AND e.can_start AND s_room[e.s] > 0 AND coalesce(q_room[e.q], 1) > 0
-            ) AS c
-            ORDER BY c.q, CASE WHEN q_order[c.q] = 'buckets' THEN coalesce(c.line <= q_bucket[c.q], false) ELSE false END,
-                CASE WHEN q_order[c.q] = 'buckets' THEN c.line END COLLATE "C", c.bid, c.position, c.id
-        ) AS o ORDER BY o.bid, o.position, o.id LIMIT 1;
-        EXIT WHEN NOT FOUND;
+        IF cardinality(q_name) = 1 AND q_order[1] = 'priority' THEN
+            EXIT WHEN q_room[1] <= 0;
+            v_q := 1;
+        ELSE
+            -- Each queue's offer, and the best of them.
+            SELECT o.q, o.e INTO v_q, v_e FROM (
+                SELECT DISTINCT ON (c.q) c.q, c.e, c.bid, c.position, c.id FROM (
+                    SELECT e.q, e.e, e.position, e.id, e.line,
+                        CASE WHEN q_order[e.q] = 'priority' THEN e.level ELSE 1 END AS bid
+                    FROM unnest(e_q, e_level, e_s, e_id, e_position, e_can, e_line) WITH ORDINALITY
+                        AS e(q, level, s, id, position, can_start, line, e)
+                    WHERE e.id IS NOT NULL AND e.can_start AND s_room[e.s] > 0 AND coalesce(q_room[e.q], 1) > 0
+                ) AS c
+                ORDER BY c.q, q_order[c.q] = 'buckets' AND coalesce(c.line <= q_bucket[c.q], false),
+                    CASE WHEN q_order[c.q] = 'buckets' THEN c.line END COLLATE "C", c.bid, c.position, c.id
+            ) AS o ORDER BY o.bid, o.position, o.id LIMIT 1;
+            EXIT WHEN NOT FOUND;
+        END IF;
         IF q_order[v_q] = 'priority' THEN
             -- The first task of each priority: who goes, and what is remembered.
             h_e := ARRAY[NULL, NULL, NULL]::integer[]; h_due := ARRAY[NULL, NULL, NULL]::timestamptz[];
@@ -611,6 +623,7 @@ BEGIN
             LOOP
                 h_e[v_row.level + 1] := v_row.e; h_due[v_row.level + 1] := v_row.due;
             END LOOP;
+            EXIT WHEN h_e[1] IS NULL AND h_e[2] IS NULL AND h_e[3] IS NULL;
             v_top := CASE WHEN h_e[1] IS NOT NULL THEN 0 WHEN h_e[2] IS NOT NULL THEN 1 ELSE 2 END;
             v_level := NULL;
             IF q_wait[v_q] IS NOT NULL THEN

@@ -1,0 +1,16 @@
+"""Options and arguments that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+AppArgument = Annotated[str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.")]
+StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.")]
+AppOption = Annotated[str | None, typer.Option("--app", metavar="APP", help="The yard, as module:yard.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="A task's id, or the end or beginning of one.")]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or the ends or beginnings of them.")]
+GraceOption = Annotated[str, typer.Option("--grace", metavar="TIME", help="How long a stop waits for what runs.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Tell of every run.")]

@@ -1,0 +1,130 @@
+"""`taskyard queue` and `taskyard group`: the commands and their options. What they do stands in `queues` and in
+`groups`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from taskyard.cli.options import AppOption, JsonOption, StoreOption
+from taskyard.cli.target import Target
+
+queues = typer.Typer(help="Queues: what each holds, and steering them as a whole.", no_args_is_help=True)
+groups = typer.Typer(help="Tasks that were submitted together.", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The queue.")]
+ReasonOption = Annotated[str, typer.Option(help="Why; kept with the queue.")]
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The group's id, or that of one of its tasks; an end or beginning will do.")
+]
+
+
+@queues.command("ls")
+def ls_command(store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False) -> int:
+    """List the queues: whether they start tasks, what runs, what waits and since when, how fast it goes."""
+    from taskyard.cli.queues import list_queues
+
+    return asyncio.run(list_queues(Target(store, yard), as_json=as_json))
+
+
+@queues.command("pause")
+def pause_command(
+    name: NameArgument,
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Start nothing more of a queue, until it is resumed; what runs goes on."""
+    from taskyard.cli.queues import steer_queue
+
+    target = Target(store, yard)
+    return asyncio.run(steer_queue(target, name, lambda queue: queue.pause(reason=reason), as_json=as_json))
+
+
+@queues.command("resume")
+def resume_command(
+    name: NameArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
+) -> int:
+    """Start tasks of a queue again; takes back a pause, and a stop that is under way."""
+    from taskyard.cli.queues import steer_queue
+
+    return asyncio.run(steer_queue(Target(store, yard), name, lambda queue: queue.resume(), as_json=as_json))
+
+
+@queues.command("stop-after-current")
+def stop_after_current_command(
+    name: NameArgument,
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Pause a queue, and show it as stopping until what runs has ended."""
+    from taskyard.cli.queues import steer_queue
+
+    target = Target(store, yard)
+    return asyncio.run(
+        steer_queue(target, name, lambda queue: queue.stop_after_current(reason=reason), as_json=as_json)
+    )
+
+
+@queues.command("set")
+def set_command(
+    name: NameArgument,
+    concurrency: Annotated[
+        str, typer.Option(metavar="N", help="At most so many at once; none gives the word back to the app's own rule.")
+    ],
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Change how many tasks of a queue run at once, in all processes, from now on."""
+    from taskyard.cli.queues import steer_queue
+    from taskyard.cli.values import parse_limit
+
+    limit, target = parse_limit(concurrency), Target(store, yard)
+    return asyncio.run(
+        steer_queue(target, name, lambda queue: queue.set_concurrency(limit, reason=reason), as_json=as_json)
+    )
+
+
+@groups.command("show")
+def show_command(
+    group: GroupArgument,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many tasks.")] = 20,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Show how far a group is, its summary, and its tasks, what has not completed first."""
+    from taskyard.cli.groups import show_group
+
+    return asyncio.run(show_group(Target(store, yard), group, limit=limit, as_json=as_json))
+
+
+@groups.command("cancel")
+def cancel_command(
+    group: GroupArgument,
+    reason: Annotated[str, typer.Option(help="Why; kept with the tasks.")] = "",
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Cancel all of a group that has not ended; what runs is asked to stop."""
+    from taskyard.cli.groups import cancel_group
+
+    return asyncio.run(cancel_group(Target(store, yard), group, reason=reason, as_json=as_json))
+
+
+@groups.command("retry")
+def retry_command(
+    group: GroupArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
+) -> int:
+    """Send what failed of a group again, and its summary after it."""
+    from taskyard.cli.groups import retry_group
+
+    return asyncio.run(retry_group(Target(store, yard), group, as_json=as_json))

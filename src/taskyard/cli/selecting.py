@@ -1,0 +1,128 @@
+"""Which tasks a command is for: those that are named, or all that match; and the options that say so."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from taskyard.cli.errors import UsageError
+from taskyard.cli.options import AppOption, JsonOption, StoreOption
+from taskyard.cli.target import Target
+from taskyard.cli.values import parse_duration, parse_states
+from taskyard.model.state import TaskState
+from taskyard.ports.store import TaskFilter
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What the options say: ids, or a filter. `states` is None where none was named: then those are meant that the
+    command can do something with."""
+
+    target: Target
+    as_json: bool = False
+    ids: Sequence[str] = ()
+    where: TaskFilter | None = None
+    states: tuple[TaskState, ...] | None = None
+    dry_run: bool = False
+    yes: bool = False
+
+
+def make_selection(
+    ids: Sequence[str] | None,
+    *,
+    everything: bool,
+    state: Sequence[str] | None,
+    older: str | None,
+    newer: str | None,
+    dry_run: bool,
+    yes: bool,
+    store: str | None,
+    yard: str | None,
+    as_json: bool,
+    **filters: Any,
+) -> Selection:
+    """`filters` are fields of a `TaskFilter`."""
+    narrows = any(filters.values()) or bool(state or older or newer)
+    if everything == bool(ids):
+        raise UsageError(
+            "name tasks by their ids or say --all, not both"
+            if ids
+            else "which tasks? give their ids, or --all with what they have in common, as in --all --queue cpu"
+        )
+    if ids and (narrows or dry_run):
+        raise UsageError("options that choose among tasks, and --dry-run, go with --all, not with ids")
+    now = datetime.now(UTC)
+    where = TaskFilter(created_before=_ago(older, now), created_after=_ago(newer, now), **filters)
+    return Selection(
+        Target(store, yard), as_json, ids or (), where if everything else None, parse_states(state or ()), dry_run, yes
+    )
+
+
+def _ago(text: str | None, now: datetime) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return now - timedelta(seconds=parse_duration(text))
+    except OverflowError:
+        raise UsageError(f"{text} is longer ago than there are dates") from None
+
+
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "ids": (
+        Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or the ends or beginnings of them.")],
+        None,
+    ),
+    "everything": (Annotated[bool, typer.Option("--all", help="All that match, instead of ids.")], False),
+    "queue": (Annotated[str | None, typer.Option(help="With --all: only of this queue.")], None),
+    "source": (Annotated[str | None, typer.Option(help="With --all: only of this consumer.")], None),
+    "key": (Annotated[str | None, typer.Option(help="With --all: only with this key.")], None),
+    "state": (
+        Annotated[
+            list[str] | None,
+            typer.Option("--state", "-s", help="With --all: only in this state; else all that it fits. Repeatable."),
+        ],
+        None,
+    ),
+    "error": (
+        Annotated[
+            str | None, typer.Option(metavar="CLASS", help="With --all: only whose last error is a TimeoutError, …")
+        ],
+        None,
+    ),
+    "older": (
+        Annotated[str | None, typer.Option(metavar="TIME", help="With --all: submitted longer ago: 90, 5m, 2h, 1d.")],
+        None,
+    ),
+    "newer": (Annotated[str | None, typer.Option(metavar="TIME", help="With --all: submitted since then.")], None),
+    "dry_run": (Annotated[bool, typer.Option("--dry-run", help="With --all: only count them.")], False),
+    "yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, however many they are.")], False),
+    "store": (StoreOption, None),
+    "yard": (AppOption, None),
+    "as_json": (JsonOption, False),
+}
+
+
+def selecting(command: Callable[..., int]) -> Callable[..., int]:
+    """A command with one parameter, `chosen`, as a command with all the options that choose tasks. Ids come before its
+    own arguments, which come before the options."""
+    own = [one for name, one in inspect.signature(command, eval_str=True).parameters.items() if name != "chosen"]
+    asked = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _OPTIONS.items()
+    ]
+
+    @functools.wraps(command)
+    def call(**given: Any) -> int:
+        rest = {one.name: given.pop(one.name) for one in own}
+        return command(make_selection(**given), **rest)
+
+    ours = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+    call.__signature__ = inspect.Signature([asked[0], *ours, *asked[1:]])  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in (*asked, *ours)}
+    return call

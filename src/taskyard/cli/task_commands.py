@@ -1,0 +1,169 @@
+"""The commands that steer tasks, and their options. What they do stands in `steering` and its neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from taskyard.cli.options import AppOption, IdsArgument, JsonOption, StoreOption
+from taskyard.cli.selecting import Selection, selecting
+from taskyard.cli.target import Target
+
+ReasonOption = Annotated[str, typer.Option(help="Why; kept with the task.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, however many they are.")]
+
+
+@selecting
+def start_command(
+    chosen: Selection,
+    urgent: Annotated[bool, typer.Option("--raise", help="Before all others: make them high as well.")] = False,
+) -> int:
+    """Put tasks at the head of their queue, also what waits for its time or is held. What runs is not disturbed."""
+    from taskyard.cli.steering import steer
+    from taskyard.model.command import StartNow
+
+    return steer(chosen, StartNow(urgent))
+
+
+@selecting
+def cancel_command(
+    chosen: Selection,
+    reason: ReasonOption = "",
+    force: Annotated[bool, typer.Option("--force", help="Kill what runs at once: its output may be damaged.")] = False,
+) -> int:
+    """Cancel tasks: at once where they wait; where they run, they are asked to stop."""
+    from taskyard.cli.steering import steer
+    from taskyard.model.command import Cancel
+    from taskyard.model.given import check_text
+
+    return steer(chosen, Cancel(check_text("reason", reason), force))
+
+
+@selecting
+def retry_command(
+    chosen: Selection,
+    tail: Annotated[bool, typer.Option("--tail/--head", help="Behind the others, or before them.")] = False,
+) -> int:
+    """Send failed tasks again, before the others that wait or behind them."""
+    from taskyard.cli.steering import steer
+    from taskyard.model.command import Retry
+
+    return steer(chosen, Retry(to_head=not tail))
+
+
+@selecting
+def skip_command(chosen: Selection, reason: ReasonOption = "") -> int:
+    """End tasks that have not started, as skipped."""
+    from taskyard.cli.steering import steer
+    from taskyard.model.command import Skip
+    from taskyard.model.given import check_text
+
+    return steer(chosen, Skip(check_text("reason", reason)))
+
+
+@selecting
+def hold_command(chosen: Selection, reason: ReasonOption = "") -> int:
+    """Keep tasks that have not started from starting, until they are released. They keep their places."""
+    from taskyard.cli.steering import steer
+    from taskyard.model.command import Hold
+    from taskyard.model.given import check_text
+
+    return steer(chosen, Hold(check_text("reason", reason)))
+
+
+@selecting
+def release_command(chosen: Selection) -> int:
+    """Let held tasks go: to their old places, or on waiting for their time."""
+    from taskyard.cli.steering import steer
+    from taskyard.model.command import Release
+
+    return steer(chosen, Release())
+
+
+@selecting
+def priority_command(
+    chosen: Selection,
+    level: Annotated[str, typer.Argument(metavar="LEVEL", help="high, normal or low.")],
+) -> int:
+    """Change the priority of tasks that have not started: taskyard priority ID high."""
+    from taskyard.cli.steering import steer
+    from taskyard.cli.values import parse_priority
+    from taskyard.model.command import SetPriority
+
+    return steer(chosen, SetPriority(parse_priority(level)))
+
+
+@selecting
+def reschedule_command(
+    chosen: Selection,
+    when: Annotated[str, typer.Argument(metavar="TIME", help="From now: 90, 5m, 2h. Or 2030-01-31T09:00+01:00.")],
+) -> int:
+    """Make tasks that have not started due at another time, earlier or later: taskyard reschedule ID 2h."""
+    from taskyard.cli.steering import steer
+    from taskyard.cli.values import parse_when
+    from taskyard.model.command import Reschedule
+
+    return steer(chosen, Reschedule(parse_when(when)))
+
+
+def move_command(
+    tasks: IdsArgument,
+    before: Annotated[str | None, typer.Option(metavar="ID", help="Right before this one.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="Right after this one.")] = None,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Put tasks right before, or right after, another of their queue and priority."""
+    from taskyard.cli.steering import move
+
+    return asyncio.run(move(Target(store, yard), tasks, before=before, after=after, as_json=as_json))
+
+
+def run_again_command(
+    tasks: IdsArgument,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another argument; needs --app. Repeatable.")
+    ] = None,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Make new tasks of tasks that have ended, with the same arguments or with some changed."""
+    from taskyard.cli.rerunning import run_again
+
+    return asyncio.run(run_again(Target(store, yard), tasks, change or (), as_json=as_json))
+
+
+def prune_command(
+    older: Annotated[str, typer.Option(metavar="TIME", help="Ended longer ago than that: 90, 5m, 2h, 1d.")] = "1w",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
+    yes: YesOption = False,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Forget tasks that ended long ago, with all their runs and results."""
+    from taskyard.cli.pruning import prune
+    from taskyard.cli.values import parse_duration
+
+    return prune(Target(store, yard), older_s=parse_duration(older), dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "start": start_command,
+    "cancel": cancel_command,
+    "retry": retry_command,
+    "run-again": run_again_command,
+    "skip": skip_command,
+    "hold": hold_command,
+    "release": release_command,
+    "move": move_command,
+    "priority": priority_command,
+    "reschedule": reschedule_command,
+    "prune": prune_command,
+}
+"""By name, in the order the help lists them."""

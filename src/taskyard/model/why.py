@@ -1,0 +1,289 @@
+"""Why a task waits: a typed reason, since when, what would free it and who stands in the way.
+
+Pure: a store shows the `Scene` around a page of tasks, read in a few queries, and `explain_wait` names what holds each
+of them. Where several things do, it names the one that a person would have to look at first: what was said of the task
+itself, then of its queue, then who could run it at all, then who is in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from taskyard.model.control import UNTOUCHED, QueueControl, QueueState
+from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.settle import RETRY_LATER
+from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
+
+
+class Reason(StrEnum):
+    """What holds a task. What is asked of resources (a disk, an output, a device) is to stand beside these."""
+
+    HELD = "held"
+    SCHEDULED = "scheduled"
+    BACKOFF = "backoff"
+    DEPENDENCY = "dependency"
+    QUEUE_PAUSED = "queue paused"
+    NO_NODE = "no node"
+    KEY_BUSY = "key busy"
+    HEAD_OF_LINE = "head of line"
+    QUEUE_FULL = "queue full"
+    SOURCE_FULL = "source full"
+    NODES_FULL = "nodes full"
+    TURN = "turn"
+    """Nothing holds it: it starts when those before it have, which is at once if there are none."""
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """`text` is the answer in words, `remedy` what would free it. `since` is from when it has held the task, as far as
+    that is known; `until` when it ends by itself; `blocker` the uuid of the task in the way, if it is one."""
+
+    reason: Reason
+    text: str
+    remedy: str
+    since: datetime | None = None
+    until: datetime | None = None
+    blocker: str | None = None
+
+
+class Busy(msgspec.Struct, frozen=True, gc=False):
+    """How many run, and one of those that have run longest."""
+
+    count: int
+    uuid: str
+    started_at: datetime
+
+    def __add__(self, other: Busy) -> Busy:
+        longest = min(self, other, key=lambda busy: busy.started_at)
+        return Busy(self.count + other.count, longest.uuid, longest.started_at)
+
+
+class QueueScene(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue: its rules, what people have said about it, and what of it runs, on whatever node."""
+
+    settings: QueueSettings
+    control: QueueControl = UNTOUCHED
+    running: Busy | None = None
+
+    @property
+    def concurrency(self) -> int | None:
+        said = self.control.concurrency
+        return self.settings.concurrency if said is None else said
+
+
+class NodeScene(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that lives: what it serves, how much of it at once, and what it runs, by source. A source that is missing
+    in `limits` has none of its own."""
+
+    label: str
+    sources: Sequence[str]
+    limits: Mapping[str, int] = {}
+    max_running: int | None = None
+    is_draining: bool = False
+    running: Mapping[str, Busy] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return self.max_running is not None and sum(busy.count for busy in self.running.values()) >= self.max_running
+
+    def is_full_of(self, source: str) -> bool:
+        busy, limit = self.running.get(source), self.limits.get(source)
+        return busy is not None and limit is not None and busy.count >= limit
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands around some tasks, at `now`: their queues; the nodes that live; by queue and key, who holds the key
+    or goes first; by the uuid of a task, the first that it waits for; and by queue and line, who stands first where
+    nobody is passed over."""
+
+    now: datetime
+    queues: Mapping[str, QueueScene]
+    nodes: Sequence[NodeScene]
+    holders: Mapping[tuple[str, str], str] = {}
+    parents: Mapping[str, tuple[str, TaskState]] = {}
+    heads: Mapping[tuple[str, str], tuple[str, TaskState]] = {}
+
+
+def line_of(record: TaskRecord, settings: QueueSettings) -> str | None:
+    """The line in which places alone count that the task stands in, if there is one."""
+    if not settings.is_strict:
+        return None
+    return "" if settings.order is QueueOrder.FIFO else record.bucket or ""
+
+
+def explain_wait(record: TaskRecord, scene: Scene) -> Why | None:
+    """What holds the task; None if it runs or has ended."""
+    match record.state:
+        case TaskState.PAUSED:
+            return _explain_hold(record)
+        case TaskState.BLOCKED:
+            return _explain_dependency(record, scene)
+        case TaskState.SCHEDULED | TaskState.RETRYING if record.due_at > scene.now:
+            return _explain_time(record)
+        case TaskState.QUEUED | TaskState.SCHEDULED | TaskState.RETRYING:
+            return _explain_turn(record, scene)
+        case _:
+            return None
+
+
+def _explain_turn(record: TaskRecord, scene: Scene) -> Why:
+    """Its time has come: what else holds it."""
+    queue = scene.queues.get(record.queue) or QueueScene(settings=QueueSettings(name=record.queue))
+    return (
+        _explain_pause(record, queue)
+        or _explain_nodes(record, scene)
+        or _explain_key(record, scene)
+        or _explain_queue(record, queue)
+        or _explain_head(record, queue, scene)
+        or _explain_rooms(record, scene)
+        or Why(
+            reason=Reason.TURN,
+            text="nothing holds it: it starts when those before it have",
+            remedy="wait, or start it now",
+            since=record.due_at,
+        )
+    )
+
+
+def _explain_hold(record: TaskRecord) -> Why:
+    # The note of a hold says who and why: "held by ann: wait for the disk".
+    text = f"it is {record.note}" if record.note is not None and record.note.startswith("held") else "it is held"
+    return Why(reason=Reason.HELD, text=text, remedy="release it, or cancel it", since=record.updated_at)
+
+
+def _explain_time(record: TaskRecord) -> Why:
+    due, remedy = f"due at {_moment(record.due_at)}", "wait, start it now, or reschedule it"
+    if record.state is TaskState.SCHEDULED:
+        return Why(
+            reason=Reason.SCHEDULED, text=f"it is {due}", remedy=remedy, since=record.created_at, until=record.due_at
+        )
+    error = record.error
+    if error is not None and error.type == RETRY_LATER:
+        text = f"run {record.attempt} asked to be tried again later; the next is {due}"
+    else:
+        with_what = "" if error is None else f" with {error.type}"
+        text = f"run {record.attempt} failed{with_what}; the next is {due}"
+    return Why(reason=Reason.BACKOFF, text=text, remedy=remedy, since=record.updated_at, until=record.due_at)
+
+
+def _explain_dependency(record: TaskRecord, scene: Scene) -> Why:
+    parent = scene.parents.get(record.uuid)
+    others = f" and {record.waits - 1} more" if record.waits > 1 else ""
+    if parent is None:
+        # It has ended since the scene was read, or is just being told.
+        text, blocker = "those that it waits for have ended, and it is about to be queued", None
+    else:
+        blocker, state = parent
+        text = f"it waits for task {blocker}, which is {state}{',' if others else ''}{others}"
+    return Why(
+        reason=Reason.DEPENDENCY,
+        text=text,
+        remedy="wait until that has completed, or cancel this one",
+        since=record.created_at,
+        blocker=blocker,
+    )
+
+
+def _explain_pause(record: TaskRecord, queue: QueueScene) -> Why | None:
+    control = queue.control
+    if control.is_open:
+        return None
+    state = "is stopping" if control.state is QueueState.STOPPING else "is paused"
+    text = f"queue {record.queue!r} {state}"
+    if control.said is not None:
+        why = f": {control.said.why}" if control.said.why else ""
+        text += f" since {_moment(control.said.at)} by {control.said.by}{why}"
+    since = None if control.said is None else control.said.at
+    return Why(reason=Reason.QUEUE_PAUSED, text=text, remedy=f"resume queue {record.queue!r}", since=since)
+
+
+def _explain_nodes(record: TaskRecord, scene: Scene) -> Why | None:
+    able = [node for node in scene.nodes if record.source in node.sources]
+    if any(not node.is_draining for node in able):
+        return None
+    if able:
+        names = ", ".join(node.label for node in able[:3])
+        text = f"all that serve {record.source!r} take nothing new: {names} drained"
+        remedy = "start another worker, or take the draining back"
+    else:
+        others = f" ({len(scene.nodes)} serve other consumers)" if scene.nodes else ""
+        text = f"no node that serves {record.source!r} is alive{others}"
+        remedy = f"start a worker whose app has the consumer {record.source!r}"
+    return Why(reason=Reason.NO_NODE, text=text, remedy=remedy, since=record.due_at)
+
+
+def _explain_key(record: TaskRecord, scene: Scene) -> Why | None:
+    if not record.parked or record.key is None:
+        return None
+    holder = scene.holders.get((record.queue, record.key))
+    who = f"task {holder} holds it" if holder else "another task goes first"
+    return Why(
+        reason=Reason.KEY_BUSY,
+        text=f"key {record.key!r} is busy: {who}",
+        remedy="wait until that has ended, or cancel it",
+        since=record.due_at,
+        blocker=holder,
+    )
+
+
+def _explain_head(record: TaskRecord, queue: QueueScene, scene: Scene) -> Why | None:
+    line = line_of(record, queue.settings)
+    head = None if line is None else scene.heads.get((record.queue, line))
+    if head is None or head[0] == record.uuid:
+        return None
+    first, state = head
+    where = f"queue {record.queue!r}" + (f", bucket {line!r}," if line else "")
+    return Why(
+        reason=Reason.HEAD_OF_LINE,
+        text=f"{where} keeps to the order of arrival, and task {first}, which is {state}, stands first",
+        remedy="ask why that one waits; move this one before it, or cancel it",
+        since=record.due_at,
+        blocker=first,
+    )
+
+
+def _explain_queue(record: TaskRecord, queue: QueueScene) -> Why | None:
+    limit, running = queue.concurrency, queue.running
+    if limit is None or running is None or running.count < limit:
+        return None
+    return Why(
+        reason=Reason.QUEUE_FULL,
+        text=f"queue {record.queue!r} runs {running.count} of {limit} at once; task {running.uuid} has run longest",
+        remedy="wait until one has ended, or raise the queue's concurrency",
+        since=running.started_at,
+        blocker=running.uuid,
+    )
+
+
+def _explain_rooms(record: TaskRecord, scene: Scene) -> Why | None:
+    able = [node for node in scene.nodes if record.source in node.sources and not node.is_draining]
+    if not all(node.is_full or node.is_full_of(record.source) for node in able):
+        return None
+    by_source = [node.running[record.source] for node in able if node.is_full_of(record.source)]
+    if by_source:
+        longest = min(by_source, key=lambda busy: busy.started_at)
+        count = sum(busy.count for busy in by_source)
+        text = f"{record.source!r} is at its limit of running tasks ({count} run); task {longest.uuid} has run longest"
+        return Why(
+            reason=Reason.SOURCE_FULL,
+            text=text,
+            remedy="wait until one has ended, raise the consumer's concurrent_count, or start another worker",
+            since=longest.started_at,
+            blocker=longest.uuid,
+        )
+    longest = min((busy for node in able for busy in node.running.values()), key=lambda busy: busy.started_at)
+    return Why(
+        reason=Reason.NODES_FULL,
+        text=f"every node that serves {record.source!r} runs as much as it may; task {longest.uuid} has run longest",
+        remedy="wait until one has ended, raise max_running, or start another worker",
+        since=longest.started_at,
+        blocker=longest.uuid,
+    )
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,82 @@
+"""What stands around some tasks, on PostgreSQL: three queries, however many tasks they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from taskyard.model.control import QueueControl
+from taskyard.model.limits import QueueSettings
+from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
+from taskyard.model.why import Busy, Scene
+from taskyard.ports.store import Node
+from taskyard.stores.postgres.place import Connection
+from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
+
+_PLACES = (
+    "SELECT name, settings, control, NULL AS info, false AS is_draining FROM taskyard.queue UNION ALL "
+    "(SELECT NULL, NULL, NULL, info, is_draining FROM taskyard.node "
+    "WHERE beat_at >= now() - make_interval(secs => $1) ORDER BY incarnation)"
+)
+_RUNNING = (
+    "SELECT queue, source, node, count(*), (array_agg(uuid ORDER BY started_at, id))[1], min(started_at) "
+    "FROM taskyard.task WHERE state = 'running' GROUP BY queue, source, node"
+)
+_WITH_KEY = (
+    "(SELECT uuid FROM taskyard.task WHERE queue = asked.queue AND key = asked.name AND key IS NOT NULL "
+    "AND {} ORDER BY id LIMIT 1)"
+)
+_HOLDS = "state IN ('running', 'retrying') AND state = '{}'"
+_WAYS = (_HOLDS.format("running"), _HOLDS.format("retrying"), "state = 'queued' AND parked < true")
+_BLOCKERS = (
+    f"SELECT 'key', asked.queue, asked.name, coalesce({', '.join(map(_WITH_KEY.format, _WAYS))}), NULL "
+    "FROM unnest($1::text[], $2::text[]) AS asked(queue, name) UNION ALL "
+    "SELECT 'head', asked.queue, asked.name, head.uuid, head.state "
+    "FROM unnest($3::text[], $4::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
+    "SELECT uuid, state FROM taskyard.task WHERE queue = asked.queue AND line = asked.name AND line IS NOT NULL "
+    "AND state IN ('queued', 'paused', 'blocked') ORDER BY position LIMIT 1) AS head UNION ALL "
+    "SELECT 'parent', waits.child::text, NULL, parent.uuid, parent.state FROM (SELECT child, min(parent) AS parent "
+    "FROM taskyard.dependency WHERE child = ANY ($5::bigint[]) AND NOT done GROUP BY child) AS waits "
+    "CROSS JOIN LATERAL (SELECT uuid, state FROM taskyard.task WHERE id = waits.parent UNION ALL "
+    "SELECT uuid, state FROM taskyard.ended WHERE id = waits.parent LIMIT 1) AS parent"
+)
+
+
+async def find_scene(conn: Connection, records: Sequence[TaskRecord], *, now: datetime, lease_s: float) -> Scene:
+    places = await _find_places(conn, lease_s)
+    found = await _find_blockers(conn, Wanted.of(records, places.rules))
+    return make_scene(records, places, found, now=now)
+
+
+async def _find_places(conn: Connection, lease_s: float) -> Places:
+    rules: dict[str, QueueSettings] = {}
+    controls: dict[str, QueueControl] = {}
+    nodes: list[tuple[Node, bool]] = []
+    for name, settings, control, info, is_draining in await conn.fetch(_PLACES, lease_s):
+        if info is not None:
+            nodes.append((msgspec.json.decode(info, type=Node), is_draining))
+            continue
+        rules[name] = msgspec.json.decode(settings, type=QueueSettings)
+        if control is not None:
+            controls[name] = msgspec.json.decode(control, type=QueueControl)
+    running = [
+        Running(queue, source, node, Busy(n, uuid, since))
+        for queue, source, node, n, uuid, since in await conn.fetch(_RUNNING)
+    ]
+    return Places(rules, controls, nodes, running)
+
+
+async def _find_blockers(conn: Connection, wanted: Wanted) -> Found:
+    found = Found({}, {}, {})
+    asked = [[pair[at] for pair in pairs] for pairs in (wanted.keys, wanted.lines) for at in (0, 1)]
+    for what, where, name, uuid, state in await conn.fetch(_BLOCKERS, *asked, wanted.children):
+        if what == "parent":
+            found.parents[int(where)] = uuid, TaskState(state)
+        elif what == "head":
+            found.heads[where, name] = uuid, TaskState(state)
+        elif uuid is not None:
+            found.holders[where, name] = uuid
+    return found

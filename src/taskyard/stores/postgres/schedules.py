@@ -1,0 +1,190 @@
+"""Schedules in the PostgreSQL store.
+
+What is to be canceled is decided on what was read without a lock, as every command is; the one call that carries out
+all of it does so only if that is still so.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from taskyard.errors import InvalidInput, StoreBusy, hide_password
+from taskyard.model.command import Asked
+from taskyard.model.schedule import COUNTED, Fire, FireKind, Schedule, ScheduleState
+from taskyard.model.task import TaskRecord, new_uuid
+from taskyard.ports.clock import Clock
+from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
+from taskyard.ports.store import ANY, Add
+from taskyard.stores.postgres import commands, within
+from taskyard.stores.postgres.hints import Hints
+from taskyard.stores.postgres.place import Connection
+from taskyard.stores.postgres.rows import clean
+from taskyard.stores.schedules import Fires, cancel_for, read_status, to_text
+
+T = TypeVar("T")
+
+FIRE = "CALL taskyard.fire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL, NULL)"
+
+TRIES = 20
+"""How often it is decided anew what to cancel, because some of it has changed meanwhile."""
+
+_PENDING = (
+    "SELECT FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = f.task "
+    "WHERE f.schedule = s.name AND NOT f.ended"
+)
+
+
+NO_BONDS = commands.Bonds({}, {})
+"""A cancel is not held back by any."""
+
+
+class ScheduleVerbs:
+    """The part of the store that keeps schedules."""
+
+    url: str
+    _clock: Clock
+    _hints: Hints
+
+    @abstractmethod
+    def _asked(self) -> AbstractAsyncContextManager[None]: ...
+
+    @abstractmethod
+    async def _write(self, sql: str, *arguments: Any) -> Any: ...
+
+    @abstractmethod
+    async def _ask(self, run: Callable[[Connection], Awaitable[T]]) -> T: ...
+
+    @abstractmethod
+    async def _read(self, run: Callable[[Connection], Awaitable[T]]) -> T: ...
+
+    @abstractmethod
+    async def _find_where(self) -> str: ...
+
+    async def put_schedule(
+        self, schedule: Schedule, state: ScheduleState, *, version: str | None, by: str, from_code: bool = False
+    ) -> bool:
+        values = (schedule.name, to_text(schedule), to_text(state), new_uuid(), by, from_code)
+        if any(clean(text) != text for text in (schedule.name, by)):
+            raise InvalidInput("the name of the schedule, or who puts it there, has characters that cannot be stored")
+        async with self._asked():
+            if version is None:
+                sql = "INSERT INTO taskyard.schedule VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING RETURNING 1"
+                row = await self._write(sql, *values)
+            else:
+                sql = (
+                    "UPDATE taskyard.schedule SET definition = $2, state = $3, version = $4, by = $5, from_code = $6 "
+                    "WHERE name = $1 AND version = $7 RETURNING 1"
+                )
+                row = await self._write(sql, *values, version)
+            self._hints.tell()
+            return row is not None
+
+    async def drop_schedule(self, name: str) -> bool:
+        if clean(name) != name:
+            return False
+        async with self._asked():
+            row = await self._write("SELECT taskyard.drop_schedule_1($1)", name)
+            self._hints.tell()
+            return bool(row[0])
+
+    async def schedules(self, name: str | None = None) -> list[ScheduleStatus]:
+        if name is not None and clean(name) != name:
+            return []
+        return await self._ask(partial(_read_schedules, name=name))
+
+    async def list_fires(self, name: str, *, limit: int = 20) -> list[FireRow]:
+        if clean(name) != name:
+            return []
+        return await self._ask(partial(_read_fires, name=name, limit=limit))
+
+    async def fire(
+        self,
+        name: str,
+        *,
+        version: str,
+        state: ScheduleState,
+        fires: Sequence[tuple[Fire, TaskRecord]] = (),
+        cancels: bool = False,
+    ) -> Fired | None:
+        if clean(name) != name:
+            return None
+        async with self._asked():
+            add = within.encode(Add([record for _, record in fires]), await self._find_where())
+            for _ in range(TRIES):
+                decided = await self._decide(name) if cancels else commands.Decided(self._cancel(name), ANY, NO_BONDS)
+                row = await self._write(
+                    FIRE,
+                    *(name, version, new_uuid(), to_text(state), state.handled_at, KEEP_FIRES, _encode(fires), add),
+                    *_changes(decided),
+                )
+                if row["outcome"] == "changed":
+                    continue
+                return self._answer(row["outcome"], row["made"], decided)
+        raise StoreBusy(hide_password(self.url))
+
+    def _answer(self, outcome: str, made: list[str], decided: commands.Decided) -> Fired | None:
+        if outcome == "stale":
+            return None
+        if outcome != "done":
+            raise InvalidInput(f"the tasks of a schedule cannot be stored: {outcome}")
+        self._hints.tell()
+        return Fired(list(made), [one.uuid for one in decided.applied if one.record is not None])
+
+    def _cancel(self, name: str) -> Asked:
+        return Asked(command=cancel_for(name), now=self._clock.now(), by="")
+
+    async def _decide(self, name: str) -> commands.Decided:
+        """What it means for the tasks that have not ended."""
+        uuids = await self._read(partial(_read_pending, name=name))
+        found = await self._read(partial(commands.read, uuids=uuids))
+        decided = commands.Decided(self._cancel(name), ANY, NO_BONDS)
+        for uuid in uuids:
+            decided.decide(uuid, found.get(uuid))
+        return decided
+
+
+def _encode(fires: Fires) -> str:
+    rows = [
+        {"fire_at": fire.fire_at, "task": record.uuid, "kind": fire.kind, "counts": fire.kind in COUNTED}
+        for fire, record in fires
+    ]
+    return msgspec.json.encode(rows).decode()
+
+
+def _changes(decided: commands.Decided) -> tuple[Any, ...]:
+    queues, changes, *events, now = decided.arguments()
+    return queues, None if decided.changes_nothing else changes, *events, now
+
+
+async def _read_schedules(conn: Connection, name: str | None) -> list[ScheduleStatus]:
+    rows = await conn.fetch(
+        f"SELECT name, definition, state, version, by, from_code, EXISTS ({_PENDING}) "
+        "FROM taskyard.schedule AS s WHERE $1::text IS NULL OR name = $1 ORDER BY name",
+        name,
+    )
+    return [
+        read_status(one, definition, state, version=version, by=by, from_code=from_code, is_busy=is_busy)
+        for one, definition, state, version, by, from_code, is_busy in rows
+    ]
+
+
+async def _read_fires(conn: Connection, name: str, limit: int) -> list[FireRow]:
+    rows = await conn.fetch(
+        "SELECT fire_at, task, kind FROM taskyard.fire WHERE schedule = $1 ORDER BY id DESC LIMIT $2", name, limit
+    )
+    return [FireRow(fire_at=at, task=task, kind=FireKind(kind)) for at, task, kind in rows]
+
+
+async def _read_pending(conn: Connection, name: str) -> list[str]:
+    rows = await conn.fetch(
+        "SELECT f.task FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = f.task "
+        "WHERE f.schedule = $1 AND NOT f.ended ORDER BY f.id",
+        name,
+    )
+    return [uuid for (uuid,) in rows]

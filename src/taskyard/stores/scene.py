@@ -1,0 +1,110 @@
+"""What every store does alike to show the scene around some tasks: say whom to look for, and put it all together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Self, TypeVar
+
+import msgspec
+
+from taskyard.model.control import UNTOUCHED, QueueControl
+from taskyard.model.limits import QueueSettings
+from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
+from taskyard.model.why import Busy, NodeScene, QueueScene, Scene, line_of
+from taskyard.ports.store import Node
+
+K = TypeVar("K")
+
+Held = tuple[str, str]
+"""A queue, and a key or a line in it."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Whom to look for: those who hold these keys, those whom these tasks (by id) wait for, and the first of these
+    lines."""
+
+    keys: list[Held]
+    children: list[int]
+    lines: list[Held]
+
+    @classmethod
+    def of(cls, records: Sequence[TaskRecord], rules: Mapping[str, QueueSettings]) -> Self:
+        keys = {(record.queue, record.key) for record in records if record.parked and record.key is not None}
+        lines = {
+            (record.queue, line)
+            for record in records
+            if record.state is TaskState.QUEUED
+            and record.queue in rules
+            and (line := line_of(record, rules[record.queue])) is not None
+        }
+        children = [record.id for record in records if record.state is TaskState.BLOCKED]
+        return cls(sorted(keys), children, sorted(lines))
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Who they are, where there is anybody."""
+
+    holders: dict[Held, str] = {}
+    parents: dict[int, tuple[str, TaskState]] = {}
+    heads: dict[Held, tuple[str, TaskState]] = {}
+
+
+class Running(msgspec.Struct, frozen=True):
+    """What runs of one source in one queue on one node."""
+
+    queue: str
+    source: str
+    node: str
+    busy: Busy
+
+
+class Places(msgspec.Struct, frozen=True):
+    """The queues that have rules or of which something was said, the nodes that live and whether they are drained, and
+    what runs."""
+
+    rules: Mapping[str, QueueSettings]
+    controls: Mapping[str, QueueControl]
+    nodes: Sequence[tuple[Node, bool]]
+    running: Sequence[Running]
+
+
+def make_scene(records: Sequence[TaskRecord], places: Places, found: Found, *, now: datetime) -> Scene:
+    in_queue = _sum((one.queue, one.busy) for one in places.running)
+    on_node = _sum(((one.node, one.source), one.busy) for one in places.running)
+    by_id = {record.id: record.uuid for record in records}
+    queues = {
+        name: QueueScene(
+            settings=places.rules.get(name) or QueueSettings(name=name),
+            control=places.controls.get(name, UNTOUCHED),
+            running=in_queue.get(name),
+        )
+        for name in {record.queue for record in records}
+    }
+    nodes = [
+        NodeScene(
+            label=node.label,
+            sources=node.sources,
+            limits=node.limits,
+            max_running=node.max_running,
+            is_draining=is_draining,
+            running={source: busy for (name, source), busy in on_node.items() if name == node.incarnation},
+        )
+        for node, is_draining in places.nodes
+    ]
+    return Scene(
+        now=now,
+        queues=queues,
+        nodes=nodes,
+        holders=found.holders,
+        parents={by_id[child]: parent for child, parent in found.parents.items()},
+        heads=found.heads,
+    )
+
+
+def _sum(counted: Iterable[tuple[K, Busy]]) -> dict[K, Busy]:
+    total: dict[K, Busy] = {}
+    for key, busy in counted:
+        total[key] = total[key] + busy if key in total else busy
+    return total

@@ -1,0 +1,89 @@
+"""What stands around some tasks, on SQLite: three queries, however many tasks they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import apsw
+import msgspec
+
+from taskyard.model.control import QueueControl
+from taskyard.model.limits import QueueSettings
+from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
+from taskyard.model.why import Busy, Scene
+from taskyard.ports.store import Node
+from taskyard.stores.rows import from_us
+from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
+from taskyard.stores.sqlite.statements import IN_LINE
+
+_PLACES = (
+    "SELECT 'rules', name, settings, NULL, NULL FROM queue UNION ALL "
+    "SELECT 'said', queue, body, NULL, NULL FROM control UNION ALL "
+    "SELECT * FROM (SELECT 'node', incarnation, info, boot_id, draining FROM node ORDER BY incarnation)"
+)
+# The uuid is that of the row with the smallest time: SQLite promises that of a bare column beside min().
+_RUNNING = (
+    "SELECT queue, source, node, count(*), uuid, min(started_at) FROM task INDEXED BY task_running "
+    "WHERE state = 'running' GROUP BY queue, source, node"
+)
+# What the index is for is said word by word: the planner does not see that one state is one of three.
+_WITH_KEY = (
+    "(SELECT uuid FROM task INDEXED BY task_key WHERE queue = asked.value ->> 0 AND key = asked.value ->> 1 "
+    "AND state IN ('queued', 'running', 'retrying') AND state = {} ORDER BY id LIMIT 1)"
+)
+_HOLDER = ", ".join(map(_WITH_KEY.format, ("'running'", "'retrying'", "'queued' AND parked = 0")))
+_HEAD = (
+    f"SELECT id FROM task INDEXED BY task_line WHERE queue = asked.value ->> 0 AND line = asked.value ->> 1 "
+    f"AND {IN_LINE} ORDER BY position LIMIT 1"
+)
+_BLOCKERS = (
+    f"SELECT 'key', asked.value ->> 0, asked.value ->> 1, coalesce({_HOLDER}), NULL FROM json_each(?1) AS asked "
+    "UNION ALL SELECT * FROM (SELECT 'parent', child, min(parent), task.uuid, task.state FROM dependency "
+    "JOIN task ON task.id = parent WHERE child IN (SELECT value FROM json_each(?2)) AND done = 0 GROUP BY child) "
+    "UNION ALL SELECT 'head', asked.value ->> 0, asked.value ->> 1, task.uuid, task.state FROM json_each(?3) AS asked "
+    f"JOIN task ON task.id = ({_HEAD})"
+)
+
+
+def find_scene(
+    records: Sequence[TaskRecord], conn: apsw.Connection, *, now: datetime, is_dead: Callable[[Node, str], bool]
+) -> Scene:
+    places = _find_places(conn, is_dead)
+    found = _find_blockers(conn, Wanted.of(records, places.rules))
+    return make_scene(records, places, found, now=now)
+
+
+def _find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) -> Places:
+    rules: dict[str, QueueSettings] = {}
+    controls: dict[str, QueueControl] = {}
+    nodes: list[tuple[Node, bool]] = []
+    rows: Any = conn.execute(_PLACES)
+    for what, name, text, boot_id, draining in rows:
+        if what == "rules":
+            rules[name] = msgspec.json.decode(text, type=QueueSettings)
+        elif what == "said":
+            controls[name] = msgspec.json.decode(text, type=QueueControl)
+        elif not is_dead(node := msgspec.json.decode(text, type=Node), boot_id):
+            nodes.append((node, bool(draining)))
+    counted: Any = conn.execute(_RUNNING)
+    running = [
+        Running(queue, source, node, Busy(n, uuid, from_us(since))) for queue, source, node, n, uuid, since in counted
+    ]
+    return Places(rules, controls, nodes, running)
+
+
+def _find_blockers(conn: apsw.Connection, wanted: Wanted) -> Found:
+    found = Found({}, {}, {})
+    asked = tuple(msgspec.json.encode(names).decode() for names in (wanted.keys, wanted.children, wanted.lines))
+    rows: Any = conn.execute(_BLOCKERS, asked)
+    for what, where, name, uuid, state in rows:
+        if what == "parent":
+            found.parents[where] = uuid, TaskState(state)
+        elif what == "head":
+            found.heads[where, name] = uuid, TaskState(state)
+        elif uuid is not None:
+            found.holders[where, name] = uuid
+    return found

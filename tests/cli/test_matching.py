@@ -1,0 +1,149 @@
+"""The same command for all tasks that match: `--all`, with its question, its dry run and its report."""
+
+import os
+
+import pytest
+
+from taskyard.model.state import TaskState
+from tests.cli.shell import Shell
+
+
+def states(shell: Shell) -> dict[str, int]:
+    """How many tasks of the store are in each state."""
+    found: dict[str, int] = shell.here("ls", "--store", shell.url, "--json").json["counts"]
+    return found
+
+
+def test_retry_all_takes_what_failed_with_this_error(shell: Shell) -> None:
+    """`retry --all --error` sends again what failed with this class of error or one derived from it, and nothing else;
+    a dry run counts the same tasks and changes none."""
+    boom, away, done = shell.seed(("boom", {}), ("flaky", {"host": "a"}), ("add", {"a": 1}), work=True)
+    chosen = ("retry", "--all", "--error", "OSError", "--store", shell.url)
+    counted = shell.here(*chosen, "--dry-run", "--json").json
+    assert counted == {"matched": 1, "moved": 0, "refused": 0, "dry_run": True}
+    assert shell.record(away).state is TaskState.FAILED
+    assert shell.here(*chosen).out == "1 task matched   ✔ 1 changed\n"
+    found = [shell.record(uuid).state for uuid in (boom, away, done)]
+    assert found == [TaskState.FAILED, TaskState.QUEUED, TaskState.COMPLETED]
+    assert (shell.record(away).note or "").startswith("sent again by cli:")
+    assert shell.here("retry", "--all", "--error", "TimeoutError", "--store", shell.url).out == "no task matches\n"
+
+
+def test_a_filter_chooses_among_tasks(shell: Shell) -> None:
+    """Queue, source, key, state and age each narrow what `--all` means."""
+    shell.seed(("add", {"a": 1}), ("add", {"a": 2}))
+    (keyed,) = shell.seed(("add", {"a": 3}), key="k")
+    (late,) = shell.seed(("add", {"a": 4}), delay_s=3600)
+    (boom,) = shell.seed(("boom", {}))
+
+    def matched(*options: str) -> int:
+        found: int = shell.here("hold", "--all", "--dry-run", "--json", "--store", shell.url, *options).json["matched"]
+        return found
+
+    narrowed = [("--queue", "cpu"), ("--source", "add"), ("--key", "k"), ("--state", "scheduled"), ("--older", "1h")]
+    assert [matched(*options) for options in narrowed] == [1, 4, 1, 1, 0]
+    assert [matched(), matched("--newer", "1h"), matched("--source", "add", "--state", "queued")] == [5, 5, 3]
+    assert shell.here("hold", "--all", "--queue", "cpu", "--store", shell.url).code == 0
+    assert [shell.record(uuid).state for uuid in (boom, keyed, late)] == [
+        TaskState.PAUSED, TaskState.QUEUED, TaskState.SCHEDULED,
+    ]  # fmt: skip
+
+
+def test_what_does_not_fit_is_counted_as_refused(shell: Shell) -> None:
+    """Where the states are named, those that the command does not fit are refused, counted, and end with 1."""
+    shell.seed(("add", {"a": 1}), ("boom", {}), work=True)
+    done = shell.here("retry", "--all", "--state", "ended", "--store", shell.url)
+    assert done.code == 1
+    assert done.out.startswith("2 tasks matched   ✔ 1 changed   ✘ 1 refused")
+
+
+def test_many_are_not_changed_without_a_word(shell: Shell) -> None:
+    """More than a handful are changed only with --yes where nobody can be asked; a handful is changed at once."""
+    shell.seed(*[("add", {"a": n}) for n in range(6)])
+    refused = shell.run("cancel", "--all", "--store", shell.url)
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err == "error: nothing was changed: say --yes to cancel 6 tasks, or --dry-run to count them\n"
+    assert states(shell) == {"queued": 6}
+    assert shell.here("cancel", "--all", "--yes", "--store", shell.url).out == "6 tasks matched   ✔ 6 changed\n"
+    shell.seed(*[("add", {"a": n}) for n in range(5)])
+    assert shell.here("cancel", "--all", "--store", shell.url).out == "5 tasks matched   ✔ 5 changed\n"
+    assert states(shell) == {"canceled": 11}
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y", {"skipped": 6}), ("n", {"queued": 6})])
+def test_a_person_is_asked(shell: Shell, answer: str, left: dict[str, int]) -> None:
+    """At a terminal the question says what would be done to how many, and the answer decides."""
+    shell.seed(*[("add", {"a": n}) for n in range(6)])
+    done = shell.on_a_terminal("skip", "--all", "--store", shell.url, typed=f"{answer}\n")
+    assert "Skip 6 tasks? [y/N]: " in done.out
+    assert done.code == (0 if answer == "y" else 1)
+    assert ("nothing was changed" in done.out) == (answer == "n")
+    assert states(shell) == left
+
+
+@pytest.mark.parametrize("way", ["--head", "--tail"])
+def test_those_that_are_sent_again_keep_their_order(shell: Shell, way: str) -> None:
+    """All that are sent again stand in the order they were submitted in, before the one that waits or behind it."""
+    failed = shell.seed(*[("boom", {"why": str(n)}) for n in range(3)], work=True)
+    (waiting,) = shell.seed(("boom", {}))
+    assert shell.here("retry", "--all", way, "--store", shell.url).code == 0
+    order = [*failed, waiting] if way == "--head" else [waiting, *failed]
+    places = [shell.record(uuid).position for uuid in order]
+    assert places == sorted(places)
+
+
+def test_start_priority_and_reschedule_take_all_that_match(shell: Shell) -> None:
+    """The commands that change a place, a priority or a time take `--all` as well, with their own arguments."""
+    first, second = shell.seed(("add", {"a": 1}), ("add", {"a": 2}), priority="low")
+    (other,) = shell.seed(("boom", {}))
+    chosen = ("--all", "--source", "add", "--store", shell.url)
+    assert shell.here("reschedule", *chosen, "2h").code == 0
+    assert [shell.record(uuid).state for uuid in (first, second)] == [TaskState.SCHEDULED] * 2
+    assert shell.here("priority", *chosen, "normal").code == 0
+    assert shell.here("start", *chosen, "--raise").code == 0
+    found = [shell.record(uuid) for uuid in (first, second)]
+    assert [(record.state, record.priority) for record in found] == [(TaskState.QUEUED, 0)] * 2
+    assert found[0].position < found[1].position
+    assert shell.record(other).priority == 1
+
+
+WRONG = [
+    pytest.param((), "which tasks?", id="nothing"),
+    pytest.param(("--queue", "cpu"), "which tasks?", id="a-filter-without-all"),
+    pytest.param(("0000", "--all"), "not both", id="ids-and-all"),
+    pytest.param(("0000", "--queue", "cpu"), "go with --all", id="ids-and-a-filter"),
+    pytest.param(("0000", "--dry-run"), "go with --all", id="ids-and-a-dry-run"),
+    pytest.param(("--all", "--state", "lost"), "there is no state 'lost'", id="no-such-state"),
+    pytest.param(("--all", "--older", "9999999d"), "than there are dates", id="before-all-time"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG)
+def test_what_makes_no_sense_is_refused(shell: Shell, options: tuple[str, ...], said: str) -> None:
+    """A command line that does not say clearly which tasks it means changes nothing, and ends with 2."""
+    shell.seed(("add", {"a": 1}))
+    done = shell.here("cancel", *options, "--store", shell.url)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert states(shell) == {"queued": 1}
+
+
+def test_who_asked_is_kept(shell: Shell) -> None:
+    """What is changed at a shell names the user of that shell."""
+    (uuid,) = shell.seed(("add", {"a": 1}))
+    assert shell.here("hold", uuid, "--store", shell.url, "--reason", "later", LOGNAME="ana").code == 0
+    assert shell.record(uuid).note == "held by cli:ana: later"
+
+
+def test_a_user_without_a_name_is_a_number(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container whose user has no name, the number stands for it."""
+    import pwd
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    (uuid,) = shell.seed(("add", {"a": 1}))
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    nameless = dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME"), "")
+    assert shell.here("hold", uuid, "--store", shell.url, **nameless).code == 0
+    assert shell.record(uuid).note == f"held by cli:{os.getuid()}"

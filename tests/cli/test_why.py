@@ -1,0 +1,53 @@
+"""`taskyard why` and `taskyard failures`, and what `ls` and `show` say of tasks that wait."""
+
+from tests.cli.shell import Shell
+
+
+def test_why_follows_the_chain(shell: Shell) -> None:
+    """Each task in the way is asked about in its turn, down to one that does not wait."""
+    worker = shell.start_worker()
+    held = shell.ok("submit", "hold", "--key", "k", "--app", "app:yard").out.strip()
+    worker.hear("hold has begun")
+    waiting = shell.ok("submit", "hold", "--key", "k", "--app", "app:yard").out.strip()
+    out = shell.here("why", waiting, "--store", shell.url).out
+    assert f"key 'k' is busy: task {held} holds it" in out
+    assert "wait until that has ended, or cancel it" in out
+    assert "it does not wait: it is running" in out
+    chain = shell.here("why", waiting, "--store", shell.url, "--json").json
+    assert [link["uuid"] for link in chain] == [waiting, held]
+    assert (chain[0]["why"]["reason"], chain[0]["why"]["blocker"], chain[1]["why"]) == ("key busy", held, None)
+    listed = shell.here("ls", "--store", shell.url).out.splitlines()
+    assert f"key 'k' is busy: task {held[-8:]} holds it" in listed[1]
+
+
+def test_ls_and_show_say_why(shell: Shell) -> None:
+    """A list and a sheet say what holds a task, and so do their documents."""
+    (uuid,) = shell.seed(("add", {"a": 1}))
+    text = "no node that serves 'add' is alive"
+    assert text in shell.here("ls", "--store", shell.url).out
+    assert text in shell.here("show", uuid, "--store", shell.url).out
+    (task,) = shell.here("ls", "--store", shell.url, "--json").json["tasks"]
+    assert task["why"]["reason"] == "no node"
+    assert shell.here("show", uuid, "--store", shell.url, "--json").json["why"] == task["why"]
+
+
+def test_what_is_over_has_no_why(shell: Shell) -> None:
+    """A task that has ended is said to have; its document has null."""
+    (uuid,) = shell.seed(("add", {"a": 1}), work=True)
+    assert "it does not wait: it is completed" in shell.here("why", uuid, "--store", shell.url).out
+    assert shell.here("show", uuid, "--store", shell.url, "--json").json["why"] is None
+
+
+def test_failures_are_listed_by_what_they_share(shell: Shell) -> None:
+    """Groups by error and consumer, with a count, the newest and its message, in which secrets are hidden."""
+    shell.seed(("boom", {"why": "first"}), ("flaky", {"host": "example.org"}), work=True)
+    (newest,) = shell.seed(("boom", {"why": "again", "password": "hunter2"}), work=True)
+    lines = shell.here("failures", "--store", shell.url).out.splitlines()
+    assert lines[1].split()[:3] == ["2", "ValueError", "boom"]
+    assert newest[-8:] in lines[1]
+    assert lines[1].endswith("again ***")
+    assert lines[-1].endswith("taskyard retry --all --error ValueError")
+    groups = shell.here("failures", "--store", shell.url, "--json", "--error", "OSError").json
+    assert [(group["error"], group["source"], group["count"]) for group in groups] == [("ConnectionError", "flaky", 1)]
+    assert shell.here("failures", "--store", shell.url, "--json", "--quarantined").json == []
+    assert "no task has failed" in shell.here("failures", "--store", shell.url, "--queue", "none").out

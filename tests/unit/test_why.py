@@ -1,0 +1,183 @@
+"""Why a task waits, decided from what stands around it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from taskyard.model.control import QueueControl, QueueState, Said
+from taskyard.model.execution import ErrorKind, ExecutionError
+from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
+from taskyard.model.why import Busy, NodeScene, QueueScene, Reason, Scene, explain_wait
+
+NOW = datetime(2026, 3, 1, 12, 3, tzinfo=UTC)
+EARLIER = NOW - timedelta(minutes=5)
+WORKER = NodeScene(label="one (5a0bd64d)", sources=["zip"], limits={"zip": 2}, max_running=4)
+
+
+WAITING = {TaskState.SCHEDULED, TaskState.QUEUED, TaskState.BLOCKED, TaskState.RETRYING, TaskState.PAUSED}
+
+
+def a_record(**fields) -> TaskRecord:
+    asked = {"state": TaskState.QUEUED, "queue": "media", **fields}
+    return TaskRecord(uuid="t", source="zip", due_at=NOW, created_at=EARLIER, updated_at=NOW, **asked)
+
+
+def a_scene(*, nodes=(WORKER,), control=None, running=None, **fields) -> Scene:
+    settings = fields.pop("settings", None) or QueueSettings(name="media", concurrency=fields.pop("concurrency", None))
+    queue = QueueScene(settings=settings, control=control or QueueControl(), running=running)
+    return Scene(now=fields.pop("now", NOW), queues={"media": queue}, nodes=list(nodes), **fields)
+
+
+def reason(record: TaskRecord, scene: Scene) -> Reason | None:
+    why = explain_wait(record, scene)
+    return None if why is None else why.reason
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        TaskState.RUNNING,
+        TaskState.COMPLETED,
+        TaskState.FAILED,
+        TaskState.CANCELED,
+        TaskState.SKIPPED,
+    ],
+)
+def test_what_does_not_wait_has_no_reason(state):
+    """A task that runs or has ended waits for nothing."""
+    assert explain_wait(a_record(state=state), a_scene()) is None
+
+
+@pytest.mark.parametrize("now", [EARLIER, NOW])
+@pytest.mark.parametrize("state", sorted(WAITING))
+def test_whatever_waits_has_a_reason(state, now):
+    """For every waiting task there is an answer, in words, with what would free it."""
+    why = explain_wait(a_record(state=state), Scene(now=now, queues={}, nodes=[]))
+    assert why is not None
+    assert why.text
+    assert why.remedy
+
+
+def test_a_time_that_has_not_come_is_named():
+    """Scheduled until; backoff until, and what the last run ended with."""
+    scene = a_scene(now=EARLIER)
+    scheduled = explain_wait(a_record(state=TaskState.SCHEDULED), scene)
+    error = ExecutionError(kind=ErrorKind.RUNTIME, message="no", types=("TimeoutError", "OSError"))
+    retrying = explain_wait(a_record(state=TaskState.RETRYING, attempt=2, error=error), scene)
+    assert scheduled is not None
+    assert (scheduled.reason, scheduled.until) == (Reason.SCHEDULED, NOW)
+    assert retrying is not None
+    assert (retrying.reason, retrying.until) == (Reason.BACKOFF, NOW)
+    assert retrying.text == "run 2 failed with TimeoutError; the next is due at 2026-03-01 12:03:00 UTC"
+
+
+def test_asking_for_later_is_no_failure():
+    """A run that asked to be tried again later is not called failed."""
+    error = ExecutionError(kind=ErrorKind.RUNTIME, message="", types=("RetryLater",))
+    why = explain_wait(a_record(state=TaskState.RETRYING, attempt=2, error=error), a_scene(now=EARLIER))
+    assert why is not None
+    assert why.text == "run 2 asked to be tried again later; the next is due at 2026-03-01 12:03:00 UTC"
+
+
+def test_who_is_overdue_waits_for_something_else():
+    """A task whose time has come, and that no node has queued yet, is asked about as if it were queued."""
+    assert reason(a_record(state=TaskState.SCHEDULED), a_scene(nodes=[])) is Reason.NO_NODE
+    assert reason(a_record(state=TaskState.RETRYING), a_scene()) is Reason.TURN
+
+
+@pytest.mark.parametrize(
+    ("note", "text"),
+    [("held by ann: wait for the disk", "it is held by ann: wait for the disk"), ("half done", "it is held")],
+)
+def test_a_hold_says_who_and_why(note, text):
+    """What was said when the task was held is repeated; what its runs have noted is not."""
+    why = explain_wait(a_record(state=TaskState.PAUSED, note=note), a_scene())
+    assert why is not None
+    assert (why.reason, why.text) == (Reason.HELD, text)
+
+
+def test_a_dependency_is_named():
+    """The first unfinished of those it waits for, and how many more."""
+    scene = a_scene(parents={"t": ("p", TaskState.RUNNING)})
+    why = explain_wait(a_record(state=TaskState.BLOCKED, waits=3), scene)
+    assert why is not None
+    assert (why.reason, why.blocker) == (Reason.DEPENDENCY, "p")
+    assert why.text == "it waits for task p, which is running, and 2 more"
+
+
+@pytest.mark.parametrize(("state", "verb"), [(QueueState.PAUSED, "is paused"), (QueueState.STOPPING, "is stopping")])
+def test_a_closed_queue_says_who_and_why(state, verb):
+    """Paused since when, by whom, and for what reason."""
+    control = QueueControl(state=state, said=Said("cli", NOW, "backup"))
+    why = explain_wait(a_record(), a_scene(control=control))
+    assert why is not None
+    assert why.text == f"queue 'media' {verb} since 2026-03-01 12:03:00 UTC by cli: backup"
+    assert (why.reason, why.since) == (Reason.QUEUE_PAUSED, NOW)
+
+
+def test_nobody_serves_its_source():
+    """No node at all, nodes for other sources, or only nodes that are drained."""
+    other = NodeScene(label="two", sources=["mail"])
+    drained = msgspec.structs.replace(WORKER, is_draining=True)
+    for nodes in [(), (other,), (drained,), (other, drained)]:
+        assert reason(a_record(), a_scene(nodes=nodes)) is Reason.NO_NODE
+    assert reason(a_record(), a_scene(nodes=[drained, WORKER])) is Reason.TURN
+
+
+def test_a_busy_key_names_its_holder():
+    """A parked task names the task that holds its key."""
+    scene = a_scene(holders={("media", "disk-1"): "h"})
+    why = explain_wait(a_record(key="disk-1", parked=True), scene)
+    assert why is not None
+    assert (why.reason, why.blocker) == (Reason.KEY_BUSY, "h")
+    assert reason(a_record(key="disk-1"), scene) is Reason.TURN
+
+
+@pytest.mark.parametrize(
+    ("order", "line", "where"),
+    [(QueueOrder.FIFO, "", "queue 'media'"), (QueueOrder.BUCKETS, "b", "queue 'media', bucket 'b',")],
+)
+def test_the_head_of_a_strict_queue_is_named(order, line, where):
+    """Whoever stands behind the head of a strict queue, or of a bucket, is told who that is and how it is doing."""
+    settings = QueueSettings(name="media", order=order)
+    scene = a_scene(settings=settings, heads={("media", line): ("h", TaskState.PAUSED)})
+    why = explain_wait(a_record(bucket="b"), scene)
+    assert why is not None
+    assert (why.reason, why.blocker) == (Reason.HEAD_OF_LINE, "h")
+    assert why.text == f"{where} keeps to the order of arrival, and task h, which is paused, stands first"
+    assert reason(msgspec.structs.replace(a_record(bucket="b"), uuid="h"), scene) is Reason.TURN
+
+
+def test_a_full_queue_names_who_has_run_longest():
+    """The queue's concurrency is used up; a person's word about it goes before the rule."""
+    running = Busy(2, "r", EARLIER)
+    why = explain_wait(a_record(), a_scene(concurrency=2, running=running))
+    assert why is not None
+    assert (why.reason, why.blocker, why.since) == (Reason.QUEUE_FULL, "r", EARLIER)
+    raised = a_scene(concurrency=2, running=running, control=QueueControl(concurrency=3))
+    assert reason(a_record(), raised) is Reason.TURN
+
+
+def test_full_nodes_are_told_apart():
+    """All nodes at the limit of the source; all nodes full of anything; one with room."""
+    of_source = msgspec.structs.replace(WORKER, running={"zip": Busy(2, "r", EARLIER)})
+    of_all = msgspec.structs.replace(WORKER, running={"zip": Busy(1, "r", NOW), "mail": Busy(3, "m", EARLIER)})
+    assert reason(a_record(), a_scene(nodes=[of_source])) is Reason.SOURCE_FULL
+    why = explain_wait(a_record(), a_scene(nodes=[of_all]))
+    assert why is not None
+    assert (why.reason, why.blocker) == (Reason.NODES_FULL, "m")
+    assert reason(a_record(), a_scene(nodes=[of_source, of_all])) is Reason.SOURCE_FULL
+    assert reason(a_record(), a_scene(nodes=[of_source, WORKER])) is Reason.TURN
+
+
+def test_the_first_to_look_at_is_named():
+    """Of several reasons the one that a person has to deal with first."""
+    control = QueueControl(state=QueueState.PAUSED, said=Said("cli", NOW))
+    everything = a_scene(control=control, concurrency=1, running=Busy(1, "r", EARLIER), nodes=[])
+    assert reason(a_record(parked=True, key="k"), everything) is Reason.QUEUE_PAUSED
+    assert reason(a_record(state=TaskState.PAUSED), everything) is Reason.HELD
