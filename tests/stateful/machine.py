@@ -184,8 +184,6 @@ class StoreMachine(RuleBasedStateMachine):
     """`name` is that of the other store; a subclass may have another."""
 
     name = "SQLite"
-    has_ties = True
-    """Whether tasks may have to do with others there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +283,7 @@ class StoreMachine(RuleBasedStateMachine):
                 adds=[
                     Add(
                         batch_records,
-                        self.policy(batch.dedupe),
+                        batch.dedupe,
                         None if batch.parent is None or not self.claims else self.claim(batch.parent, which),
                         waits,
                         WINDOW_S,
@@ -430,22 +428,19 @@ class StoreMachine(RuleBasedStateMachine):
             priority=task.priority,
             key=task.key,
             bucket=task.bucket,
-            dedupe_slot=task.slot if self.has_ties else None,
-            dedupe_scope=task.scope if self.has_ties else None,
-            group_id=task.group if self.has_ties else None,
-            on_failure=task.on_failure if self.has_ties and task.after else None,
+            dedupe_slot=task.slot,
+            dedupe_scope=task.scope,
+            group_id=task.group,
+            on_failure=task.on_failure if task.after else None,
             due_at=now + timedelta(seconds=task.delay_s),
             created_at=now,
             updated_at=now,
         )
 
-    def policy(self, dedupe: Dedupe) -> Dedupe:
-        return dedupe if self.has_ties or dedupe is not Dedupe.REPLACE else Dedupe.ALLOW
-
     def waits(self, tasks: list[Asked], made: list[TaskRecord]) -> dict[str, list[str]]:
         """Whom each task of a batch waits for."""
         waits: dict[str, list[str]] = {}
-        for place, task in enumerate(tasks if self.has_ties else []):
+        for place, task in enumerate(tasks):
             among = {
                 "store": self.uuids[-16:],
                 "before": [r.uuid for r in made[:place]],
@@ -524,8 +519,7 @@ class StoreMachine(RuleBasedStateMachine):
             if record.state in ENDED:
                 self.ends.setdefault(record.uuid, set()).add(record.state)
         self.check_parking(one)
-        if self.has_ties:
-            self.compare_groups(one)
+        self.compare_groups(one)
         self.known = {record.uuid: record for record in one}
         return one
 

@@ -291,6 +291,15 @@ class AskingContract(Desk):
             K.SKIPPED,
         ]  # fmt: skip
 
+    async def test_a_task_that_is_named_twice(self, store: Store, clock: ManualClock) -> None:
+        """What was said of it the first time stays, and it is counted once, where it is now."""
+        (running,) = await start(store, a_record())
+        await store.apply([running.uuid] * 2, Cancel("cold", force=True), by="ann")
+        assert ((await get(store, running)).note or "").startswith("canceled by force by ann: cold")
+        await add(store, task := a_record(due_at=clock.now() + seconds(9)))
+        await store.apply([task.uuid] * 2, StartNow())
+        assert await store.count() == {(task.queue, S.RUNNING): 1, (task.queue, S.QUEUED): 1}
+
     # --- all that match -----------------------------------------------------------------------------------------------
 
     async def test_only_those_that_were_meant_are_asked(self, store: Store) -> None:

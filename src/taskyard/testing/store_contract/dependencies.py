@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskyard.errors import ClaimLost, CommandRefused, DependencyCycle, InvalidInput, UnknownTask
-from taskyard.model.command import Cancel, Retry, SetPriority
+from taskyard.model.command import Cancel, Hold, Release, Retry, SetPriority
 from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.event import EventKind
 from taskyard.model.execution import ErrorKind
@@ -354,6 +354,29 @@ class DependencyContract(Desk):
         assert ((await get(store, other)).state, (await get(store, other)).waits) == (BLOCKED, 1)
         await end(store, running, TaskState.COMPLETED, clock)
         assert await state_of(store, other) is QUEUED
+
+    async def test_what_gives_up_at_once_keeps_what_it_came_with(self, store: Store, clock: ManualClock) -> None:
+        """A task that ends as it is added, since what it waits for has failed, keeps its bucket and its origin."""
+        (parent,) = await start(store, a_record())
+        await end(store, parent, TaskState.FAILED, clock)
+        await add_after(store, waits := child(bucket="b", origin="o"), after=[parent.record])
+        kept = await get(store, waits)
+        assert (kept.state, kept.bucket, kept.origin) == (TaskState.FAILED, "b", "o")
+
+    async def test_a_held_task_hears_of_the_ends_of_others(self, store: Store, clock: ManualClock) -> None:
+        """Released before the last of them has ended it is blocked again, and afterwards it may start."""
+        one, two = await start(store, a_record(), a_record())
+        await add_after(store, waits := child(), after=[one.record, two.record])
+        await store.apply([waits.uuid], Hold())
+        await end(store, one, TaskState.COMPLETED, clock)
+        (released,) = await store.apply([waits.uuid], Release())
+        assert released.record is not None
+        assert (released.record.state, released.record.waits) == (BLOCKED, 1)
+        await store.apply([waits.uuid], Hold())
+        await end(store, two, TaskState.COMPLETED, clock)
+        assert await claim(store, 9) == []
+        await store.apply([waits.uuid], Release())
+        assert uuids(await claim(store, 9)) == [waits.uuid]
 
     async def test_adds_of_one_turn_may_wait_for_earlier_ones(self, store: Store, clock: ManualClock) -> None:
         """What an earlier add of the same turn has brought can be waited for."""
