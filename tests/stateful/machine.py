@@ -491,9 +491,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def same_nodes(self, handle: int) -> None:
         one, two = self.both(handle, lambda store: store.nodes())
-        mine, theirs = ({(s.node, s.running, s.is_draining) for s in nodes} for nodes in (one, two))
+        mine, theirs = ({s.node.incarnation: (s.node, s.running, s.is_draining) for s in nodes} for nodes in (one, two))
         assert theirs == mine
-        assert {node.incarnation for node, *_ in mine} == set(self.nodes)
+        assert set(mine) == set(self.nodes)
 
     def compare(self) -> list[TaskRecord]:
         """Everything both stores hold is the same, and holds against the rules; the records."""

@@ -145,8 +145,12 @@ class Dependencies(Transaction):
         if self._has_releasing:
             rows: Any = self._conn.execute("SELECT task, uuid, state FROM releasing ORDER BY place")
             earlier = [(task, uuid, TaskState(state)) for task, uuid, state in rows]
-        ended, self._ended = earlier + self._ended, []
-        return ended
+        found, self._ended = earlier + self._ended, []
+        # Once each, as it ended first: an add may have come upon an end that it has brought about itself.
+        once: dict[int, Ended] = {}
+        for ended in found:
+            once.setdefault(ended[0], ended)
+        return list(once.values())
 
     def _keep_ended(self, ended: list[Ended]) -> None:
         """What is left is for the turns that follow, whoever takes them."""

@@ -207,6 +207,14 @@ class DependencyContract(Desk):
         assert states == [TaskState.FAILED, TaskState.SKIPPED, QUEUED, BLOCKED]
         assert (await get(store, skips)).note == f"its dependency {fails.uuid} failed"
 
+    async def test_those_that_end_with_it_may_stand_in_other_queues(self, store: Store) -> None:
+        """What ends unrun takes along those that wait for it at once, in whatever queue each of them stands."""
+        await add(store, first := a_record(queue="one"))
+        await add_after(store, second := child(queue="two"), after=[first])
+        await add_after(store, third := child(queue="three"), after=[second])
+        await store.apply([first.uuid], Cancel())
+        assert [await state_of(store, record) for record in (second, third)] == [TaskState.FAILED] * 2
+
     async def test_a_retry_on_its_way_is_no_end(self, store: Store, clock: ManualClock) -> None:
         """A run that failed and is tried again, or was given back, leaves those that wait as they are."""
         (parent,) = await start(store, a_record())
@@ -357,6 +365,18 @@ class DependencyContract(Desk):
         assert await claim(store, 9) == []
         await store.apply([waits.uuid], Release())
         assert uuids(await claim(store, 9)) == [waits.uuid]
+
+    async def test_an_end_that_two_come_upon_counts_once(self, store: Store, clock: ManualClock) -> None:
+        """Who replaces a task and waits for it comes too late; another that waits for it as well is told once."""
+        old, new, other = a_record(dedupe_slot="s"), child(dedupe_slot="s"), child(OnFailure.IGNORE)
+        (running,) = await start(store, a_record())
+        await add(store, old, dedupe=Dedupe.REFUSE)
+        await add_after(store, other, after=[old, running.record])
+        turned = await store.turn(A, adds=[Add([new], Dedupe.REPLACE, after={new.uuid: [old.uuid]})])
+        assert turned.ended == [old.uuid, new.uuid]
+        assert ((await get(store, other)).state, (await get(store, other)).waits) == (BLOCKED, 1)
+        await end(store, running, TaskState.COMPLETED, clock)
+        assert await state_of(store, other) is QUEUED
 
     async def test_adds_of_one_turn_may_wait_for_earlier_ones(self, store: Store, clock: ManualClock) -> None:
         """What an earlier add of the same turn has brought can be waited for."""

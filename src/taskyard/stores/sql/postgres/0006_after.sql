@@ -61,20 +61,23 @@ BEGIN
     END IF;
 END $$;
 
--- Where those stand that are to hear of the ends of these, or of earlier ones: their queues are locked as well.
+-- Where those stand that may have to hear of the ends of these, or of earlier ones, and those behind them, who hear of it
+-- if they end by it as well: their queues are locked too.
 CREATE FUNCTION taskyard.listeners_1(p_ids bigint[]) RETURNS text[] LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
         RETURN NULL;
     END IF;
     RETURN ARRAY(
-        SELECT DISTINCT c.queue FROM (
-            SELECT unnest(p_ids) AS id
-            UNION SELECT task FROM (SELECT task FROM taskyard.releasing ORDER BY place LIMIT {{release_at_most}}) AS r
-        ) AS x CROSS JOIN LATERAL (
-            SELECT d.child FROM taskyard.dependency AS d WHERE d.parent = x.id AND NOT d.done
-            ORDER BY d.child LIMIT {{release_at_most}}
-        ) AS d JOIN taskyard.task AS c ON c.id = d.child);
+        WITH RECURSIVE below (id) AS (
+            SELECT id FROM (
+                SELECT unnest(p_ids) AS id UNION
+                SELECT task FROM (SELECT task FROM taskyard.releasing ORDER BY place LIMIT {{release_at_most}}) AS r
+            ) AS x
+            UNION SELECT d.child FROM below AS b JOIN taskyard.dependency AS d ON d.parent = b.id AND NOT d.done
+        )
+        SELECT DISTINCT c.queue FROM (SELECT id FROM below LIMIT 4 * {{release_at_most}}) AS b
+        JOIN taskyard.task AS c ON c.id = b.id);
 END $$;
 
 -- End tasks that do not run, each as it says; null as an error or a note leaves what there is.
@@ -232,7 +235,11 @@ BEGIN
         UNION
         SELECT h.queue FROM unnest(a_slot) AS s CROSS JOIN LATERAL taskyard.holder_1(s, p_now) AS h
         WHERE s IS NOT NULL AND h.queue IS NOT NULL
-            AND EXISTS (SELECT FROM json_to_recordset(p_adds) AS a(dedupe text) WHERE a.dedupe = 'replace'));
+            AND EXISTS (SELECT FROM json_to_recordset(p_adds) AS a(dedupe text) WHERE a.dedupe = 'replace')
+        UNION
+        SELECT unnest(taskyard.listeners_1(ARRAY(
+            SELECT h.id FROM unnest(a_slot) AS s CROSS JOIN LATERAL taskyard.holder_1(s, p_now) AS h
+            WHERE s IS NOT NULL AND h.id IS NOT NULL))));
 END $$;
 
 -- New tasks wait for others from here on, unless those are done: those who do are blocked. Who of the others has ended so
