@@ -61,11 +61,11 @@ def test_submit_without_an_app_asks_the_workers(shell: Shell) -> None:
     assert "not checked" in done.err
     refused = shell.run("submit", "nope", "--store", shell.url)
     assert refused.code == 1
-    assert "add, boom, deaf, flaky, hold, stubborn, until" in refused.err
+    assert "add, boom, deaf, flaky, hold, sleeper, stubborn, until" in refused.err
 
 
 REFUSED = [
-    pytest.param(["nope"], 1, "add, boom, deaf, flaky, hold, stubborn, until", id="unknown-consumer"),
+    pytest.param(["nope"], 1, "add, boom, deaf, flaky, hold, sleeper, stubborn, until", id="unknown-consumer"),
     pytest.param(["add", "a=x"], 1, "a: Input should be a valid integer", id="wrong-type"),
     pytest.param(["add", "b=1"], 1, "a: Field required", id="missing-argument"),
     pytest.param(["add", "a=1", "c=1"], 1, "c: Extra inputs", id="unknown-argument"),

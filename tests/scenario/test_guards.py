@@ -82,7 +82,7 @@ def test_opening_the_file_with_sqlite3_warns(file_url):
 PACKAGES = ["fastapi", "starlette", "uvicorn", "typer", "rich", "click", "asyncpg", "pydantic", "apsw", "sqlite3"]
 
 
-@pytest.mark.parametrize("module", [*PACKAGES, "multiprocessing", "taskyard.execution.wire"])
+@pytest.mark.parametrize("module", [*PACKAGES, "multiprocessing", "zoneinfo", "cronsim", "taskyard.execution.wire"])
 def test_importing_taskyard_imports_little(module):
     """`import taskyard` imports no web, CLI or database package and no process pool; those come when they are first
     needed."""

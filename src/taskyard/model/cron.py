@@ -6,14 +6,15 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
-from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo, available_timezones
-
-from cronsim import CronSim, CronSimError
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taskyard.errors import InvalidInput, quote
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
+    from cronsim import CronSim
 
 LONGEST_EXPRESSION = 200
 
@@ -101,6 +102,8 @@ def normalize(expression: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def parse_cron(expression: str) -> CronTimes:
+    from cronsim import CronSim, CronSimError
+
     text = _expand(expression)
     fields = text.split()
     if len(fields) != len(FIELDS):
@@ -146,6 +149,8 @@ def _wrong_number(expression: str, n: int) -> str:
 
 
 def _wrong_field(expression: str, fields: list[str], why: str) -> str:
+    from cronsim import CronSim, CronSimError
+
     name = why.removeprefix("Bad ")
     if name == "day-of-month":
         try:
@@ -170,10 +175,15 @@ _ZONE = re.compile(r"(?!localtime|posix|right/)[A-Za-z][\w+-]{0,31}(/[\w+-]{1,31
 
 @lru_cache(maxsize=1)
 def _known_zones() -> list[str]:
+    from zoneinfo import available_timezones
+
     return sorted(filter(_ZONE.fullmatch, available_timezones()))
 
 
 def get_zone(name: Any) -> ZoneInfo:
+    from difflib import get_close_matches
+    from zoneinfo import ZoneInfo
+
     if isinstance(name, str) and _ZONE.fullmatch(name):
         try:
             return ZoneInfo(name)

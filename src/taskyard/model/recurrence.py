@@ -19,8 +19,7 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
-from typing import Any
-from zoneinfo import ZoneInfo
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,6 +27,9 @@ from taskyard.errors import InvalidInput, quote
 from taskyard.model.cron import DAY, get_zone, normalize, parse_cron, to_midnight
 from taskyard.model.given import LONGEST_S
 from taskyard.model.task import aware
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 """No rule fires outside of these: arithmetic on dates stays within what Python has."""
