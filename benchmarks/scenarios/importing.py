@@ -1,5 +1,6 @@
 """`import taskyard` in a new interpreter, whole process, and what it must not bring along."""
 
+import os
 import subprocess
 import sys
 import time
@@ -42,7 +43,9 @@ def _refuse_unwanted(module: str) -> None:
 
 
 def _python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    # A shell that forbids bytecode would have us measure the compiler.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environ)
     if done.returncode != 0:
         raise SideFailed(f"{code!r}: exit code {done.returncode}\n{done.stderr.strip()}")
     return done.stdout

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
-from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
@@ -275,6 +274,8 @@ def jitter(schedule: Schedule, fire_at: datetime) -> timedelta:
     """How long after `fire_at` its task is due: drawn from [0, `jitter_s`), the same by whoever draws."""
     if not schedule.jitter_s:
         return timedelta()
+    from hashlib import blake2b
+
     seed = f"{(fire_at - FIRST) // TICK} {schedule.name}".encode()
     share = int.from_bytes(blake2b(seed, digest_size=6).digest(), "big") / (1 << 48)
     return timedelta(seconds=schedule.jitter_s * share)
