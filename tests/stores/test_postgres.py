@@ -35,6 +35,7 @@ from taskyard.model.why import Reason, explain_wait
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Report, TaskFilter
 from taskyard.settings import make_store
+from taskyard.stores.locks import Lock
 from taskyard.stores.postgres import PostgresStore, commands, hints, reader, within
 from taskyard.stores.postgres.lease import Pulse
 from taskyard.stores.postgres.place import COMMAND_S, Connection
@@ -253,7 +254,7 @@ async def test_limits_hold_whatever_isolation_the_database_has_by_default(empty_
     await stores[0].set_queue(QueueSettings(name="default", concurrency=1))
     await stores[0].turn(A.incarnation, adds=[an_add(a_record(source="x"), a_record(source="y"))])
     async with stranger.transaction(readonly=False):
-        await stranger.execute("SELECT pg_advisory_xact_lock(1953721201, hashtext('default'))")
+        await stranger.execute(f"SELECT pg_advisory_xact_lock({Lock.QUEUE}, hashtext('default'))")
         turns = [
             asyncio.ensure_future(stores[0].turn(A.incarnation, demand=room(1, x=1))),
             asyncio.ensure_future(stores[1].turn(B.incarnation, demand=room(1, y=1))),
@@ -269,7 +270,7 @@ async def test_work_that_is_submitted_in_an_open_transaction_is_not_waited_for(s
     """When somebody's open transaction holds a dedupe slot, a turn says so at once; other adds are not held up."""
     transaction = stranger.transaction()
     await transaction.start()
-    await stranger.execute("SELECT pg_advisory_xact_lock(1953721204, hashtext('same'))")
+    await stranger.execute(f"SELECT pg_advisory_xact_lock({Lock.OPEN_SLOT}, hashtext('same'))")
     fine = a_record()
     turned = await store.turn(
         A.incarnation, adds=[an_add(a_record(dedupe_slot="same"), dedupe=Dedupe.MERGE), an_add(fine)], demand=room(9)
@@ -322,7 +323,7 @@ async def test_a_turn_that_has_written_nothing_yet_hides_no_event(store, strange
     turn, _ = more
     async with stranger.transaction(), turn.transaction():
         await stranger.execute("SELECT pg_current_xact_id()")
-        await turn.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0)")
+        await turn.execute(f"SELECT pg_advisory_xact_lock_shared({Lock.EVENTS}, 0)")
         after = (await store.events(after=-1)).last
         await store.turn(A.incarnation, adds=[an_add(task := a_record())])
         assert [event.uuid for event in (await store.events(after=after)).events] == [task.uuid]
@@ -339,7 +340,7 @@ async def test_a_turn_with_the_newest_number_hides_no_event(postgres_url, clock,
         await turn.execute(AN_EVENT, "told")
         async with newer.transaction(), turn.transaction():
             await newer.execute("SELECT pg_current_xact_id()")  # the first number after those that have ended
-            await turn.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0), pg_current_xact_id()")
+            await turn.execute(f"SELECT pg_advisory_xact_lock_shared({Lock.EVENTS}, 0), pg_current_xact_id()")
             page = await reader.events(after=0)
             assert [event.uuid for event in page.events] == ["told"]
             assert (await reader.events(after=-1)).last == page.last
@@ -350,7 +351,7 @@ async def test_the_events_of_an_open_turn_hold_back_those_after_it(store, strang
     """What a transaction of ours has not committed yet is not passed over: later events wait for it."""
     transaction = stranger.transaction()
     await transaction.start()
-    await stranger.execute("SELECT pg_advisory_xact_lock_shared(1953721203, 0)")
+    await stranger.execute(f"SELECT pg_advisory_xact_lock_shared({Lock.EVENTS}, 0)")
     await stranger.execute(AN_EVENT, "early")
     after = (await store.events(after=-1)).last
     await store.turn(A.incarnation, adds=[an_add(task := a_record())])
@@ -592,7 +593,7 @@ async def test_a_node_that_was_never_watched_is_not_rescued_while_it_beats(store
     """Who takes a node back without having looked at it does so only if it does not beat meanwhile."""
     (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
     async with stranger.transaction():
-        await stranger.execute("SELECT pg_advisory_xact_lock(1953721202, hashtext($1))", A.incarnation)
+        await stranger.execute(f"SELECT pg_advisory_xact_lock({Lock.NODE}, hashtext($1))", A.incarnation)
         rescuing = asyncio.ensure_future(other.rescue(A.incarnation))
         await until(lambda: stranger.fetchval(WAITING))
         lease = store.lease(A.incarnation)
@@ -637,7 +638,7 @@ async def test_a_turn_that_gets_no_lock_is_known_to_have_done_nothing(clock, pos
     await store.turn("nobody")
     (connection,) = store._turns._idle
     async with stranger.transaction():
-        await stranger.execute("SELECT pg_advisory_xact_lock(1953721201, hashtext('slow'))")
+        await stranger.execute(f"SELECT pg_advisory_xact_lock({Lock.QUEUE}, hashtext('slow'))")
         with pytest.raises(StoreBusy):
             await store.turn("nobody", adds=[an_add(a_record(queue="slow"))])
     assert store._turns._idle == [connection]
@@ -652,7 +653,7 @@ async def test_what_was_lost_takes_effect_before_what_is_asked_next_or_never(sto
     pid = connection.get_server_pid()
     transaction = stranger.transaction()
     await transaction.start()
-    await stranger.execute("SELECT pg_advisory_xact_lock(1953721201, hashtext('slow'))")
+    await stranger.execute(f"SELECT pg_advisory_xact_lock({Lock.QUEUE}, hashtext('slow'))")
     lost = asyncio.ensure_future(store.turn(A.incarnation, adds=[an_add(late := a_record(queue="slow"))]))
     waits = "SELECT pid FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
     await until(lambda: store._read(lambda conn: conn.fetchval(waits, pid)))

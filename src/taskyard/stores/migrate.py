@@ -16,6 +16,7 @@ from taskyard.model.settle import TOO_LATE
 from taskyard.model.state import TaskState, sql_guard
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, Schema
+from taskyard.stores.locks import Lock
 from taskyard.stores.plan import RELEASE_AT_MOST
 from taskyard.stores.rows import EPOCH
 
@@ -24,6 +25,9 @@ EVENTS_AT_MOST = 1 << 17
 
 RAISE_AFTER = 500 * GAP
 """How far claims must have come beyond a lane's mark before it is moved: some 250 tasks, of two numbers each."""
+
+LOCKED_AT_MOST = 1000
+"""Slots of one add that are locked each by itself: a server has room for some thousands of locks."""
 
 LOWEST = -(2**62)
 """Below every place that a store comes to in practice; and a place less this one is still a number of 64 bits."""
@@ -83,7 +87,8 @@ def _fill(sql: str, database: str) -> str:
         "replaced": _json(replaced(PARENT, now=EPOCH)),
         "reason": REASON.replace("\x01", "\\u0001"),  # as JSON writes it
         "parent": PARENT.replace("\x01", "\\u0001"),
-    }
+        "locked_at_most": str(LOCKED_AT_MOST),
+    } | {f"lock_{lock.name.lower()}": str(int(lock)) for lock in Lock}
     for name, value in values.items():
         sql = sql.replace("{{" + name + "}}", value)
     return sql

@@ -8,6 +8,7 @@ import random
 import time
 from pathlib import Path
 
+from taskyard.stores.locks import Lock
 from taskyard.testing.postgres import Databases
 from tests.torture.figures import Figures
 from tests.torture.postgres.crew import Crew
@@ -23,7 +24,7 @@ OPEN = (
     "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM taskyard.task;"
     "CREATE TEMPORARY TABLE of_mine AS SELECT pg_current_xact_id()"
 )
-WAITING = "BEGIN; SELECT pg_advisory_xact_lock_shared(1953721203, 0)"
+WAITING = f"BEGIN; SELECT pg_advisory_xact_lock_shared({Lock.EVENTS}, 0)"
 
 
 def run(where: Path, *, trials: int, seed: int, databases: Databases | None = None) -> Figures:

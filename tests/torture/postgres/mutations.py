@@ -5,6 +5,7 @@ from pathlib import Path
 
 import asyncpg
 
+from taskyard.stores.locks import Lock
 from taskyard.stores.postgres.place import migrate
 from tests.torture.postgres.site import Site
 from tests.torture.work import address_of
@@ -18,7 +19,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "forget-what-runs": [(r"v_lane\.concurrency - coalesce\(sum\(t\.n\), 0\)", "v_lane.concurrency + 0 * count(*)")],
     # Turns do not wait for each other, and take their time between looking for room and filling it.
     "drop-the-queue-lock": [
-        (r"PERFORM pg_advisory_xact_lock\(1953721201, h\)\s+FROM", "PERFORM FROM"),
+        (rf"PERFORM pg_advisory_xact_lock\({Lock.QUEUE}, h\)\s+FROM", "PERFORM FROM"),
         (r"(v_ids := taskyard\.pick_\d+\([^;]*\);)", r"\1 PERFORM pg_sleep(0.5);"),
     ],
     # Neither the version of a schedule nor the row of a fire time keeps a second task out.

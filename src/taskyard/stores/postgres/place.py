@@ -28,6 +28,7 @@ from taskyard.errors import (
     StoreUrlInvalid,
     hide_password,
 )
+from taskyard.stores.locks import Lock
 from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
 
 T = TypeVar("T")
@@ -50,9 +51,6 @@ MAY_CREATE = (
 )
 
 OLDEST_SERVER = 15
-
-MIGRATING = 1953721205
-"""The number of the lock that one migrator holds; those beside it stand in the SQL."""
 
 LOCK, STATEMENT = 5 / 8, 7 / 8
 """Of the time for an answer: how long the server waits for a lock, and works on a statement. Shorter than the client
@@ -310,7 +308,7 @@ async def _renumber(conn: Connection) -> None:
     whoever reads on from one of them is told of; counts stand before all that will be counted."""
     if await conn.fetchval(_IS_AHEAD):
         async with conn.transaction():
-            await conn.execute(f"SELECT pg_advisory_xact_lock({MIGRATING}, 0)")
+            await conn.execute(f"SELECT pg_advisory_xact_lock({Lock.MIGRATING}, 0)")
             if await conn.fetchval(_IS_AHEAD):  # whoever had the lock before us has not seen to it
                 await conn.execute(_FORGET_EVENTS)
 
@@ -353,7 +351,7 @@ async def apply(conn: Connection, known: Sequence[tuple[int, str]], *, wait_s: f
 async def _apply(conn: Connection, known: Sequence[tuple[int, str]]) -> int:
     await conn.execute(f"SET LOCAL statement_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
     await conn.execute(f"SET LOCAL lock_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
-    await conn.execute(f"SELECT pg_advisory_xact_lock({MIGRATING}, 0)", timeout=MIGRATE_S)
+    await conn.execute(f"SELECT pg_advisory_xact_lock({Lock.MIGRATING}, 0)", timeout=MIGRATE_S)
     await conn.execute(f"SET LOCAL lock_timeout = '{ALTER_S * 1000:.0f}ms'")
     if await conn.fetchval("SELECT to_regnamespace('taskyard')") is None:
         await conn.execute("CREATE SCHEMA taskyard")

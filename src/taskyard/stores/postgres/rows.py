@@ -60,7 +60,7 @@ def from_row(row: Any) -> TaskRecord:
 
 
 def to_claims(columns: Any, node: str, now: datetime) -> list[Claim]:
-    """The claims of a row of the type `claims_2`, which was made at `now` for this node."""
+    """The claims of a row of the type `claims_1`, which was made at `now` for this node."""
     ids, *often = columns[:11]
     zeros, nones = repeat(0), repeat(None)
     (

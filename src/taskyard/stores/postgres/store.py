@@ -397,7 +397,7 @@ class PostgresStore(ScheduleVerbs):
     async def set_queue(self, settings: QueueSettings) -> None:
         async with self._asked():
             row = await self._write(
-                "CALL taskyard.queue_2($1, $2, $3, $4, $5, $6, $7, $8, NULL)",
+                "CALL taskyard.queue_1($1, $2, $3, $4, $5, $6, $7, $8, NULL)",
                 settings.name,
                 settings.concurrency,
                 settings.per_key,

@@ -29,7 +29,7 @@ from taskyard.stores.migrate import REASON
 from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
 from taskyard.stores.rows import has_ties, json_or_none
 
-CALL = f"CALL taskyard.turn_2({', '.join(f'${n}' for n in range(1, 30))}, NULL, NULL, NULL, NULL, NULL, NULL)"
+CALL = f"CALL taskyard.turn_1({', '.join(f'${n}' for n in range(1, 30))}, NULL, NULL, NULL, NULL, NULL, NULL)"
 
 HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
 
@@ -96,6 +96,8 @@ class Turn:
         completed, moves, queues = self._split()
         records = self._records()
         queues.update([record.queue for record in records])
+        queues.update([report.claim.record.queue for report in self._reports])
+        queues.update([add.parent.record.queue for add in self._stored() if add.parent is not None])
         demand = self._demand if self._demand is not None and self._demand.total > 0 else None
         return (
             self._node, self._now, list(queues), *completed, moves, self._said(), self._asked(records),

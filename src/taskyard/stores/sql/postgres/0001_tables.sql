@@ -1,4 +1,4 @@
--- Tasks, their runs, queues, lanes, nodes and events. JSON is text. Names are compared byte by byte: the order of a
+-- Tasks, their runs, queues, lanes, nodes, events and schedules. JSON is text. Names are compared byte by byte: the order of a
 -- locale would only make every index slower.
 
 -- The one counter: ids, places and tokens. Never cached by a session: tokens must grow in the order they are handed out.
@@ -22,6 +22,7 @@ CREATE TABLE taskyard.task (
     recoveries      integer NOT NULL DEFAULT 0,
     priority        smallint NOT NULL CHECK (priority BETWEEN 0 AND 2),
     parked          boolean NOT NULL,
+    cancel_forced   boolean NOT NULL DEFAULT false,
     state           text COLLATE "C" NOT NULL,
     uuid            text COLLATE "C" NOT NULL,
     source          text COLLATE "C" NOT NULL,
@@ -36,6 +37,10 @@ CREATE TABLE taskyard.task (
     note            text,
     cancel_reason   text,
     checkpoint      text,
+    bucket          text COLLATE "C",
+    origin          text COLLATE "C",
+    -- The line it stands in, where its queue goes by places alone; null in all others, which then need no index for it.
+    line            text COLLATE "C",
     CHECK ((state = 'running') = (token IS NOT NULL) AND (token IS NULL) = (node IS NULL))
 ) WITH (
     fillfactor = 90,
@@ -52,6 +57,10 @@ CREATE INDEX task_cancel ON taskyard.task (node, id) WHERE state = 'running' AND
 CREATE INDEX task_waits ON taskyard.task (queue, key, parked, priority, position) WHERE key IS NOT NULL AND state = 'queued';
 CREATE INDEX task_holds ON taskyard.task (queue, key) WHERE key IS NOT NULL AND state IN ('running', 'retrying');
 CREATE UNIQUE INDEX task_dedupe ON taskyard.task (dedupe_slot) WHERE dedupe_slot IS NOT NULL;
+CREATE INDEX task_line ON taskyard.task (queue, line, position)
+    WHERE line IS NOT NULL AND state IN ('queued', 'paused', 'blocked');
+-- Places are handed out in multiples; what lies between was put there by hand.
+CREATE INDEX task_placed ON taskyard.task (queue, position) WHERE position % {{gap}} <> 0;
 
 -- What has ended: written once, read by people, pruned by age. A completed run has no row of its own in `run`: all there
 -- is to say of it stands here (run_token, run_node, attempt, started_at, finished_at). `was` is the state it came from.
@@ -82,7 +91,9 @@ CREATE TABLE taskyard.ended (
     result      text,
     error       text,
     note        text,
-    checkpoint  text
+    checkpoint  text,
+    bucket      text COLLATE "C",
+    origin      text COLLATE "C"
 ) WITH (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_insert_scale_factor = 0.5);
 
 CREATE UNIQUE INDEX ended_uuid ON taskyard.ended (uuid);
@@ -116,13 +127,30 @@ CREATE TABLE taskyard.run (
     PRIMARY KEY (task, token)
 );
 
+-- `concurrency` is what holds: what a person has said, or else the rule in `settings`. `control` is all that was said.
 CREATE TABLE taskyard.queue (
     name         text COLLATE "C" PRIMARY KEY,
     concurrency  integer,
     per_key      integer NOT NULL,
     auto_recover integer NOT NULL,
-    settings     text NOT NULL
+    starve_after integer DEFAULT 8,
+    starve_wait  interval DEFAULT interval '600 seconds',
+    ordering     text COLLATE "C" NOT NULL DEFAULT 'priority',
+    state        text COLLATE "C" NOT NULL DEFAULT 'running',
+    settings     text NOT NULL,
+    control      text
 );
+
+-- What a queue remembers of whose turn it is: of normal and low, how many higher ones have started meanwhile, and when
+-- they were last let in before one; and the bucket served last.
+CREATE TABLE taskyard.turns (
+    queue    text COLLATE "C" PRIMARY KEY,
+    passed_1 integer NOT NULL,
+    passed_2 integer NOT NULL,
+    let_in_1 timestamptz,
+    let_in_2 timestamptz,
+    bucket   text COLLATE "C"
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 -- Every (queue, source) that ever had a task, with 0 for each priority that it ever had one of.
 CREATE TABLE taskyard.lane (
@@ -201,3 +229,66 @@ CREATE TABLE taskyard.tidied (
 ) WITH (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_cost_delay = 0);
 
 INSERT INTO taskyard.tidied VALUES (0, 0, 0, 0);
+
+-- Of the few tasks that have to do with others. It stays where it is when a task ends, and when it is sent again.
+-- `waits` is how many of those it waits for are not done yet; `dedupe_key` the slot that it took, kept when it gives the
+-- slot up.
+CREATE TABLE taskyard.tie (
+    id           bigint PRIMARY KEY,
+    waits        integer NOT NULL DEFAULT 0,
+    group_id     text COLLATE "C",
+    on_failure   text COLLATE "C",
+    dedupe_key   text COLLATE "C",
+    dedupe_scope text COLLATE "C"
+);
+CREATE INDEX tie_group ON taskyard.tie (group_id, id) WHERE group_id IS NOT NULL;
+
+-- Kept until the child is pruned: who sends it again has to know what it waits for. `done` is set when the parent's end
+-- has been counted.
+CREATE TABLE taskyard.dependency (
+    child  bigint NOT NULL,
+    parent bigint NOT NULL,
+    done   boolean NOT NULL,
+    PRIMARY KEY (child, parent)
+);
+CREATE INDEX dependency_open ON taskyard.dependency (parent, child) WHERE NOT done;
+
+-- Tasks that have ended, and whose end some that wait for them have not heard of yet: a turn tells a thousand.
+CREATE TABLE taskyard.releasing (
+    place bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task  bigint NOT NULL,
+    uuid  text COLLATE "C" NOT NULL,
+    state text COLLATE "C" NOT NULL
+);
+
+-- Slots that are taken until a time, whatever becomes of the task.
+CREATE TABLE taskyard.slot_window (
+    slot  text COLLATE "C" PRIMARY KEY,
+    uuid  text COLLATE "C" NOT NULL,
+    until timestamptz NOT NULL
+);
+CREATE INDEX slot_window_until ON taskyard.slot_window (until);
+
+-- Recurring schedules, and which of their fire times have become tasks.
+CREATE TABLE taskyard.schedule (
+    name       text COLLATE "C" PRIMARY KEY,
+    definition text NOT NULL,
+    state      text NOT NULL,
+    version    text COLLATE "C" NOT NULL,
+    by         text NOT NULL,
+    from_code  boolean NOT NULL
+);
+
+-- The unique pair is what makes a fire time one task, whoever fires it. `ended` is set by a later fire, when the task is
+-- found to have ended: only the others are asked for when it matters whether one has not.
+CREATE TABLE taskyard.fire (
+    id       bigint PRIMARY KEY,
+    fire_at  timestamptz NOT NULL,
+    ended    boolean NOT NULL DEFAULT false,
+    schedule text COLLATE "C" NOT NULL,
+    task     text COLLATE "C" NOT NULL,
+    kind     text COLLATE "C" NOT NULL,
+    UNIQUE (schedule, fire_at)
+);
+CREATE INDEX fire_order ON taskyard.fire (schedule, id);
+CREATE INDEX fire_open ON taskyard.fire (schedule, task) WHERE NOT ended;

@@ -5,7 +5,7 @@
 
 CREATE TYPE taskyard.submitted_1 AS (
     uuid text, source text, queue text, args text, priority smallint, key text, slot text, timeout_s double precision,
-    retry text, due_at timestamptz, created_at timestamptz
+    retry text, due_at timestamptz, created_at timestamptz, bucket text, origin text
 );
 
 -- Which database on which server this is: a copy of it is another.
@@ -26,7 +26,6 @@ DECLARE
     v_dedupe text := v_add ->> 'dedupe';
     v_tasks taskyard.submitted_1[];
     v_holders text[];
-    v_hash integer;
     v_found record;
     v_ids bigint[];
 BEGIN
@@ -42,27 +41,24 @@ BEGIN
     v_tasks := ARRAY(SELECT t FROM json_populate_recordset(NULL::taskyard.submitted_1, v_add -> 'tasks') AS t);
     v_holders := array_fill(NULL::text, ARRAY[cardinality(v_tasks)]);
     IF v_dedupe <> 'allow' THEN
-        -- Whoever holds a slot for good is seen without a lock. For the others: turns share this lock while they look
-        -- and store, and never wait for it. Nor do we here: who waits for a transaction that waits for him waits for
-        -- ever, since no server knows of both.
-        FOR v_hash IN
-            SELECT DISTINCT hashtext(r.slot) FROM unnest(v_tasks) AS r WHERE r.slot IS NOT NULL
-                AND NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.dedupe_slot = r.slot)
-            ORDER BY 1
-        LOOP
-            IF NOT pg_try_advisory_xact_lock(1953721204, v_hash) THEN
-                RETURN '{"why":"busy"}';
-            END IF;
-        END LOOP;
+        -- Whoever holds a slot for good is seen without a lock. For the others: who waits for a transaction that waits
+        -- for him waits for ever, since no server knows of both.
+        IF NOT taskyard.lock_open_slots_1(ARRAY(
+            SELECT r.slot FROM unnest(v_tasks) AS r
+            WHERE NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.dedupe_slot = r.slot)), true)
+        THEN
+            RETURN '{"why":"busy"}';
+        END IF;
         WITH r AS (
             SELECT u.uuid, u.slot, u.ord, first_value(u.uuid) OVER (PARTITION BY u.slot ORDER BY u.ord) AS first_uuid,
                 row_number() OVER (PARTITION BY u.slot ORDER BY u.ord) AS nth
             FROM unnest(v_tasks) WITH ORDINALITY
-                AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, ord)
+                AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket,
+                    origin, ord)
         ), held AS (
             SELECT r.slot, r.ord, t.uuid, CASE WHEN t.uuid IS NOT NULL THEN t.uuid
                 WHEN r.slot IS NOT NULL AND r.nth > 1 THEN r.first_uuid END AS holder
-            FROM r LEFT JOIN taskyard.task AS t ON t.dedupe_slot = r.slot
+            FROM r LEFT JOIN LATERAL taskyard.holder_1(r.slot, now()) AS t ON r.slot IS NOT NULL
         )
         SELECT array_agg(holder ORDER BY ord) AS holders,
             (array_agg(json_build_object('why', 'duplicate', 'uuid', coalesce(uuid, ''), 'slot', slot) ORDER BY ord)
@@ -80,11 +76,13 @@ BEGIN
     WITH stored AS (
         INSERT INTO taskyard.task (
             id, position, due_at, created_at, updated_at, timeout_s, priority, parked, state, uuid, source, queue, args,
-            key, dedupe_slot, retry)
+            key, dedupe_slot, retry, bucket, origin)
         SELECT nextval('taskyard.seq'), 0, due_at, created_at, created_at, timeout_s, priority, false, 'scheduled', uuid,
-            source, queue, args, key, CASE WHEN v_dedupe <> 'allow' THEN slot END, retry
+            source, queue, args, key, CASE WHEN v_dedupe <> 'allow' THEN slot END, retry, bucket,
+            origin
         FROM unnest(v_tasks) WITH ORDINALITY
-            AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, ord)
+            AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket,
+                    origin, ord)
         WHERE v_holders[u.ord] IS NULL
         ON CONFLICT DO NOTHING
         RETURNING id
@@ -98,5 +96,7 @@ BEGIN
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
     END IF;
     INSERT INTO taskyard.submitted (queue, n) SELECT queue, count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
+    INSERT INTO taskyard.tie (id, dedupe_key, dedupe_scope)
+    SELECT id, dedupe_slot, 'pending' FROM taskyard.task WHERE id = ANY (v_ids) AND dedupe_slot IS NOT NULL;
     RETURN to_json(v_holders);
 END $$;

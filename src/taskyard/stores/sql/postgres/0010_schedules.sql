@@ -1,27 +1,4 @@
--- Recurring schedules, and which of their fire times have become tasks.
-
-CREATE TABLE taskyard.schedule (
-    name       text COLLATE "C" PRIMARY KEY,
-    definition text NOT NULL,
-    state      text NOT NULL,
-    version    text COLLATE "C" NOT NULL,
-    by         text NOT NULL,
-    from_code  boolean NOT NULL
-);
-
--- The unique pair is what makes a fire time one task, whoever fires it. `ended` is set by a later fire, when the task is
--- found to have ended: only the others are asked for when it matters whether one has not.
-CREATE TABLE taskyard.fire (
-    id       bigint PRIMARY KEY,
-    fire_at  timestamptz NOT NULL,
-    ended    boolean NOT NULL DEFAULT false,
-    schedule text COLLATE "C" NOT NULL,
-    task     text COLLATE "C" NOT NULL,
-    kind     text COLLATE "C" NOT NULL,
-    UNIQUE (schedule, fire_at)
-);
-CREATE INDEX fire_order ON taskyard.fire (schedule, id);
-CREATE INDEX fire_open ON taskyard.fire (schedule, task) WHERE NOT ended;
+-- Recurring schedules: each fire time becomes one task.
 
 -- Carry out what was decided about a schedule, if it is still the version that was looked at. `outcome` is 'done';
 -- 'stale' if it is another version; 'changed' if one of the tasks to cancel is not what it was; or what `submit_1` says

@@ -1,0 +1,17 @@
+"""The advisory locks on PostgreSQL, each by the first of its two numbers; SQL and Python mean the same ones."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Lock(IntEnum):
+    QUEUE = 1953721201
+    NODE = 1953721202
+    EVENTS = 1953721203
+    """Held by whoever may write events."""
+    OPEN_SLOT = 1953721204
+    """Held for as long as somebody else's transaction is open in which a slot was taken."""
+    SLOT = 1953721205
+    TIDYING = 1953721206
+    MIGRATING = 1953721207

@@ -1,0 +1,294 @@
+-- New tasks.
+
+-- Store new tasks, of which nothing is to be decided any more. How many events that were. Of what is the same for all of
+-- them, there may be one: to send each of them would take the client twice as long.
+CREATE FUNCTION taskyard.add_1(
+    p_first integer, p_now timestamptz, a_uuid text[], a_source text[], a_queue text[], a_args text[],
+    a_priority smallint[], a_key text[], a_slot text[], a_timeout_s double precision[], a_retry text[],
+    a_due_at timestamptz[], a_created_at timestamptz[], a_bucket text[], a_origin text[]
+) RETURNS integer LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_told integer;
+    v_has_lines boolean := EXISTS (SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (a_queue));
+BEGIN
+    WITH r AS MATERIALIZED (
+        SELECT u.uuid, coalesce(u.source, a_source[1]) AS source, coalesce(u.queue, a_queue[1]) AS queue, u.args,
+            coalesce(u.priority, a_priority[1]) AS priority, u.key, u.slot, u.timeout_s, u.retry,
+            coalesce(u.due_at, a_due_at[1]) AS due_at, coalesce(u.created_at, a_created_at[1]) AS created_at,
+            nextval('taskyard.seq') AS id, coalesce(u.due_at, a_due_at[1]) > p_now AS later, u.bucket, u.origin
+        FROM unnest(a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at,
+            a_created_at, a_bucket, a_origin)
+            AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket, origin)
+    ), stored AS (
+        INSERT INTO taskyard.task (
+            id, position, due_at, created_at, updated_at, timeout_s, priority, parked, state, uuid, source, queue, args,
+            key, dedupe_slot, retry, bucket, origin, line)
+        SELECT id, id * {{gap}}, due_at, created_at, p_now, timeout_s, priority, key IS NOT NULL AND NOT later,
+            CASE WHEN later THEN 'scheduled' ELSE 'queued' END, uuid, source, queue, args, key, slot, retry, bucket,
+            origin, CASE WHEN v_has_lines THEN taskyard.line_1(
+                (SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = r.queue), bucket) END
+        FROM r
+    ), lanes AS (
+        SELECT queue, source, count(*)::integer AS n, array_agg(uuid ORDER BY id) AS uuids FROM r GROUP BY queue, source
+    ), told AS (
+        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
+        SELECT pg_current_xact_id()::text::bigint, p_first + (sum(n) OVER (ORDER BY queue, source))::integer - n, n,
+            'submitted', queue, source, ARRAY[p_now], uuids
+        FROM lanes
+    ), counted AS (
+        INSERT INTO taskyard.tally
+        SELECT queue, CASE WHEN later THEN 'scheduled' ELSE 'queued' END, count(*) FROM r GROUP BY queue, later
+    )
+    SELECT count(*) INTO v_told FROM r;
+    RETURN v_told;
+END $$;
+
+-- The queues of those that the tasks of these adds wait for or replace.
+CREATE FUNCTION taskyard.others_1(p_adds json, a_slot text[], p_now timestamptz) RETURNS text[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT t.queue FROM json_to_recordset(p_adds) AS a(ties json)
+        CROSS JOIN LATERAL json_to_recordset(a.ties) AS x("after" json)
+        CROSS JOIN LATERAL json_array_elements_text(x."after") AS p(uuid)
+        JOIN taskyard.task AS t ON t.uuid = p.uuid
+        UNION
+        SELECT h.queue FROM unnest(a_slot) AS s CROSS JOIN LATERAL taskyard.holder_1(s, p_now) AS h
+        WHERE s IS NOT NULL AND h.queue IS NOT NULL
+            AND EXISTS (SELECT FROM json_to_recordset(p_adds) AS a(dedupe text) WHERE a.dedupe = 'replace')
+        UNION
+        SELECT unnest(taskyard.listeners_1(ARRAY(
+            SELECT h.id FROM unnest(a_slot) AS s CROSS JOIN LATERAL taskyard.holder_1(s, p_now) AS h
+            WHERE s IS NOT NULL AND h.id IS NOT NULL))));
+END $$;
+
+-- New tasks wait for others from here on, unless those are done: those who do are blocked. Who of the others has ended so
+-- that somebody waits in vain.
+CREATE FUNCTION taskyard.tie_1(e_child text[], e_parent text[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_lost bigint[];
+BEGIN
+    WITH edge AS MATERIALIZED (
+        SELECT c.id AS child, coalesce(p.id, d.id) AS parent, p.id IS NULL AND d.state <> 'completed' AS has_failed,
+            p.id IS NULL AND (d.state = 'completed' OR t.on_failure = 'ignore') AS done, e.ord
+        FROM unnest(e_child, e_parent) WITH ORDINALITY AS e(child, parent, ord)
+        JOIN taskyard.task AS c ON c.uuid = e.child JOIN taskyard.tie AS t ON t.id = c.id
+        LEFT JOIN taskyard.task AS p ON p.uuid = e.parent LEFT JOIN taskyard.ended AS d ON d.uuid = e.parent
+    ), stored AS (
+        INSERT INTO taskyard.dependency (child, parent, done) SELECT child, parent, done FROM edge
+    ), counts AS (
+        SELECT child, count(*)::integer AS n FROM edge WHERE NOT done GROUP BY child
+    ), waiting AS (
+        UPDATE taskyard.tie AS t SET waits = c.n FROM counts AS c WHERE t.id = c.child
+    ), was AS MATERIALIZED (
+        SELECT t.id, t.queue, t.state FROM counts AS c JOIN taskyard.task AS t ON t.id = c.child
+    ), blocked AS (
+        UPDATE taskyard.task AS t SET state = 'blocked', parked = false FROM was WHERE t.id = was.id
+    ), counted AS (
+        INSERT INTO taskyard.tally
+        SELECT queue, state, -count(*) FROM was GROUP BY queue, state
+        UNION ALL SELECT queue, 'blocked', count(*) FROM was GROUP BY queue
+    )
+    SELECT array_agg(parent ORDER BY ord) INTO v_lost FROM edge WHERE has_failed AND NOT done;
+    RETURN v_lost;
+END $$;
+
+-- Store new tasks of which some may be there already, wait for others, or come from a run that has lost its claim: add by
+-- add, each whole or not at all; `n` of an add is how many of the tasks are its. `ties` says of some of its tasks, by their
+-- number `i` in it, their group, scope and on_failure, and which uuids they come after. An answer is a list with null for
+-- each new task and the holder's uuid for each that was merged, or an object that says what kept the tasks out.
+CREATE FUNCTION taskyard.admit_1(
+    p_first integer, p_now timestamptz, p_locked text[], p_adds json, a_uuid text[], a_source text[], a_queue text[],
+    a_args text[], a_priority smallint[], a_key text[], a_slot text[], a_timeout_s double precision[], a_retry text[],
+    a_due_at timestamptz[], a_created_at timestamptz[], a_bucket text[], a_origin text[],
+    OUT answers json[], OUT told integer, OUT key_queues text[], OUT keys text[], OUT ended text[]
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_add record;
+    v_from integer;
+    v_to integer := 0;
+    v_found record;
+    v_done record;
+    v_uuids text[]; v_states text[]; v_ids bigint[];
+    v_holders text[];
+    v_scopes text[];
+    v_new text[];
+    e_child text[]; e_parent text[];
+    r_ids bigint[]; r_by text[];
+    v_patience text := current_setting('lock_timeout');
+BEGIN
+    told := 0;
+    PERFORM taskyard.lock_slots_1(a_slot);
+    FOR v_add IN
+        SELECT * FROM json_to_recordset(p_adds) AS j(
+            n integer, dedupe text, id bigint, token bigint, attempt integer, window_s double precision, ties json,
+            may_circle boolean)
+    LOOP
+        v_from := v_to + 1;
+        v_to := v_to + v_add.n;
+        v_holders := array_fill(NULL::text, ARRAY[v_add.n]);
+        v_scopes := v_holders;
+        r_ids := NULL; r_by := NULL; e_child := NULL; e_parent := NULL;
+        IF v_add.id IS NOT NULL AND NOT EXISTS (
+            SELECT FROM taskyard.task
+            WHERE id = v_add.id AND token = v_add.token AND attempt = v_add.attempt
+        ) THEN
+            answers := answers || '{"why":"lost"}'::json;
+            CONTINUE;
+        END IF;
+        IF v_add.dedupe <> 'allow' THEN
+            IF NOT taskyard.lock_open_slots_1(a_slot[v_from:v_to], false) THEN
+                answers := answers || '{"why":"busy"}'::json;
+                CONTINUE;
+            END IF;
+            SELECT array_agg(h.uuid ORDER BY r.ord), array_agg(h.state ORDER BY r.ord), array_agg(h.id ORDER BY r.ord)
+            INTO v_uuids, v_states, v_ids
+            FROM unnest(a_slot[v_from:v_to]) WITH ORDINALITY AS r(slot, ord)
+            LEFT JOIN LATERAL taskyard.holder_1(r.slot, p_now) AS h ON r.slot IS NOT NULL;
+            SELECT r.slot, r.holder INTO v_found
+            FROM (
+                SELECT *, row_number() OVER (PARTITION BY slot ORDER BY ord) AS nth
+                FROM unnest(a_slot[v_from:v_to], v_uuids, v_states) WITH ORDINALITY AS u(slot, holder, state, ord)
+            ) AS r
+            WHERE v_add.dedupe <> 'merge' AND r.slot IS NOT NULL AND (
+                r.nth > 1 OR r.holder IS NOT NULL AND (v_add.dedupe = 'refuse' OR r.state IS NULL OR r.state = 'running'))
+            ORDER BY r.ord LIMIT 1;
+            IF FOUND THEN
+                answers := answers || json_build_object('why', 'duplicate', 'uuid', coalesce(v_found.holder, ''),
+                    'slot', v_found.slot);
+                CONTINUE;
+            END IF;
+            IF v_add.dedupe = 'merge' THEN
+                SELECT array_agg(CASE WHEN r.holder IS NOT NULL THEN r.holder
+                    WHEN r.slot IS NOT NULL AND r.nth > 1 THEN r.first_uuid END ORDER BY r.ord)
+                INTO v_holders
+                FROM (
+                    SELECT *, row_number() OVER (PARTITION BY slot ORDER BY ord) AS nth,
+                        first_value(uuid) OVER (PARTITION BY slot ORDER BY ord) AS first_uuid
+                    FROM unnest(a_uuid[v_from:v_to], a_slot[v_from:v_to], v_uuids) WITH ORDINALITY
+                        AS u(uuid, slot, holder, ord)
+                ) AS r;
+            ELSE
+                SELECT array_agg(r.id ORDER BY r.ord), array_agg(r.uuid ORDER BY r.ord) INTO r_ids, r_by
+                FROM unnest(a_uuid[v_from:v_to], v_ids) WITH ORDINALITY AS r(uuid, id, ord) WHERE r.id IS NOT NULL;
+            END IF;
+            SELECT array_agg(x.scope ORDER BY u.ord) INTO v_scopes
+            FROM generate_series(1, v_add.n) AS u(ord)
+            LEFT JOIN json_to_recordset(v_add.ties) AS x(i integer, scope text) ON x.i = u.ord;
+        END IF;
+        SELECT array_agg(u.uuid ORDER BY u.ord) INTO v_new
+        FROM unnest(a_uuid[v_from:v_to], v_holders) WITH ORDINALITY AS u(uuid, holder, ord) WHERE u.holder IS NULL;
+        IF v_add.ties IS NOT NULL THEN
+            -- Who was merged away is waited for as the one that it became.
+            SELECT array_agg(e.child ORDER BY e.i, e.n), array_agg(e.parent ORDER BY e.i, e.n) INTO e_child, e_parent
+            FROM (
+                SELECT u.uuid AS child, coalesce(m.holder, p.uuid) AS parent, x.i, min(p.n) AS n
+                FROM json_to_recordset(v_add.ties) AS x(i integer, "after" json)
+                JOIN unnest(a_uuid[v_from:v_to], v_holders) WITH ORDINALITY AS u(uuid, holder, ord) ON u.ord = x.i
+                CROSS JOIN LATERAL json_array_elements_text(x."after") WITH ORDINALITY AS p(uuid, n)
+                LEFT JOIN unnest(a_uuid[v_from:v_to], v_holders) AS m(uuid, holder) ON m.uuid = p.uuid
+                WHERE u.holder IS NULL
+                GROUP BY 1, 2, 3
+            ) AS e;
+            IF v_add.may_circle AND EXISTS (
+                WITH RECURSIVE edge AS MATERIALIZED (
+                    SELECT e.child, e.parent FROM unnest(e_child, e_parent) AS e(child, parent)
+                    JOIN unnest(v_new) AS n(uuid) ON n.uuid = e.parent
+                ), way (child, parent) AS (
+                    SELECT child, parent FROM edge
+                    UNION SELECT w.child, e.parent FROM way AS w JOIN edge AS e ON e.child = w.parent
+                )
+                SELECT FROM way WHERE child = parent
+            ) THEN
+                answers := answers || json_build_object('why', 'cycle', 'holders', v_holders);
+                CONTINUE;
+            END IF;
+            SELECT e.parent INTO v_found FROM unnest(e_parent) WITH ORDINALITY AS e(parent, ord)
+            LEFT JOIN unnest(v_new) AS n(uuid) ON n.uuid = e.parent
+            WHERE n.uuid IS NULL AND NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = e.parent)
+                AND NOT EXISTS (SELECT FROM taskyard.ended AS d WHERE d.uuid = e.parent)
+            ORDER BY e.ord LIMIT 1;
+            IF FOUND THEN
+                answers := answers || json_build_object('why', 'unknown', 'uuid', v_found.parent);
+                CONTINUE;
+            END IF;
+        END IF;
+        SELECT n.uuid INTO v_found
+        FROM (SELECT uuid, ord, row_number() OVER (PARTITION BY uuid ORDER BY ord) AS nth
+              FROM unnest(v_new) WITH ORDINALITY AS u(uuid, ord)) AS n
+        WHERE n.nth > 1 OR EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = n.uuid)
+            OR EXISTS (SELECT FROM taskyard.ended AS e WHERE e.uuid = n.uuid)
+        ORDER BY n.ord LIMIT 1;
+        IF FOUND THEN
+            answers := answers || json_build_object('why', 'taken', 'uuid', v_found.uuid);
+            CONTINUE;
+        END IF;
+        answers := answers || to_json(v_holders);
+        IF EXISTS (SELECT FROM taskyard.task AS t WHERE (t.uuid = ANY (e_parent) OR t.id = ANY (r_ids))
+                   AND t.queue <> ALL (p_locked)) THEN
+            RAISE unique_violation;  -- it came when the queues were being locked: all is asked again
+        END IF;
+        IF r_ids IS NOT NULL THEN
+            DELETE FROM taskyard.slot_window AS w USING taskyard.tie AS t WHERE t.id = ANY (r_ids) AND w.slot = t.dedupe_key;
+            SELECT * INTO v_done FROM taskyard.end_unrun_1(p_first + told, p_now, r_ids,
+                array_fill('canceled'::text, ARRAY[cardinality(r_ids)]),
+                ARRAY(SELECT replace('{{replaced}}', '{{parent}}', substr(to_json(uuid)::text, 2, length(to_json(uuid)::text) - 2))
+                      FROM unnest(r_by) WITH ORDINALITY AS b(uuid, ord) ORDER BY ord),
+                array_fill(NULL::text, ARRAY[cardinality(r_ids)]));
+            told := told + v_done.told; ended := ended || v_done.uuids;
+            key_queues := key_queues || v_done.key_queues; keys := keys || v_done.keys;
+        END IF;
+        IF v_new IS NULL THEN
+            CONTINUE;
+        END IF;
+        -- Column by column, without those that were merged. A uuid may stand in a transaction that somebody keeps open:
+        -- the turn then fails, instead of waiting for it.
+        PERFORM set_config('lock_timeout', '50ms', true);
+        told := told + taskyard.add_1(p_first + told, p_now, v_new, c.source, c.queue, c.args, c.priority, c.key, c.slot,
+            c.timeout_s, c.retry, c.due_at, c.created_at, c.bucket, c.origin)
+        FROM (
+            SELECT array_agg(source ORDER BY ord) AS source, array_agg(queue ORDER BY ord) AS queue,
+                array_agg(args ORDER BY ord) AS args, array_agg(priority ORDER BY ord) AS priority,
+                array_agg(key ORDER BY ord) AS key, array_agg(CASE WHEN v_add.dedupe <> 'allow'
+                    AND scope IS DISTINCT FROM 'window' THEN slot END ORDER BY ord) AS slot,
+                array_agg(timeout_s ORDER BY ord) AS timeout_s, array_agg(retry ORDER BY ord) AS retry,
+                array_agg(due_at ORDER BY ord) AS due_at, array_agg(created_at ORDER BY ord) AS created_at,
+                array_agg(bucket ORDER BY ord) AS bucket, array_agg(origin ORDER BY ord) AS origin
+            FROM unnest(a_source[v_from:v_to], a_queue[v_from:v_to], a_args[v_from:v_to], a_priority[v_from:v_to],
+                a_key[v_from:v_to], a_slot[v_from:v_to], a_timeout_s[v_from:v_to], a_retry[v_from:v_to],
+                a_due_at[v_from:v_to], a_created_at[v_from:v_to], a_bucket[v_from:v_to], a_origin[v_from:v_to], v_holders,
+                v_scopes) WITH ORDINALITY
+                AS u(source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket, origin, holder,
+                    scope, ord)
+            WHERE u.holder IS NULL
+        ) AS c;
+        PERFORM set_config('lock_timeout', v_patience, true);
+        IF v_add.dedupe <> 'allow' OR v_add.ties IS NOT NULL THEN
+            INSERT INTO taskyard.tie (id, group_id, on_failure, dedupe_key, dedupe_scope)
+            SELECT t.id, x."group", x.on_failure, k.slot, CASE WHEN k.slot IS NOT NULL THEN x.scope END
+            FROM unnest(a_uuid[v_from:v_to], a_slot[v_from:v_to], v_holders) WITH ORDINALITY AS u(uuid, slot, holder, ord)
+            JOIN taskyard.task AS t ON t.uuid = u.uuid
+            LEFT JOIN json_to_recordset(v_add.ties) AS x(i integer, "group" text, on_failure text, scope text) ON x.i = u.ord
+            CROSS JOIN LATERAL (SELECT CASE WHEN v_add.dedupe <> 'allow' THEN u.slot END AS slot) AS k
+            WHERE u.holder IS NULL AND (x."group" IS NOT NULL OR x.on_failure IS NOT NULL OR k.slot IS NOT NULL);
+        END IF;
+        IF v_add.window_s IS NOT NULL AND v_add.dedupe <> 'allow' THEN
+            INSERT INTO taskyard.slot_window AS w
+            SELECT u.slot, u.uuid, p_now + make_interval(secs => v_add.window_s)
+            FROM unnest(a_uuid[v_from:v_to], a_slot[v_from:v_to], v_holders, v_scopes) AS u(uuid, slot, holder, scope)
+            WHERE u.holder IS NULL AND u.slot IS NOT NULL AND u.scope = 'window'
+            ON CONFLICT (slot) DO UPDATE SET uuid = excluded.uuid, until = excluded.until;
+        END IF;
+        v_ids := r_ids;
+        IF e_child IS NOT NULL THEN
+            v_ids := v_ids || taskyard.tie_1(e_child, e_parent);
+        END IF;
+        IF v_ids IS NOT NULL THEN
+            SELECT * INTO v_done FROM taskyard.release_1(p_first + told, p_now, p_locked, v_ids);
+            told := told + v_done.told; ended := ended || v_done.ended;
+            key_queues := key_queues || v_done.key_queues; keys := keys || v_done.keys;
+        END IF;
+    END LOOP;
+END $$;

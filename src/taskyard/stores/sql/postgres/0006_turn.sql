@@ -1,0 +1,132 @@
+-- One turn: settle, report, add, promote what is due, claim. It commits by itself before it answers: the answer may be
+-- large, and a client that does not read it must not keep the queues locked. `ties` says what the claimed tasks have to do
+-- with others, and who ended without having run.
+CREATE PROCEDURE taskyard.turn_1(
+    p_node text, p_now timestamptz, p_queues text[],
+    c_id bigint[], c_token bigint[], c_attempt integer[], c_at timestamptz[], c_result text[], c_note text[],
+    p_moves json, p_reports json, p_adds json,
+    a_uuid text[], a_source text[], a_queue text[], a_args text[], a_priority smallint[], a_key text[], a_slot text[],
+    a_timeout_s double precision[], a_retry text[], a_due_at timestamptz[], a_created_at timestamptz[],
+    a_bucket text[], a_origin text[], p_total integer, p_sources text[], p_rooms integer[], p_others integer,
+    INOUT settled bigint[], INOUT answers json[], INOUT claims taskyard.claims_1, INOUT next_due timestamptz,
+    INOUT told integer, INOUT ties json
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_queues text[];
+    v_ids bigint[];
+    v_done record;
+    v_key_queues text[];
+    v_keys text[];
+    v_ended text[];
+    v_has_freed boolean := false;
+    v_patience text := current_setting('lock_timeout');
+    v_moved bigint[] := c_id || ARRAY(SELECT id FROM json_to_recordset(p_moves) AS m(id bigint));
+BEGIN
+    told := 0;
+    -- Before anything is written: who reads events can then tell which of our transactions still go on.
+    PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
+    IF p_total > 0 THEN
+        PERFORM pg_advisory_xact_lock_shared({{lock_node}}, hashtext(p_node));
+        IF NOT EXISTS (SELECT FROM taskyard.node WHERE incarnation = p_node) THEN
+            p_total := 0;  -- given up for dead: what it claims, nobody would ever take back
+        END IF;
+    END IF;
+    SELECT due_at INTO next_due FROM taskyard.task WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
+    v_queues := p_queues;
+    IF next_due <= p_now THEN
+        v_queues := v_queues || ARRAY(
+            SELECT DISTINCT queue FROM (
+                SELECT queue FROM taskyard.task WHERE state IN ('scheduled', 'retrying') AND due_at <= p_now
+                ORDER BY due_at, id LIMIT {{promote_at_most}}) AS due);
+    END IF;
+    IF p_total > 0 THEN
+        v_queues := v_queues || taskyard.startable_1(p_sources, p_others > 0);
+    END IF;
+    v_queues := v_queues || taskyard.listeners_1(v_moved);
+    IF p_adds IS NOT NULL THEN
+        v_queues := v_queues || taskyard.others_1(p_adds, a_slot, p_now);
+    END IF;
+    PERFORM taskyard.lock_queues_1(v_queues);
+
+    IF c_id IS NOT NULL THEN
+        SELECT * INTO v_done FROM taskyard.complete_1(c_id, c_token, c_attempt, c_at, c_result, c_note);
+        settled := v_done.settled; told := v_done.told;
+        v_key_queues := v_done.key_queues; v_keys := v_done.keys;
+    END IF;
+    IF p_moves IS NOT NULL THEN
+        SELECT * INTO v_done FROM taskyard.settle_1(told, p_moves);
+        settled := settled || v_done.settled; told := told + v_done.told;
+        v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
+        PERFORM taskyard.lower_1(v_done.queued);
+        SELECT due_at INTO next_due FROM taskyard.task
+        WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
+    END IF;
+    -- Race: somebody may have come to wait for one of these since the queues were chosen. He is told in the next turn.
+    IF EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
+        SELECT * INTO v_done FROM taskyard.release_1(told, p_now, v_queues, v_moved);
+        told := told + v_done.told; v_ended := v_done.ended; v_has_freed := v_done.told > 0;
+        v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
+    END IF;
+    IF c_id IS NOT NULL OR p_moves IS NOT NULL THEN
+        told := told + taskyard.drained_1(told, p_now, v_queues);
+    END IF;
+    IF p_reports IS NOT NULL THEN
+        told := told + taskyard.report_1(told, p_now, p_reports);
+    END IF;
+    IF p_adds IS NOT NULL THEN
+        SELECT * INTO v_done FROM taskyard.admit_1(told, p_now, v_queues, p_adds, a_uuid, a_source, a_queue, a_args,
+            a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at, a_created_at, a_bucket, a_origin);
+        answers := v_done.answers; told := told + v_done.told; v_ended := v_ended || v_done.ended;
+        v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
+    ELSIF a_uuid IS NOT NULL THEN
+        -- Ids are made in the order of time: most batches lie beyond all that has ended, which one look can tell.
+        IF (SELECT min(u.uuid COLLATE "C") FROM unnest(a_uuid) AS u(uuid)) <= (SELECT max(uuid) FROM taskyard.ended) THEN
+            IF EXISTS (SELECT FROM unnest(a_uuid) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = u.uuid) THEN
+                RAISE unique_violation;  -- it is asked again, add by add
+            END IF;
+        END IF;
+        -- A uuid may stand in a transaction that somebody keeps open: the turn then fails, instead of waiting for it.
+        PERFORM set_config('lock_timeout', '50ms', true);
+        told := told + taskyard.add_1(told, p_now, a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot,
+            a_timeout_s, a_retry, a_due_at, a_created_at, a_bucket, a_origin);
+        PERFORM set_config('lock_timeout', v_patience, true);
+    END IF;
+    IF a_key IS NOT NULL THEN
+        v_key_queues := v_key_queues || (
+            SELECT array_agg(coalesce(q, a_queue[1])) FROM unnest(a_queue, a_key) AS u(q, k) WHERE k IS NOT NULL);
+        v_keys := v_keys || (SELECT array_agg(k) FROM unnest(a_key) AS k WHERE k IS NOT NULL);
+    END IF;
+    IF next_due <= p_now THEN
+        SELECT * INTO v_done FROM taskyard.promote_1(told, p_now, v_queues);
+        told := told + v_done.told;
+        v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
+    END IF;
+    IF v_keys IS NOT NULL THEN
+        PERFORM taskyard.repark_1(v_key_queues, v_keys);
+    END IF;
+    IF p_total > 0 THEN
+        v_ids := taskyard.pick_1(p_now, v_queues, p_total, p_sources, p_rooms, p_others);
+        IF cardinality(v_ids) > 0 THEN
+            claims := taskyard.start_1(told, p_node, p_now, v_ids);
+            told := told + cardinality(claims.id);
+            SELECT json_agg(json_build_array(t.id, t.group_id, t.on_failure, t.dedupe_key, t.dedupe_scope)) INTO ties
+            FROM taskyard.tie AS t WHERE t.id = ANY (claims.id);
+            IF claims.dedupe_slot IS NOT NULL THEN
+                UPDATE taskyard.task AS t SET dedupe_slot = NULL FROM taskyard.tie AS x
+                WHERE t.id = ANY (claims.id) AND x.id = t.id AND x.dedupe_scope = 'queued';
+            END IF;
+        END IF;
+    END IF;
+    IF a_uuid IS NOT NULL OR v_has_freed OR next_due <= p_now THEN
+        SELECT due_at INTO next_due FROM taskyard.task
+        WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
+    END IF;
+    IF EXISTS (SELECT FROM taskyard.releasing) THEN
+        next_due := p_now;
+    END IF;
+    IF ties IS NOT NULL OR v_ended IS NOT NULL THEN
+        ties := json_build_object('claims', ties, 'ended', v_ended);
+    END IF;
+    COMMIT;
+END $$;

@@ -1,0 +1,373 @@
+-- What is asked now and then: commands about tasks and queues, and the rescue of what dead nodes ran.
+
+-- What a decision about a task rests on. While it runs, others write down what its run says of itself: that makes it no
+-- other task. In all other states whatever is written does.
+CREATE FUNCTION taskyard.version_1(p_token bigint, p_cancel_asked_at timestamptz, p_written xid) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_token IS NULL THEN p_written::text
+        ELSE 'runs ' || p_token || CASE WHEN p_cancel_asked_at IS NULL THEN '' ELSE ' asked' END END
+$$;
+
+-- Whether what was decided about tasks that are sent again still holds: nobody else stands for their work, and they wait
+-- for as many as was thought, of which none has ended so that they would wait in vain.
+CREATE FUNCTION taskyard.may_go_again_1(p_changes json, v_again bigint[], p_now timestamptz) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF cardinality(v_again) = 0 THEN
+        RETURN true;
+    END IF;
+    RETURN NOT EXISTS (
+        SELECT FROM json_to_recordset(p_changes) AS j(id bigint, how text, waits integer)
+        JOIN taskyard.ended AS e ON e.id = j.id
+        LEFT JOIN taskyard.tie AS t ON t.id = j.id
+        CROSS JOIN LATERAL (
+            SELECT count(*) FILTER (WHERE p.id IS NOT NULL OR a.id = ANY (v_again)) AS waits,
+                bool_or(a.state <> 'completed' AND a.id <> ALL (v_again)) AS is_lost
+            FROM taskyard.dependency AS d LEFT JOIN taskyard.task AS p ON p.id = d.parent
+            LEFT JOIN taskyard.ended AS a ON a.id = d.parent
+            WHERE d.child = j.id
+        ) AS w
+        LEFT JOIN LATERAL taskyard.holder_1(t.dedupe_key, p_now) AS h ON t.dedupe_key IS NOT NULL
+        WHERE j.how = 'again' AND (
+            h.uuid IS DISTINCT FROM e.uuid AND h.uuid IS NOT NULL
+            OR w.waits <> coalesce(j.waits, 0)
+            OR w.is_lost AND t.on_failure IS DISTINCT FROM 'ignore'));
+END $$;
+
+-- Carry out what was decided about these tasks, if each of them is still the version that was looked at; otherwise
+-- nothing happens and `done` is false. `how`: 'change' keeps the task here, in its state or another; 'end' ends it, 'again'
+-- sends an ended one again, 'look' only looks. A note that is null stays what it is. One with `beside` is put right before
+-- or after that task. `places` says where each stands afterwards. Those that wait for one that ends hear of it; who is sent
+-- again takes its slot, and waits, again.
+CREATE PROCEDURE taskyard.change_1(
+    p_queues text[], p_changes json, e_kinds text[], e_uuids text[], e_queues text[], e_sources text[], p_now timestamptz,
+    INOUT done boolean, INOUT places json, INOUT told integer
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_keys text[]; v_key_queues text[];
+    v_ids bigint[] := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint));
+    v_again bigint[] := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint, how text) WHERE how = 'again');
+    v_row record;
+    v_done record;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
+    p_queues := p_queues || taskyard.listeners_1(v_ids) || ARRAY(
+        SELECT p.queue FROM taskyard.dependency AS d JOIN taskyard.task AS p ON p.id = d.parent
+        WHERE d.child = ANY (v_again));
+    PERFORM taskyard.lock_queues_1(p_queues);
+    PERFORM taskyard.lock_slots_1(ARRAY(SELECT dedupe_key FROM taskyard.tie WHERE id = ANY (v_again)));
+    -- What has ended is pruned without a queue's lock.
+    PERFORM FROM taskyard.ended WHERE id = ANY (v_again) ORDER BY id FOR UPDATE;
+    SELECT bool_and(CASE WHEN j.how = 'again'
+        THEN EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = j.id AND e.xmin::text = j.version)
+        ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id
+            AND taskyard.version_1(t.token, t.cancel_asked_at, t.xmin) = j.version) END
+        -- Who is held hears of the ends of others, and stays the version that it is.
+        AND (j.how <> 'change' OR j.waits IS NULL
+            OR j.waits = coalesce((SELECT x.waits FROM taskyard.tie AS x WHERE x.id = j.id), 0)))
+    INTO done FROM json_to_recordset(p_changes) AS j(id bigint, version text, how text, waits integer);
+    done := done AND taskyard.may_go_again_1(p_changes, v_again, p_now);
+    IF NOT done THEN
+        RETURN;
+    END IF;
+    WITH j AS MATERIALIZED (
+        SELECT * FROM json_to_recordset(p_changes) AS j(
+            id bigint, version text, how text, priority smallint, cancel_asked_at timestamptz, cancel_reason text,
+            cancel_forced boolean, note text, was text, state text, error text, due_at timestamptz, to_head boolean,
+            ord integer, slot text)
+    ), heads AS MATERIALIZED (
+        -- The last to be put at the head stands first.
+        SELECT o.id, -nextval('taskyard.seq') * {{gap}} AS place
+        FROM (SELECT id FROM j WHERE how = 'change' AND to_head ORDER BY ord) AS o
+    ), changed AS (
+        UPDATE taskyard.task AS t SET priority = j.priority, cancel_asked_at = j.cancel_asked_at,
+            cancel_reason = j.cancel_reason, cancel_forced = coalesce(j.cancel_forced, t.cancel_forced),
+            note = coalesce(j.note, t.note), updated_at = p_now, state = j.state,
+            due_at = coalesce(j.due_at, t.due_at), parked = j.state = 'queued' AND t.key IS NOT NULL,
+            -- What was submitted in somebody else's transaction has no place yet.
+            position = coalesce((SELECT h.place FROM heads AS h WHERE h.id = j.id), CASE
+                WHEN t.position = 0 AND j.state = 'queued' THEN nextval('taskyard.seq') * {{gap}} ELSE t.position END),
+            line = CASE WHEN t.position = 0 AND j.state = 'queued' THEN taskyard.line_1((SELECT q.ordering
+                FROM taskyard.queue AS q WHERE q.name = t.queue), t.bucket) ELSE t.line END
+        FROM j WHERE t.id = j.id AND j.how = 'change'
+        RETURNING t.queue, t.key, t.state, coalesce(j.was, t.state) AS was
+    ), gone AS (
+        DELETE FROM taskyard.task AS t USING j WHERE t.id = j.id AND j.how = 'end'
+        RETURNING j.state AS new_state, j.error AS new_error, j.note AS new_note, t.*
+    ), ended AS (
+        INSERT INTO taskyard.ended (
+            id, position, due_at, created_at, started_at, finished_at, timeout_s, attempt, retries, crashes,
+            recoveries, priority, was, state, uuid, source, queue, args, key, retry, progress, error, note, checkpoint,
+            bucket, origin)
+        SELECT id, position, due_at, created_at, started_at, p_now, timeout_s, attempt, retries, crashes,
+            recoveries, priority, state, new_state, uuid, source, queue, args, key, retry, progress, new_error,
+            coalesce(new_note, note), checkpoint, bucket, origin
+        FROM gone
+    ), back AS (
+        DELETE FROM taskyard.ended AS e USING j WHERE e.id = j.id AND j.how = 'again'
+        RETURNING j.ord, j.to_head, j.state AS new_state, j.note AS new_note, j.slot AS new_slot, e.*
+    ), again AS (
+        INSERT INTO taskyard.task (
+            id, position, due_at, created_at, updated_at, started_at, timeout_s, attempt, priority, parked, state, uuid,
+            source, queue, args, key, retry, progress, error, note, checkpoint, bucket, origin, dedupe_slot,
+            line)
+        SELECT id, CASE WHEN to_head THEN -1 ELSE 1 END * nextval('taskyard.seq') * {{gap}}, due_at, created_at, p_now,
+            started_at, timeout_s, attempt, priority, key IS NOT NULL AND new_state = 'queued', new_state, uuid, source,
+            queue, args, key, retry, progress, error, new_note, checkpoint, bucket, origin, new_slot,
+            taskyard.line_1((SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = o.queue), bucket)
+        FROM (SELECT * FROM back ORDER BY ord) AS o
+    ), counted AS (
+        INSERT INTO taskyard.tally
+        SELECT queue, state, -count(*) FROM gone GROUP BY queue, state
+        UNION ALL SELECT queue, new_state, count(*) FROM gone GROUP BY queue, new_state
+        UNION ALL SELECT queue, state, -count(*) FROM back GROUP BY queue, state
+        UNION ALL SELECT queue, new_state, count(*) FROM back GROUP BY queue, new_state
+        UNION ALL SELECT queue, was, -count(*) FROM changed WHERE was <> state GROUP BY queue, was
+        UNION ALL SELECT queue, state, count(*) FROM changed WHERE was <> state GROUP BY queue, state
+    )
+    SELECT array_agg(queue), array_agg(key) INTO v_key_queues, v_keys
+    FROM (SELECT queue, key FROM changed UNION SELECT queue, key FROM gone UNION SELECT queue, key FROM back) AS k
+    WHERE key IS NOT NULL;
+    FOR v_row IN
+        SELECT j.id, j.before, t.queue, j.beside FROM json_to_recordset(p_changes)
+            AS j(id bigint, beside bigint, before boolean, ord integer)
+        JOIN taskyard.task AS t ON t.id = j.id WHERE j.beside IS NOT NULL ORDER BY j.ord
+    LOOP
+        PERFORM taskyard.place_1(v_row.id, v_row.queue, t.position, v_row.before)
+        FROM taskyard.task AS t WHERE t.id = v_row.beside;
+    END LOOP;
+    IF v_keys IS NOT NULL THEN
+        PERFORM taskyard.repark_1(v_key_queues, v_keys);
+    END IF;
+    PERFORM taskyard.lower_1(v_ids);
+    told := taskyard.tell_1(0, e_kinds, e_uuids, e_queues, e_sources, ARRAY[p_now]);
+    IF cardinality(v_again) > 0 THEN
+        UPDATE taskyard.dependency AS d SET done = NOT EXISTS (SELECT FROM taskyard.task AS p WHERE p.id = d.parent)
+        WHERE d.child = ANY (v_again);
+        UPDATE taskyard.tie AS t SET waits = (SELECT count(*) FROM taskyard.dependency AS d WHERE d.child = t.id AND NOT d.done)
+        WHERE t.id = ANY (v_again);
+    END IF;
+    IF EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
+        UPDATE taskyard.tie SET waits = 0
+        WHERE id = ANY (v_ids) AND waits > 0 AND EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = tie.id);
+        SELECT * INTO v_done FROM taskyard.release_1(told, p_now, p_queues, v_ids);
+        told := told + v_done.told;
+        IF v_done.keys IS NOT NULL THEN
+            PERFORM taskyard.repark_1(v_done.key_queues, v_done.keys);
+        END IF;
+    END IF;
+    SELECT json_agg(json_build_array(t.id, t.position, t.parked)) INTO places
+    FROM json_to_recordset(p_changes) AS j(id bigint) JOIN taskyard.task AS t ON t.id = j.id;
+    COMMIT;
+END $$;
+
+-- Put a task right before or right after the one at `p_anchor`; whoever is in the way moves a little. As
+-- `taskyard.model.places` says it.
+CREATE FUNCTION taskyard.place_1(p_id bigint, p_queue text, p_anchor bigint, p_before boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_base bigint; v_low bigint; v_high bigint; v_near bigint; v_room bigint; v_place bigint;
+    v_size bigint := {{smallest}}; v_allowed double precision := {{crowded}};
+    v_first bigint; v_last bigint; v_crowd bigint[]; v_at integer;
+BEGIN
+    -- Rounded down, below zero as well.
+    v_base := floor((p_anchor - CASE WHEN p_before THEN 1 ELSE 0 END)::numeric / {{gap}})::bigint * {{gap}};
+    IF p_before THEN
+        SELECT position INTO v_near FROM taskyard.task
+        WHERE queue = p_queue AND position % {{gap}} <> 0 AND position < p_anchor ORDER BY position DESC LIMIT 1;
+        v_low := greatest(v_base, v_near); v_high := p_anchor;
+    ELSE
+        SELECT position INTO v_near FROM taskyard.task
+        WHERE queue = p_queue AND position % {{gap}} <> 0 AND position > p_anchor ORDER BY position LIMIT 1;
+        v_low := p_anchor; v_high := least(v_base + {{gap}}, v_near);
+    END IF;
+    v_room := v_high - v_low;
+    IF v_room >= 2 THEN
+        v_place := CASE WHEN p_before THEN v_low + greatest(1, v_room / {{share}})
+            ELSE v_high - greatest(1, v_room / {{share}}) END;
+        UPDATE taskyard.task SET position = v_place WHERE id = p_id;
+        RETURN;
+    END IF;
+    LOOP
+        v_first := v_base + least((v_low - v_base) / v_size * v_size, {{gap}} - v_size);
+        v_last := least(v_first + v_size, v_base + {{gap}}) - 1;
+        v_first := greatest(v_first, v_base + 1);
+        v_crowd := ARRAY(SELECT id FROM taskyard.task WHERE queue = p_queue AND position % {{gap}} <> 0
+            AND position BETWEEN v_first AND v_last ORDER BY position);
+        EXIT WHEN cardinality(v_crowd) + 1 <= (v_last - v_first + 1) * v_allowed
+            OR v_size = {{gap}} AND cardinality(v_crowd) < {{gap}} - 1;
+        IF v_size = {{gap}} THEN
+            RAISE EXCEPTION 'a million tasks were put between the same two already'
+                USING ERRCODE = 'program_limit_exceeded';
+        END IF;
+        v_size := v_size * 2; v_allowed := v_allowed / {{thinning}};
+    END LOOP;
+    SELECT count(*) INTO v_at FROM taskyard.task
+    WHERE queue = p_queue AND position % {{gap}} <> 0 AND position BETWEEN v_first AND v_low;
+    v_crowd := v_crowd[:v_at] || 0::bigint || v_crowd[v_at + 1:];
+    UPDATE taskyard.task AS t SET position = v_first + (2 * (c.ord - 1) + 1) * (v_last - v_first + 1)
+        / (2 * cardinality(v_crowd))
+    FROM unnest(v_crowd) WITH ORDINALITY AS c(id, ord) WHERE t.id = c.id;
+    -- Last, since it may have stood among them.
+    UPDATE taskyard.task SET position = v_first + (2 * v_at + 1) * (v_last - v_first + 1) / (2 * cardinality(v_crowd))
+    WHERE id = p_id;
+END $$;
+
+-- Keep what somebody says of a queue, if nobody else has said anything since `p_old` was read. A stop of a queue of which
+-- nothing runs is a pause.
+CREATE PROCEDURE taskyard.control_1(
+    p_name text, p_settings text, p_old text, p_new text, p_kind text, p_now timestamptz,
+    INOUT done boolean, INOUT said text, INOUT told integer
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_state text := p_new::json ->> 'state';
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
+    PERFORM taskyard.lock_queues_1(ARRAY[p_name]);
+    INSERT INTO taskyard.queue (name, per_key, auto_recover, settings) VALUES (p_name, 1, 1, p_settings)
+    ON CONFLICT DO NOTHING;
+    said := p_new; told := 0;
+    IF v_state = 'stopping' AND NOT EXISTS (SELECT FROM taskyard.task WHERE queue = p_name AND state = 'running') THEN
+        v_state := 'paused'; p_kind := CASE p_kind WHEN 'queue_stopping' THEN 'queue_paused' ELSE p_kind END;
+        said := jsonb_set(p_new::jsonb, '{state}', '"paused"')::text;
+    END IF;
+    UPDATE taskyard.queue SET control = said, state = v_state,
+        concurrency = coalesce((said::json ->> 'concurrency')::integer, (settings::json ->> 'concurrency')::integer)
+    WHERE name = p_name AND control IS NOT DISTINCT FROM p_old;
+    done := FOUND;
+    IF done THEN
+        told := taskyard.tell_1(0, ARRAY[p_kind], ARRAY[''], ARRAY[p_name], ARRAY[''], ARRAY[p_now]);
+    END IF;
+    COMMIT;
+END $$;
+
+-- Create a queue or change its rules. What people have said of it stays.
+CREATE PROCEDURE taskyard.queue_1(
+    p_name text, p_concurrency integer, p_per_key integer, p_auto_recover integer, p_settings text, p_ordering text,
+    p_starve_after integer, p_starve_wait interval, INOUT changed boolean
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_keys text[];
+    v_ordering text;
+BEGIN
+    PERFORM taskyard.lock_queues_1(ARRAY[p_name]);
+    SELECT ordering INTO v_ordering FROM taskyard.queue WHERE name = p_name;
+    INSERT INTO taskyard.queue AS q (
+        name, concurrency, per_key, auto_recover, settings, ordering, starve_after, starve_wait)
+    VALUES (p_name, p_concurrency, p_per_key, p_auto_recover, p_settings, p_ordering, p_starve_after, p_starve_wait)
+    ON CONFLICT (name) DO UPDATE SET per_key = excluded.per_key, auto_recover = excluded.auto_recover,
+        settings = excluded.settings, ordering = excluded.ordering, starve_after = excluded.starve_after,
+        starve_wait = excluded.starve_wait,
+        concurrency = coalesce((q.control::json ->> 'concurrency')::integer, excluded.concurrency)
+    WHERE q.settings <> excluded.settings;
+    changed := FOUND;
+    IF changed AND p_ordering <> coalesce(v_ordering, 'priority') THEN
+        UPDATE taskyard.task SET line = taskyard.line_1(p_ordering, bucket) WHERE queue = p_name;
+        -- Those that stand in a line leave their lanes in another order.
+        DELETE FROM taskyard.mark WHERE queue = p_name;
+        INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), {{lowest}}, {{lowest}}, {{lowest}}
+        FROM taskyard.lane WHERE queue = p_name;
+    END IF;
+    IF changed THEN
+        v_keys := ARRAY(SELECT DISTINCT key FROM taskyard.task
+            WHERE queue = p_name AND key IS NOT NULL AND state = 'queued');
+        IF cardinality(v_keys) > 0 THEN
+            PERFORM taskyard.repark_1(array_fill(p_name, ARRAY[cardinality(v_keys)]), v_keys);
+        END IF;
+    END IF;
+    COMMIT;
+END $$;
+
+-- Take back what a dead node runs, and forget the node, unless it has beaten since `p_beats` was seen. Those that wait for
+-- one that ends by it hear of it.
+CREATE PROCEDURE taskyard.rescue_1(
+    p_node text, p_beats bigint, p_now timestamptz, p_why text, p_failed text, p_canceled text, p_no_reason text,
+    INOUT uuids text[], INOUT told integer
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_queues text[]; v_sources text[]; v_states text[]; v_ids bigint[]; v_key_queues text[]; v_keys text[];
+    v_locked text[];
+    v_done record;
+BEGIN
+    told := 0;
+    PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
+    PERFORM pg_advisory_xact_lock({{lock_node}}, hashtext(p_node));
+    DELETE FROM taskyard.node WHERE incarnation = p_node AND (p_beats IS NULL OR beats = p_beats);
+    IF NOT FOUND AND p_beats IS NOT NULL THEN
+        RETURN;
+    END IF;
+    v_locked := ARRAY(SELECT queue FROM taskyard.task WHERE state = 'running' AND node = p_node)
+        || taskyard.listeners_1(ARRAY(SELECT id FROM taskyard.task WHERE state = 'running' AND node = p_node));
+    PERFORM taskyard.lock_queues_1(v_locked);
+    WITH m AS MATERIALIZED (
+        SELECT t.id, t.queue, r.reason, CASE WHEN t.cancel_asked_at IS NOT NULL THEN 'canceled'
+            WHEN t.recoveries < coalesce(q.auto_recover, 1) THEN 'queued' ELSE 'failed' END AS state,
+            row_number() OVER (ORDER BY t.position DESC) AS ord
+        FROM taskyard.task AS t LEFT JOIN taskyard.queue AS q ON q.name = t.queue
+        CROSS JOIN LATERAL (SELECT to_json(coalesce(nullif(t.cancel_reason, ''), p_no_reason))::text AS reason) AS r
+        WHERE t.state = 'running' AND t.node = p_node
+    ), heads AS MATERIALIZED (
+        -- The last to be put at the head stands first.
+        SELECT o.id, -nextval('taskyard.seq') * {{gap}} AS place
+        FROM (SELECT id FROM m WHERE state = 'queued' ORDER BY ord) AS o
+    ), ran AS (
+        INSERT INTO taskyard.run (task, token, started_at, ended_at, attempt, node, state)
+        SELECT t.id, t.token, t.started_at, p_now, t.attempt, t.node, 'interrupted'
+        FROM m JOIN taskyard.task AS t ON t.id = m.id
+    ), stays AS (
+        UPDATE taskyard.task AS t SET state = 'queued', updated_at = p_now, note = p_why, token = NULL, node = NULL,
+            cancel_forced = false,
+            recoveries = t.recoveries + 1, position = heads.place, parked = t.key IS NOT NULL
+        FROM heads WHERE t.id = heads.id
+        RETURNING t.id, t.uuid, t.queue, t.source, t.key
+    ), gone AS (
+        DELETE FROM taskyard.task AS t USING m WHERE t.id = m.id AND m.state <> 'queued'
+        RETURNING m.state AS new_state, m.reason, t.*
+    ), kept AS (
+        INSERT INTO taskyard.ended (
+            id, position, due_at, created_at, started_at, finished_at, timeout_s, attempt, retries, crashes,
+            recoveries, priority, was, state, uuid, source, queue, args, key, retry, progress, error, note, checkpoint,
+            bucket, origin)
+        SELECT id, position, due_at, created_at, started_at, p_now, timeout_s, attempt, retries, crashes, recoveries,
+            priority, 'interrupted', new_state, uuid, source, queue, args, key, retry, progress,
+            CASE WHEN new_state = 'failed' THEN p_failed
+                ELSE replace(p_canceled, '{{reason}}', substr(reason, 2, length(reason) - 2)) END,
+            p_why, checkpoint, bucket, origin
+        FROM gone
+    ), all_ AS (
+        SELECT id, uuid, queue, source, key, 'queued' AS state FROM stays
+        UNION ALL SELECT id, uuid, queue, source, key, new_state FROM gone
+    ), counted AS (
+        INSERT INTO taskyard.tally
+        SELECT queue, 'running', -count(*) FROM all_ GROUP BY queue
+        UNION ALL SELECT queue, state, count(*) FROM all_ GROUP BY queue, state
+    )
+    SELECT array_agg(a.id), array_agg(a.uuid), array_agg(a.queue), array_agg(a.source), array_agg(a.state),
+        array_agg(a.queue) FILTER (WHERE key IS NOT NULL), array_agg(a.key) FILTER (WHERE key IS NOT NULL)
+    INTO v_ids, uuids, v_queues, v_sources, v_states, v_key_queues, v_keys
+    FROM (SELECT all_.* FROM all_ JOIN m ON m.id = all_.id ORDER BY m.ord) AS a;
+    IF uuids IS NULL THEN
+        COMMIT;
+        RETURN;
+    END IF;
+    IF v_keys IS NOT NULL THEN
+        PERFORM taskyard.repark_1(v_key_queues, v_keys);
+    END IF;
+    PERFORM taskyard.lower_1(v_ids);
+    told := taskyard.tell_1(0, array_fill('interrupted'::text, ARRAY[cardinality(uuids)]), uuids, v_queues, v_sources,
+        ARRAY[p_now]);
+    told := told + taskyard.tell_1(told, v_states, uuids, v_queues, v_sources, ARRAY[p_now]);
+    IF EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
+        SELECT * INTO v_done FROM taskyard.release_1(told, p_now, v_locked, v_ids);
+        told := told + v_done.told;
+        IF v_done.keys IS NOT NULL THEN
+            PERFORM taskyard.repark_1(v_done.key_queues, v_done.keys);
+        END IF;
+    END IF;
+    told := told + taskyard.drained_1(told, p_now, v_queues);
+    COMMIT;
+END $$;

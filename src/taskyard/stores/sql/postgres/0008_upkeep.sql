@@ -1,0 +1,146 @@
+-- History: how it is pruned, told, and put together.
+
+-- Forget at most so many tasks that ended before then, oldest first, and so long ago by the clock of the server: that of
+-- one node may be set days ahead, which must not cost the others their results.
+CREATE FUNCTION taskyard.prune_1(p_before timestamptz, p_age interval, p_limit integer) RETURNS integer
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_pruned integer;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);  -- it counts
+    WITH old AS MATERIALIZED (
+        SELECT id FROM taskyard.ended WHERE finished_at < least(p_before, now() - p_age)
+        ORDER BY finished_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM taskyard.ended AS e USING old WHERE e.id = old.id RETURNING e.id, e.queue, e.state
+    ), runs AS (
+        DELETE FROM taskyard.run AS r USING old WHERE r.task = old.id
+    ), ties AS (
+        DELETE FROM taskyard.tie AS t USING old WHERE t.id = old.id
+    ), edges AS (
+        DELETE FROM taskyard.dependency AS d USING old WHERE d.child = old.id
+    ), windows AS (
+        DELETE FROM taskyard.slot_window WHERE slot IN (
+            SELECT slot FROM taskyard.slot_window WHERE until <= least(p_before + p_age, now()) LIMIT p_limit)
+    ), counted AS (
+        INSERT INTO taskyard.tally SELECT queue, state, -count(*) FROM gone GROUP BY queue, state
+    )
+    SELECT count(*) INTO v_pruned FROM gone;
+    RETURN v_pruned;
+END $$;
+
+-- All our transactions before this number have ended. As long as nobody else keeps one open that is the oldest running
+-- transaction; otherwise it is looked which of the running ones are ours. Those hold a lock that they take before they
+-- get a number, and let go of when what they wrote can be seen: who began after the snapshot of the statement below has
+-- a number from xmax on; who began before and is not found among the locks has ended.
+-- Whose number is not among the locks has none yet, and will get a later one. Or it has just got one and is about to
+-- lock it: then that is one of those that ran and that nobody has locked.
+CREATE FUNCTION taskyard.horizon_1() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_min bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    v_max bigint;
+    v_running bigint[];
+    v_ours bigint;
+BEGIN
+    IF NOT EXISTS (SELECT FROM taskyard.event WHERE xid >= v_min) THEN
+        RETURN v_min;
+    END IF;
+    SELECT pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) AS x)
+    INTO v_max, v_running FROM pg_current_snapshot() AS s;
+    WITH held AS MATERIALIZED (
+        -- Of a number the lock has the lower 32 bits; it lies within 2^31 of xmax, on either side.
+        SELECT pid, locktype, database, classid, objid, objsubid,
+            v_max + ((transactionid::text::bigint - v_max + 2147483648) & 4294967295) - 2147483648 AS number
+        FROM pg_locks WHERE locktype = 'advisory' OR locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted
+    ), numbered AS (
+        SELECT pid, number FROM held WHERE locktype = 'transactionid'
+    )
+    SELECT least(min(n.number), CASE WHEN bool_or(n.number IS NULL)
+        THEN (SELECT min(r) FROM unnest(v_running) AS r WHERE NOT EXISTS (SELECT FROM numbered WHERE number = r)) END)
+    INTO v_ours
+    FROM held AS a LEFT JOIN numbered AS n ON n.pid = a.pid
+    WHERE a.locktype = 'advisory' AND a.classid = {{lock_events}} AND a.objid = 0 AND a.objsubid = 2
+        AND a.database = (SELECT oid FROM pg_database WHERE datname = current_database());
+    RETURN least(v_max, v_ours);
+END $$;
+
+-- What events_1 answers with: not the row itself, which may get more columns some day.
+CREATE TYPE taskyard.told_1 AS (
+    xid bigint, first integer, n integer, kind text, queue text, source text, ats timestamptz[], uuids text[]
+);
+
+-- Events after a number, about `p_limit` of them; the number of the newest there is, and of the last that was trimmed.
+-- An event's number is its transaction's, times {{events_at_most}}, plus its place in it.
+CREATE FUNCTION taskyard.events_1(
+    p_after bigint, p_limit integer, OUT newest bigint, OUT gone bigint, OUT page taskyard.told_1[]
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_horizon bigint := taskyard.horizon_1();
+BEGIN
+    SELECT trimmed INTO gone FROM taskyard.tidied ORDER BY n DESC LIMIT 1;
+    SELECT xid * {{events_at_most}} + first + n - 1 INTO newest
+    FROM taskyard.event WHERE xid < v_horizon ORDER BY xid DESC, first DESC LIMIT 1;
+    newest := coalesce(newest, gone);
+    IF p_after >= 0 AND p_after < newest THEN
+        page := ARRAY(
+            SELECT counted.e FROM (
+                SELECT found.e, sum((found.e).n) OVER (ORDER BY (found.e).xid, (found.e).first) - (found.e).n AS before
+                FROM (
+                    SELECT ROW(e.xid, e.first, e.n, e.kind, e.queue, e.source, e.ats, e.uuids)::taskyard.told_1 AS e
+                    FROM taskyard.event AS e
+                    WHERE e.xid < v_horizon AND e.xid >= p_after / {{events_at_most}}
+                        AND e.xid * {{events_at_most}} + e.first + e.n - 1 > p_after
+                    ORDER BY e.xid, e.first LIMIT p_limit) AS found) AS counted
+            WHERE counted.before <= p_limit ORDER BY (counted.e).xid, (counted.e).first);
+    END IF;
+END $$;
+
+-- Put together what was counted, and trim the events to about `p_ring`. One at a time; who comes second has nothing to
+-- do. Whatever the past has left behind, nothing is read from before where the last time ended.
+CREATE FUNCTION taskyard.tidy_1(p_ring integer) RETURNS boolean LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_was taskyard.tidied;
+    v_is taskyard.tidied;
+    v_last record;
+    v_horizon bigint;
+    v_min bigint;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock({{lock_tidying}}, 0) THEN
+        RETURN false;
+    END IF;
+    v_horizon := taskyard.horizon_1();
+    v_min := least(v_horizon, pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+    SELECT * INTO v_was FROM taskyard.tidied ORDER BY n DESC LIMIT 1;
+    v_is := v_was;
+    v_is.n := nextval('taskyard.seq');
+    IF v_horizon - 1 > v_was.tally_from THEN
+        -- The sums stand before whatever is not counted in them: a transaction that has not ended may have any number
+        -- from the horizon on.
+        v_is.tally_from := v_horizon - 1;
+        v_is.submitted_from := greatest(v_min, v_was.submitted_from);
+        WITH ours AS (
+            DELETE FROM taskyard.tally WHERE xid >= v_was.tally_from AND xid < v_horizon RETURNING queue, state, n
+        ), theirs AS (
+            DELETE FROM taskyard.submitted WHERE xid >= v_was.submitted_from AND xid < v_min RETURNING queue, n
+        )
+        INSERT INTO taskyard.tally (queue, state, n, xid)
+        SELECT queue, state, sum(n), v_is.tally_from
+        FROM (SELECT queue, state, n FROM ours UNION ALL SELECT queue, 'scheduled', n FROM theirs) AS old
+        GROUP BY queue, state HAVING sum(n) <> 0;
+    END IF;
+    SELECT xid, first, n INTO v_last FROM (
+        SELECT xid, first, n, sum(n) OVER (ORDER BY xid DESC, first DESC) AS kept FROM taskyard.event
+        WHERE xid < v_horizon AND xid >= v_was.trimmed / {{events_at_most}}) AS e
+    WHERE kept - n >= p_ring ORDER BY xid DESC, first DESC LIMIT 1;
+    IF FOUND THEN
+        DELETE FROM taskyard.event
+        WHERE (xid, first) <= (v_last.xid, v_last.first) AND xid >= v_was.trimmed / {{events_at_most}};
+        v_is.trimmed := v_last.xid * {{events_at_most}} + v_last.first + v_last.n - 1;
+    END IF;
+    DELETE FROM taskyard.tidied WHERE n = v_was.n;
+    INSERT INTO taskyard.tidied SELECT v_is.*;
+    RETURN true;
+END $$;
