@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
+import msgspec
 import pytest
 
 from taskyard.errors import (
@@ -27,7 +28,7 @@ from taskyard.errors import (
     UnknownTask,
 )
 from taskyard.model.command import Cancel, Retry
-from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe
@@ -789,3 +790,24 @@ async def test_why_a_page_of_tasks_waits_takes_five_queries(store: PostgresStore
     assert len(page) == 100
     assert {why.reason for why in found if why is not None} >= {Reason.QUEUE_FULL, Reason.KEY_BUSY}
     assert 1 < len(asked) <= 5
+
+
+async def test_a_large_batch_with_ties_is_stored(store):
+    """Ten thousand tasks that wait for each other, stand for some work or come from a run are one turn, which takes
+    the time of ten thousand, and not of all their pairs; and no lock for each of them."""
+    await store.join(A)
+    await store.turn(A.incarnation, adds=[an_add(a_record(source="parent"))])
+    (parent,) = (await store.turn(A.incarnation, demand=Demand(1, {"parent": 1}))).claims
+    chain = [a_record(group_id="all") for _ in range(10_000)]
+    after = {later.uuid: [earlier.uuid] for earlier, later in pairwise(chain)}
+    slots = [a_record(dedupe_slot=f"slot {n}") for n in range(10_000)]
+    adds = [
+        msgspec.structs.replace(an_add(*chain), after=after, parent=parent),
+        an_add(*slots, dedupe=Dedupe.MERGE),
+    ]
+    for add in adds:
+        (added,) = (await store.turn(A.incarnation, adds=[add])).added
+        assert [one.is_new for one in added] == [True] * 10_000
+    again = an_add(*(a_record(dedupe_slot=record.dedupe_slot) for record in slots), dedupe=Dedupe.MERGE)
+    (added,) = (await store.turn(A.incarnation, adds=[again])).added
+    assert [one.uuid for one in added] == [record.uuid for record in slots]

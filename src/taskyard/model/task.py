@@ -82,7 +82,7 @@ def to_json(what: str, value: Any) -> str:
 def is_large(text: str) -> bool:
     """Whether this JSON may hold what its readers do not take: they stop at 200 values inside of each other, and Python
     at 4300 digits."""
-    return len(text) > 4000 or text.count("[") + text.count("{") > 100
+    return len(text) > 100 and (len(text) > 4000 or text.count("[") + text.count("{") > 100)
 
 
 NOT_FINITE = "it holds NaN or an infinite number, which JSON does not have; give None or a text in its place"

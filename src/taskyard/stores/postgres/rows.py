@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 from taskyard.model.state import RUNNING, TaskState
 from taskyard.model.task import Claim, DedupeScope, TaskRecord
 from taskyard.stores.rows import COLUMNS, TIES, to_error, to_on_failure, to_progress, to_retry, to_scope
 
+_TOKEN = attrgetter("token")
 _STATES = {str(state): state for state in TaskState}
 
 
@@ -71,7 +73,9 @@ def to_claims(columns: Any, node: str, now: datetime) -> list[Claim]:
         policies or nones, progress or nones, errors or nones, checkpoints or nones,
         buckets or nones, origins or nones,
     )  # fmt: skip
-    return [_to_claim(row, node, now) for row in zip(ids, *often, *seldom, strict=False)]
+    claims = [_to_claim(row, node, now) for row in zip(ids, *often, *seldom, strict=False)]
+    claims.sort(key=_TOKEN)  # as they mostly are; no query promises it
+    return claims
 
 
 def _to_claim(row: Any, node: str, now: datetime) -> Claim:

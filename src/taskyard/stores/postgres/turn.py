@@ -133,7 +133,8 @@ class Turn:
                 notes.append(move.note if move.note is None else clean(move.note))
             else:
                 moves.append(_moved(claim, move, len(moves)))
-        columns = (ids, tokens, attempts, ats, results, notes) if ids else (None,) * 6
+        said = notes if any(note is not None for note in notes) else None
+        columns = (ids, tokens, _alike(attempts), ats, results, said) if ids else (None,) * 6
         return columns, msgspec.json.encode(moves).decode() if moves else None, queues
 
     def _said(self) -> str | None:

@@ -13,7 +13,7 @@ BEGIN
     WITH gone AS (
         DELETE FROM taskyard.task AS t
         USING unnest(c_id, c_token, c_attempt, c_at, c_result, c_note) AS c(id, token, attempt, at, result, note)
-        WHERE t.id = c.id AND t.token = c.token AND t.attempt = c.attempt
+        WHERE t.id = c.id AND t.token = c.token AND t.attempt = coalesce(c.attempt, c_attempt[1])
         RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.started_at, c.at, t.timeout_s, t.attempt, t.retries,
             t.crashes, t.recoveries, t.priority, t.state, t.uuid, t.source, t.queue, t.args, t.key, t.retry, t.node,
             t.progress, c.result, t.bucket, t.origin,

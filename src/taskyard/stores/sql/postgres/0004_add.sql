@@ -9,39 +9,46 @@ CREATE FUNCTION taskyard.add_1(
 ) RETURNS integer LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_told integer;
     v_has_lines boolean := EXISTS (SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (a_queue));
+    v_queues text[]; v_sources text[]; v_kinds text[];
 BEGIN
-    WITH r AS MATERIALIZED (
-        SELECT u.uuid, coalesce(u.source, a_source[1]) AS source, coalesce(u.queue, a_queue[1]) AS queue, u.args,
-            coalesce(u.priority, a_priority[1]) AS priority, u.key, u.slot, u.timeout_s, u.retry,
-            coalesce(u.due_at, a_due_at[1]) AS due_at, coalesce(u.created_at, a_created_at[1]) AS created_at,
-            nextval('taskyard.seq') AS id, coalesce(u.due_at, a_due_at[1]) > p_now AS later, u.bucket, u.origin
+    INSERT INTO taskyard.task (
+        id, position, due_at, created_at, updated_at, timeout_s, priority, parked, state, uuid, source, queue, args, key,
+        dedupe_slot, retry, bucket, origin, line)
+    SELECT id, id * {{gap}}, due_at, created_at, p_now, timeout_s, priority, key IS NOT NULL AND due_at <= p_now,
+        CASE WHEN due_at > p_now THEN 'scheduled' ELSE 'queued' END, uuid, source, queue, args, key, slot, retry, bucket,
+        origin, CASE WHEN v_has_lines THEN taskyard.line_1(
+            (SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = r.queue), bucket) END
+    FROM (
+        SELECT nextval('taskyard.seq') AS id, u.uuid, coalesce(u.source, a_source[1]) AS source,
+            coalesce(u.queue, a_queue[1]) AS queue, u.args, coalesce(u.priority, a_priority[1]) AS priority, u.key, u.slot,
+            u.timeout_s, u.retry, coalesce(u.due_at, a_due_at[1]) AS due_at,
+            coalesce(u.created_at, a_created_at[1]) AS created_at, u.bucket, u.origin
         FROM unnest(a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at,
             a_created_at, a_bucket, a_origin)
             AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket, origin)
-    ), stored AS (
-        INSERT INTO taskyard.task (
-            id, position, due_at, created_at, updated_at, timeout_s, priority, parked, state, uuid, source, queue, args,
-            key, dedupe_slot, retry, bucket, origin, line)
-        SELECT id, id * {{gap}}, due_at, created_at, p_now, timeout_s, priority, key IS NOT NULL AND NOT later,
-            CASE WHEN later THEN 'scheduled' ELSE 'queued' END, uuid, source, queue, args, key, slot, retry, bucket,
-            origin, CASE WHEN v_has_lines THEN taskyard.line_1(
-                (SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = r.queue), bucket) END
-        FROM r
-    ), lanes AS (
-        SELECT queue, source, count(*)::integer AS n, array_agg(uuid ORDER BY id) AS uuids FROM r GROUP BY queue, source
-    ), told AS (
+        OFFSET 0
+    ) AS r;
+    IF cardinality(a_source) = 1 AND cardinality(a_queue) = 1 AND cardinality(a_due_at) = 1 THEN
+        -- As it mostly is: then there is nothing to be put together.
         INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
-        SELECT pg_current_xact_id()::text::bigint, p_first + (sum(n) OVER (ORDER BY queue, source))::integer - n, n,
-            'submitted', queue, source, ARRAY[p_now], uuids
-        FROM lanes
+        VALUES (pg_current_xact_id()::text::bigint, p_first, cardinality(a_uuid), 'submitted', a_queue[1], a_source[1],
+            ARRAY[p_now], a_uuid);
+        INSERT INTO taskyard.tally (queue, state, n) VALUES (
+            a_queue[1], CASE WHEN a_due_at[1] > p_now THEN 'scheduled' ELSE 'queued' END, cardinality(a_uuid));
+        RETURN cardinality(a_uuid);
+    END IF;
+    WITH r AS MATERIALIZED (
+        SELECT coalesce(u.source, a_source[1]) AS source, coalesce(u.queue, a_queue[1]) AS queue,
+            coalesce(u.due_at, a_due_at[1]) > p_now AS later, u.ord
+        FROM unnest(a_uuid, a_source, a_queue, a_due_at) WITH ORDINALITY AS u(uuid, source, queue, due_at, ord)
     ), counted AS (
-        INSERT INTO taskyard.tally
+        INSERT INTO taskyard.tally (queue, state, n)
         SELECT queue, CASE WHEN later THEN 'scheduled' ELSE 'queued' END, count(*) FROM r GROUP BY queue, later
     )
-    SELECT count(*) INTO v_told FROM r;
-    RETURN v_told;
+    SELECT array_agg('submitted'::text), array_agg(queue ORDER BY ord), array_agg(source ORDER BY ord)
+    INTO v_kinds, v_queues, v_sources FROM r;
+    RETURN taskyard.tell_1(p_first, v_kinds, a_uuid, v_queues, v_sources, ARRAY[p_now]);
 END $$;
 
 -- The queues of those that the tasks of these adds wait for or replace.
@@ -94,6 +101,54 @@ BEGIN
     RETURN v_lost;
 END $$;
 
+-- What the ties of an add say, of each of its tasks, and who waits for whom of those that are not merged away; `strangers`
+-- are the parents that are not among them. Who was merged away is waited for as the one that it became.
+-- Here and below are lists alone, which may be long, and no tables: such are best joined by hashing.
+CREATE FUNCTION taskyard.read_ties_1(
+    p_uuids text[], p_holders text[], p_ties json, OUT groups text[], OUT on_failures text[], OUT scopes text[],
+    OUT children text[], OUT parents text[], OUT strangers text[]
+) LANGUAGE plpgsql SET enable_hashjoin = on AS $$
+#variable_conflict use_column
+BEGIN
+    IF p_ties IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT array_agg(x."group" ORDER BY u.ord), array_agg(x.on_failure ORDER BY u.ord), array_agg(x.scope ORDER BY u.ord)
+    INTO groups, on_failures, scopes
+    FROM generate_series(1, cardinality(p_uuids)) AS u(ord)
+    LEFT JOIN json_to_recordset(p_ties) AS x(i integer, "group" text, on_failure text, scope text) ON x.i = u.ord;
+    WITH one AS MATERIALIZED (
+        SELECT * FROM unnest(p_uuids, p_holders) WITH ORDINALITY AS u(uuid, holder, ord)
+    )
+    SELECT array_agg(e.child ORDER BY e.i, e.n), array_agg(e.parent ORDER BY e.i, e.n),
+        array_agg(e.parent ORDER BY e.i, e.n) FILTER (WHERE e.is_strange)
+    INTO children, parents, strangers
+    FROM (
+        SELECT u.uuid AS child, coalesce(m.holder, p.uuid) AS parent, x.i, min(p.n) AS n,
+            bool_and(b.uuid IS NULL) AS is_strange
+        FROM json_to_recordset(p_ties) AS x(i integer, "after" json)
+        JOIN one AS u ON u.ord = x.i
+        CROSS JOIN LATERAL json_array_elements_text(x."after") WITH ORDINALITY AS p(uuid, n)
+        LEFT JOIN one AS m ON m.uuid = p.uuid
+        LEFT JOIN one AS b ON b.uuid = coalesce(m.holder, p.uuid) AND b.holder IS NULL
+        WHERE u.holder IS NULL
+        GROUP BY 1, 2, 3
+    ) AS e;
+END $$;
+
+CREATE FUNCTION taskyard.has_circle_1(p_children text[], p_parents text[]) RETURNS boolean
+LANGUAGE plpgsql SET enable_hashjoin = on AS $$
+BEGIN
+    RETURN EXISTS (
+        WITH RECURSIVE edge AS MATERIALIZED (
+            SELECT * FROM unnest(p_children, p_parents) AS e(child, parent)
+        ), way (child, parent) AS (
+            SELECT child, parent FROM edge
+            UNION SELECT w.child, e.parent FROM way AS w JOIN edge AS e ON e.child = w.parent
+        )
+        SELECT FROM way WHERE child = parent);
+END $$;
+
 -- Store new tasks of which some may be there already, wait for others, or come from a run that has lost its claim: add by
 -- add, each whole or not at all; `n` of an add is how many of the tasks are its. `ties` says of some of its tasks, by their
 -- number `i` in it, their group, scope and on_failure, and which uuids they come after. An answer is a list with null for
@@ -113,9 +168,8 @@ DECLARE
     v_done record;
     v_uuids text[]; v_states text[]; v_ids bigint[];
     v_holders text[];
-    v_scopes text[];
     v_new text[];
-    e_child text[]; e_parent text[];
+    v_tied record;
     r_ids bigint[]; r_by text[];
     v_patience text := current_setting('lock_timeout');
 BEGIN
@@ -129,8 +183,7 @@ BEGIN
         v_from := v_to + 1;
         v_to := v_to + v_add.n;
         v_holders := array_fill(NULL::text, ARRAY[v_add.n]);
-        v_scopes := v_holders;
-        r_ids := NULL; r_by := NULL; e_child := NULL; e_parent := NULL;
+        r_ids := NULL; r_by := NULL;
         IF v_add.id IS NOT NULL AND NOT EXISTS (
             SELECT FROM taskyard.task
             WHERE id = v_add.id AND token = v_add.token AND attempt = v_add.attempt
@@ -174,46 +227,21 @@ BEGIN
                 SELECT array_agg(r.id ORDER BY r.ord), array_agg(r.uuid ORDER BY r.ord) INTO r_ids, r_by
                 FROM unnest(a_uuid[v_from:v_to], v_ids) WITH ORDINALITY AS r(uuid, id, ord) WHERE r.id IS NOT NULL;
             END IF;
-            SELECT array_agg(x.scope ORDER BY u.ord) INTO v_scopes
-            FROM generate_series(1, v_add.n) AS u(ord)
-            LEFT JOIN json_to_recordset(v_add.ties) AS x(i integer, scope text) ON x.i = u.ord;
         END IF;
         SELECT array_agg(u.uuid ORDER BY u.ord) INTO v_new
         FROM unnest(a_uuid[v_from:v_to], v_holders) WITH ORDINALITY AS u(uuid, holder, ord) WHERE u.holder IS NULL;
-        IF v_add.ties IS NOT NULL THEN
-            -- Who was merged away is waited for as the one that it became.
-            SELECT array_agg(e.child ORDER BY e.i, e.n), array_agg(e.parent ORDER BY e.i, e.n) INTO e_child, e_parent
-            FROM (
-                SELECT u.uuid AS child, coalesce(m.holder, p.uuid) AS parent, x.i, min(p.n) AS n
-                FROM json_to_recordset(v_add.ties) AS x(i integer, "after" json)
-                JOIN unnest(a_uuid[v_from:v_to], v_holders) WITH ORDINALITY AS u(uuid, holder, ord) ON u.ord = x.i
-                CROSS JOIN LATERAL json_array_elements_text(x."after") WITH ORDINALITY AS p(uuid, n)
-                LEFT JOIN unnest(a_uuid[v_from:v_to], v_holders) AS m(uuid, holder) ON m.uuid = p.uuid
-                WHERE u.holder IS NULL
-                GROUP BY 1, 2, 3
-            ) AS e;
-            IF v_add.may_circle AND EXISTS (
-                WITH RECURSIVE edge AS MATERIALIZED (
-                    SELECT e.child, e.parent FROM unnest(e_child, e_parent) AS e(child, parent)
-                    JOIN unnest(v_new) AS n(uuid) ON n.uuid = e.parent
-                ), way (child, parent) AS (
-                    SELECT child, parent FROM edge
-                    UNION SELECT w.child, e.parent FROM way AS w JOIN edge AS e ON e.child = w.parent
-                )
-                SELECT FROM way WHERE child = parent
-            ) THEN
-                answers := answers || json_build_object('why', 'cycle', 'holders', v_holders);
-                CONTINUE;
-            END IF;
-            SELECT e.parent INTO v_found FROM unnest(e_parent) WITH ORDINALITY AS e(parent, ord)
-            LEFT JOIN unnest(v_new) AS n(uuid) ON n.uuid = e.parent
-            WHERE n.uuid IS NULL AND NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = e.parent)
-                AND NOT EXISTS (SELECT FROM taskyard.ended AS d WHERE d.uuid = e.parent)
-            ORDER BY e.ord LIMIT 1;
-            IF FOUND THEN
-                answers := answers || json_build_object('why', 'unknown', 'uuid', v_found.parent);
-                CONTINUE;
-            END IF;
+        SELECT * INTO v_tied FROM taskyard.read_ties_1(a_uuid[v_from:v_to], v_holders, v_add.ties);
+        IF v_add.may_circle AND taskyard.has_circle_1(v_tied.children, v_tied.parents) THEN
+            answers := answers || json_build_object('why', 'cycle', 'holders', v_holders);
+            CONTINUE;
+        END IF;
+        SELECT e.uuid INTO v_found FROM unnest(v_tied.strangers) WITH ORDINALITY AS e(uuid, ord)
+        WHERE NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = e.uuid)
+            AND NOT EXISTS (SELECT FROM taskyard.ended AS d WHERE d.uuid = e.uuid)
+        ORDER BY e.ord LIMIT 1;
+        IF FOUND THEN
+            answers := answers || json_build_object('why', 'unknown', 'uuid', v_found.uuid);
+            CONTINUE;
         END IF;
         SELECT n.uuid INTO v_found
         FROM (SELECT uuid, ord, row_number() OVER (PARTITION BY uuid ORDER BY ord) AS nth
@@ -226,7 +254,7 @@ BEGIN
             CONTINUE;
         END IF;
         answers := answers || to_json(v_holders);
-        IF EXISTS (SELECT FROM taskyard.task AS t WHERE (t.uuid = ANY (e_parent) OR t.id = ANY (r_ids))
+        IF EXISTS (SELECT FROM taskyard.task AS t WHERE (t.uuid = ANY (v_tied.strangers) OR t.id = ANY (r_ids))
                    AND t.queue <> ALL (p_locked)) THEN
             RAISE unique_violation;  -- it came when the queues were being locked: all is asked again
         END IF;
@@ -259,7 +287,7 @@ BEGIN
             FROM unnest(a_source[v_from:v_to], a_queue[v_from:v_to], a_args[v_from:v_to], a_priority[v_from:v_to],
                 a_key[v_from:v_to], a_slot[v_from:v_to], a_timeout_s[v_from:v_to], a_retry[v_from:v_to],
                 a_due_at[v_from:v_to], a_created_at[v_from:v_to], a_bucket[v_from:v_to], a_origin[v_from:v_to], v_holders,
-                v_scopes) WITH ORDINALITY
+                v_tied.scopes) WITH ORDINALITY
                 AS u(source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket, origin, holder,
                     scope, ord)
             WHERE u.holder IS NULL
@@ -267,23 +295,23 @@ BEGIN
         PERFORM set_config('lock_timeout', v_patience, true);
         IF v_add.dedupe <> 'allow' OR v_add.ties IS NOT NULL THEN
             INSERT INTO taskyard.tie (id, group_id, on_failure, dedupe_key, dedupe_scope)
-            SELECT t.id, x."group", x.on_failure, k.slot, CASE WHEN k.slot IS NOT NULL THEN x.scope END
-            FROM unnest(a_uuid[v_from:v_to], a_slot[v_from:v_to], v_holders) WITH ORDINALITY AS u(uuid, slot, holder, ord)
-            JOIN taskyard.task AS t ON t.uuid = u.uuid
-            LEFT JOIN json_to_recordset(v_add.ties) AS x(i integer, "group" text, on_failure text, scope text) ON x.i = u.ord
+            SELECT t.id, u.group_id, u.on_failure, k.slot, CASE WHEN k.slot IS NOT NULL THEN u.scope END
+            FROM unnest(a_uuid[v_from:v_to], a_slot[v_from:v_to], v_holders, v_tied.groups, v_tied.on_failures,
+                v_tied.scopes) AS u(uuid, slot, holder, group_id, on_failure, scope)
+            CROSS JOIN LATERAL (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = u.uuid OFFSET 0) AS t
             CROSS JOIN LATERAL (SELECT CASE WHEN v_add.dedupe <> 'allow' THEN u.slot END AS slot) AS k
-            WHERE u.holder IS NULL AND (x."group" IS NOT NULL OR x.on_failure IS NOT NULL OR k.slot IS NOT NULL);
+            WHERE u.holder IS NULL AND (u.group_id IS NOT NULL OR u.on_failure IS NOT NULL OR k.slot IS NOT NULL);
         END IF;
         IF v_add.window_s IS NOT NULL AND v_add.dedupe <> 'allow' THEN
             INSERT INTO taskyard.slot_window AS w
             SELECT u.slot, u.uuid, p_now + make_interval(secs => v_add.window_s)
-            FROM unnest(a_uuid[v_from:v_to], a_slot[v_from:v_to], v_holders, v_scopes) AS u(uuid, slot, holder, scope)
+            FROM unnest(a_uuid[v_from:v_to], a_slot[v_from:v_to], v_holders, v_tied.scopes) AS u(uuid, slot, holder, scope)
             WHERE u.holder IS NULL AND u.slot IS NOT NULL AND u.scope = 'window'
             ON CONFLICT (slot) DO UPDATE SET uuid = excluded.uuid, until = excluded.until;
         END IF;
         v_ids := r_ids;
-        IF e_child IS NOT NULL THEN
-            v_ids := v_ids || taskyard.tie_1(e_child, e_parent);
+        IF v_tied.children IS NOT NULL THEN
+            v_ids := v_ids || taskyard.tie_1(v_tied.children, v_tied.parents);
         END IF;
         IF v_ids IS NOT NULL THEN
             SELECT * INTO v_done FROM taskyard.release_1(p_first + told, p_now, p_locked, v_ids);

@@ -407,12 +407,36 @@ CREATE TYPE taskyard.claims_1 AS (
     progress text[], error text[], checkpoint text[], bucket text[], origin text[]
 );
 
--- Start these tasks, in this order.
+-- Claims begin to read behind what was taken, from now and then on, so that it costs next to nothing: when some hundreds
+-- of tasks have been taken since the last time. The arrays have an entry a lane.
+CREATE FUNCTION taskyard.raise_1(p_queues text[], p_sources text[], h_0 bigint[], h_1 bigint[], h_2 bigint[])
+RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    WITH old AS MATERIALIZED (
+        SELECT l.queue, l.source, m.n, greatest(l.high_0, m.low_0) AS low_0, greatest(l.high_1, m.low_1) AS low_1,
+            greatest(l.high_2, m.low_2) AS low_2
+        FROM unnest(p_queues, p_sources, h_0, h_1, h_2) AS l(queue, source, high_0, high_1, high_2)
+        LEFT JOIN LATERAL (
+            SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
+        ) AS m ON true
+        WHERE greatest(l.high_0 - coalesce(m.low_0, 0), l.high_1 - coalesce(m.low_1, 0), l.high_2 - coalesce(m.low_2, 0))
+            > {{raise_after}}
+    ), former AS (
+        DELETE FROM taskyard.mark AS m USING old WHERE m.queue = old.queue AND m.source = old.source AND m.n = old.n
+    )
+    INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), low_0, low_1, low_2 FROM old;
+END $$;
+
+-- Start these tasks, in this order: their tokens grow with it, and say it.
 CREATE FUNCTION taskyard.start_1(p_first integer, p_node text, p_now timestamptz, p_ids bigint[])
 RETURNS taskyard.claims_1 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_claims taskyard.claims_1;
+    v_n integer; v_is_one_lane boolean; v_has_more boolean;
+    v_0 bigint; v_1 bigint; v_2 bigint;
+    l_queues text[]; l_sources text[]; l_0 bigint[]; l_1 bigint[]; l_2 bigint[];
 BEGIN
     WITH p AS MATERIALIZED (
         SELECT x.id, nextval('taskyard.seq') AS token FROM unnest(p_ids) AS x(id)
@@ -421,47 +445,64 @@ BEGIN
         SET state = 'running', attempt = t.attempt + 1, token = p.token, node = p_node, started_at = p_now,
             updated_at = p_now, note = NULL
         FROM p WHERE t.id = p.id
-        RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.attempt, t.priority, t.uuid, t.source, t.queue,
-            t.args, t.timeout_s, t.retries, t.crashes, t.recoveries, t.key, t.dedupe_slot, t.retry, t.progress, t.error,
-            t.checkpoint, t.bucket, t.origin
-    ), lanes AS (
-        SELECT queue, source, count(*)::integer AS n, array_agg(uuid ORDER BY token) AS uuids,
-            max(position) FILTER (WHERE priority = 0) AS high_0, max(position) FILTER (WHERE priority = 1) AS high_1,
-            max(position) FILTER (WHERE priority = 2) AS high_2
-        FROM started GROUP BY queue, source
-    ), event AS (
-        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
-        SELECT pg_current_xact_id()::text::bigint, p_first + (sum(n) OVER (ORDER BY queue, source))::integer - n, n,
-            'running', queue, source, ARRAY[p_now], uuids
-        FROM lanes
-    ), counted AS (
-        INSERT INTO taskyard.tally
-        SELECT queue, s.state, sum(n * s.sign) FROM lanes, (VALUES ('queued', -1), ('running', 1)) AS s(state, sign)
-        GROUP BY queue, s.state
-    ), old AS MATERIALIZED (
-        -- Now and then, so that it costs next to nothing: when some hundreds of tasks have been taken since the last time.
-        SELECT l.queue, l.source, m.n, greatest(l.high_0, m.low_0) AS low_0, greatest(l.high_1, m.low_1) AS low_1,
-            greatest(l.high_2, m.low_2) AS low_2
-        FROM lanes AS l LEFT JOIN LATERAL (
-            SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
-        ) AS m ON true
-        WHERE greatest(l.high_0 - coalesce(m.low_0, 0), l.high_1 - coalesce(m.low_1, 0), l.high_2 - coalesce(m.low_2, 0))
-            > {{raise_after}}
-    ), former AS (
-        DELETE FROM taskyard.mark AS m USING old WHERE m.queue = old.queue AND m.source = old.source AND m.n = old.n
-    ), raised AS (
-        INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), low_0, low_1, low_2 FROM old
+        RETURNING t.*
     )
     SELECT array_agg(id), array_agg(token), array_agg(position), array_agg(due_at), array_agg(created_at),
         array_agg(attempt), array_agg(priority), array_agg(uuid), array_agg(source), array_agg(queue), array_agg(args),
-        CASE WHEN count(timeout_s) > 0 THEN array_agg(timeout_s) END,
-        CASE WHEN max(retries) > 0 THEN array_agg(retries) END, CASE WHEN max(crashes) > 0 THEN array_agg(crashes) END,
-        CASE WHEN max(recoveries) > 0 THEN array_agg(recoveries) END, CASE WHEN count(key) > 0 THEN array_agg(key) END,
-        CASE WHEN count(dedupe_slot) > 0 THEN array_agg(dedupe_slot) END,
-        CASE WHEN count(retry) > 0 THEN array_agg(retry) END, CASE WHEN count(progress) > 0 THEN array_agg(progress) END,
-        CASE WHEN count(error) > 0 THEN array_agg(error) END,
-        CASE WHEN count(checkpoint) > 0 THEN array_agg(checkpoint) END,
-        CASE WHEN count(bucket) > 0 THEN array_agg(bucket) END, CASE WHEN count(origin) > 0 THEN array_agg(origin) END
-    INTO v_claims FROM (SELECT * FROM started ORDER BY token) AS o;
+        bool_or(num_nonnulls(timeout_s, key, dedupe_slot, retry, progress, error, checkpoint, bucket, origin) > 0
+            OR retries + crashes + recoveries > 0),
+        count(*)::integer, min(queue) = max(queue) AND min(source) = max(source),
+        max(position) FILTER (WHERE priority = 0), max(position) FILTER (WHERE priority = 1),
+        max(position) FILTER (WHERE priority = 2)
+    INTO v_claims.id, v_claims.token, v_claims.position, v_claims.due_at, v_claims.created_at, v_claims.attempt,
+        v_claims.priority, v_claims.uuid, v_claims.source, v_claims.queue, v_claims.args, v_has_more,
+        v_n, v_is_one_lane,
+        v_0, v_1, v_2
+    FROM started;
+    IF v_has_more THEN
+        -- What most have nothing of. To look for it in each column would take as long as to start a task.
+        SELECT CASE WHEN count(timeout_s) > 0 THEN array_agg(timeout_s ORDER BY ord) END,
+            CASE WHEN max(retries) > 0 THEN array_agg(retries ORDER BY ord) END,
+            CASE WHEN max(crashes) > 0 THEN array_agg(crashes ORDER BY ord) END,
+            CASE WHEN max(recoveries) > 0 THEN array_agg(recoveries ORDER BY ord) END,
+            CASE WHEN count(key) > 0 THEN array_agg(key ORDER BY ord) END,
+            CASE WHEN count(dedupe_slot) > 0 THEN array_agg(dedupe_slot ORDER BY ord) END,
+            CASE WHEN count(retry) > 0 THEN array_agg(retry ORDER BY ord) END,
+            CASE WHEN count(progress) > 0 THEN array_agg(progress ORDER BY ord) END,
+            CASE WHEN count(error) > 0 THEN array_agg(error ORDER BY ord) END,
+            CASE WHEN count(checkpoint) > 0 THEN array_agg(checkpoint ORDER BY ord) END,
+            CASE WHEN count(bucket) > 0 THEN array_agg(bucket ORDER BY ord) END,
+            CASE WHEN count(origin) > 0 THEN array_agg(origin ORDER BY ord) END
+        INTO v_claims.timeout_s, v_claims.retries, v_claims.crashes, v_claims.recoveries, v_claims.key,
+            v_claims.dedupe_slot, v_claims.retry, v_claims.progress, v_claims.error, v_claims.checkpoint, v_claims.bucket,
+            v_claims.origin
+        FROM unnest(v_claims.id) WITH ORDINALITY AS c(id, ord) JOIN taskyard.task AS t ON t.id = c.id;
+    END IF;
+    IF v_is_one_lane THEN
+        -- As it mostly is: then there is nothing to be put together.
+        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
+        VALUES (pg_current_xact_id()::text::bigint, p_first, v_n, 'running', v_claims.queue[1], v_claims.source[1],
+            ARRAY[p_now], v_claims.uuid);
+        INSERT INTO taskyard.tally (queue, state, n)
+        VALUES (v_claims.queue[1], 'queued', -v_n), (v_claims.queue[1], 'running', v_n);
+        PERFORM taskyard.raise_1(v_claims.queue[1:1], v_claims.source[1:1], ARRAY[v_0], ARRAY[v_1], ARRAY[v_2]);
+        RETURN v_claims;
+    END IF;
+    PERFORM taskyard.tell_1(
+        p_first, array_fill('running'::text, ARRAY[v_n]), v_claims.uuid, v_claims.queue, v_claims.source, ARRAY[p_now]);
+    WITH lanes AS MATERIALIZED (
+        SELECT queue, source, count(*) AS n, max(position) FILTER (WHERE priority = 0) AS high_0,
+            max(position) FILTER (WHERE priority = 1) AS high_1, max(position) FILTER (WHERE priority = 2) AS high_2
+        FROM unnest(v_claims.queue, v_claims.source, v_claims.priority, v_claims.position)
+            AS c(queue, source, priority, position)
+        GROUP BY queue, source
+    ), counted AS (
+        INSERT INTO taskyard.tally (queue, state, n)
+        SELECT queue, s.state, sum(n * s.sign) FROM lanes, (VALUES ('queued', -1), ('running', 1)) AS s(state, sign)
+        GROUP BY queue, s.state
+    )
+    SELECT array_agg(queue), array_agg(source), array_agg(high_0), array_agg(high_1), array_agg(high_2)
+    INTO l_queues, l_sources, l_0, l_1, l_2 FROM lanes;
+    PERFORM taskyard.raise_1(l_queues, l_sources, l_0, l_1, l_2);
     RETURN v_claims;
 END $$;
