@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import taskyard
+from taskyard.ports.store import BEATS_PER_LEASE
 from taskyard.queueing.pending import PENDING_S
 from taskyard.stores.postgres import place
-from taskyard.stores.postgres.lease import BEATS_PER_LEASE, LEASE_S
+from taskyard.stores.postgres.lease import LEASE_S
 from tests.docs.blocks import TOP, blocks
 from tests.scenario.processes import environment
 

@@ -1,6 +1,7 @@
 """What is PostgreSQL's own: its schema, its errors, its locks and its beats."""
 
 import asyncio
+import itertools
 import os
 import random
 import subprocess
@@ -8,7 +9,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,8 +37,8 @@ from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
-from taskyard.stores.postgres import PostgresStore, commands, hints, reader, within
-from taskyard.stores.postgres.lease import Pulse
+from taskyard.stores.postgres import PostgresStore, commands, hints, place, reader, within
+from taskyard.stores.postgres.lease import Beat, Pulses
 from taskyard.stores.postgres.place import COMMAND_S, Connection
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
@@ -444,7 +444,7 @@ async def test_who_is_always_too_late_gives_way(store, stranger, monkeypatch):
     monkeypatch.setattr(random, "random", lambda: 1.0)
     with pytest.raises(StoreBusy):
         await store.apply([task.uuid], Cancel())
-    apart = [later - earlier for earlier, later in pairwise(asked)]
+    apart = [later - earlier for earlier, later in itertools.pairwise(asked)]
     assert len(apart) == TRIES - 1
     assert min(apart[10:]) >= PAUSE_CAP_S
 
@@ -607,12 +607,29 @@ async def test_a_node_that_was_never_watched_is_not_rescued_while_it_beats(store
 def test_a_clock_that_steps_makes_nobody_dead():
     """Only time that passed while it was watched counts against a node."""
     clock = ManualClock()
-    pulse = Pulse(clock.monotonic, 15.0)
-    assert pulse.look({"a": 1}) == []
+    pulses = Pulses(clock.monotonic)
+    beat = Beat(1, lease_s=15.0)
+    assert pulses.look({"a": beat}) == []
     clock.step(timedelta(days=1).total_seconds())
-    assert pulse.look({"a": 1}) == []
+    assert pulses.look({"a": beat}) == []
     clock.advance(15)
-    assert pulse.look({"a": 1, "b": 7}) == ["a"]
+    assert pulses.look({"a": beat, "b": Beat(7, lease_s=15.0)}) == ["a"]
+
+
+async def test_a_node_is_given_up_after_its_own_lease(clock, postgres_url):
+    """Nodes that were given different leases judge each other by the lease of the one that is silent."""
+    patient = PostgresStore(postgres_url, clock=clock, lease_s=30.0)
+    hasty = PostgresStore(postgres_url, clock=clock, lease_s=2.0)
+    for store, node in ((patient, A), (hasty, B)):
+        await store.open()
+        await store.join(node)
+    assert (await patient.dead_nodes(), await hasty.dead_nodes()) == ([], [])
+    clock.advance(3)
+    assert (await patient.dead_nodes(), await hasty.dead_nodes()) == ([B.incarnation], [])
+    clock.advance(27)
+    assert await hasty.dead_nodes() == [A.incarnation]
+    await patient.close()
+    await hasty.close()
 
 
 # --- connections and hints --------------------------------------------------------------------------------------------
@@ -725,6 +742,28 @@ async def test_others_hear_of_a_commit(store, other, stranger, monkeypatch, list
         await heard.wait()
 
 
+async def test_listening_goes_on_whatever_went_wrong(store, other, stranger, monkeypatch):
+    """An error that nobody has thought of costs a listener its connection, and not its ears."""
+    monkeypatch.setattr(hints, "POLL_S", 1000.0)
+    tries = itertools.count()
+
+    async def connect_in_vain_once(url: str) -> Connection:
+        if next(tries) == 0:
+            raise RuntimeError("of a driver's own")
+        return await place.connect(url)
+
+    monkeypatch.setattr(hints, "connect", connect_in_vain_once)
+    heard = asyncio.Event()
+    other.watch(heard.set, lambda: None)
+    async with asyncio.timeout(PATIENCE_S):
+        await until(lambda: stranger.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
+        await heard.wait()  # the first look
+        heard.clear()
+        await store.turn(A.incarnation, adds=[an_add(a_record())])
+        await heard.wait()
+    assert next(tries) == 2
+
+
 async def test_others_are_told_of_what_is_left_for_them(store, clock, monkeypatch):
     """A turn that takes all it brought tells nobody; one that takes an old task and leaves one that has become due, of
     another source, tells the others."""
@@ -785,7 +824,7 @@ async def test_why_a_page_of_tasks_waits_takes_five_queries(store: PostgresStore
     async with store._reads.use() as conn:
         with conn.query_logger(lambda record: asked.append(record.query)):
             page = await reader.list_tasks(conn, TaskFilter(), None, 100)
-            scene = await find_scene(conn, page, now=page[0].due_at, lease_s=60.0)
+            scene = await find_scene(conn, page, now=page[0].due_at)
     found = [explain_wait(record, scene) for record in page]
     assert len(page) == 100
     assert {why.reason for why in found if why is not None} >= {Reason.QUEUE_FULL, Reason.KEY_BUSY}
@@ -799,7 +838,7 @@ async def test_a_large_batch_with_ties_is_stored(store):
     await store.turn(A.incarnation, adds=[an_add(a_record(source="parent"))])
     (parent,) = (await store.turn(A.incarnation, demand=Demand(1, {"parent": 1}))).claims
     chain = [a_record(group_id="all") for _ in range(10_000)]
-    after = {later.uuid: [earlier.uuid] for earlier, later in pairwise(chain)}
+    after = {later.uuid: [earlier.uuid] for earlier, later in itertools.pairwise(chain)}
     slots = [a_record(dedupe_slot=f"slot {n}") for n in range(10_000)]
     adds = [
         msgspec.structs.replace(an_add(*chain), after=after, parent=parent),

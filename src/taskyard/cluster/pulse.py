@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 import msgspec
 
-BEATS_PER_LEASE = 5
+from taskyard.ports.store import BEATS_PER_LEASE
 
 TRUSTED = 0.8
 """Of the lease, counted from when the last beat that was heard was sent. The others count the whole lease, and from

@@ -153,15 +153,16 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks to list, or to ask something of; None means any. `error` is the name of a class among those of the
-    task's last error, its bases included; `uuid` how its id begins or ends; `quarantined` whether it was failed
-    because it took its workers down."""
+    """Which tasks to list, or to ask something of; None means any. `node` is the incarnation that runs the task;
+    `error` the name of a class among those of its last error, its bases included; `uuid` how its id begins or ends;
+    `quarantined` whether it was failed because it took its workers down."""
 
     states: tuple[TaskState, ...] | None = None
     queue: str | None = None
     source: str | None = None
     group: str | None = None
     key: str | None = None
+    node: str | None = None
     error: str | None = None
     uuid: str | None = None
     created_after: datetime | None = None
@@ -178,6 +179,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.source is None or record.source == self.source)
             and (self.group is None or record.group_id == self.group)
             and (self.key is None or record.key == self.key)
+            and (self.node is None or record.node == self.node)
             and (self.error is None or (record.error is not None and self.error in record.error.types))
             and (self.uuid is None or record.uuid.startswith(self.uuid) or record.uuid.endswith(self.uuid))
             and _is_within(record.created_at, self.created_after, self.created_before)
@@ -390,6 +392,10 @@ class TransactionalStore(Protocol):
         cannot carry them. A task that is pending and merged into may end before the transaction does. `SubmitPending`,
         at once, while another transaction that has not ended submits the same work."""
         ...
+
+
+BEATS_PER_LEASE = 5
+"""Two beats may be lost, and one be late, before anybody gives the node up."""
 
 
 class Lease(Protocol):

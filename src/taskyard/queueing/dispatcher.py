@@ -439,7 +439,7 @@ class Dispatcher:
         """After a turn whose outcome is unknown: find what it may have claimed for this node without our hearing of it,
         and run that now. Nobody else would: this node is alive. Whether the store answered."""
         try:
-            running = [task async for task in self._running_tasks() if self.is_ours(task.node)]
+            running = [task for node in (self._node, *self._former) async for task in self._running_tasks(node)]
         except StoreError as error:
             await self._back_off(error)
             return False
@@ -455,9 +455,10 @@ class Dispatcher:
         )
         return True
 
-    async def _running_tasks(self) -> AsyncIterator[TaskRecord]:
+    async def _running_tasks(self, node: str) -> AsyncIterator[TaskRecord]:
         before_id = None
-        while page := await self._store.list_tasks(TaskFilter(states=(TaskState.RUNNING,)), before_id=before_id):
+        where = TaskFilter(states=(TaskState.RUNNING,), node=node)
+        while page := await self._store.list_tasks(where, before_id=before_id):
             for task in page:
                 yield task
             before_id = page[-1].id

@@ -21,7 +21,6 @@ from taskyard.resources.cpu import cpu_budget
 from taskyard.resources.database import database_pool
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import reader
-from taskyard.stores.postgres.lease import LEASE_S
 from taskyard.stores.postgres.place import connect, find_version, typed_errors
 
 Conn = asyncpg.Connection
@@ -170,7 +169,7 @@ async def _traffic(conn: Conn) -> AsyncIterator[Finding]:
     now: datetime = await conn.fetchval("SELECT clock_timestamp()")
     running = await reader.list_tasks(conn, TaskFilter(states=(TaskState.RUNNING,)), None, RUNNING_AT_MOST)
     alive: list[Node] = []
-    nodes = await reader.nodes(conn, LEASE_S)
+    nodes = await reader.nodes(conn)
     if not nodes:
         yield Finding("workers", "none runs on this store", data={"alive": [], "dead": []})
     for status in nodes:

@@ -134,6 +134,9 @@ class Hints:
             except StoreError as error:
                 self._gate.trouble()
                 log.debug("not listening to others: %s", error)
+            except Exception as error:  # whatever it is: others are then heard by looking, and soon again by listening
+                self._gate.trouble()
+                log.error("listening to others went wrong and begins again", exc_info=error)
             finally:
                 if conn is not None:
                     conn.terminate()
@@ -145,6 +148,9 @@ class Hints:
                     self.saw(await conn.fetchval("SELECT pg_current_snapshot()::text"))
         except StoreError:
             self._poll_later()  # whoever calls a verb next is told
+        except Exception as error:
+            log.error("looking whether others have written went wrong", exc_info=error)
+            self._poll_later()
 
     def saw(self, snapshot: str) -> None:
         """Whatever anybody writes, the set of running transactions is another afterwards."""

@@ -7,13 +7,12 @@ clock: no clock is compared with another, and none may step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+from taskyard.ports.store import BEATS_PER_LEASE
 from taskyard.stores.postgres.place import Connection, connect, typed_errors
 
 LEASE_S = 15.0
-
-BEATS_PER_LEASE = 5
-"""Two beats may be lost, and one be late, before anybody gives the node up."""
 
 
 class PostgresLease:
@@ -53,22 +52,29 @@ class PostgresLease:
             conn.terminate()
 
 
-class Pulse:
+class Beat(NamedTuple):
+    """How often a node has beaten, and how long it may be silent, as it says itself."""
+
+    n: int
+    lease_s: float
+
+
+class Pulses:
     """What this process has seen of the beats of others."""
 
-    def __init__(self, monotonic: Callable[[], float], lease_s: float) -> None:
-        self._monotonic, self._lease_s = monotonic, lease_s
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
         self._seen: dict[str, tuple[int, float]] = {}
 
-    def look(self, beats: dict[str, int]) -> list[str]:
-        """Those that have not beaten for a whole lease, as far as we have seen."""
+    def look(self, beats: dict[str, Beat]) -> list[str]:
+        """Those that have not beaten for a whole lease of theirs, as far as we have seen."""
         now = self._monotonic()
         seen: dict[str, tuple[int, float]] = {}
-        for node, n in beats.items():
+        for node, beat in beats.items():
             before = self._seen.get(node)
-            seen[node] = before if before is not None and before[0] == n else (n, now)
+            seen[node] = before if before is not None and before[0] == beat.n else (beat.n, now)
         self._seen = seen
-        return [node for node, (_, since) in seen.items() if now - since >= self._lease_s]
+        return [node for node, (_, since) in seen.items() if now - since >= beats[node].lease_s]
 
     def beats_of(self, node: str) -> int | None:
         """What its counter was when it was last looked at."""

@@ -18,11 +18,17 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
 from taskyard.ports.store import Node, NodeStatus, QueueStatus, Signals, TaskFilter
 from taskyard.stores.migrate import EVENTS_AT_MOST
+from taskyard.stores.postgres.lease import Beat
 from taskyard.stores.postgres.place import Connection, Session
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
 from taskyard.stores.rows import to_error
 
 _KINDS = {str(kind): kind for kind in EventKind}
+
+
+ENDS_AMONG = 200_000
+"""Of so many tasks, the newest of those that have ended and of those that have not, one is found by how its id ends: no
+index knows that, and history has no end."""
 
 
 async def signals(conn: Connection, node: str) -> Signals:
@@ -72,13 +78,14 @@ async def find(conn: Connection, uuid: str) -> TaskRecord | None:
 async def list_uuids(conn: Connection, fragment: str, limit: int) -> list[str]:
     if clean(fragment) != fragment:
         return []
-    # Ids of one millisecond differ at the end only, so ends count as well; for them the index is walked.
-    part = (
-        "SELECT uuid FROM taskyard.{} WHERE starts_with(uuid, $1) UNION "
-        "SELECT uuid FROM taskyard.{} WHERE right(uuid, length($1)) = $1 AND length($1) > 0"
+    # Ids of one millisecond differ at the end only, so ends count as well.
+    begins = "SELECT uuid FROM taskyard.{} WHERE starts_with(uuid, $1)"
+    ends = (
+        "SELECT uuid FROM (SELECT uuid FROM taskyard.{} ORDER BY id DESC LIMIT $3) AS newest "
+        "WHERE right(uuid, length($1)) = $1 AND length($1) > 0"
     )
-    sql = f"{part.format('task', 'task')} UNION {part.format('ended', 'ended')} LIMIT $2"
-    return [uuid for (uuid,) in await conn.fetch(sql, fragment, limit)]
+    sql = " UNION ".join(part.format(table) for table in ("task", "ended") for part in (begins, ends))
+    return [uuid for (uuid,) in await conn.fetch(f"{sql} LIMIT $2", fragment, limit, ENDS_AMONG)]
 
 
 async def list_tasks(conn: Connection, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
@@ -96,6 +103,7 @@ def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
         ("queue = ${n}", clean(where.queue)),
         ("source = ${n}", clean(where.source)),
         ("key = ${n}", clean(where.key)),
+        ("node = ${n}", clean(where.node)),
         ("error::jsonb -> 'types' ? ${n}", clean(where.error)),
         ("(starts_with(uuid, ${n}) OR right(uuid, length(${n})) = ${n})", clean(where.uuid)),
         ("created_at >= ${n}", where.created_after),
@@ -130,6 +138,8 @@ async def _select(
     ):
         own = list(terms)
         if table == "task" and (where.finished_after is not None or where.finished_before is not None):
+            continue
+        if table == "ended" and where.node is not None:
             continue
         own += _end_terms(where, values)
         asked = states if where.states is None else states & set(where.states)
@@ -181,7 +191,7 @@ _FAILURES = (
 
 
 async def failures(conn: Connection, where: TaskFilter, limit: int) -> list[FailureGroup]:
-    if where.states is not None and TaskState.FAILED not in where.states:
+    if where.node is not None or (where.states is not None and TaskState.FAILED not in where.states):
         return []
     values: list[Any] = [limit]
     terms = ["state = 'failed'", *_terms(where, values), *_end_terms(where, values)]
@@ -245,12 +255,11 @@ async def queues(conn: Connection, name: str | None = None) -> list[QueueStatus]
     ]
 
 
-async def nodes(conn: Connection, lease_s: float) -> list[NodeStatus]:
+async def nodes(conn: Connection) -> list[NodeStatus]:
     rows = await conn.fetch(
-        "SELECT info, beat_at, beat_at < now() - make_interval(secs => $1), is_draining, "
+        "SELECT info, beat_at, beat_at < now() - make_interval(secs => lease_s), is_draining, "
         "(SELECT count(*) FROM taskyard.task WHERE state = 'running' AND node = incarnation) "
-        "FROM taskyard.node ORDER BY incarnation",
-        lease_s,
+        "FROM taskyard.node ORDER BY incarnation"
     )
     return [
         NodeStatus(
@@ -264,14 +273,15 @@ async def nodes(conn: Connection, lease_s: float) -> list[NodeStatus]:
     ]
 
 
-async def beats(conn: Connection) -> tuple[dict[str, int], str]:
+async def beats(conn: Connection) -> tuple[dict[str, Beat], str]:
     """How often each node has beaten, and which transactions run."""
     row = await conn.fetchrow(
-        "SELECT array_agg(incarnation), array_agg(beats), pg_current_snapshot()::text FROM taskyard.node"
+        "SELECT array_agg(incarnation), array_agg(beats), array_agg(lease_s), pg_current_snapshot()::text "
+        "FROM taskyard.node"
     )
     assert row is not None
-    nodes, counted, snapshot = row
-    return dict(zip(nodes or (), counted or (), strict=True)), snapshot
+    nodes, counted, leases, snapshot = row
+    return dict(zip(nodes or (), map(Beat, counted or (), leases or ()), strict=True)), snapshot
 
 
 async def end_session(conn: Connection, session: Session, within_ms: int) -> bool:

@@ -19,7 +19,7 @@ from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
 _PLACES = (
     "SELECT name, settings, control, NULL AS info, false AS is_draining FROM taskyard.queue UNION ALL "
     "(SELECT NULL, NULL, NULL, info, is_draining FROM taskyard.node "
-    "WHERE beat_at >= now() - make_interval(secs => $1) ORDER BY incarnation)"
+    "WHERE beat_at >= now() - make_interval(secs => lease_s) ORDER BY incarnation)"
 )
 _RUNNING = (
     "SELECT queue, source, node, count(*), (array_agg(uuid ORDER BY started_at, id))[1], min(started_at) "
@@ -45,17 +45,17 @@ _BLOCKERS = (
 )
 
 
-async def find_scene(conn: Connection, records: Sequence[TaskRecord], *, now: datetime, lease_s: float) -> Scene:
-    places = await _find_places(conn, lease_s)
+async def find_scene(conn: Connection, records: Sequence[TaskRecord], *, now: datetime) -> Scene:
+    places = await _find_places(conn)
     found = await _find_blockers(conn, Wanted.of(records, places.rules))
     return make_scene(records, places, found, now=now)
 
 
-async def _find_places(conn: Connection, lease_s: float) -> Places:
+async def _find_places(conn: Connection) -> Places:
     rules: dict[str, QueueSettings] = {}
     controls: dict[str, QueueControl] = {}
     nodes: list[tuple[Node, bool]] = []
-    for name, settings, control, info, is_draining in await conn.fetch(_PLACES, lease_s):
+    for name, settings, control, info, is_draining in await conn.fetch(_PLACES):
         if info is not None:
             nodes.append((msgspec.json.decode(info, type=Node), is_draining))
             continue

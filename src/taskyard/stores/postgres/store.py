@@ -57,7 +57,7 @@ from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import commands, reader, within
 from taskyard.stores.postgres.gate import Gate
 from taskyard.stores.postgres.hints import Hints
-from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulse
+from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulses
 from taskyard.stores.postgres.link import Links
 from taskyard.stores.postgres.place import (
     COMMAND_S,
@@ -111,7 +111,7 @@ class PostgresStore(ScheduleVerbs):
         pool_size: int = 10,
         pool_overflow: int = 10,
     ) -> None:
-        """`lease_s` is how long a node may be silent before the others take over what it runs; the same everywhere.
+        """`lease_s` is how long a node may be silent before the others take over what it runs.
         `command_s` is how long an answer of the database is waited for. Of the connections for reading, `pool_size` are
         kept open, and `pool_overflow` more are opened while all of them are busy."""
         self.url = url
@@ -144,7 +144,7 @@ class PostgresStore(ScheduleVerbs):
         self._reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size, settings=READS)
         self._hints = Hints(self.url, gate, self._reads)
         self._transactions = within.Transactions(self._hints.tell_all)
-        self._pulse = Pulse(self._clock.monotonic, self._lease_s)
+        self._pulses = Pulses(self._clock.monotonic)
         self._lanes.clear()
         self._is_open = True
 
@@ -414,10 +414,12 @@ class PostgresStore(ScheduleVerbs):
         async with self._asked():
             self._joined.add(node.incarnation)
             await self._write(
-                "INSERT INTO taskyard.node (incarnation, info) VALUES ($1, $2) ON CONFLICT (incarnation) DO UPDATE "
-                "SET info = excluded.info, beats = node.beats + 1, beat_at = now(), is_draining = false",
+                "INSERT INTO taskyard.node (incarnation, info, lease_s) VALUES ($1, $2, $3) "
+                "ON CONFLICT (incarnation) DO UPDATE SET info = excluded.info, lease_s = excluded.lease_s, "
+                "beats = node.beats + 1, beat_at = now(), is_draining = false",
                 node.incarnation,
                 msgspec.json.encode(node).decode(),
+                self._lease_s,
             )
             self._hints.tell(of_nodes=True)
 
@@ -447,13 +449,13 @@ class PostgresStore(ScheduleVerbs):
         beats, snapshot = await self._ask(reader.beats)
         # A node asks this once a second: whether anybody has written is then answered as well.
         self._hints.saw(snapshot)
-        dead = self._pulse.look(beats)
+        dead = self._pulses.look(beats)
         return [incarnation for incarnation in dead if incarnation not in self._joined]
 
     async def rescue(self, incarnation: str) -> list[str]:
         async with self._asked():
             info, beats = await self._read(lambda conn: conn.fetchrow(_INFO, incarnation)) or (None, None)
-            if (seen := self._pulse.beats_of(incarnation)) is not None:
+            if (seen := self._pulses.beats_of(incarnation)) is not None:
                 beats = seen
             if incarnation in self._joined:
                 beats = None  # one of our own may be taken back whatever it says
@@ -518,7 +520,7 @@ class PostgresStore(ScheduleVerbs):
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         now = self._clock.now()
-        return await self._ask(partial(find_scene, records=records, now=now, lease_s=self._lease_s))
+        return await self._ask(partial(find_scene, records=records, now=now))
 
     async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
         return await self._ask(lambda conn: reader.failures(conn, where, limit))
@@ -530,7 +532,7 @@ class PostgresStore(ScheduleVerbs):
         return await self._ask(partial(reader.count_group, group=group))
 
     async def nodes(self) -> list[NodeStatus]:
-        return await self._ask(partial(reader.nodes, lease_s=self._lease_s))
+        return await self._ask(reader.nodes)
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
         self._hints.watch(changed, nodes_changed)

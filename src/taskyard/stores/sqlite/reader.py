@@ -225,6 +225,7 @@ def _terms(where: TaskFilter) -> tuple[list[str], list[Any]]:
         ("source = ?", where.source),
         ("group_id = ?", where.group),
         ("key = ?", where.key),
+        ("node = ?", where.node),
         ("json_valid(error) AND EXISTS (SELECT 1 FROM json_each(error, '$.types') WHERE value = ?)", where.error),
         ("created_at >= ?", to_us_or_none(where.created_after)),
         ("created_at < ?", to_us_or_none(where.created_before)),

@@ -314,7 +314,7 @@ class AskingContract(Desk):
         assert [await state_of(store, task) for task in tasks[1:]] == [S.CANCELED] * 2
 
     async def test_tasks_are_chosen_by_a_filter(self, store: Store, clock: ManualClock) -> None:
-        """By state, queue, source, key, class of error, id, and the times they were made and ended, all together."""
+        """By state, queue, source, key, node, class of error, id, and the times they were made and ended, together."""
         early = clock.now()
         plan: list[dict[str, Any]] = [{"queue": "cpu"}, {"source": "shrink"}, {"key": "k"}, {}, {}]
         tasks = [a_record(**fields) for fields in plan]
@@ -329,6 +329,8 @@ class AskingContract(Desk):
             (TaskFilter(queue="cpu"), [0]),
             (TaskFilter(source="shrink"), [1]),
             (TaskFilter(key="k"), [2]),
+            (TaskFilter(node=A), [2, 0]),
+            (TaskFilter(node="another"), []),
             (TaskFilter(error="OSError"), [1]),
             (TaskFilter(error="Exception"), [1]),
             (TaskFilter(error="OS"), []),

@@ -211,6 +211,7 @@ CREATE TABLE taskyard.node (
     incarnation text COLLATE "C" PRIMARY KEY,
     beats       bigint NOT NULL DEFAULT 0,
     beat_at     timestamptz NOT NULL DEFAULT now(),
+    lease_s     double precision NOT NULL,
     is_draining boolean NOT NULL DEFAULT false,
     info        text NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
