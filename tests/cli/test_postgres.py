@@ -350,8 +350,8 @@ def forgotten(url: str) -> Iterator[None]:
         runner.run(conn.close())
 
 
-KILLED = """INSERT INTO taskyard.node (incarnation, beat_at, lease_s, info) VALUES ('feedbeef', now() - interval '1 hour', 15,
-    '{"incarnation":"feedbeef","name":"lost","pid":1,"host":"far"}')"""
+KILLED = """INSERT INTO taskyard.node (incarnation, beat_at, lease_s, info)
+    VALUES ('feedbeef', now() - interval '1 hour', 15, '{"incarnation":"feedbeef","name":"lost","pid":1,"host":"far"}')"""
 """What a worker leaves behind that was killed an hour ago, when nobody else is there."""
 
 
