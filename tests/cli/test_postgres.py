@@ -351,7 +351,8 @@ def forgotten(url: str) -> Iterator[None]:
 
 
 KILLED = """INSERT INTO taskyard.node (incarnation, beat_at, lease_s, info)
-    VALUES ('feedbeef', now() - interval '1 hour', 15, '{"incarnation":"feedbeef","name":"lost","pid":1,"host":"far"}')"""
+    VALUES ('feedbeef', now() - interval '1 hour', 15,
+    '{"incarnation":"feedbeef","name":"lost","pid":1,"host":"far"}')"""
 """What a worker leaves behind that was killed an hour ago, when nobody else is there."""
 
 
