@@ -357,8 +357,8 @@ class Store(Protocol):
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were. Where
-        several machines share a store, none that is younger than that by the clock of its server. Slots whose window is
-        over are forgotten with them."""
+        several machines share a store, none that is younger than that by the clock of its server. None that one which
+        has not ended waits, or has waited, for. Slots whose window is over are forgotten with them."""
         ...
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:

@@ -34,7 +34,8 @@ garbage collector."""
 
 
 class Tasks:
-    """`keep_ended` is how many ended tasks are kept, the latest; None keeps them until they are pruned."""
+    """`keep_ended` is how many ended tasks are kept, the latest, beside those that others still need; None keeps them
+    until they are pruned."""
 
     def __init__(self, keep_ended: int | None) -> None:
         self._keep_ended = keep_ended
@@ -48,6 +49,8 @@ class Tasks:
         self._placed: defaultdict[str, HandPlaced] = defaultdict(HandPlaced)
         self._due: list[tuple[datetime, int]] = []
         self._ended: list[tuple[datetime, int]] = []
+        self._needed: defaultdict[int, list[tuple[datetime, int]]] = defaultdict(list)
+        """By a task that has not ended: what would be forgotten, but for the one that waits, or has waited, for it."""
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
         self._groups: defaultdict[str, dict[int, TaskRecord]] = defaultdict(dict)
         self._slots = Slots()
@@ -98,7 +101,10 @@ class Tasks:
         if record.id in self._edges.open:
             self._releasing.append((record.id, record.uuid, record.state))
         heapq.heappush(self._ended, (at, record.id))
-        if self._keep_ended is not None and len(self._ended) > self._keep_ended:
+        if self._needed:
+            for ended in self._needed.pop(record.id, ()):
+                heapq.heappush(self._ended, ended)
+        while self._keep_ended is not None and len(self._ended) > self._keep_ended:
             self._forget_oldest()
 
     def _queue_up(self, record: TaskRecord, old: TaskState, move: Move) -> None:
@@ -205,10 +211,13 @@ class Tasks:
         return self._queues.get(queue) or QueueSettings(name=queue)
 
     def _forget_oldest(self) -> bool:
-        """Forget the task that ended first; False if it was sent again since, or is gone already."""
+        """Forget the task that ended first; False if it was sent again since, is gone already, or is needed."""
         at, task_id = heapq.heappop(self._ended)
         record = self._by_id.get(task_id)
         if record is None or record.state not in ENDED or record.finished_at != at:
+            return False
+        if self._edges.children and (child := self._find_in_need(task_id)) is not None:
+            self._needed[child].append((at, task_id))
             return False
         del self._tasks[record.uuid], self._by_id[task_id]
         self._runs.pop(task_id, None)
@@ -219,6 +228,11 @@ class Tasks:
                 del self._groups[record.group_id]
         self._counts[record.queue][record.state] -= 1
         return True
+
+    def _find_in_need(self, task_id: int) -> int | None:
+        """One that waits, or has waited, for this task, and has not ended: the newest, which mostly ends last."""
+        children = self._edges.children.get(task_id, ())
+        return max((child for child in children if self._by_id[child].state not in ENDED), default=None)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
