@@ -26,6 +26,9 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, Outcome, Run, TaskRecord
 from taskyard.model.why import Scene
 
+RUNS_KEPT = 100
+"""Runs kept of one task, the latest: a task that postpones itself for ever must not grow for ever."""
+
 PROMOTE_AT_MOST = 1000
 """Tasks a turn promotes at most, so that a burst of due tasks cannot hold the store for long."""
 
@@ -329,7 +332,7 @@ class Store(Protocol):
         ...
 
     async def list_runs(self, uuid: str) -> list[Run]:
-        """The attempts of a task that have ended, in order."""
+        """The attempts of a task that have ended, in order, the latest `RUNS_KEPT`."""
         ...
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:

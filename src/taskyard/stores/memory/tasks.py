@@ -15,18 +15,15 @@ from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import GAP, head_position, tail_position
 from taskyard.model.places import Put
-from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
+from taskyard.ports.store import RUNS_KEPT, Node, NodeStatus, Signals, TaskFilter
 from taskyard.stores.memory.edges import Edges
 from taskyard.stores.memory.lines import Entry, HandPlaced, KeyLine, Lane, Line, Place
 from taskyard.stores.memory.slots import Slots
 
 RING = 10_000
 """Events kept for readers that fall behind."""
-
-RUNS_KEPT = 100
-"""Runs kept of one task, the latest: a task that postpones itself for ever must not grow for ever."""
 
 TOLD_PLAINLY = {state: kind.value for state, kind in TOLD_AS.items()}
 """Events are kept with their kind as plain text: a tuple of nothing but that, a record and a time is left alone by the
@@ -87,7 +84,7 @@ class Tasks:
             self._queue_up(record, old, move)
         elif new in WAITING_FOR_TIME:
             heapq.heappush(self._due, (record.due_at, record.id))
-        if self._strict and new in STANDS_IN_LINE:
+        if self._strict and record.stands_in_line:
             self._line_up(record)
         if record.key is not None:
             self._track_key(record)
@@ -111,14 +108,14 @@ class Tasks:
         if move.to_head:
             self._seq += 1
             record.position = head_position(self._seq)
-        elif old is TaskState.FAILED:
+        elif move.to_tail or old is TaskState.FAILED:
             self._seq += 1
             record.position = tail_position(self._seq)
         if record.key is None:
             self._offer(record)
 
     def _leave_place(self, record: TaskRecord, move: Move) -> None:
-        if move.to_head or move.state in ENDED:
+        if move.to_head or move.to_tail or move.state in ENDED:
             self._unplace(record)
 
     def _unplace(self, record: TaskRecord) -> None:
@@ -155,7 +152,7 @@ class Tasks:
         if self._settings(queue).is_strict:
             self._strict[queue] = defaultdict(list)
         for record in self._by_id.values():
-            if record.queue == queue and record.state in STANDS_IN_LINE:
+            if record.queue == queue and record.stands_in_line:
                 self._line_up(record)
                 if record.state is QUEUED and not record.parked:
                     self._offer(record)
@@ -168,8 +165,9 @@ class Tasks:
         line = self._keyed[record.queue, record.key]
         line.offered.discard(record.id)
         line.holding.discard(record.id)
-        record.parked = record.state is QUEUED
-        if record.parked:
+        if record.state is not TaskState.PAUSED:
+            record.parked = record.state is QUEUED
+        if record.state is QUEUED:
             heapq.heappush(line.waiting, self._turn_of(record))
         elif record.state in HOLDS_KEY:
             line.holding.add(record.id)

@@ -133,7 +133,7 @@ class Commands(Dependencies):
             "key IS NOT NULL AND state IN ('queued', 'running', 'retrying')",
             "state IN ('scheduled', 'retrying')",
             "state = 'running'",
-            "state IN ('paused', 'blocked')",
+            "state IN ('paused', 'blocked') AND NOT (state = 'paused' AND parked)",
         ):
             sql = f"UPDATE task SET line = {line[settings.order]} WHERE queue = ? AND {states}"
             self._conn.execute(sql, (settings.name,))
