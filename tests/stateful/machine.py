@@ -28,6 +28,7 @@ from taskyard.errors import (
     TaskyardError,
     UnknownTask,
 )
+from taskyard.model import order
 from taskyard.model.command import (
     Cancel,
     Command,
@@ -55,8 +56,8 @@ from taskyard.model.event import TOLD_AS, Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings, Quota
 from taskyard.model.move import Move
-from taskyard.model.order import GAP, Priority
-from taskyard.model.state import ENDED, HOLDS_KEY, STANDS_IN_LINE, TaskState, check_move
+from taskyard.model.order import Priority
+from taskyard.model.state import ENDED, HOLDS_KEY, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord
 from taskyard.ports.store import Add, Added, Report, Store, TaskFilter, Turned
 from taskyard.stores.memory import MemoryStore
@@ -366,7 +367,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.somebody_commands(handle, [which], Reschedule(due_at))
 
     @precondition(lambda self: self.uuids)
-    @rule(handle=handles, which=st.lists(picks, min_size=1, max_size=4), other=picks, before=st.booleans())
+    @rule(handle=handles, which=st.lists(picks, min_size=1, max_size=6), other=picks, before=st.booleans())
     def somebody_moves(self, handle: int, which: list[Pick], other: Pick, before: bool) -> None:
         anchor = self.task(other, Hold())
         self.somebody_commands(handle, which, MoveBefore(anchor) if before else MoveAfter(anchor))
@@ -546,10 +547,11 @@ class StoreMachine(RuleBasedStateMachine):
         order that has to agree."""
         expected = msgspec.structs.asdict(mine)
         expected["id"] = self.number(mine.id, theirs.id)
-        if mine.position % GAP and theirs.position % GAP:
+        if mine.position % order.GAP and theirs.position % order.GAP:
             expected["position"] = theirs.position  # made by hand: it is the order that counts
         else:
-            expected["position"] = self.number(mine.position // GAP, theirs.position // GAP) * GAP
+            expected["position"] = self.number(mine.position // order.GAP, theirs.position // order.GAP)
+            expected["position"] *= order.GAP
         if mine.token is not None and theirs.token is not None:
             expected["token"] = self.number(mine.token, theirs.token)
         differ = {
@@ -609,7 +611,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert places == sorted(places)
         for record in records:
             waits = record.state is TaskState.QUEUED and not record.parked
-            if waits or (self.settings(record.queue).is_strict and record.state in STANDS_IN_LINE):
+            if waits or (self.settings(record.queue).is_strict and record.stands_in_line):
                 assert record.position > max(lanes.get(self.lane(record), [record.position - 1]))
 
     def lane(self, record: TaskRecord) -> Any:
@@ -642,7 +644,7 @@ class StoreMachine(RuleBasedStateMachine):
             quota.admit(claim.record.queue, claim.record.source)
         heads: dict[Any, TaskRecord] = {}
         for record in sorted(records, key=lambda record: record.position):
-            if record.state in STANDS_IN_LINE:
+            if record.stands_in_line:
                 heads.setdefault(self.lane(record), record)
         for record in records:
             is_held_up = self.settings(record.queue).is_strict and heads.get(self.lane(record)) is not record
@@ -658,7 +660,7 @@ class StoreMachine(RuleBasedStateMachine):
             if record.key is not None and (record.state is TaskState.QUEUED or record.state in HOLDS_KEY):
                 keyed.setdefault((record.queue, record.key), []).append(record)
             else:
-                assert not record.parked
+                assert not record.parked or record.state is TaskState.PAUSED
         for (queue, _), group in keyed.items():
             busy = sum(record.state in HOLDS_KEY for record in group)
             waiting = [record for record in group if record.state is TaskState.QUEUED]

@@ -361,6 +361,22 @@ async def test_the_events_of_an_open_turn_hold_back_those_after_it(store, strang
     assert [event.uuid for event in (await store.events(after=after)).events] == ["early", task.uuid]
 
 
+@pytest.mark.parametrize("order", [QueueOrder.PRIORITY, QueueOrder.FIFO])
+async def test_a_wrong_count_does_not_stop_a_queue(store, stranger, order):
+    """A queue of which nothing runs starts its tasks, whatever was once counted."""
+    await store.set_queue(QueueSettings(name="default", concurrency=1, order=order))
+    await stranger.execute("INSERT INTO taskyard.tally VALUES ('default', 'running', 5)")
+    turned = await store.turn(A.incarnation, adds=[an_add(a_record(), a_record())], demand=room(9))
+    assert len(turned.claims) == 1
+    assert (await store.count())["default", TaskState.RUNNING] == 1
+
+
+async def test_an_end_that_nobody_is_left_to_hear_of_is_forgotten(store, stranger, clock):
+    """A task on the list of ends to be told, whose dependents are gone, does not keep the nodes taking turns."""
+    await stranger.execute("INSERT INTO taskyard.releasing (task, uuid, state) VALUES (1, 'gone', 'completed')")
+    assert (await store.turn(A.incarnation)).next_due is None
+
+
 async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
     """The mark of a lane follows the claims, and goes back for a task that stands before it."""
     for _ in range(3):

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import msgspec
 
-from taskyard.errors import NotJson, PayloadTooLarge, StoreError
+from taskyard.errors import NotJson, PayloadTooLarge, ResultsPruned, StoreError
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.explain import RemoteTraceback, canceled, explain, refused
 from taskyard.execution.idle import Idle
@@ -125,7 +125,7 @@ class Runner:
         except StoreError as exc:
             await self._pause(run)
             raise _Unfit(ExecutionError(kind=ErrorKind.REJECTED, message=str(exc))) from exc
-        except PayloadTooLarge as exc:
+        except (PayloadTooLarge, ResultsPruned) as exc:
             raise _Unfit(explain(exc)) from exc
         run.claim = Claim(record, run.claim.attempt, run.claim.token)
 

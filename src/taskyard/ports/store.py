@@ -26,6 +26,9 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, Outcome, Run, TaskRecord
 from taskyard.model.why import Scene
 
+RUNS_KEPT = 100
+"""Runs kept of one task, the latest: a task that postpones itself for ever must not grow for ever."""
+
 PROMOTE_AT_MOST = 1000
 """Tasks a turn promotes at most, so that a burst of due tasks cannot hold the store for long."""
 
@@ -329,7 +332,7 @@ class Store(Protocol):
         ...
 
     async def list_runs(self, uuid: str) -> list[Run]:
-        """The attempts of a task that have ended, in order."""
+        """The attempts of a task that have ended, in order, the latest `RUNS_KEPT`."""
         ...
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
@@ -357,8 +360,8 @@ class Store(Protocol):
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were. Where
-        several machines share a store, none that is younger than that by the clock of its server. Slots whose window is
-        over are forgotten with them."""
+        several machines share a store, none that is younger than that by the clock of its server. None that one which
+        has not ended waits, or has waited, for. Slots whose window is over are forgotten with them."""
         ...
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:

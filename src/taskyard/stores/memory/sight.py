@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from taskyard.model.state import RUNNING, STANDS_IN_LINE, TaskState
+from taskyard.model.state import RUNNING, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, Scene
 from taskyard.stores.memory.tasks import Tasks
@@ -53,7 +53,7 @@ class Sight(Tasks):
             (position, task_id)
             for position, task_id in (lines.get(name, ()) if lines is not None else ())
             if (record := self._by_id.get(task_id)) is not None
-            and record.state in STANDS_IN_LINE
+            and record.stands_in_line
             and record.position == position
         ]
         if not standing:

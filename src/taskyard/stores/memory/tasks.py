@@ -15,9 +15,9 @@ from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import GAP, head_position, tail_position
 from taskyard.model.places import Put
-from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
+from taskyard.ports.store import RUNS_KEPT, Node, NodeStatus, Signals, TaskFilter
 from taskyard.stores.memory.edges import Edges
 from taskyard.stores.memory.lines import Entry, HandPlaced, KeyLine, Lane, Line, Place
 from taskyard.stores.memory.slots import Slots
@@ -25,16 +25,14 @@ from taskyard.stores.memory.slots import Slots
 RING = 10_000
 """Events kept for readers that fall behind."""
 
-RUNS_KEPT = 100
-"""Runs kept of one task, the latest: a task that postpones itself for ever must not grow for ever."""
-
 TOLD_PLAINLY = {state: kind.value for state, kind in TOLD_AS.items()}
 """Events are kept with their kind as plain text: a tuple of nothing but that, a record and a time is left alone by the
 garbage collector."""
 
 
 class Tasks:
-    """`keep_ended` is how many ended tasks are kept, the latest; None keeps them until they are pruned."""
+    """`keep_ended` is how many ended tasks are kept, the latest, beside those that others still need; None keeps them
+    until they are pruned."""
 
     def __init__(self, keep_ended: int | None) -> None:
         self._keep_ended = keep_ended
@@ -48,6 +46,8 @@ class Tasks:
         self._placed: defaultdict[str, HandPlaced] = defaultdict(HandPlaced)
         self._due: list[tuple[datetime, int]] = []
         self._ended: list[tuple[datetime, int]] = []
+        self._needed: defaultdict[int, list[tuple[datetime, int]]] = defaultdict(list)
+        """By a task that has not ended: what would be forgotten, but for the one that waits, or has waited, for it."""
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
         self._groups: defaultdict[str, dict[int, TaskRecord]] = defaultdict(dict)
         self._slots = Slots()
@@ -84,7 +84,7 @@ class Tasks:
             self._queue_up(record, old, move)
         elif new in WAITING_FOR_TIME:
             heapq.heappush(self._due, (record.due_at, record.id))
-        if self._strict and new in STANDS_IN_LINE:
+        if self._strict and record.stands_in_line:
             self._line_up(record)
         if record.key is not None:
             self._track_key(record)
@@ -98,21 +98,24 @@ class Tasks:
         if record.id in self._edges.open:
             self._releasing.append((record.id, record.uuid, record.state))
         heapq.heappush(self._ended, (at, record.id))
-        if self._keep_ended is not None and len(self._ended) > self._keep_ended:
+        if self._needed:
+            for ended in self._needed.pop(record.id, ()):
+                heapq.heappush(self._ended, ended)
+        while self._keep_ended is not None and len(self._ended) > self._keep_ended:
             self._forget_oldest()
 
     def _queue_up(self, record: TaskRecord, old: TaskState, move: Move) -> None:
         if move.to_head:
             self._seq += 1
             record.position = head_position(self._seq)
-        elif old is TaskState.FAILED:
+        elif move.to_tail or old is TaskState.FAILED:
             self._seq += 1
             record.position = tail_position(self._seq)
         if record.key is None:
             self._offer(record)
 
     def _leave_place(self, record: TaskRecord, move: Move) -> None:
-        if move.to_head or move.state in ENDED:
+        if move.to_head or move.to_tail or move.state in ENDED:
             self._unplace(record)
 
     def _unplace(self, record: TaskRecord) -> None:
@@ -149,7 +152,7 @@ class Tasks:
         if self._settings(queue).is_strict:
             self._strict[queue] = defaultdict(list)
         for record in self._by_id.values():
-            if record.queue == queue and record.state in STANDS_IN_LINE:
+            if record.queue == queue and record.stands_in_line:
                 self._line_up(record)
                 if record.state is QUEUED and not record.parked:
                     self._offer(record)
@@ -162,8 +165,9 @@ class Tasks:
         line = self._keyed[record.queue, record.key]
         line.offered.discard(record.id)
         line.holding.discard(record.id)
-        record.parked = record.state is QUEUED
-        if record.parked:
+        if record.state is not TaskState.PAUSED:
+            record.parked = record.state is QUEUED
+        if record.state is QUEUED:
             heapq.heappush(line.waiting, self._turn_of(record))
         elif record.state in HOLDS_KEY:
             line.holding.add(record.id)
@@ -205,10 +209,13 @@ class Tasks:
         return self._queues.get(queue) or QueueSettings(name=queue)
 
     def _forget_oldest(self) -> bool:
-        """Forget the task that ended first; False if it was sent again since, or is gone already."""
+        """Forget the task that ended first; False if it was sent again since, is gone already, or is needed."""
         at, task_id = heapq.heappop(self._ended)
         record = self._by_id.get(task_id)
         if record is None or record.state not in ENDED or record.finished_at != at:
+            return False
+        if self._edges.children and (child := self._find_in_need(task_id)) is not None:
+            self._needed[child].append((at, task_id))
             return False
         del self._tasks[record.uuid], self._by_id[task_id]
         self._runs.pop(task_id, None)
@@ -219,6 +226,11 @@ class Tasks:
                 del self._groups[record.group_id]
         self._counts[record.queue][record.state] -= 1
         return True
+
+    def _find_in_need(self, task_id: int) -> int | None:
+        """One that waits, or has waited, for this task, and has not ended: the newest, which mostly ends last."""
+        children = self._edges.children.get(task_id, ())
+        return max((child for child in children if self._by_id[child].state not in ENDED), default=None)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

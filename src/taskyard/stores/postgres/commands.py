@@ -83,6 +83,7 @@ class Decided:
             "error": json_or_none(record.error),
             "due_at": record.due_at,
             "waits": record.waits,
+            "aside": record.parked and record.state is TaskState.PAUSED,
         } | change
         self._events.append((kind, record))
         self._queues.add(record.queue)
@@ -94,9 +95,9 @@ class Decided:
             change["how"] = "again"
         elif move.state in ENDED_STATES:
             change["how"] = "end"
-        change["to_head"] = move.to_head
+        change |= {"to_head": move.to_head, "to_tail": move.to_tail and move.state is TaskState.QUEUED}
         apply_move(record, move)
-        record.parked = False  # where it waits now, if it does, `place` says
+        record.parked = record.parked and record.state is TaskState.PAUSED  # if it waits for a key, `place` says
         if is_again and self._bonds.revive(record):
             self._events.append((TOLD_AS[record.state], record))
             apply_move(record, Move(state=TaskState.BLOCKED, at=self._now))
