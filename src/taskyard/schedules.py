@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.errors import InvalidInput, ScheduleExists, StoreUnavailable, UnknownSchedule, quote, shorten
 from taskyard.handle import ConsumerFunction, TaskHandle
-from taskyard.model.given import check_name
+from taskyard.model.given import check_count, check_name
 from taskyard.model.recurrence import Cron, Every, Rule
 from taskyard.model.schedule import (
     Fire,
@@ -24,7 +24,7 @@ from taskyard.model.schedule import (
     upcoming,
 )
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.schedules import FireRow, ScheduleStatus, ScheduleStore
+from taskyard.ports.schedules import UNREAD, FireRow, ScheduleStatus, ScheduleStore
 from taskyard.ports.store import Store
 from taskyard.queueing.controller import CODE
 from taskyard.scheduling.recurring import make_record
@@ -69,7 +69,7 @@ class Schedules:
         catch_up_s, grace_s, overlap, jitter_s, start_at, end_at."""
         if self._yard.is_open:
             raise InvalidInput(f"define the schedule {quote(name)} before the yard is opened, or add it: schedules.add")
-        if name in self._defined:
+        if _check(name) in self._defined:
             raise ScheduleExists(name, "two of one consumer need names: @yard.schedule(…, name='…')")
         schedule = self.make(name, rule, self._find(consumer), args, zone=zone, **settings)
         self._defined[schedule.name] = schedule
@@ -100,17 +100,19 @@ class Schedules:
 
     async def put(self, schedule: Schedule, *, by: str = CODE, replace: bool = True) -> ScheduleStatus:
         """`add` for a schedule that is checked already."""
-        await put(self._store, schedule, now=self._yard.now(), by=check_name("by", by), replace=replace)
+        by = check_name("by", by)
+        await put(self._store, schedule, now=self._yard.now(), by=by, replace=replace)
         self._yard.engine.look_at_schedules()
         return await self.get(schedule.name)
 
     async def remove(self, name: str) -> None:
         """It fires no more and is forgotten; its tasks stay. One that code defines is back when that code starts."""
-        if not await self._store.drop_schedule(name):
+        if not await self._store.drop_schedule(_check(name)):
             raise UnknownSchedule(name)
 
     async def pause(self, name: str, *, note: str = "", by: str = CODE) -> ScheduleStatus:
-        """It fires nothing until it is resumed; also after restarts."""
+        """It fires nothing until it is resumed; also after restarts. `by` is who asks."""
+        by = check_name("by", by)
         await self._change(name, lambda status, now: (pause(status.state, now=now, note=note, by=by), ()))
         return await self.get(name)
 
@@ -141,7 +143,7 @@ class Schedules:
     # --- looking ------------------------------------------------------------------------------------------------------
 
     async def get(self, name: str) -> ScheduleStatus:
-        found = await self._store.schedules(name)
+        found = await self._store.schedules(_check(name))
         if not found:
             raise UnknownSchedule(name)
         return found[0]
@@ -153,10 +155,11 @@ class Schedules:
     async def list_fires(self, name: str, *, limit: int = 20) -> list[FireRow]:
         """The last fire times that became tasks, newest first."""
         await self.get(name)
-        return await self._store.list_fires(name, limit=limit)
+        return await self._store.list_fires(name, limit=check_count("limit", limit, least=1))
 
     def next_fires(self, status: ScheduleStatus, *, count: int = 5) -> list[datetime]:
         """When it fires next, in UTC: none while it is paused."""
+        check_count("count", count, least=0)
         if status.schedule is None or status.state.paused_at is not None:
             return []
         return upcoming(status.schedule, after=self._yard.now(), count=count)
@@ -168,7 +171,9 @@ class Schedules:
         return keeper(self._yard.store)
 
     def _find(self, consumer: str | ConsumerFunction[..., Any]) -> Consumer:
-        return self._yard.get_consumer(consumer) if isinstance(consumer, str) else consumer.consumer
+        if isinstance(consumer, ConsumerFunction):
+            return consumer.consumer
+        return self._yard.get_consumer(check_name("consumer", consumer))
 
     def make(
         self,
@@ -185,7 +190,7 @@ class Schedules:
         if unknown:
             names = ", ".join(map(shorten, sorted(unknown)))
             raise InvalidInput(f"unknown setting {names} of a schedule; known are zone, {', '.join(SETTINGS)}")
-        text = self._yard.encode(consumer, dict(args or {}))
+        text = self._yard.encode(consumer, {} if args is None else args)
         schedule = Schedule(name=name, rule=make_rule(rule, zone), source=consumer.name, args=text, **settings)
         if consumer.timeout_s is not None and (schedule.timeout_s or 0.0) > consumer.timeout_s:
             raise InvalidInput(
@@ -198,6 +203,8 @@ class Schedules:
         """Carry out what `decide` says of the schedule as it is; the tasks that were made."""
         for _ in range(TRIES):
             status, now = await self.get(name), self._yard.now()
+            if status.state is UNREAD:
+                raise InvalidInput(_UNREADABLE.format(quote(name), status.problem))
             state, fires = decide(status, now)
             if fires:
                 consumer = consumer or self._yard.get_consumer(definition(status).source)
@@ -210,6 +217,7 @@ class Schedules:
         raise StoreUnavailable(_NO_REST.format(quote(name)))
 
 
+_UNREADABLE = "schedule {} cannot be read here: {}"
 _NO_REST = "schedule {} changes faster than it can be decided what to do with it"
 
 
@@ -260,8 +268,12 @@ def make_rule(rule: Rule | str | float | timedelta, zone: str | None = None) -> 
 def definition(status: ScheduleStatus) -> Schedule:
     """`InvalidInput` if it cannot be read here."""
     if status.schedule is None:
-        raise InvalidInput(f"schedule {quote(status.name)} cannot be read here: {status.problem}")
+        raise InvalidInput(_UNREADABLE.format(quote(status.name), status.problem))
     return status.schedule
+
+
+def _check(name: str) -> str:
+    return check_name("the name of a schedule", name)
 
 
 def keeper(store: Store) -> ScheduleStore:

@@ -488,8 +488,9 @@ class Yard(TaskSteering):
             return Add((record,), options.dedupe, self.find_parent())
         return self._add([record], options)
 
-    def encode(self, consumer: Consumer, args: dict[str, Any]) -> str:
+    def encode(self, consumer: Consumer, given: Mapping[str, Any]) -> str:
         """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
+        args = _named(consumer.name, given)
         text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
         if len(text.encode()) > self._max_payload_bytes:
             raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), self._max_payload_bytes)

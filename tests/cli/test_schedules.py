@@ -1,8 +1,10 @@
 """`taskyard schedule`: what recurs."""
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+import apsw
 import pytest
 
 from tests.cli.shell import Done, Shell
@@ -148,6 +150,18 @@ def test_a_schedule_is_removed(scheduled: Shell) -> None:
         assert "no schedule 'nightly'" in gone.err
 
 
+def test_one_that_cannot_be_read_is_listed_beside_the_others(scheduled: Shell) -> None:
+    """The list says of it what is wrong; the others are as they were, and it can be removed."""
+    with closing(apsw.Connection(str(scheduled.path))) as conn:
+        conn.execute("INSERT INTO schedule SELECT 'odd', definition, '{', version, by, from_code FROM schedule")
+    nightly, odd = on(scheduled, "ls", "--json").json
+    assert (nightly["state"], odd["state"]) == ("active", "unreadable")
+    assert "unreadable" in on(scheduled, "ls").out
+    assert odd["problem"] in on(scheduled, "show", "odd").out
+    on(scheduled, "rm", "odd")
+    assert [found["name"] for found in on(scheduled, "ls", "--json").json] == ["nightly"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -157,6 +171,8 @@ def test_a_schedule_is_removed(scheduled: Shell) -> None:
         pytest.param(("--every", "1m", "--overlap", "maybe"), "is not one of skip, buffer, allow, cancel", id="policy"),
         pytest.param(("--every", "1m", "--zone", "UTC"), "zone goes with a cron expression", id="zone of an interval"),
         pytest.param((), "either --cron or --every", id="no rule"),
+        pytest.param(("--every", "1m", "--from", "0001-01-01T00:00Z"), "between the years 1970 and 9000", id="year 1"),
+        pytest.param(("--every", "1m", "--to", "9999-12-31T23:59-01:00"), "the years 1 to 9999", id="year 10,000"),
         pytest.param(("--every", "1m", "--cron", "@daily"), "either --cron or --every", id="two rules"),
     ],
 )

@@ -247,3 +247,57 @@ async def test_a_schedule_that_cannot_be_read_is_shown_and_can_be_removed(file_u
             await yard.schedules.run_now("odd")
         await yard.schedules.pause("odd")
         await yard.schedules.remove("odd")
+
+
+BROKEN_STATES = ["{", "[]", '{"handled_at": 5}', '{"handled_at": "2026-01-01T00:00:00"}']
+
+
+@pytest.mark.parametrize("state", BROKEN_STATES)
+async def test_a_state_that_cannot_be_read_concerns_its_schedule_alone(file_url, tmp_path, state):
+    """It is listed with what is wrong with it, the others fire, and it is put right by a new definition."""
+    async with build(file_url) as yard:
+        await yard.schedules.add("odd", "@daily", "add", {"a": 1})
+        await yard.schedules.add("sound", 1, "add", {"a": 1})
+    with closing(apsw.Connection(str(tmp_path / "work.db"))) as conn:
+        conn.execute("UPDATE schedule SET state = ? WHERE name = 'odd'", (state,))
+    async with build(file_url) as yard:
+        await fired(yard, "sound", 2)
+        odd, sound = await yard.schedules.list_all()
+        assert (odd.schedule, sound.problem) == (None, "")
+        assert odd.problem
+        for refused in (yard.schedules.pause("odd"), yard.schedules.resume("odd"), yard.schedules.run_now("odd")):
+            with pytest.raises(InvalidInput, match="cannot be read here"):
+                await refused
+        assert (await yard.schedules.add("odd", "@daily", "add", {"a": 2})).problem == ""
+        assert (await yard.schedules.pause("odd")).state.missed == 0
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda on: on.pause("job", by=5),
+        lambda on: on.pause("job", by="a\0"),
+        lambda on: on.pause("job", note=5),
+        lambda on: on.pause(5),
+        lambda on: on.resume(None),
+        lambda on: on.remove(5),
+        lambda on: on.get(["job"]),
+        lambda on: on.run_now(5),
+        lambda on: on.list_fires("job", limit="all"),
+        lambda on: on.backfill("job", "yesterday", "today"),
+        lambda on: on.add("x", 60, "add", {"a": 1}, by=5),
+        lambda on: on.add(5, 60, "add", {"a": 1}),
+        lambda on: on.add("x", None, "add", {"a": 1}),
+        lambda on: on.add("x", "@daily", "add", {"a": 1}, zone=5),
+        lambda on: on.add("x", 60, 5, {"a": 1}),
+        lambda on: on.add("x", 60, "add", 5),
+        lambda on: on.add("x", 60, "add", {"a": 1}, retry=5),
+    ],
+)
+async def test_what_is_asked_is_checked_before_it_is_stored(url, ask):
+    """Whatever is wrong with what a person asks is told, and the schedules are as they were."""
+    async with build(url) as yard:
+        before = await yard.schedules.add("job", "@yearly", "add", {"a": 1})
+        with pytest.raises(InvalidInput):
+            await ask(yard.schedules)
+        assert await yard.schedules.list_all() == [before]

@@ -1,7 +1,7 @@
 """Which fire times become tasks: missed ones, overlap, pauses, clocks that step."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
@@ -238,8 +238,11 @@ def test_a_second_pause_changes_the_note_alone():
     paused = pause(pause(BEGUN, now=at("12:10")), now=at("12:20"), note="still")
     assert (paused.paused_at, paused.note) == (at("12:10"), "still")
     assert resume(hourly(), BEGUN, now=at("14:00")) is BEGUN
-    with pytest.raises(InvalidInput, match="note"):
-        pause(BEGUN, now=NOON, note="x" * 1000)
+    for wrong in ("x" * 1000, "\0", 5):
+        with pytest.raises(InvalidInput, match="note"):
+            pause(BEGUN, now=NOON, note=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="by must be a string"):
+        pause(BEGUN, now=NOON, by=5)  # type: ignore[arg-type]
 
 
 def test_what_is_kept_back_waits_for_the_end_of_a_pause():
@@ -441,6 +444,8 @@ def test_a_backfill_takes_every_fire_time_of_a_range():
         ({"start": at("05:00") - timedelta(days=3650), "end": at("05:00")}, "87,600 fire times"),
         ({"start": datetime(2026, 1, 1), "end": at("05:00")}, "time zone"),  # noqa: DTZ001 - naive
         ({"start": at("04:00"), "end": at("05:00"), "limit": 0}, "limit"),
+        ({"start": datetime.min.replace(tzinfo=UTC), "end": at("05:00")}, "between the years 1970 and 9000"),
+        ({"start": at("04:00"), "end": "now"}, "end must be a datetime"),
     ],
 )
 def test_a_backfill_that_makes_no_sense_is_refused(asked: dict[str, Any], said: str):
@@ -500,6 +505,10 @@ def test_a_schedule_survives_a_store():
         {"jitter_s": 1e6, "rule": Cron("@weekly")},
         {"start_at": "tomorrow"},
         {"start_at": NOON, "end_at": NOON},
+        {"start_at": datetime.min.replace(tzinfo=UTC)},
+        {"start_at": datetime.min.replace(tzinfo=timezone(HOUR))},
+        {"end_at": datetime.max.replace(tzinfo=UTC)},
+        {"end_at": datetime.max.replace(tzinfo=timezone(-HOUR))},
         {"args": "[]"},
         {"args": "{"},
         {"args": {}},

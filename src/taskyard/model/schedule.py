@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -39,6 +39,9 @@ AT_ONCE = 100
 LONGEST_JITTER_S = 86_400.0
 
 LONGEST_NOTE = 500
+
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+"""As it comes out of a store: one without a zone is refused where it is read."""
 
 
 class Missed(StrEnum):
@@ -118,12 +121,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         except ValueError as exc:
             raise InvalidInput(str(exc)) from None
         if self.timeout_s is not None:
-            check_timeout(self.timeout_s)
+            self._set(timeout_s=check_timeout(self.timeout_s))
         if self.retry is not None:
-            check_retry(self.retry)
+            self._set(retry=check_retry(self.retry))
         try:
             msgspec.json.decode(check_text("args", self.args), type=dict[str, Any])
-        except (AttributeError, TypeError, ValueError, RecursionError) as exc:
+        except (ValueError, RecursionError) as exc:
             raise InvalidInput(f"args must be a JSON object as text, not {quote(self.args)}: {exc}") from None
 
     def _set(self, **fields: object) -> None:
@@ -136,15 +139,15 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     skipped, but for the one at `buffered_at`, which waits for the task before it. What a person fires, now or for
     times long past, is not counted. Of fire times up to `forgotten_at` the store no longer knows which have fired."""
 
-    handled_at: datetime
-    buffered_at: datetime | None = None
-    paused_at: datetime | None = None
+    handled_at: Moment
+    buffered_at: Moment | None = None
+    paused_at: Moment | None = None
     paused_by: str = ""
     note: str = ""
     fired: int = 0
     missed: int = 0
     skipped: int = 0
-    forgotten_at: datetime | None = None
+    forgotten_at: Moment | None = None
 
     @classmethod
     def begin(cls, now: datetime) -> ScheduleState:
@@ -286,9 +289,9 @@ def jitter(schedule: Schedule, fire_at: datetime) -> timedelta:
 
 def pause(state: ScheduleState, *, now: datetime, note: str = "", by: str = "") -> ScheduleState:
     """Fires nothing from now on, not even what was kept back. A second pause changes the note, and whose it is."""
-    if len(note) > LONGEST_NOTE:
+    if len(check_text("note", note)) > LONGEST_NOTE:
         raise InvalidInput(f"note must be a text of at most {LONGEST_NOTE} characters, not {quote(note)}")
-    return msgspec.structs.replace(state, paused_at=state.paused_at or now, paused_by=by, note=check_text("note", note))
+    return msgspec.structs.replace(state, paused_at=state.paused_at or now, paused_by=check_text("by", by), note=note)
 
 
 def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> ScheduleState:
@@ -331,7 +334,7 @@ def backfill(
     """The fire times from `start` on and before `end`, which must be past, whatever the bounds and the state of the
     schedule are; all due now. For those that have fired there is a row, and no second task. More than `limit` are
     refused."""
-    start, end = aware("start", start), aware("end", end)
+    start, end = _check_moment("start", start), _check_moment("end", end)
     check_count("limit", limit, least=1)
     if not start < end <= now:
         raise InvalidInput(f"a backfill goes from a start to a later end that is not in the future: {start} to {end}")
@@ -400,8 +403,14 @@ def _check_span(field: str, value: Any, *, most: float = LONGEST_S) -> float:
 
 
 def _check_bound(field: str, value: Any) -> datetime | None:
-    if value is None:
-        return None
+    return None if value is None else _check_moment(field, value, hint=", or None for no bound")
+
+
+def _check_moment(field: str, value: Any, *, hint: str = "") -> datetime:
+    """`value` in UTC, if a rule can fire then: nothing that is computed from it leaves the calendar."""
     if not isinstance(value, datetime):
-        raise InvalidInput(f"{field} must be a datetime with a time zone, or None, not {quote(value)}")
-    return aware(field, value)
+        raise InvalidInput(f"{field} must be a datetime with a time zone{hint}, not {quote(value)}")
+    at = aware(field, value)
+    if not FIRST <= at < LAST:
+        raise InvalidInput(f"{field} must be between the years 1970 and 9000{hint}, not {value}")
+    return at
