@@ -5,6 +5,7 @@ Whatever is asked is decided here on what the store has, and carried out if that
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from taskyard.errors import InvalidInput, ScheduleExists, StoreUnavailable, UnknownSchedule, quote, shorten
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.given import check_count, check_name
-from taskyard.model.recurrence import Cron, Every, Rule
+from taskyard.model.recurrence import TICK, Cron, Every, Rule
 from taskyard.model.schedule import (
     Fire,
+    FireKind,
     Schedule,
     ScheduleState,
     amend,
@@ -23,6 +25,7 @@ from taskyard.model.schedule import (
     resume,
     upcoming,
 )
+from taskyard.model.task import TaskRecord
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.schedules import UNREAD, FireRow, ScheduleStatus, ScheduleStore
 from taskyard.ports.store import Store
@@ -32,8 +35,13 @@ from taskyard.scheduling.recurring import make_record
 if TYPE_CHECKING:
     from taskyard.yard import Yard
 
+log = logging.getLogger("taskyard")
+
 TRIES = 100
 """How often a change is decided anew because the schedule has changed meanwhile: it fires once a second at most."""
+
+RECENT = 100
+"""Fire times of which the last by hand is looked for."""
 
 SETTINGS = tuple(name for name in Schedule.__struct_fields__ if name not in ("name", "rule", "source", "args"))
 
@@ -121,24 +129,33 @@ class Schedules:
         await self._change(name, lambda status, now: (resume(definition(status), status.state, now=now), ()))
         return await self.get(name)
 
-    async def run_now(self, name: str, *, consumer: Consumer | None = None) -> TaskHandle:
-        """One task of it now, whatever its rule, its overlap policy or a pause say; when it fires next stays as it is.
-        `consumer` stands for one that this yard does not have."""
-        while True:
-            made = await self._change(name, lambda status, now: (status.state, [Fire.by_hand(now)]), consumer)
-            if made:
-                return made[0]
-            # Race: two people at the same microsecond, which is one fire time. The later one has another.
-
-    async def backfill(
-        self, name: str, start: datetime, end: datetime, *, limit: int = 1_000, consumer: Consumer | None = None
-    ) -> list[TaskHandle]:
-        """A task for each of its fire times from `start` on and before `end` that has had none, due at once."""
+    async def run_now(self, name: str) -> TaskHandle:
+        """One task of it now, whatever its rule, its overlap policy or a pause say; when it fires next stays as it
+        is."""
+        taken: datetime | None = None
 
         def decide(status: ScheduleStatus, now: datetime) -> tuple[ScheduleState, Sequence[Fire]]:
-            return status.state, backfill(definition(status), start=start, end=end, now=now, limit=limit)
+            return status.state, [Fire.by_hand(now, taken)]
 
-        return await self._change(name, decide, consumer)
+        while not (made := await self._change(name, decide)):
+            # Two people at the same microsecond, or on a clock that stands still: the later one has another.
+            rows = await self.list_fires(name, limit=RECENT)
+            by_hand = [row.fire_at for row in rows if row.kind is FireKind.BY_HAND]
+            taken = max([*by_hand, self._yard.now() if taken is None else taken + TICK])
+        return made[0]
+
+    async def backfill(
+        self, name: str, start: datetime, end: datetime, *, limit: int = 1_000, again: bool = False
+    ) -> list[TaskHandle]:
+        """A task for each of its fire times from `start` on and before `end` that has had none, due at once. Of each
+        schedule the last 2,000 fire times are known: a range that reaches back to others, which may have had theirs, is
+        refused unless `again` says that they may fire twice."""
+
+        def decide(status: ScheduleStatus, now: datetime) -> tuple[ScheduleState, Sequence[Fire]]:
+            schedule, since = definition(status), None if again else status.state.forgotten_at
+            return status.state, backfill(schedule, start=start, end=end, now=now, limit=limit, known_since=since)
+
+        return await self._change(name, decide)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -199,22 +216,26 @@ class Schedules:
             )
         return schedule
 
-    async def _change(self, name: str, decide: Decide, consumer: Consumer | None = None) -> list[TaskHandle]:
+    async def _change(self, name: str, decide: Decide) -> list[TaskHandle]:
         """Carry out what `decide` says of the schedule as it is; the tasks that were made."""
         for _ in range(TRIES):
             status, now = await self.get(name), self._yard.now()
             if status.state is UNREAD:
                 raise InvalidInput(_UNREADABLE.format(quote(name), status.problem))
             state, fires = decide(status, now)
-            if fires:
-                consumer = consumer or self._yard.get_consumer(definition(status).source)
-            records = [make_record(definition(status), consumer, fire, now=now) for fire in fires if consumer]
-            pairs = list(zip(fires, records, strict=True))
+            pairs = list(zip(fires, self._make_records(status, fires, now), strict=True))
             fired = await self._store.fire(name, version=status.version, state=state, fires=pairs)
             if fired is not None:
                 self._yard.engine.look_at_schedules()
                 return [TaskHandle(self._yard, uuid) for uuid in fired.made]
         raise StoreUnavailable(_NO_REST.format(quote(name)))
+
+    def _make_records(self, status: ScheduleStatus, fires: Sequence[Fire], now: datetime) -> list[TaskRecord]:
+        if not fires:
+            return []
+        schedule = definition(status)
+        consumer = self._yard.get_consumer(schedule.source)
+        return [make_record(schedule, consumer, fire, now=now) for fire in fires]
 
 
 _UNREADABLE = "schedule {} cannot be read here: {}"
@@ -244,8 +265,10 @@ async def put(
             if old.schedule == schedule and old.from_code == from_code:
                 return
             version = old.version
-            state = old.state if _has_same_pace(old.schedule, schedule) else amend(old.state, now=now)
+            state = old.state if _has_same_pace(old.schedule, schedule) else amend(old.schedule, old.state, now=now)
         if await store.put_schedule(schedule, state, version=version, by=by, from_code=from_code):
+            if from_code and found:
+                log.warning("schedule %s is defined anew; if another program defines it too, rename one", schedule.name)
             return
     raise StoreUnavailable(_NO_REST.format(quote(schedule.name)))
 

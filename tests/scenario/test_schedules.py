@@ -23,7 +23,9 @@ from taskyard import (
     UnknownSchedule,
     Yard,
 )
-from taskyard.schedules import definition
+from taskyard.model.schedule import forget
+from taskyard.schedules import definition, keeper
+from taskyard.testing.clock import ManualClock
 
 PATIENCE_S = 20
 JANUARY = datetime(2026, 1, 1, tzinfo=UTC)
@@ -90,8 +92,9 @@ async def test_a_schedule_is_added_while_the_yard_is_open(url):
 
 
 @pytest.mark.spec("SCH-21")
-async def test_the_same_code_started_again_goes_on_where_it_was(file_url):
-    """Neither counters nor a pause are lost when the program starts anew; a changed rule counts from then on."""
+async def test_the_same_code_started_again_goes_on_where_it_was(file_url, caplog):
+    """Neither counters nor a pause are lost when the program starts anew; a changed rule counts from then on, and is
+    told of: it may be another program's."""
 
     def program(rule: Any) -> Yard:
         yard = build(file_url)
@@ -106,7 +109,9 @@ async def test_the_same_code_started_again_goes_on_where_it_was(file_url):
         assert (first.state.note, first.state.paused_by) == ("for now", "ann")
         assert first.state.fired >= 1
         assert yard.schedules.next_fires(first) == []
+    assert "defined anew" not in caplog.text
     async with program(3600) as yard:
+        assert "schedule job is defined anew" in caplog.text
         second = await yard.schedules.get("job")
         assert definition(second).rule == Every(3600)
         assert second.state.fired == first.state.fired
@@ -162,6 +167,36 @@ async def test_a_backfill_fires_each_time_once(url):
         assert (await yard.schedules.get("daily")).state.fired == 0
         with pytest.raises(InvalidInput, match="take less at a time"):
             await yard.schedules.backfill("daily", JANUARY, JANUARY + timedelta(days=9), limit=5)
+
+
+async def test_run_now_makes_a_task_each_time():
+    """Also on a clock that stands still, and at a time at which the rule fires itself."""
+    yard = Yard("memory://", clock=ManualClock(JANUARY))
+
+    @yard.consumer
+    async def job() -> None: ...
+
+    async with yard:
+        await yard.schedules.add("job", 60, job)
+        await yard.schedules.backfill("job", JANUARY - timedelta(seconds=60), JANUARY)
+        made = [await yard.schedules.run_now("job") for _ in range(5)]
+        assert len({handle.uuid for handle in made}) == 5
+        assert {(await handle.record()).due_at for handle in made} == {JANUARY}
+
+
+@pytest.mark.spec("SCH-21")
+async def test_a_backfill_of_times_that_are_forgotten_is_asked_for_twice(url):
+    """Times that may have fired, of which the store knows no more, fire only if that is said."""
+    async with build(url) as yard:
+        await yard.schedules.add("daily", "@daily", "add", {"a": 1})
+        status, store = await yard.schedules.get("daily"), keeper(yard.store)
+        await store.fire("daily", version=status.version, state=forget(status.state, JANUARY))
+        with pytest.raises(InvalidInput, match="not known any more"):
+            await yard.schedules.backfill("daily", JANUARY, JANUARY + timedelta(days=2))
+        assert (
+            len(await yard.schedules.backfill("daily", JANUARY + timedelta(days=1), JANUARY + timedelta(days=2))) == 1
+        )
+        assert len(await yard.schedules.backfill("daily", JANUARY, JANUARY + timedelta(days=2), again=True)) == 1
 
 
 @pytest.mark.spec("SCH-17", "SCH-21")
