@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from taskyard.ports.store import BEATS_PER_LEASE
-from taskyard.stores.postgres.place import Connection, connect, typed_errors
+from taskyard.stores.postgres.connection import Connection, connect
+from taskyard.stores.postgres.errors import typed_errors
 
 LEASE_S = 15.0
 
