@@ -92,6 +92,7 @@ class Schedules:
 
     async def add(
         self,
+        /,
         name: str,
         rule: Rule | str | float | timedelta,
         consumer: str | ConsumerFunction[..., Any],
