@@ -27,6 +27,7 @@ from taskyard.errors import (
     SubmitPending,
     UnknownTask,
 )
+from taskyard.model.beats import Beat, Pulses
 from taskyard.model.command import Cancel, Retry
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
@@ -39,7 +40,6 @@ from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
 from taskyard.stores.postgres import PostgresStore, commands, connection, hints, reader, within
 from taskyard.stores.postgres.connection import COMMAND_S, Connection
-from taskyard.stores.postgres.lease import Beat, Pulses
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
 from taskyard.testing.clock import ManualClock
