@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from taskyard.blocking import BlockingExecutor, BlockingYard
+from taskyard.blocking import BlockingExecutor
+from taskyard.blocking_yard import BlockingYard
 from taskyard.errors import (
     BatchTooLarge,
     BlockingOnLoop,
