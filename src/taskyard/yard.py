@@ -63,7 +63,13 @@ from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, new_uuid,
 from taskyard.model.why import Why
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
-from taskyard.ports.consumer import BaseTaskConsumer, Consumer
+from taskyard.ports.consumer import (
+    BaseTaskConsumer,
+    Consumer,
+    ConsumerChange,
+    ConsumerListener,
+    ConsumerListeners,
+)
 from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
 from taskyard.queueing.matching import Matching
@@ -139,6 +145,8 @@ class Yard(TaskSteering):
         )
         self._max_payload_bytes = max_payload_bytes
         self._consumers: dict[str, Consumer] = {}
+        self._retired: list[Consumer] = []
+        self._listeners = ConsumerListeners()
         self._queues: dict[str, QueueSettings] = {}
         self._forks = self._ident = 0
         self._streams: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()
@@ -209,10 +217,39 @@ class Yard(TaskSteering):
     def _register(self, consumer: Consumer) -> None:
         if consumer.name in self._consumers:
             raise DuplicateConsumer(consumer.name)
-        self._consumers[consumer.name] = consumer
         if self._engine is not None:
             _warm_up(consumer)
-            self._engine.look()
+        self._consumers[consumer.name] = consumer
+        self._tell_engine()
+        self._listeners.tell(consumer.name, ConsumerChange.REGISTERED)
+
+    def unregister(self, name: str) -> None:
+        """Take a consumer out, also while the yard is open. Its name may be used again at once. Nothing more of it
+        starts here, and it can no longer be submitted to here. A run of it that is going on comes to its end, and is
+        settled by the rules it began with; one that was claimed and has not begun goes back. What waits for it stays as
+        it is in the store, until this yard or another serves it again; `why` says so."""
+        consumer = self.get_consumer(name)
+        del self._consumers[name]
+        if consumer.close is not None:
+            self._retired.append(consumer)  # what its runs have left loaded may be in use until the yard is stopped
+        self._tell_engine()
+        self._listeners.tell(name, ConsumerChange.UNREGISTERED)
+
+    def subscribe(self, listener: ConsumerListener) -> Callable[[], None]:
+        """Call `listener(name, change)` whenever a consumer was registered or unregistered here, on the thread where
+        that was done, until the function that is returned is called. Which consumers the processes on a store serve,
+        those of others included, `store.nodes()` says."""
+        return self._listeners.subscribe(listener)
+
+    def _tell_engine(self) -> None:
+        """A consumer has come or gone, be it on another thread than the engine's."""
+        engine, loop = self._engine, self.loop
+        if engine is None or loop is None:
+            return
+        if asyncio._get_running_loop() is loop:
+            engine.consumers_changed()
+        else:
+            loop.call_soon_threadsafe(engine.consumers_changed)
 
     @property
     def consumers(self) -> Mapping[str, Consumer]:
@@ -223,6 +260,11 @@ class Yard(TaskSteering):
             return self._consumers[name]
         except KeyError:
             raise UnknownConsumer(name, self._consumers) from None
+
+    def check_served(self, consumer: Consumer) -> None:
+        """`UnknownConsumer` if it was unregistered."""
+        if self._consumers.get(consumer.name) is not consumer:
+            raise UnknownConsumer(consumer.name, self._consumers)
 
     def define_queue(  # noqa: PLR0913 - the rules of a queue, each with a name and a default
         self,
@@ -421,9 +463,10 @@ class Yard(TaskSteering):
             self._retention.cancel()
         try:
             await engine.stop(grace_s)
-            for consumer in self._consumers.values():
+            for consumer in (*self._retired, *self._consumers.values()):
                 if consumer.close is not None:
                     await consumer.close()
+            self._retired.clear()
         finally:
             self._engine = self._store = self.loop = None
             for changes in self._streams:
