@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,7 +24,6 @@ from taskyard.errors import (
     BatchTooLarge,
     CommandRefused,
     DuplicateConsumer,
-    EventsMissed,
     ForkedStore,
     InvalidArguments,
     InvalidConsumer,
@@ -41,8 +40,9 @@ from taskyard.execution.runner import RunnerSettings
 from taskyard.execution.warming import warm_up_all
 from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
+from taskyard.listening import check_after, follow, make_filter
 from taskyard.model.command import Command
-from taskyard.model.event import Event
+from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
@@ -655,26 +655,33 @@ class Yard(TaskSteering):
     async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
         return await ask_one(self.engine, uuid, command, by=by)
 
-    async def events(self, *, after: int | None = None) -> AsyncGenerator[Event, None]:
+    async def events(
+        self,
+        *,
+        after: int | None = None,
+        kinds: Iterable[EventKind | str] | EventKind | str | None = None,
+        queue: str | None = None,
+        source: str | None = None,
+        task: str | UUID | None = None,
+        group: str | UUID | None = None,
+    ) -> AsyncGenerator[Event, None]:
         """What happens from now on, or after event number `after`, in this process and in others, until the yard is
-        closed. A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more) gets
-        `EventsMissed`: look at the records, then start anew."""
-        if after is not None:
-            check_count("after", after, least=0, most=sys.maxsize, hint=", or None for what comes from now on")
-        store, engine = self.store, self.engine
-        seen = (await store.events(after=-1)).last if after is None else after
+        closed: all of it, or only what is of these `kinds`, and of this queue, consumer, task or group (its summary
+        included). Who remembers the `seq` of the last event goes on there, with the same filter or another.
+
+        A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more) gets `EventsMissed`:
+        look at the records, then start anew."""
+        after, store, engine = check_after(after), self.store, self.engine
+        if after is None:
+            after = (await store.events(after=-1)).last  # before the tasks of a group are looked up
+        where = await make_filter(store, kinds=kinds, queue=queue, source=source, task=task, group=group)
         with engine.changes() as changes:
             self._streams.add(changes)
-            while self._engine is engine:
-                changes.clear()
-                page = await store.events(after=seen)
-                if page.missed:
-                    raise EventsMissed(seen, page.last)
-                seen = page.last
-                for event in page.events:
+            async with aclosing(
+                follow(store, changes, lambda: self._engine is engine, after=after, where=where)
+            ) as events:
+                async for event in events:
                     yield event
-                if not page.events:
-                    await changes.wait()
 
 
 def _order(value: QueueOrder | str) -> QueueOrder:
