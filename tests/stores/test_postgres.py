@@ -27,6 +27,7 @@ from taskyard.errors import (
     SubmitPending,
     UnknownTask,
 )
+from taskyard.model.beats import Beat, Pulses
 from taskyard.model.command import Cancel, Retry
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
@@ -37,9 +38,8 @@ from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
-from taskyard.stores.postgres import PostgresStore, commands, hints, place, reader, within
-from taskyard.stores.postgres.lease import Beat, Pulses
-from taskyard.stores.postgres.place import COMMAND_S, Connection
+from taskyard.stores.postgres import PostgresStore, commands, connection, hints, reader, within
+from taskyard.stores.postgres.connection import COMMAND_S, Connection
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
 from taskyard.testing.clock import ManualClock
@@ -750,7 +750,7 @@ async def test_listening_goes_on_whatever_went_wrong(store, other, stranger, mon
     async def connect_in_vain_once(url: str) -> Connection:
         if next(tries) == 0:
             raise RuntimeError("of a driver's own")
-        return await place.connect(url)
+        return await connection.connect(url)
 
     monkeypatch.setattr(hints, "connect", connect_in_vain_once)
     heard = asyncio.Event()

@@ -24,7 +24,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Applied, Node, TaskFilter
 from taskyard.stores.migrate import REASON
-from taskyard.stores.postgres.place import Connection
+from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
 from taskyard.stores.rows import json_or_none
 

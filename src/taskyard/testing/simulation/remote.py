@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from taskyard.errors import OutcomeUnknown, StoreError, StoreUnavailable, TaskyardError
+from taskyard.model.beats import Beat, Pulses
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
@@ -39,6 +40,7 @@ class RemoteStore(Line):
         super().__init__(network, name)
         self._core, self._loop, self._history = network.core, network.loop, network.history
         self._own: set[str] = set()
+        self._pulses = Pulses(self._loop.time)
 
     def tell(self, answer: object) -> str:
         return _told(answer)
@@ -51,7 +53,7 @@ class RemoteStore(Line):
 
         def effect() -> None:
             self._core.join(node)
-            self.network.beats[node.incarnation] = self._loop.time()
+            self.network.beats[node.incarnation] = 0
 
         await self.ask(f"join {node.incarnation}", effect)
 
@@ -76,17 +78,17 @@ class RemoteStore(Line):
         await self.ask("leave", effect)
 
     async def dead_nodes(self) -> list[str]:
-        beats = self.network.beats
-        over, own = self.network.is_over, self._own
-        dead = await self.ask("dead_nodes", lambda: [node for node in beats if over(node)], is_odd=True)
-        return [node for node in dead if node not in own]
+        beats = await self.ask("dead_nodes", lambda: dict(self.network.beats), is_odd=True)
+        dead = self._pulses.look({node: Beat(n, LEASE_S) for node, n in beats.items()})
+        return [node for node in dead if node not in self._own]
 
     async def rescue(self, incarnation: str) -> list[str]:
         history = self._history
         asked = history.ask(Op(kind=Kind.RESCUE, task="", asked=history.place(), node=incarnation))
+        seen = self._pulses.beats_of(incarnation)
 
         def effect() -> list[str]:
-            if incarnation not in self._own and not self.network.is_over(incarnation):
+            if incarnation not in self._own and self.network.beats.get(incarnation) != seen:
                 return []  # it has been heard again, or others were faster
             self._give_up(incarnation)
             return self._core.rescue(incarnation)
@@ -256,7 +258,7 @@ class SimulatedLease:
         def effect() -> bool:
             if self._incarnation not in network.beats:
                 return False
-            network.beats[self._incarnation] = network.loop.time()
+            network.beats[self._incarnation] += 1
             return True
 
         return await self._remote.ask("beat", effect)
