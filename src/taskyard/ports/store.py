@@ -36,7 +36,9 @@ PROMOTE_AT_MOST = 1000
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One process on the store. `incarnation` is random: a reused name is another node. `queues` are those its
     consumers belong to; a task of theirs that was put on another queue is served as well. `limits` says how many tasks
-    of a source it runs at once, `max_running` how many of all: for people to see, it keeps to them by itself."""
+    of a source it runs at once, `max_running` how many of all, `capacities` how many each of its executors does, where
+    that has a limit, and `executors` which of them a source uses: for people to see, it keeps to them by itself. One
+    that `is_stopping` takes nothing new, and leaves when what it runs has ended."""
 
     incarnation: str
     name: str
@@ -48,6 +50,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = ()
     limits: dict[str, int] = {}
     max_running: int | None = None
+    executors: dict[str, str] = {}
+    capacities: dict[str, int] = {}
+    is_stopping: bool = False
 
     @property
     def label(self) -> str:
@@ -236,6 +241,11 @@ class Store(Protocol):
 
     async def join(self, node: Node) -> None:
         """Make the node known and alive. From here until `leave` or the end of its process it may hold claims."""
+        ...
+
+    async def describe(self, node: Node) -> None:
+        """What a node that has joined says of itself from now on; what was asked of it stays. If it is not, or no
+        longer, among the nodes, nothing happens."""
         ...
 
     async def leave(self, incarnation: str) -> None:

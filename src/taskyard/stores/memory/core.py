@@ -356,6 +356,10 @@ class MemoryCore(Claims, Dependencies, Sight):
         self._nodes[node.incarnation] = node
         self._draining.discard(node.incarnation)
 
+    def describe(self, node: Node) -> None:
+        if node.incarnation in self._nodes:
+            self._nodes[node.incarnation] = node
+
     def drain(self, incarnation: str, *, on: bool) -> None:
         if incarnation not in self._nodes:
             raise UnknownNode(incarnation)
