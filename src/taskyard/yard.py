@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
-import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from threading import get_ident
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from uuid import UUID
@@ -23,16 +20,11 @@ from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
     CommandRefused,
-    DuplicateConsumer,
-    ForkedStore,
     InvalidArguments,
     InvalidConsumer,
     InvalidInput,
-    NotOpen,
     PayloadTooLarge,
-    UnknownConsumer,
     UnknownTask,
-    WrongLoop,
     quote,
 )
 from taskyard.execution.context import find_current_run
@@ -40,10 +32,6 @@ from taskyard.execution.runner import RunnerSettings
 from taskyard.execution.warming import warm_up_all
 from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
-from taskyard.listening import check_after, follow, make_filter
-from taskyard.model.command import Command
-from taskyard.model.event import Event, EventKind
-from taskyard.model.failures import FailureGroup
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
     check_count,
@@ -60,23 +48,19 @@ from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import ENDED
 from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, new_uuid, to_json
-from taskyard.model.why import Why
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import (
     BaseTaskConsumer,
     Consumer,
-    ConsumerChange,
-    ConsumerListener,
-    ConsumerListeners,
 )
-from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
-from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
+from taskyard.ports.store import ANY, Add, Store, TaskFilter
 from taskyard.queueing.matching import Matching
-from taskyard.queueing.waiting import explain_waits
+from taskyard.registering import Registering
 from taskyard.retention import KEEP_S, Retention
 from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
+from taskyard.steering import YardSteering
 
 if TYPE_CHECKING:
     from taskyard.blocking_yard import BlockingYard
@@ -93,19 +77,7 @@ BREATHE_EVERY = 1000
 """Arguments of a batch that are checked before other code gets a turn: about 10 ms."""
 
 
-_forks = 0
-"""How many forks lie between the first process and this one: `os.getpid()` on every submit would cost a system call."""
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
-
-
-class Yard(TaskSteering):
+class Yard(Registering, YardSteering):
     """Runs tasks on a store: `memory://`, `sqlite:///work.db` or a `Path`, `postgresql://user:password@host/database`
     for several machines, or what `TASKYARD_STORE` says.
 
@@ -127,13 +99,12 @@ class Yard(TaskSteering):
         name: str = "",
         clock: Clock | None = None,
     ) -> None:
+        super().__init__()
         check_count("max_running", max_running, least=1)
         check_count("threads", threads, least=1)
         check_count("max_payload_bytes", max_payload_bytes, least=1, most=LARGEST_PAYLOAD)
         self._clock = clock or SystemClock()
         self._where = check_store(store)
-        self._store: Store | None = None
-        self._engine: Engine | None = None
         self._grace_s, self._keep_s = check_wait("grace_s", grace_s), check_keep(keep_s)
         self._keep_ended: int | None = None
         self._retention: asyncio.Task[None] | None = None
@@ -145,15 +116,9 @@ class Yard(TaskSteering):
             runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )
         self._max_payload_bytes = max_payload_bytes
-        self._consumers: dict[str, Consumer] = {}
-        self._retired: list[Consumer] = []
-        self._listeners = ConsumerListeners()
         self._queues: dict[str, QueueSettings] = {}
-        self._forks = self._ident = 0
-        self._streams: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()
         self._is_opening = False
         self._stopping: asyncio.Future[None] | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
         self.own_loop = OwnLoop()
         self.schedules = Schedules(self)
 
@@ -214,58 +179,6 @@ class Yard(TaskSteering):
         self._register(consumer)
         if pool is not None:
             self._pool_rules.suggest(consumer.name, pool)
-
-    def _register(self, consumer: Consumer) -> None:
-        if consumer.name in self._consumers:
-            raise DuplicateConsumer(consumer.name)
-        if self._engine is not None:
-            _warm_up(consumer)
-        self._consumers[consumer.name] = consumer
-        self._tell_engine()
-        self._listeners.tell(consumer.name, ConsumerChange.REGISTERED)
-
-    def unregister(self, name: str) -> None:
-        """Take a consumer out, also while the yard is open. Its name may be used again at once. Nothing more of it
-        starts here, and it can no longer be submitted to here. A run of it that is going on comes to its end, and is
-        settled by the rules it began with; one that was claimed and has not begun goes back. What waits for it stays as
-        it is in the store, until this yard or another serves it again; `why` says so."""
-        consumer = self.get_consumer(name)
-        del self._consumers[name]
-        if consumer.close is not None:
-            self._retired.append(consumer)  # what its runs have left loaded may be in use until the yard is stopped
-        self._tell_engine()
-        self._listeners.tell(name, ConsumerChange.UNREGISTERED)
-
-    def subscribe(self, listener: ConsumerListener) -> Callable[[], None]:
-        """Call `listener(name, change)` whenever a consumer was registered or unregistered here, on the thread where
-        that was done, until the function that is returned is called. Which consumers the processes on a store serve,
-        those of others included, `store.nodes()` says."""
-        return self._listeners.subscribe(listener)
-
-    def _tell_engine(self) -> None:
-        """A consumer has come or gone, be it on another thread than the engine's."""
-        engine, loop = self._engine, self.loop
-        if engine is None or loop is None:
-            return
-        if asyncio._get_running_loop() is loop:
-            engine.consumers_changed()
-        else:
-            loop.call_soon_threadsafe(engine.consumers_changed)
-
-    @property
-    def consumers(self) -> Mapping[str, Consumer]:
-        return self._consumers
-
-    def get_consumer(self, name: str) -> Consumer:
-        try:
-            return self._consumers[name]
-        except KeyError:
-            raise UnknownConsumer(name, self._consumers) from None
-
-    def check_served(self, consumer: Consumer) -> None:
-        """`UnknownConsumer` if it was unregistered."""
-        if self._consumers.get(consumer.name) is not consumer:
-            raise UnknownConsumer(consumer.name, self._consumers)
 
     def define_queue(  # noqa: PLR0913 - the rules of a queue, each with a name and a default
         self,
@@ -355,10 +268,6 @@ class Yard(TaskSteering):
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
-    @property
-    def is_open(self) -> bool:
-        return self._engine is not None
-
     def now(self) -> datetime:
         return self._clock.now()
 
@@ -432,13 +341,12 @@ class Yard(TaskSteering):
         except BaseException:
             await store.close()
             raise
-        self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
-        self._forks, self._ident = _forks, get_ident()
+        loop = self._opened(store, engine)
         if self._consumers != known:
             engine.consumers_changed()  # they came or went meanwhile, when there was nobody to tell
         if serve and (self._keep_s is not None or self._keep_ended is not None):
             retention = Retention(store, self._clock, keep_s=self._keep_s, keep_ended=self._keep_ended)
-            self._retention = self.loop.create_task(retention.run(), name="taskyard-retention")
+            self._retention = loop.create_task(retention.run(), name="taskyard-retention")
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
         from taskyard.executors import make_executors
@@ -468,48 +376,14 @@ class Yard(TaskSteering):
             self._retention.cancel()
         try:
             await engine.stop(grace_s)
-            for consumer in (*self._retired, *self._consumers.values()):
-                if consumer.close is not None:
-                    await consumer.close()
-            self._retired.clear()
+            await self._close_consumers()
         finally:
-            self._engine = self._store = self.loop = None
-            for changes in self._streams:
-                changes.set()
+            self._closed()
             try:
                 await store.close()
             finally:
                 self._stopping = None
                 stopping.set_result(None)
-
-    @property
-    def store(self) -> Store:
-        if self._store is None:
-            raise NotOpen("the yard is not open; use it inside `async with yard:`")
-        self._refuse_elsewhere()
-        return self._store
-
-    @property
-    def engine(self) -> Engine:
-        if self._engine is None:
-            raise NotOpen("the yard is not open; use it inside `async with yard:`")
-        # Asked on every submit. On the thread of a loop that runs, it is that loop which runs: asking asyncio which one
-        # does would cost a system call.
-        if self._forks != _forks or get_ident() != self._ident or self.loop is None or not self.loop.is_running():
-            self._refuse_elsewhere()
-        return self._engine
-
-    def _refuse_elsewhere(self) -> None:
-        """Whoever is in another process or on another event loop would wait for ever, or harm this one."""
-        self.refuse_fork()
-        running = asyncio._get_running_loop()
-        if running is not None and running is not self.loop:
-            raise WrongLoop
-
-    def refuse_fork(self) -> None:
-        """`ForkedStore` in a forked child: the loops did not come along, and a call would wait for them for ever."""
-        if self._engine is not None and self._forks != _forks:
-            raise ForkedStore
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
@@ -608,31 +482,6 @@ class Yard(TaskSteering):
         """The handle of a task that was submitted elsewhere, or earlier."""
         return TaskHandle(self, check_uuid(uuid))
 
-    def queue(self, name: str = DEFAULT_QUEUE, *, by: str = CODE) -> QueueController:
-        """Everything a person can do to a queue: `await yard.queue("cpu").pause(reason="backup")`. `by` says who."""
-        return QueueController(name, self.engine, by=by)
-
-    async def queues(self) -> list[QueueStatus]:
-        """Every queue that has rules, tasks, or something said about it."""
-        return await self.store.queues()
-
-    async def why(self, uuid: str | UUID) -> Why | None:
-        """What holds a task that waits: a reason, since when, what would free it, and who is in the way. None if it
-        runs or has ended. Any process may ask, whoever runs the tasks."""
-        record = await self.store.find(check_uuid(uuid))
-        if record is None:
-            raise UnknownTask(str(uuid))
-        return (await self.why_many([record]))[0]
-
-    async def why_many(self, records: Sequence[TaskRecord]) -> list[Why | None]:
-        """The same for each of these, as they are listed, at the price of one."""
-        return await explain_waits(self.store, records)
-
-    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
-        """The failed tasks that match, grouped by class of error and source, those in quarantine apart, the largest
-        groups first. What each run of one ended with: `runs`; to send them again: `retry`, `matching`, `run_again`."""
-        return await self.store.failures(where, limit=check_count("limit", limit, least=1))
-
     async def runs(self, uuid: str | UUID) -> list[Run]:
         """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
         return await self.store.list_runs(check_uuid(uuid))
@@ -658,48 +507,12 @@ class Yard(TaskSteering):
         """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
         return Matching(where, self.engine, by=by)
 
-    async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
-        return await ask_one(self.engine, uuid, command, by=by)
-
-    async def events(
-        self,
-        *,
-        after: int | None = None,
-        kinds: Iterable[EventKind | str] | EventKind | str | None = None,
-        queue: str | None = None,
-        source: str | None = None,
-        task: str | UUID | None = None,
-        group: str | UUID | None = None,
-    ) -> AsyncGenerator[Event, None]:
-        """What happens from now on, or after event number `after`, in this process and in others, until the yard is
-        closed: all of it, or only what is of these `kinds`, and of this queue, consumer, task or group (its summary
-        included). Who remembers the `seq` of the last event goes on there, with the same filter or another.
-
-        A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more) gets `EventsMissed`:
-        look at the records, then start anew."""
-        after, store, engine = check_after(after), self.store, self.engine
-        if after is None:
-            after = (await store.events(after=-1)).last  # before the tasks of a group are looked up
-        where = await make_filter(store, kinds=kinds, queue=queue, source=source, task=task, group=group)
-        with engine.changes() as changes:
-            self._streams.add(changes)
-            async with aclosing(
-                follow(store, changes, lambda: self._engine is engine, after=after, where=where)
-            ) as events:
-                async for event in events:
-                    yield event
-
 
 def _order(value: QueueOrder | str) -> QueueOrder:
     try:
         return QueueOrder(value)
     except ValueError:
         raise InvalidInput(f"order {quote(value)} is not one of {', '.join(QueueOrder)}") from None
-
-
-def _warm_up(consumer: Consumer) -> None:
-    if consumer.warm_up is not None:
-        consumer.warm_up()
 
 
 def _named(consumer: str, args: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
@@ -52,13 +53,13 @@ class Steering(Protocol):
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
 
 
-class TaskSteering:
+class TaskSteering(ABC):
     """The verbs for one task; whoever has them says where they go. Each answers with the task as it is then, and raises
     `CommandRefused` with the state it found if it no longer fits, `UnknownTask` if there is none. `by` is who asks: it
     is kept in the task's note."""
 
-    async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
-        raise NotImplementedError
+    @abstractmethod
+    async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord: ...
 
     async def cancel(self, uuid: str | UUID, *, reason: str = "", force: bool = False, by: str = "") -> TaskRecord:
         """End a task: at once when it waits; when it runs, its run is asked to stop, and it is canceled when it has.
