@@ -3,14 +3,17 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from taskyard.blocking import BlockingExecutor, BlockingYard
+from taskyard.blocking import BlockingExecutor
+from taskyard.blocking_yard import BlockingYard
 from taskyard.errors import (
     BatchTooLarge,
     BlockingOnLoop,
     Cancel,
+    ChangedMeanwhile,
     ClaimLost,
     CommandRefused,
     DependencyCycle,
+    DependencyLost,
     DuplicateConsumer,
     DuplicateTask,
     EventsMissed,
@@ -173,6 +176,7 @@ __all__ = [
     "BulkReport",
     "CallOptions",
     "Cancel",
+    "ChangedMeanwhile",
     "CircuitPolicy",
     "CircuitState",
     "ClaimLost",
@@ -182,6 +186,7 @@ __all__ = [
     "Dedupe",
     "DedupeScope",
     "DependencyCycle",
+    "DependencyLost",
     "DuplicateConsumer",
     "DuplicateTask",
     "ErrorKind",

@@ -465,7 +465,7 @@ class Engine:
         self._due.tell(next_due)
         self._announce()
         if self._recurring is not None:
-            self._recurring.ended()
+            self._recurring.turned()
         if self._has_unheard:
             self._has_unheard = False
             self._hint.set()

@@ -16,7 +16,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from uuid import UUID
 
-from taskyard.blocking import BlockingYard, OwnLoop
+from taskyard.blocking import OwnLoop
 from taskyard.cluster.membership import LeaseSettings
 from taskyard.consumers import check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
@@ -73,6 +73,7 @@ from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:
+    from taskyard.blocking_yard import BlockingYard
     from taskyard.execution.algorithm import Algorithm
     from taskyard.executors import PoolRules
     from taskyard.model.algorithm import AlgorithmSpec
@@ -357,6 +358,8 @@ class Yard(TaskSteering):
     def blocking(self, *, serve: bool = True) -> BlockingYard:
         """The same yard for code without a loop, and for threads beside one: `with yard.blocking() as sync: …`. If that
         opens it, `serve=False` leaves the workers out: other processes run the tasks."""
+        from taskyard.blocking_yard import BlockingYard
+
         return BlockingYard(self, serve=serve)
 
     async def start(self, *, serve: bool = True) -> None:
@@ -490,8 +493,9 @@ class Yard(TaskSteering):
             return Add((record,), options.dedupe, self.find_parent())
         return self._add([record], options)
 
-    def encode(self, consumer: Consumer, args: dict[str, Any]) -> str:
+    def encode(self, consumer: Consumer, given: Mapping[str, Any]) -> str:
         """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
+        args = _named(consumer.name, given)
         text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
         if len(text.encode()) > self._max_payload_bytes:
             raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), self._max_payload_bytes)

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from taskyard.errors import (
+    ChangedMeanwhile,
     DuplicateTask,
     InvalidInput,
     OutcomeUnknown,
@@ -27,19 +28,20 @@ from taskyard.errors import (
     SubmitPending,
     UnknownTask,
 )
-from taskyard.model.command import Cancel, Retry
+from taskyard.model.beats import Beat, Pulses
+from taskyard.model.command import Cancel, Hold, Retry
+from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
-from taskyard.model.task import Dedupe
+from taskyard.model.task import Dedupe, OnFailure, TaskRecord
 from taskyard.model.why import Reason, explain_wait
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Report, TaskFilter
+from taskyard.ports.store import Add, Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
-from taskyard.stores.postgres import PostgresStore, commands, hints, place, reader, within
-from taskyard.stores.postgres.lease import Beat, Pulses
-from taskyard.stores.postgres.place import COMMAND_S, Connection
+from taskyard.stores.postgres import PostgresStore, commands, connection, hints, reader, within
+from taskyard.stores.postgres.connection import COMMAND_S, Connection
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
 from taskyard.testing.clock import ManualClock
@@ -446,23 +448,71 @@ async def test_a_run_that_reports_does_not_hold_up_its_cancel(store, clock, monk
 
 
 async def test_who_is_always_too_late_gives_way(store, stranger, monkeypatch):
-    """A command that others get in the way of time and again is tried again after a pause, and given up in the end."""
-    await store.turn(A.incarnation, adds=[an_add(task := a_record())])
+    """A command that others get in the way of time and again is tried again after a pause, and given up in the end: for
+    that task alone, and not as if the store were locked."""
+    await store.turn(A.incarnation, adds=[an_add(task := a_record(), calm := a_record())])
     read, asked = commands.read, []
 
     async def read_before_a_change(conn: Connection, uuids: list[str]) -> Any:
         asked.append(time.monotonic())
         found = await read(conn, uuids)
-        await stranger.execute("UPDATE taskyard.task SET updated_at = now()")
+        await stranger.execute("UPDATE taskyard.task SET updated_at = now() WHERE uuid = $1", task.uuid)
         return found
 
     monkeypatch.setattr(commands, "read", read_before_a_change)
     monkeypatch.setattr(random, "random", lambda: 1.0)
-    with pytest.raises(StoreBusy):
-        await store.apply([task.uuid], Cancel())
+    restless, done = await store.apply([task.uuid, calm.uuid], Cancel())
+    assert isinstance(restless.refused, ChangedMeanwhile)
+    assert (done.record.state, await store.find(calm.uuid)) == (TaskState.CANCELED, done.record)
     apart = [later - earlier for earlier, later in itertools.pairwise(asked)]
     assert len(apart) == TRIES - 1
     assert min(apart[10:]) >= PAUSE_CAP_S
+
+
+async def test_who_starts_meanwhile_holds_up_nobody_else(store, other, monkeypatch):
+    """Of many tasks that a command is for, one starts before each try: the others are changed by the first."""
+    tasks = [a_record() for _ in range(50)]
+    await store.turn(A.incarnation, adds=[an_add(*tasks)])
+    read, asked = commands.read, []
+
+    async def read_before_a_claim(conn: Connection, uuids: list[str]) -> Any:
+        asked.append(len(uuids))
+        found = await read(conn, uuids)
+        await other.turn(B.incarnation, demand=room(1))
+        return found
+
+    monkeypatch.setattr(commands, "read", read_before_a_claim)
+    uuids = [task.uuid for task in tasks]
+    applied = await store.apply(uuids, Hold("wait"), by="ann")
+    assert asked == [50, 1]
+    assert [one.refused is not None for one in applied] == [True] + [False] * 49
+    assert await store.count() == {("default", TaskState.RUNNING): 1, ("default", TaskState.PAUSED): 49}
+    told = [event.uuid for event in (await store.events(after=0)).events if event.kind is EventKind.PAUSED]
+    assert told == uuids[1:]
+
+
+async def test_who_waits_for_one_that_is_not_sent_again_is_not_either(store, clock, stranger, monkeypatch):
+    """A failed task and the one that failed with it are sent again together, or, if somebody is faster, only the one
+    for which that still holds: nothing is left waiting in vain."""
+    parent, child, alone = (a_record() for _ in range(3))
+    child.on_failure = OnFailure.FAIL
+    add = Add([parent, child, alone], after={child.uuid: [parent.uuid]})
+    claims = (await store.turn(A.incarnation, adds=[add], demand=room(3))).claims
+    failed = Move.failed(at=clock.now(), error=an_error())
+    await store.turn(A.incarnation, settles=[(claim, failed) for claim in claims])
+    read, tries = commands.read_bonds, []
+
+    async def read_before_a_prune(conn: Connection, records: list[TaskRecord], now: datetime) -> Any:
+        bonds = await read(conn, records, now)
+        tries.append(len(records))
+        await stranger.execute("DELETE FROM taskyard.ended WHERE uuid = $1", parent.uuid)
+        return bonds
+
+    monkeypatch.setattr(commands, "read_bonds", read_before_a_prune)
+    one, two, three = await store.apply([parent.uuid, child.uuid, alone.uuid], Retry())
+    assert tries == [3, 1]
+    assert isinstance(one.refused, UnknownTask)
+    assert (two.record.state, two.record.waits, three.record.state) == (TaskState.QUEUED, 0, TaskState.QUEUED)
 
 
 async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, stranger):
@@ -766,7 +816,7 @@ async def test_listening_goes_on_whatever_went_wrong(store, other, stranger, mon
     async def connect_in_vain_once(url: str) -> Connection:
         if next(tries) == 0:
             raise RuntimeError("of a driver's own")
-        return await place.connect(url)
+        return await connection.connect(url)
 
     monkeypatch.setattr(hints, "connect", connect_in_vain_once)
     heard = asyncio.Event()

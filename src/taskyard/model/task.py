@@ -62,7 +62,10 @@ def aware(field: str, value: datetime) -> datetime:
     """`value` in UTC; a naive one is refused."""
     if value.tzinfo is None or value.utcoffset() is None:
         raise NaiveDatetime(field, value)
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"{field}={value} lies outside of the calendar, which has the years 1 to 9999") from None
 
 
 def to_json(what: str, value: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
-from taskyard.errors import ClaimLost, CommandRefused, TaskyardError
+from taskyard.errors import ChangedMeanwhile, ClaimLost, TaskyardError
 from taskyard.model.command import VERBS, Command
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
@@ -191,10 +191,10 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check(self, record: TaskRecord, command: Command) -> None:
-        """`CommandRefused` if the record is not, or no longer, among those that the command is for."""
+        """`ChangedMeanwhile` if the record is not, or no longer, among those that the command is for."""
         if self is not ANY and not self.matches(record):
-            verb = VERBS[type(command)]
-            raise CommandRefused(record.uuid, verb, record.state, "it is not among those that were meant, or no longer")
+            hint = "it is not among those that were meant, or no longer"
+            raise ChangedMeanwhile(record.uuid, VERBS[type(command)], record.state, hint)
 
 
 def _is_within(at: datetime | None, after: datetime | None, before: datetime | None) -> bool:
@@ -293,10 +293,11 @@ class Store(Protocol):
     async def apply(
         self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
     ) -> list[Applied]:
-        """Decide and carry out `command` for each task, in chunks of at most 500, each chunk atomic; `by` is who asks.
-        An unknown task is `UnknownTask`; one that no longer fits, or is not among those of `where`, is
-        `CommandRefused`. A failed task that is sent again takes its slot again, or is `SlotTaken`; it waits again for
-        those of its dependencies that have not completed, and is refused if one of them never will."""
+        """Decide and carry out `command` for each task, atomically each, some hundreds in a transaction. `by` is who
+        asks. An unknown task is `UnknownTask`; one that no longer fits is `CommandRefused`; one that is not among those
+        of `where`, or that others change all the time, is `ChangedMeanwhile`. A failed task that is sent again takes
+        its slot again, or is `SlotTaken`; it waits again for those of its dependencies that have not completed, or is
+        `DependencyLost` if one of them never will."""
         ...
 
     async def signals(self, node: str) -> Signals:

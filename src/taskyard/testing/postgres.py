@@ -23,7 +23,7 @@ from urllib.parse import quote, urlsplit
 
 import asyncpg
 
-from taskyard.stores.postgres.place import migrate
+from taskyard.stores.postgres.schema import migrate
 
 T = TypeVar("T")
 

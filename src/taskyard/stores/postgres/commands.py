@@ -1,7 +1,7 @@
 """Commands and rescue: decided here, or with words from here, and carried out by one call.
 
-A command is decided on what was read without a lock. The call that carries it out does so only if every task is still
-the version that was read, and else nothing; then it is read and decided again. No lock ever waits for this process.
+A command is decided on what was read without a lock. The call carries it out for those tasks that are still the version
+that was read, and names the others, which are read and decided again. No lock ever waits for this process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import CommandRefused, SlotTaken, UnknownTask
-from taskyard.model.command import Asked, Change, Reorder, apply_change, decide
+from taskyard.errors import ChangedMeanwhile, CommandRefused, SlotTaken, UnknownTask
+from taskyard.model.command import VERBS, Asked, Change, Reorder, apply_change, decide
 from taskyard.model.dependency import Stand, refuse_revival, stand_of
 from taskyard.model.event import TOLD_AS, EventKind
 from taskyard.model.limits import QueueOrder
@@ -24,11 +24,11 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Applied, Node, TaskFilter
 from taskyard.stores.migrate import REASON
-from taskyard.stores.postgres.place import Connection
+from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
 from taskyard.stores.rows import json_or_none
 
-CHANGE = "CALL taskyard.change_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL)"
+CHANGE = "CALL taskyard.change_1($1, $2, $3, $4, $5, $6, $7, false, NULL, NULL, NULL)"
 CONTROL = "CALL taskyard.control_1($1, $2, $3, $4, $5, $6, NULL, NULL, NULL)"
 RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL)"
 
@@ -45,6 +45,7 @@ class Decided:
         self._changes: dict[int, dict[str, Any]] = {}
         self._events: list[tuple[EventKind, TaskRecord]] = []
         self._queues: set[str] = set()
+        self._found: dict[str, TaskState] = {}
         self.applied: list[Applied] = []
 
     @property
@@ -57,13 +58,15 @@ class Decided:
             self.applied.append(Applied(uuid, refused=UnknownTask(uuid)))
             return
         record, version = found
+        self._found.setdefault(uuid, record.state)
         try:
             self._where.check(record, self._asked.command)
             decision = decide(record, self._asked)
         except CommandRefused as refused:
             self.applied.append(Applied(uuid, refused=refused))
             return
-        change: dict[str, Any] = {"id": record.id, "version": version, "how": "change", "ord": len(self.applied)}
+        change: dict[str, Any] = {"id": record.id, "uuid": uuid, "version": version, "how": "change"}
+        change["ord"] = len(self.applied)
         change["was"] = self._said(record, "was") or record.state
         if isinstance(decision, Move):
             if record.state in ENDED_STATES and (refusal := self._bonds.refuse(record)) is not None:
@@ -124,7 +127,7 @@ class Decided:
         if self._anchor is None or self._anchor[0].id in self._changes:
             return []
         record, version = self._anchor
-        return [{"id": record.id, "version": version, "how": "look"}]
+        return [{"id": record.id, "uuid": record.uuid, "version": version, "how": "look"}]
 
     def arguments(self) -> tuple[Any, ...]:
         return (
@@ -136,6 +139,11 @@ class Decided:
             [record.source for _, record in self._events],
             self._now,
         )
+
+    def give_up(self, uuid: str) -> Applied:
+        """The answer for a task that was another one each time it came to it."""
+        verb, hint = VERBS[type(self._asked.command)], "others change it all the time; try again"
+        return Applied(uuid, refused=ChangedMeanwhile(uuid, verb, self._found[uuid], hint))
 
     def place(self, places: str | None) -> None:
         """Where the tasks stand now: what the database decided."""

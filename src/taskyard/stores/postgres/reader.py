@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from taskyard.model.beats import Beat
 from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.event import Event, EventKind, EventPage
 from taskyard.model.failures import FailureGroup
@@ -18,8 +19,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
 from taskyard.ports.store import RUNS_KEPT, Node, NodeStatus, QueueStatus, Signals, TaskFilter
 from taskyard.stores.migrate import EVENTS_AT_MOST
-from taskyard.stores.postgres.lease import Beat
-from taskyard.stores.postgres.place import Connection, Session
+from taskyard.stores.postgres.connection import Connection, Session
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
 from taskyard.stores.rows import to_error
 

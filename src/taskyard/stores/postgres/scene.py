@@ -13,7 +13,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, Scene
 from taskyard.ports.store import Node
-from taskyard.stores.postgres.place import Connection
+from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
 
 _PLACES = (
