@@ -283,9 +283,11 @@ class Yard(TaskSteering):
         """Set the rules of a queue, before the yard is opened. They hold across every process on the store, save
         `retry`: each process uses its own, so define the queue alike wherever it is served.
 
-        `order` is "priority", "fifo" (strictly in order of arrival: what cannot start holds up all behind it) or
-        "buckets" (the same in each bucket of tasks, and the buckets take turns). By priority, a lower one is let in
-        after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never).
+        `order` is "priority", "fifo" (strictly in order of arrival: what is due and cannot start holds up all behind
+        it) or "buckets" (the same in each bucket of tasks, and the buckets take turns). By priority, a lower one is let
+        in after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never).
+        That is within the queue: of several queues on a node that is full, the one with the higher priority at its head
+        goes first, without end. A `concurrency` for a queue that is never without high ones leaves room for the others.
 
         Of what fails here and is tried again, at most `retries_per_s` come back in a second (None: all when their
         policy says): fifty thousand that fail together are not sent together at whoever was down."""
