@@ -9,9 +9,11 @@ from taskyard.errors import (
     BatchTooLarge,
     BlockingOnLoop,
     Cancel,
+    ChangedMeanwhile,
     ClaimLost,
     CommandRefused,
     DependencyCycle,
+    DependencyLost,
     DuplicateConsumer,
     DuplicateTask,
     EventsMissed,
@@ -33,6 +35,7 @@ from taskyard.errors import (
     OutcomeUnknown,
     PayloadTooLarge,
     ResultGone,
+    ResultsPruned,
     RetryLater,
     ScheduleExists,
     SlotTaken,
@@ -87,7 +90,7 @@ from taskyard.model.schedule import Missed, Overlap, Schedule, ScheduleState
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
 from taskyard.model.why import Reason, Why
-from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
+from taskyard.ports.consumer import BaseTaskConsumer, ConsumerChange, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.ports.store import QueueStatus, TaskFilter
@@ -173,15 +176,18 @@ __all__ = [
     "BulkReport",
     "CallOptions",
     "Cancel",
+    "ChangedMeanwhile",
     "CircuitPolicy",
     "CircuitState",
     "ClaimLost",
     "CommandRefused",
+    "ConsumerChange",
     "ConsumerFunction",
     "Cron",
     "Dedupe",
     "DedupeScope",
     "DependencyCycle",
+    "DependencyLost",
     "DuplicateConsumer",
     "DuplicateTask",
     "ErrorKind",
@@ -242,6 +248,7 @@ __all__ = [
     "QueueStatus",
     "Reason",
     "ResultGone",
+    "ResultsPruned",
     "RetryLater",
     "RetryPolicy",
     "Run",

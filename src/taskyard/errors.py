@@ -161,6 +161,17 @@ class PayloadTooLarge(InvalidInput):
         )
 
 
+class ResultsPruned(InvalidInput):
+    """Some results of a group are not in the store any more: submit the group again, or keep what ended for longer."""
+
+    def __init__(self, group: str, found: int, expected: int) -> None:
+        self.group, self.found, self.expected = group, found, expected
+        super().__init__(
+            f"of the {expected:,} results of group {group} {found:,} are left in the store, the others were pruned; "
+            f"submit the group again"
+        )
+
+
 class BatchTooLarge(InvalidInput):
     """A batch is stored as a whole: split it, and submit the parts one after the other."""
 
@@ -273,11 +284,18 @@ class ScheduleExists(InvalidInput):
 
 
 class CommandRefused(TaskyardError):
-    """The command no longer fits the task; `state` is what it found. Look again, then decide."""
+    """The command no longer fits the task; `state` is what it found. Look again, then decide. `why` says it without the
+    names of tasks, and so the same of all that one reason keeps."""
 
-    def __init__(self, uuid: str, command: str, state: str, hint: str = "") -> None:
+    def __init__(self, uuid: str, command: str, state: str, hint: str = "", *, why: str = "") -> None:
         self.uuid, self.command, self.state = uuid, command, state
-        super().__init__(f"cannot {command} task {uuid}: it is {state}" + (f"; {hint}" if hint else ""))
+        told = f"it is {state}" + (f"; {hint}" if hint else "")
+        self.why = why or told
+        super().__init__(f"cannot {command} task {uuid}: {told}")
+
+
+class ChangedMeanwhile(CommandRefused):
+    """The task is not, or no longer, among those that the command was for. Look again, then decide."""
 
 
 class SlotTaken(CommandRefused):
@@ -285,7 +303,18 @@ class SlotTaken(CommandRefused):
 
     def __init__(self, uuid: str, state: str, holder: str) -> None:
         self.holder = holder
-        super().__init__(uuid, "retry", state, f"task {holder} stands for the same work now; wait for it, or cancel it")
+        hint = f"task {holder} stands for the same work now; wait for it, or cancel it"
+        super().__init__(uuid, "retry", state, hint, why="another task stands for the same work now")
+
+
+class DependencyLost(CommandRefused):
+    """The task cannot be sent again: `parent`, which it waits for, has ended as `ended`, and would only fail it once
+    more. If that failed, send it again first."""
+
+    def __init__(self, uuid: str, state: str, parent: str, ended: str, how: str) -> None:
+        self.parent, self.ended = parent, ended
+        hint = f"its dependency {parent} {how}" + ("; retry that first" if ended == "failed" else "")
+        super().__init__(uuid, "retry", state, hint, why=f"a dependency of it {how}")
 
 
 class UnguardedScript(TaskyardError):

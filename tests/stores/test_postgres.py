@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from taskyard.errors import (
+    ChangedMeanwhile,
     DuplicateTask,
     InvalidInput,
     OutcomeUnknown,
@@ -28,14 +29,15 @@ from taskyard.errors import (
     UnknownTask,
 )
 from taskyard.model.beats import Beat, Pulses
-from taskyard.model.command import Cancel, Retry
+from taskyard.model.command import Cancel, Hold, Retry
+from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
-from taskyard.model.task import Dedupe
+from taskyard.model.task import Dedupe, OnFailure, TaskRecord
 from taskyard.model.why import Reason, explain_wait
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Report, TaskFilter
+from taskyard.ports.store import Add, Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
 from taskyard.stores.postgres import PostgresStore, commands, connection, hints, reader, within
@@ -361,6 +363,22 @@ async def test_the_events_of_an_open_turn_hold_back_those_after_it(store, strang
     assert [event.uuid for event in (await store.events(after=after)).events] == ["early", task.uuid]
 
 
+@pytest.mark.parametrize("order", [QueueOrder.PRIORITY, QueueOrder.FIFO])
+async def test_a_wrong_count_does_not_stop_a_queue(store, stranger, order):
+    """A queue of which nothing runs starts its tasks, whatever was once counted."""
+    await store.set_queue(QueueSettings(name="default", concurrency=1, order=order))
+    await stranger.execute("INSERT INTO taskyard.tally VALUES ('default', 'running', 5)")
+    turned = await store.turn(A.incarnation, adds=[an_add(a_record(), a_record())], demand=room(9))
+    assert len(turned.claims) == 1
+    assert (await store.count())["default", TaskState.RUNNING] == 1
+
+
+async def test_an_end_that_nobody_is_left_to_hear_of_is_forgotten(store, stranger, clock):
+    """A task on the list of ends to be told, whose dependents are gone, does not keep the nodes taking turns."""
+    await stranger.execute("INSERT INTO taskyard.releasing (task, uuid, state) VALUES (1, 'gone', 'completed')")
+    assert (await store.turn(A.incarnation)).next_due is None
+
+
 async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
     """The mark of a lane follows the claims, and goes back for a task that stands before it."""
     for _ in range(3):
@@ -430,23 +448,71 @@ async def test_a_run_that_reports_does_not_hold_up_its_cancel(store, clock, monk
 
 
 async def test_who_is_always_too_late_gives_way(store, stranger, monkeypatch):
-    """A command that others get in the way of time and again is tried again after a pause, and given up in the end."""
-    await store.turn(A.incarnation, adds=[an_add(task := a_record())])
+    """A command that others get in the way of time and again is tried again after a pause, and given up in the end: for
+    that task alone, and not as if the store were locked."""
+    await store.turn(A.incarnation, adds=[an_add(task := a_record(), calm := a_record())])
     read, asked = commands.read, []
 
     async def read_before_a_change(conn: Connection, uuids: list[str]) -> Any:
         asked.append(time.monotonic())
         found = await read(conn, uuids)
-        await stranger.execute("UPDATE taskyard.task SET updated_at = now()")
+        await stranger.execute("UPDATE taskyard.task SET updated_at = now() WHERE uuid = $1", task.uuid)
         return found
 
     monkeypatch.setattr(commands, "read", read_before_a_change)
     monkeypatch.setattr(random, "random", lambda: 1.0)
-    with pytest.raises(StoreBusy):
-        await store.apply([task.uuid], Cancel())
+    restless, done = await store.apply([task.uuid, calm.uuid], Cancel())
+    assert isinstance(restless.refused, ChangedMeanwhile)
+    assert (done.record.state, await store.find(calm.uuid)) == (TaskState.CANCELED, done.record)
     apart = [later - earlier for earlier, later in itertools.pairwise(asked)]
     assert len(apart) == TRIES - 1
     assert min(apart[10:]) >= PAUSE_CAP_S
+
+
+async def test_who_starts_meanwhile_holds_up_nobody_else(store, other, monkeypatch):
+    """Of many tasks that a command is for, one starts before each try: the others are changed by the first."""
+    tasks = [a_record() for _ in range(50)]
+    await store.turn(A.incarnation, adds=[an_add(*tasks)])
+    read, asked = commands.read, []
+
+    async def read_before_a_claim(conn: Connection, uuids: list[str]) -> Any:
+        asked.append(len(uuids))
+        found = await read(conn, uuids)
+        await other.turn(B.incarnation, demand=room(1))
+        return found
+
+    monkeypatch.setattr(commands, "read", read_before_a_claim)
+    uuids = [task.uuid for task in tasks]
+    applied = await store.apply(uuids, Hold("wait"), by="ann")
+    assert asked == [50, 1]
+    assert [one.refused is not None for one in applied] == [True] + [False] * 49
+    assert await store.count() == {("default", TaskState.RUNNING): 1, ("default", TaskState.PAUSED): 49}
+    told = [event.uuid for event in (await store.events(after=0)).events if event.kind is EventKind.PAUSED]
+    assert told == uuids[1:]
+
+
+async def test_who_waits_for_one_that_is_not_sent_again_is_not_either(store, clock, stranger, monkeypatch):
+    """A failed task and the one that failed with it are sent again together, or, if somebody is faster, only the one
+    for which that still holds: nothing is left waiting in vain."""
+    parent, child, alone = (a_record() for _ in range(3))
+    child.on_failure = OnFailure.FAIL
+    add = Add([parent, child, alone], after={child.uuid: [parent.uuid]})
+    claims = (await store.turn(A.incarnation, adds=[add], demand=room(3))).claims
+    failed = Move.failed(at=clock.now(), error=an_error())
+    await store.turn(A.incarnation, settles=[(claim, failed) for claim in claims])
+    read, tries = commands.read_bonds, []
+
+    async def read_before_a_prune(conn: Connection, records: list[TaskRecord], now: datetime) -> Any:
+        bonds = await read(conn, records, now)
+        tries.append(len(records))
+        await stranger.execute("DELETE FROM taskyard.ended WHERE uuid = $1", parent.uuid)
+        return bonds
+
+    monkeypatch.setattr(commands, "read_bonds", read_before_a_prune)
+    one, two, three = await store.apply([parent.uuid, child.uuid, alone.uuid], Retry())
+    assert tries == [3, 1]
+    assert isinstance(one.refused, UnknownTask)
+    assert (two.record.state, two.record.waits, three.record.state) == (TaskState.QUEUED, 0, TaskState.QUEUED)
 
 
 async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, stranger):

@@ -12,7 +12,7 @@ from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
-from taskyard.model.state import ENDED, LEGAL, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import ENDED, LEGAL, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 
 DAMAGED = "what it was writing may be damaged"
@@ -174,7 +174,9 @@ def decide(record: TaskRecord, asked: Asked) -> Decision:
         case Release():
             if record.state is not TaskState.PAUSED:
                 raise _refused(record, command)
-            return Move(state=_where_it_belongs(record, now), at=now, note=_note("released", by))
+            # One whose time has come while it was held joins the line as others do that are due.
+            to_tail = record.parked and not _is_tried_again(record)
+            return Move(state=_where_it_belongs(record, now), at=now, to_tail=to_tail, note=_note("released", by))
         case Skip(reason):
             _check(record, command, TaskState.SKIPPED)
             return Move(state=TaskState.SKIPPED, at=now, note=_note("skipped", by, reason))
@@ -224,7 +226,11 @@ def _where_it_belongs(record: TaskRecord, now: datetime) -> TaskState:
         return TaskState.BLOCKED
     if record.due_at <= now:
         return QUEUED
-    return TaskState.RETRYING if record.retries and record.error is not None else TaskState.SCHEDULED
+    return TaskState.RETRYING if _is_tried_again(record) else TaskState.SCHEDULED
+
+
+def _is_tried_again(record: TaskRecord) -> bool:
+    return record.retries > 0 and record.error is not None
 
 
 def _start_now(record: TaskRecord, command: Command, priority: int, now: datetime, by: str) -> Decision:
@@ -242,13 +248,13 @@ def _start_now(record: TaskRecord, command: Command, priority: int, now: datetim
 
 def _beside(record: TaskRecord, command: MoveBefore | MoveAfter, asked: Asked) -> Reorder:
     anchor = asked.anchor
-    if record.state not in STANDS_IN_LINE:
+    if not record.stands_in_line:
         raise _refused(record, command, "only what stands in line can be moved")
     if anchor is None:
         raise _refused(record, command, f"there is no task {command.other}")
     if anchor.uuid == record.uuid:
         raise _refused(record, command, "it cannot be put beside itself")
-    if anchor.state not in STANDS_IN_LINE:
+    if not anchor.stands_in_line:
         raise _refused(record, command, f"task {anchor.uuid} is {anchor.state}, and does not stand in line")
     theirs, own = _row_of(anchor, asked.order), _row_of(record, asked.order)
     if theirs != own:
@@ -283,6 +289,8 @@ def apply_change(record: TaskRecord, change: Change) -> None:
             record.priority = change.priority
         case Redate():
             record.due_at = change.due_at
+            if record.state is TaskState.PAUSED and not record.waits and change.due_at > change.at:
+                record.parked = True  # as one that is not held, it leaves the line
         case AskCancel():
             record.cancel_forced = record.cancel_forced or change.force
             if record.cancel_asked_at is None:

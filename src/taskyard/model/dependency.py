@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 
-from taskyard.errors import CommandRefused
+from taskyard.errors import DependencyLost
 from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.move import Move
 from taskyard.model.state import COMPLETED, ENDED, TaskState
@@ -56,12 +56,9 @@ def give_up(record: TaskRecord, parent: str, state: TaskState, *, now: datetime)
     return Move.failed(at=now, error=error)
 
 
-def refuse_revival(record: TaskRecord, parent: str, state: TaskState) -> CommandRefused:
+def refuse_revival(record: TaskRecord, parent: str, state: TaskState) -> DependencyLost:
     """It cannot be sent again: `parent` would only fail it once more."""
-    hint = f"its dependency {parent} {_HOW[state]}"
-    if state is TaskState.FAILED:
-        hint += "; retry that first"
-    return CommandRefused(record.uuid, "retry", record.state, hint)
+    return DependencyLost(record.uuid, record.state, parent, state, _HOW[state])
 
 
 def find_cycle(after: Mapping[str, Collection[str]]) -> list[str] | None:

@@ -14,7 +14,7 @@ from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
-from taskyard.errors import ClaimLost, CommandRefused, TaskyardError
+from taskyard.errors import ChangedMeanwhile, ClaimLost, TaskyardError
 from taskyard.model.command import VERBS, Command
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
@@ -26,6 +26,9 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, Outcome, Run, TaskRecord
 from taskyard.model.why import Scene
 
+RUNS_KEPT = 100
+"""Runs kept of one task, the latest: a task that postpones itself for ever must not grow for ever."""
+
 PROMOTE_AT_MOST = 1000
 """Tasks a turn promotes at most, so that a burst of due tasks cannot hold the store for long."""
 
@@ -33,7 +36,9 @@ PROMOTE_AT_MOST = 1000
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One process on the store. `incarnation` is random: a reused name is another node. `queues` are those its
     consumers belong to; a task of theirs that was put on another queue is served as well. `limits` says how many tasks
-    of a source it runs at once, `max_running` how many of all: for people to see, it keeps to them by itself."""
+    of a source it runs at once, `max_running` how many of all, `capacities` how many each of its executors does, where
+    that has a limit, and `executors` which of them a source uses: for people to see, it keeps to them by itself. One
+    that `is_stopping` takes nothing new, and leaves when what it runs has ended."""
 
     incarnation: str
     name: str
@@ -45,6 +50,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = ()
     limits: dict[str, int] = {}
     max_running: int | None = None
+    executors: dict[str, str] = {}
+    capacities: dict[str, int] = {}
+    is_stopping: bool = False
 
     @property
     def label(self) -> str:
@@ -188,10 +196,10 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check(self, record: TaskRecord, command: Command) -> None:
-        """`CommandRefused` if the record is not, or no longer, among those that the command is for."""
+        """`ChangedMeanwhile` if the record is not, or no longer, among those that the command is for."""
         if self is not ANY and not self.matches(record):
-            verb = VERBS[type(command)]
-            raise CommandRefused(record.uuid, verb, record.state, "it is not among those that were meant, or no longer")
+            hint = "it is not among those that were meant, or no longer"
+            raise ChangedMeanwhile(record.uuid, VERBS[type(command)], record.state, hint)
 
 
 def _is_within(at: datetime | None, after: datetime | None, before: datetime | None) -> bool:
@@ -233,6 +241,11 @@ class Store(Protocol):
 
     async def join(self, node: Node) -> None:
         """Make the node known and alive. From here until `leave` or the end of its process it may hold claims."""
+        ...
+
+    async def describe(self, node: Node) -> None:
+        """What a node that has joined says of itself from now on; what was asked of it stays. If it is not, or no
+        longer, among the nodes, nothing happens."""
         ...
 
     async def leave(self, incarnation: str) -> None:
@@ -290,10 +303,11 @@ class Store(Protocol):
     async def apply(
         self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
     ) -> list[Applied]:
-        """Decide and carry out `command` for each task, in chunks of at most 500, each chunk atomic; `by` is who asks.
-        An unknown task is `UnknownTask`; one that no longer fits, or is not among those of `where`, is
-        `CommandRefused`. A failed task that is sent again takes its slot again, or is `SlotTaken`; it waits again for
-        those of its dependencies that have not completed, and is refused if one of them never will."""
+        """Decide and carry out `command` for each task, atomically each, some hundreds in a transaction. `by` is who
+        asks. An unknown task is `UnknownTask`; one that no longer fits is `CommandRefused`; one that is not among those
+        of `where`, or that others change all the time, is `ChangedMeanwhile`. A failed task that is sent again takes
+        its slot again, or is `SlotTaken`; it waits again for those of its dependencies that have not completed, or is
+        `DependencyLost` if one of them never will."""
         ...
 
     async def signals(self, node: str) -> Signals:
@@ -329,7 +343,7 @@ class Store(Protocol):
         ...
 
     async def list_runs(self, uuid: str) -> list[Run]:
-        """The attempts of a task that have ended, in order."""
+        """The attempts of a task that have ended, in order, the latest `RUNS_KEPT`."""
         ...
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
@@ -357,8 +371,8 @@ class Store(Protocol):
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were. Where
-        several machines share a store, none that is younger than that by the clock of its server. Slots whose window is
-        over are forgotten with them."""
+        several machines share a store, none that is younger than that by the clock of its server. None that one which
+        has not ended waits, or has waited, for. Slots whose window is over are forgotten with them."""
         ...
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Commands and rescue: decided here, or with words from here, and carried out by one call.
 
-A command is decided on what was read without a lock. The call that carries it out does so only if every task is still
-the version that was read, and else nothing; then it is read and decided again. No lock ever waits for this process.
+A command is decided on what was read without a lock. The call carries it out for those tasks that are still the version
+that was read, and names the others, which are read and decided again. No lock ever waits for this process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import CommandRefused, SlotTaken, UnknownTask
-from taskyard.model.command import Asked, Change, Reorder, apply_change, decide
+from taskyard.errors import ChangedMeanwhile, CommandRefused, SlotTaken, UnknownTask
+from taskyard.model.command import VERBS, Asked, Change, Reorder, apply_change, decide
 from taskyard.model.dependency import Stand, refuse_revival, stand_of
 from taskyard.model.event import TOLD_AS, EventKind
 from taskyard.model.limits import QueueOrder
@@ -28,7 +28,7 @@ from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
 from taskyard.stores.rows import json_or_none
 
-CHANGE = "CALL taskyard.change_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL)"
+CHANGE = "CALL taskyard.change_1($1, $2, $3, $4, $5, $6, $7, false, NULL, NULL, NULL)"
 CONTROL = "CALL taskyard.control_1($1, $2, $3, $4, $5, $6, NULL, NULL, NULL)"
 RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL)"
 
@@ -45,6 +45,7 @@ class Decided:
         self._changes: dict[int, dict[str, Any]] = {}
         self._events: list[tuple[EventKind, TaskRecord]] = []
         self._queues: set[str] = set()
+        self._found: dict[str, TaskState] = {}
         self.applied: list[Applied] = []
 
     @property
@@ -57,13 +58,15 @@ class Decided:
             self.applied.append(Applied(uuid, refused=UnknownTask(uuid)))
             return
         record, version = found
+        self._found.setdefault(uuid, record.state)
         try:
             self._where.check(record, self._asked.command)
             decision = decide(record, self._asked)
         except CommandRefused as refused:
             self.applied.append(Applied(uuid, refused=refused))
             return
-        change: dict[str, Any] = {"id": record.id, "version": version, "how": "change", "ord": len(self.applied)}
+        change: dict[str, Any] = {"id": record.id, "uuid": uuid, "version": version, "how": "change"}
+        change["ord"] = len(self.applied)
         change["was"] = self._said(record, "was") or record.state
         if isinstance(decision, Move):
             if record.state in ENDED_STATES and (refusal := self._bonds.refuse(record)) is not None:
@@ -83,6 +86,7 @@ class Decided:
             "error": json_or_none(record.error),
             "due_at": record.due_at,
             "waits": record.waits,
+            "aside": record.parked and record.state is TaskState.PAUSED,
         } | change
         self._events.append((kind, record))
         self._queues.add(record.queue)
@@ -94,9 +98,9 @@ class Decided:
             change["how"] = "again"
         elif move.state in ENDED_STATES:
             change["how"] = "end"
-        change["to_head"] = move.to_head
+        change |= {"to_head": move.to_head, "to_tail": move.to_tail and move.state is TaskState.QUEUED}
         apply_move(record, move)
-        record.parked = False  # where it waits now, if it does, `place` says
+        record.parked = record.parked and record.state is TaskState.PAUSED  # if it waits for a key, `place` says
         if is_again and self._bonds.revive(record):
             self._events.append((TOLD_AS[record.state], record))
             apply_move(record, Move(state=TaskState.BLOCKED, at=self._now))
@@ -123,7 +127,7 @@ class Decided:
         if self._anchor is None or self._anchor[0].id in self._changes:
             return []
         record, version = self._anchor
-        return [{"id": record.id, "version": version, "how": "look"}]
+        return [{"id": record.id, "uuid": record.uuid, "version": version, "how": "look"}]
 
     def arguments(self) -> tuple[Any, ...]:
         return (
@@ -135,6 +139,11 @@ class Decided:
             [record.source for _, record in self._events],
             self._now,
         )
+
+    def give_up(self, uuid: str) -> Applied:
+        """The answer for a task that was another one each time it came to it."""
+        verb, hint = VERBS[type(self._asked.command)], "others change it all the time; try again"
+        return Applied(uuid, refused=ChangedMeanwhile(uuid, verb, self._found[uuid], hint))
 
     def place(self, places: str | None) -> None:
         """Where the tasks stand now: what the database decided."""

@@ -334,28 +334,41 @@ class PostgresStore(ScheduleVerbs):
         return applied
 
     async def _apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
+        """Those that changed between the look and the lock are decided again, and only those: beside a busy queue the
+        first in line change all the time."""
+        answers: dict[int, Applied] = {}
+        left = list(range(len(uuids)))
         for n in range(TRIES):
             if n > 1:
                 await _give_way(n)
-            asked, other = Asked(command=command, now=self._clock.now(), by=by), anchor_of(command)
-            found = await self._read(partial(commands.read, uuids=uuids if other is None else [*uuids, other]))
-            anchor = None if other is None else found.get(other)
-            if anchor is not None:
-                order = await self._read(partial(commands.read_order, queue=anchor[0].queue))
-                asked = msgspec.structs.replace(asked, order=order, anchor=anchor[0].clone())
-            records = [record for record, _ in found.values()] if isinstance(command, Retry) else []
-            bonds = await self._read(partial(commands.read_bonds, records=records, now=asked.now))
-            decided = commands.Decided(asked, where, bonds, anchor=anchor)
-            for uuid in uuids:
-                decided.decide(uuid, found.get(uuid))
-            if decided.changes_nothing:
-                return decided.applied
-            row = await self._write(commands.CHANGE, *decided.arguments())
-            if row["done"]:
+            decided = await self._decide_on([uuids[i] for i in left], command, by, where)
+            stale: list[str] = []
+            if not decided.changes_nothing:
+                row = await self._write(commands.CHANGE, *decided.arguments())
                 decided.place(row["places"])
+                stale = row["stale"]
                 self._hints.tell()
-                return decided.applied
-        raise StoreBusy(hide_password(self.url))
+            answers |= dict(zip(left, decided.applied, strict=True))
+            left = [i for i in left if uuids[i] in stale]
+            if not left:
+                break
+            if n == TRIES - 1:
+                answers |= {i: decided.give_up(uuids[i]) for i in left}
+        return [answers[i] for i in range(len(uuids))]
+
+    async def _decide_on(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> commands.Decided:
+        asked, other = Asked(command=command, now=self._clock.now(), by=by), anchor_of(command)
+        found = await self._read(partial(commands.read, uuids=uuids if other is None else [*uuids, other]))
+        anchor = None if other is None else found.get(other)
+        if anchor is not None:
+            order = await self._read(partial(commands.read_order, queue=anchor[0].queue))
+            asked = msgspec.structs.replace(asked, order=order, anchor=anchor[0].clone())
+        records = [record for record, _ in found.values()] if isinstance(command, Retry) else []
+        bonds = await self._read(partial(commands.read_bonds, records=records, now=asked.now))
+        decided = commands.Decided(asked, where, bonds, anchor=anchor)
+        for uuid in uuids:
+            decided.decide(uuid, found.get(uuid))
+        return decided
 
     async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
         async with self._asked():
@@ -411,6 +424,14 @@ class PostgresStore(ScheduleVerbs):
                 node.incarnation,
                 msgspec.json.encode(node).decode(),
                 self._lease_s,
+            )
+            self._hints.tell(of_nodes=True)
+
+    async def describe(self, node: Node) -> None:
+        async with self._asked():
+            info = msgspec.json.encode(node).decode()
+            await self._write(
+                "UPDATE taskyard.node SET info = $2 WHERE incarnation = $1 RETURNING 1", node.incarnation, info
             )
             self._hints.tell(of_nodes=True)
 

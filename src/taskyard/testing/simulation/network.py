@@ -5,8 +5,8 @@ it had any effect, its answer is lost after the effect or without any (`OutcomeU
 caller dies meanwhile. What was sent is carried out, also when its sender is dead by then; but never after a call that
 the same node sent when it had given up on this one.
 
-Who lives is told by beats, as on a store of many machines: a node whose counter another has seen unmoved for `LEASE_S`
-may be given up by that one, unless it has moved since, and is told so at its next beat.
+Who lives is told by beats, as on a store of many machines: a node that the store has not heard for `LEASE_S` may be
+given up by any other, and is told so at its next beat.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Network:
         self.loop, self.core, self.history, self.rng = loop, core, history, rng
         self.weather = weather
         self.is_away = False
-        self.beats: dict[str, int] = {}
+        self.beats: dict[str, float] = {}
         self.processes: dict[str, Process | None] = {}
         self.strike: Callable[[Process], None] = Process.kill
         self._lines: list[Line] = []
@@ -107,6 +107,11 @@ class Network:
         if lot < self.weather.hint_lost:
             return POLL_S * self.rng.random()
         return 0.0 if lot > 0.7 else lot * 0.01
+
+    def is_over(self, incarnation: str) -> bool:
+        """Whether the lease of this node has run out."""
+        heard = self.beats.get(incarnation)
+        return heard is not None and self.loop.time() - heard > LEASE_S
 
 
 class Line:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from taskyard.errors import OutcomeUnknown, StoreError, StoreUnavailable, TaskyardError
-from taskyard.model.beats import Beat, Pulses
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
@@ -40,7 +39,6 @@ class RemoteStore(Line):
         super().__init__(network, name)
         self._core, self._loop, self._history = network.core, network.loop, network.history
         self._own: set[str] = set()
-        self._pulses = Pulses(self._loop.time)
 
     def tell(self, answer: object) -> str:
         return _told(answer)
@@ -53,9 +51,12 @@ class RemoteStore(Line):
 
         def effect() -> None:
             self._core.join(node)
-            self.network.beats[node.incarnation] = 0
+            self.network.beats[node.incarnation] = self._loop.time()
 
         await self.ask(f"join {node.incarnation}", effect)
+
+    async def describe(self, node: Node) -> None:
+        await self.ask(f"describe {node.incarnation}", lambda: self._core.describe(node))
 
     def lease(self, incarnation: str) -> SimulatedLease:
         return SimulatedLease(self, incarnation)
@@ -75,17 +76,17 @@ class RemoteStore(Line):
         await self.ask("leave", effect)
 
     async def dead_nodes(self) -> list[str]:
-        beats = await self.ask("dead_nodes", lambda: dict(self.network.beats), is_odd=True)
-        dead = self._pulses.look({node: Beat(n, LEASE_S) for node, n in beats.items()})
-        return [node for node in dead if node not in self._own]
+        beats = self.network.beats
+        over, own = self.network.is_over, self._own
+        dead = await self.ask("dead_nodes", lambda: [node for node in beats if over(node)], is_odd=True)
+        return [node for node in dead if node not in own]
 
     async def rescue(self, incarnation: str) -> list[str]:
         history = self._history
         asked = history.ask(Op(kind=Kind.RESCUE, task="", asked=history.place(), node=incarnation))
-        seen = self._pulses.beats_of(incarnation)
 
         def effect() -> list[str]:
-            if incarnation not in self._own and self.network.beats.get(incarnation) != seen:
+            if incarnation not in self._own and not self.network.is_over(incarnation):
                 return []  # it has been heard again, or others were faster
             self._give_up(incarnation)
             return self._core.rescue(incarnation)
@@ -255,7 +256,7 @@ class SimulatedLease:
         def effect() -> bool:
             if self._incarnation not in network.beats:
                 return False
-            network.beats[self._incarnation] += 1
+            network.beats[self._incarnation] = network.loop.time()
             return True
 
         return await self._remote.ask("beat", effect)

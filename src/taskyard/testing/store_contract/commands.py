@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import cycle
 
 import pytest
 
 from taskyard.errors import CommandRefused, UnknownTask
 from taskyard.model.command import Cancel, Retry, SetPriority
+from taskyard.model.event import EventKind
 from taskyard.model.execution import ErrorKind
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
+from taskyard.model.task import Claim
 from taskyard.ports.store import Signals, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_error, seconds
@@ -31,6 +35,38 @@ class CommandContract(Desk):
         assert kept.error is not None
         assert (kept.error.kind, kept.error.message) == (ErrorKind.CANCELED, "not needed")
         assert await claim(store) == []
+
+    @pytest.mark.spec("QUE-05")
+    async def test_a_command_for_many_beside_a_busy_queue(self, store: Store, clock: ManualClock) -> None:
+        """While tasks start and come back all the time, each of many is changed or answers why not, and only once."""
+        tasks = [a_record(source=("fetch", "shrink")[n % 2]) for n in range(500)]
+        await add(store, *tasks)
+        started: set[str] = set()
+        is_over = asyncio.Event()
+
+        async def work() -> None:
+            """The first of either source starts, and comes back when that of the other does."""
+            claims: list[Claim] = []
+            for source in cycle(["fetch", "shrink"]):
+                back = [(one, Move.given_back(at=clock.now(), note="later")) for one in claims]
+                claims = (await store.turn(A, settles=back, demand=Demand(1, {source: 1}))).claims
+                started.update(uuids(claims))
+                await asyncio.sleep(0)  # a store in memory never lets others go on
+                if is_over.is_set():
+                    return
+
+        working = asyncio.gather(*(work() for _ in range(4)))
+        applied = await store.apply(uuids(tasks), SetPriority(Priority.LOW))
+        is_over.set()
+        await working
+        assert uuids(applied) == uuids(tasks)
+        for one, task in zip(applied, tasks, strict=True):
+            assert (one.record is None) == isinstance(one.refused, CommandRefused)
+            assert one.record is not None or task.uuid in started
+            assert (await get(store, task)).priority == (Priority.NORMAL if one.record is None else Priority.LOW)
+        page = await store.events(after=0, limit=100_000)
+        told = [event.uuid for event in page.events if event.kind is EventKind.PRIORITY_CHANGED]
+        assert sorted(told) == sorted(one.uuid for one in applied if one.record is not None)
 
     @pytest.mark.spec("QUE-11")
     async def test_what_waits_for_a_time_can_be_canceled(self, store: Store, clock: ManualClock) -> None:

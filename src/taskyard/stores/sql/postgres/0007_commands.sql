@@ -8,16 +8,16 @@ LANGUAGE sql IMMUTABLE AS $$
         ELSE 'runs ' || p_token || CASE WHEN p_cancel_asked_at IS NULL THEN '' ELSE ' asked' END END
 $$;
 
--- Whether what was decided about tasks that are sent again still holds: nobody else stands for their work, and they wait
--- for as many as was thought, of which none has ended so that they would wait in vain.
-CREATE FUNCTION taskyard.may_go_again_1(p_changes json, v_again bigint[], p_now timestamptz) RETURNS boolean
+-- Of the tasks that are to be sent again, those for which it no longer holds what was decided: nobody else stands for
+-- their work, and they wait for as many as was thought, of which none has ended so that they would wait in vain.
+CREATE FUNCTION taskyard.not_again_1(p_changes json, v_again bigint[], p_now timestamptz) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 BEGIN
     IF cardinality(v_again) = 0 THEN
-        RETURN true;
+        RETURN '{}';
     END IF;
-    RETURN NOT EXISTS (
-        SELECT FROM json_to_recordset(p_changes) AS j(id bigint, how text, waits integer)
+    RETURN ARRAY(
+        SELECT j.id FROM json_to_recordset(p_changes) AS j(id bigint, how text, waits integer)
         JOIN taskyard.ended AS e ON e.id = j.id
         LEFT JOIN taskyard.tie AS t ON t.id = j.id
         CROSS JOIN LATERAL (
@@ -28,26 +28,54 @@ BEGIN
             WHERE d.child = j.id
         ) AS w
         LEFT JOIN LATERAL taskyard.holder_1(t.dedupe_key, p_now) AS h ON t.dedupe_key IS NOT NULL
-        WHERE j.how = 'again' AND (
+        WHERE j.id = ANY (v_again) AND (
             h.uuid IS DISTINCT FROM e.uuid AND h.uuid IS NOT NULL
             OR w.waits <> coalesce(j.waits, 0)
             OR w.is_lost AND t.on_failure IS DISTINCT FROM 'ignore'));
 END $$;
 
--- Carry out what was decided about these tasks, if each of them is still the version that was looked at; otherwise
--- nothing happens and `done` is false. `how`: 'change' keeps the task here, in its state or another; 'end' ends it, 'again'
--- sends an ended one again, 'look' only looks. A note that is null stays what it is. One with `beside` is put right before
--- or after that task. `places` says where each stands afterwards. Those that wait for one that ends hear of it; who is sent
--- again takes its slot, and waits, again.
+-- The tasks among the changes that are no longer the version that was looked at, and those whose change rests on one of
+-- them: that are put beside it, or sent again with it.
+CREATE FUNCTION taskyard.stale_1(p_changes json, p_now timestamptz) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_stale bigint[]; v_more bigint[];
+BEGIN
+    v_more := ARRAY(
+        SELECT j.id FROM json_to_recordset(p_changes) AS j(id bigint, version text, how text, waits integer)
+        WHERE NOT CASE WHEN j.how = 'again'
+            THEN EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = j.id AND e.xmin::text = j.version)
+            ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id
+                AND taskyard.version_1(t.token, t.cancel_asked_at, t.xmin) = j.version) END
+        -- Who is held hears of the ends of others, and stays the version that it is.
+        OR j.how = 'change' AND j.waits <> coalesce((SELECT x.waits FROM taskyard.tie AS x WHERE x.id = j.id), 0));
+    v_stale := v_more;
+    LOOP
+        v_more := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint, beside bigint)
+            WHERE beside = ANY (v_stale) AND id <> ALL (v_stale))
+            || taskyard.not_again_1(p_changes, ARRAY(
+                SELECT id FROM json_to_recordset(p_changes) AS j(id bigint, how text)
+                WHERE how = 'again' AND id <> ALL (v_stale)), p_now);
+        EXIT WHEN cardinality(v_more) = 0;
+        v_stale := v_stale || v_more;
+    END LOOP;
+    RETURN v_stale;
+END $$;
+
+-- Carry out what was decided about these tasks, as far as each is still the version that was looked at; `stale` are the
+-- others, of which nothing happens. With `p_whole` nothing happens at all if there are any. `how`: 'change' keeps the task
+-- here, in its state or another; 'end' ends it, 'again' sends an ended one again, 'look' only looks. A note that is null
+-- stays what it is. One with `beside` is put right before or after that task. `places` says where each stands afterwards.
+-- Those that wait for one that ends hear of it; who is sent again takes its slot, and waits, again.
 CREATE PROCEDURE taskyard.change_1(
     p_queues text[], p_changes json, e_kinds text[], e_uuids text[], e_queues text[], e_sources text[], p_now timestamptz,
-    INOUT done boolean, INOUT places json, INOUT told integer
+    p_whole boolean, INOUT stale text[], INOUT places json, INOUT told integer
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_keys text[]; v_key_queues text[];
     v_ids bigint[] := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint));
     v_again bigint[] := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint, how text) WHERE how = 'again');
+    v_stale bigint[];
     v_row record;
     v_done record;
 BEGIN
@@ -59,36 +87,40 @@ BEGIN
     PERFORM taskyard.lock_slots_1(ARRAY(SELECT dedupe_key FROM taskyard.tie WHERE id = ANY (v_again)));
     -- What has ended is pruned without a queue's lock.
     PERFORM FROM taskyard.ended WHERE id = ANY (v_again) ORDER BY id FOR UPDATE;
-    SELECT bool_and(CASE WHEN j.how = 'again'
-        THEN EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = j.id AND e.xmin::text = j.version)
-        ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id
-            AND taskyard.version_1(t.token, t.cancel_asked_at, t.xmin) = j.version) END
-        -- Who is held hears of the ends of others, and stays the version that it is.
-        AND (j.how <> 'change' OR j.waits IS NULL
-            OR j.waits = coalesce((SELECT x.waits FROM taskyard.tie AS x WHERE x.id = j.id), 0)))
-    INTO done FROM json_to_recordset(p_changes) AS j(id bigint, version text, how text, waits integer);
-    done := done AND taskyard.may_go_again_1(p_changes, v_again, p_now);
-    IF NOT done THEN
-        RETURN;
+    v_stale := taskyard.stale_1(p_changes, p_now);
+    stale := ARRAY(SELECT uuid FROM json_to_recordset(p_changes) AS j(id bigint, uuid text) WHERE id = ANY (v_stale));
+    IF cardinality(v_stale) > 0 THEN
+        IF p_whole OR cardinality(v_stale) = cardinality(v_ids) THEN
+            RETURN;
+        END IF;
+        p_changes := (SELECT json_agg(c) FROM json_array_elements(p_changes) AS c WHERE (c ->> 'id')::bigint <> ALL (v_stale));
+        v_ids := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint));
+        v_again := ARRAY(SELECT id FROM unnest(v_again) AS a(id) WHERE id <> ALL (v_stale));
+        SELECT array_agg(kind ORDER BY ord), array_agg(uuid ORDER BY ord), array_agg(queue ORDER BY ord),
+            array_agg(source ORDER BY ord) INTO e_kinds, e_uuids, e_queues, e_sources
+        FROM unnest(e_kinds, e_uuids, e_queues, e_sources) WITH ORDINALITY AS e(kind, uuid, queue, source, ord)
+        WHERE uuid <> ALL (stale);
     END IF;
     WITH j AS MATERIALIZED (
         SELECT * FROM json_to_recordset(p_changes) AS j(
             id bigint, version text, how text, priority smallint, cancel_asked_at timestamptz, cancel_reason text,
             cancel_forced boolean, note text, was text, state text, error text, due_at timestamptz, to_head boolean,
-            ord integer, slot text)
-    ), heads AS MATERIALIZED (
+            to_tail boolean, ord integer, slot text, aside boolean)
+    ), placed AS MATERIALIZED (
         -- The last to be put at the head stands first.
-        SELECT o.id, -nextval('taskyard.seq') * {{gap}} AS place
-        FROM (SELECT id FROM j WHERE how = 'change' AND to_head ORDER BY ord) AS o
+        SELECT o.id, CASE WHEN to_head THEN -1 ELSE 1 END * nextval('taskyard.seq') * {{gap}} AS place
+        FROM (SELECT id, to_head FROM j WHERE how = 'change' AND (to_head OR to_tail) ORDER BY ord) AS o
     ), changed AS (
         UPDATE taskyard.task AS t SET priority = j.priority, cancel_asked_at = j.cancel_asked_at,
             cancel_reason = j.cancel_reason, cancel_forced = coalesce(j.cancel_forced, t.cancel_forced),
             note = coalesce(j.note, t.note), updated_at = p_now, state = j.state,
-            due_at = coalesce(j.due_at, t.due_at), parked = j.state = 'queued' AND t.key IS NOT NULL,
+            due_at = coalesce(j.due_at, t.due_at),
+            parked = j.state = 'queued' AND t.key IS NOT NULL OR j.aside,
             -- What was submitted in somebody else's transaction has no place yet.
-            position = coalesce((SELECT h.place FROM heads AS h WHERE h.id = j.id), CASE
+            position = coalesce((SELECT h.place FROM placed AS h WHERE h.id = j.id), CASE
                 WHEN t.position = 0 AND j.state = 'queued' THEN nextval('taskyard.seq') * {{gap}} ELSE t.position END),
-            line = CASE WHEN t.position = 0 AND j.state = 'queued' THEN taskyard.line_1((SELECT q.ordering
+            -- Who is held and was to wait for its time stands in no line meanwhile.
+            line = CASE WHEN j.aside THEN NULL WHEN t.line IS NULL THEN taskyard.line_1((SELECT q.ordering
                 FROM taskyard.queue AS q WHERE q.name = t.queue), t.bucket) ELSE t.line END
         FROM j WHERE t.id = j.id AND j.how = 'change'
         RETURNING t.queue, t.key, t.state, coalesce(j.was, t.state) AS was
@@ -232,12 +264,15 @@ BEGIN
     IF v_state = 'stopping' AND NOT EXISTS (SELECT FROM taskyard.task WHERE queue = p_name AND state = 'running') THEN
         v_state := 'paused'; p_kind := CASE p_kind WHEN 'queue_stopping' THEN 'queue_paused' ELSE p_kind END;
         said := jsonb_set(p_new::jsonb, '{state}', '"paused"')::text;
+        IF p_old::json ->> 'state' = 'paused' AND p_old::json #>> '{said,why}' = said::json #>> '{said,why}' THEN
+            said := p_old; p_kind := NULL; -- who said it first is remembered
+        END IF;
     END IF;
     UPDATE taskyard.queue SET control = said, state = v_state,
         concurrency = coalesce((said::json ->> 'concurrency')::integer, (settings::json ->> 'concurrency')::integer)
     WHERE name = p_name AND control IS NOT DISTINCT FROM p_old;
     done := FOUND;
-    IF done THEN
+    IF done AND p_kind IS NOT NULL THEN
         told := taskyard.tell_1(0, ARRAY[p_kind], ARRAY[''], ARRAY[p_name], ARRAY[''], ARRAY[p_now]);
     END IF;
     COMMIT;
@@ -265,7 +300,8 @@ BEGIN
     WHERE q.settings <> excluded.settings;
     changed := FOUND;
     IF changed AND p_ordering <> coalesce(v_ordering, 'priority') THEN
-        UPDATE taskyard.task SET line = taskyard.line_1(p_ordering, bucket) WHERE queue = p_name;
+        UPDATE taskyard.task SET line = taskyard.line_1(p_ordering, bucket)
+        WHERE queue = p_name AND NOT (state = 'paused' AND parked);
         -- Those that stand in a line leave their lanes in another order.
         DELETE FROM taskyard.mark WHERE queue = p_name;
         INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), {{lowest}}, {{lowest}}, {{lowest}}

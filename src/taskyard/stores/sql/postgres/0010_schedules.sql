@@ -15,7 +15,7 @@ DECLARE
     v_state jsonb := p_state::jsonb;
     v_again integer;
     v_gone timestamptz;
-    v_done boolean; v_places json; v_told integer;
+    v_stale text[]; v_places json; v_told integer;
 BEGIN
     -- In a statement of its own: what comes after it sees all that the one before us has done.
     PERFORM FROM taskyard.schedule WHERE name = p_name FOR UPDATE;
@@ -57,8 +57,9 @@ BEGIN
     END IF;
     UPDATE taskyard.schedule SET state = v_state::text, version = p_new_version WHERE name = p_name;
     IF c_changes IS NOT NULL THEN
-        CALL taskyard.change_1(c_queues, c_changes, e_kinds, e_uuids, e_queues, e_sources, p_now, v_done, v_places, v_told);
-        IF NOT v_done THEN
+        CALL taskyard.change_1(
+            c_queues, c_changes, e_kinds, e_uuids, e_queues, e_sources, p_now, true, v_stale, v_places, v_told);
+        IF cardinality(v_stale) > 0 THEN
             outcome := 'changed';
             ROLLBACK;
             RETURN;
