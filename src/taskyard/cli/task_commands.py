@@ -47,7 +47,8 @@ def retry_command(
     chosen: Selection,
     tail: Annotated[bool, typer.Option("--tail/--head", help="Behind the others, or before them.")] = False,
 ) -> int:
-    """Send failed tasks again, before the others that wait or behind them."""
+    """Send failed tasks again, before the others that wait or behind them. With --all, what took its workers down is
+    left out, unless you say --quarantined."""
     from taskyard.cli.steering import steer
     from taskyard.model.command import Retry
 

@@ -185,7 +185,7 @@ def decide(record: TaskRecord, asked: Asked) -> Decision:
     """What the command does to `record`, or `CommandRefused` naming the state it found."""
     command, now, by = asked.command, asked.now, asked.by
     if record.state not in FITS[type(command)]:
-        raise _refused(record, command, _hint(record, command))
+        raise _refused(record, command, _hint(record.state, command))
     match command:
         case Cancel():
             return _cancel(record, command, now, by)
@@ -208,15 +208,20 @@ def decide(record: TaskRecord, asked: Asked) -> Decision:
             return _reschedule(record, due_at, now, by)
 
 
-def _hint(record: TaskRecord, command: Command) -> str:
+def why_unfit(command: Command, state: TaskState) -> str:
+    """What `decide` would say of any task in this state, which the command does not fit."""
+    return CommandRefused("", VERBS[type(command)], state, _hint(state, command)).why
+
+
+def _hint(state: TaskState, command: Command) -> str:
     """What to know, or to do instead, where a command does not fit the state."""
     match command:
         case Retry():
-            is_over = record.state in ENDED
+            is_over = state in ENDED
             return "only a failed task can be sent again; submit a new one" if is_over else "it has not ended yet"
-        case Hold() if record.state is RUNNING:
+        case Hold() if state is RUNNING:
             return "a running task is never held"
-        case StartNow() if record.state is TaskState.BLOCKED:
+        case StartNow() if state is TaskState.BLOCKED:
             return WAITS_FOR_OTHERS
         case MoveBefore() | MoveAfter():
             return "only what stands in line can be moved"
