@@ -1,4 +1,5 @@
-"""Several nodes on one store, each a process: together they empty a queue, and say afterwards who ran what and when.
+"""Nodes on one store, each a process: together they empty a queue, or one waits for what another process submits, and
+they say afterwards who ran what and when.
 
 A node is started with `python -m benchmarks.ours.nodes '{…}'`, says that it is ready, opens its yard when it is told
 to, and closes it when its standard input ends.
@@ -17,8 +18,8 @@ import msgspec
 import uvloop
 
 from benchmarks.ours.places import persisted
-from benchmarks.ours.submitting import SLOTS, queue_without_running
-from benchmarks.reading import Reading
+from benchmarks.ours.submitting import SLOTS, noop, queue_without_running
+from benchmarks.reading import Reading, percentile
 from taskyard import Yard
 from taskyard.model.state import TaskState
 
@@ -71,6 +72,29 @@ async def _drain(folder: Path, dsn: str, count: int, orders: Sequence[Orders]) -
     _check_each_once(runs, count)
     _check_limit(runs, orders[0].concurrency)
     return Reading(count / elapsed, given=count, held=await persisted(dsn, TaskState.COMPLETED))
+
+
+def idle(folder: Path, dsn: str, count: int, gap_s: float) -> Reading:
+    """p50 from the call of `submit` in a process that runs nothing to the first line of the task in another one."""
+    return uvloop.run(_idle(folder, dsn, count, gap_s))
+
+
+async def _idle(folder: Path, dsn: str, count: int, gap_s: float) -> Reading:
+    orders = Orders(dsn, str(folder), number=0, concurrency=None, work_s=0.0)
+    _counters(folder, 1)
+    yard = Yard(dsn, max_running=SLOTS)
+    consumer = yard.consumer(concurrent_count=SLOTS)(noop)
+    asked_mono = []
+    async with asyncio.timeout(TIMEOUT_S), _started([orders]) as (node,), yard.client():
+        _input_of(node).write(b"open\n")
+        for number in range(count):
+            await asyncio.sleep(gap_s)
+            asked_mono.append(time.monotonic())
+            handle = await consumer.submit(number=number)
+            await handle.result()
+    runs = msgspec.json.decode(orders.runs_file.read_bytes(), type=list[TaskRan])
+    times = [run.began_mono - asked_mono[run.number] for run in runs]
+    return Reading(percentile(times, 50), given=count, held=len(times))
 
 
 def _counters(folder: Path, nodes: int) -> "memoryview[int]":
@@ -138,8 +162,8 @@ async def _node(orders: Orders) -> None:
     yard.define_queue("default", concurrency=orders.concurrency)
     runs: list[TaskRan] = []
 
-    @yard.consumer(concurrent_count=SLOTS)
-    async def noop(number: int) -> int:
+    @yard.consumer(name="noop", concurrent_count=SLOTS)
+    async def stamped_noop(number: int) -> int:
         began_mono = time.monotonic()
         if orders.work_s:
             await asyncio.sleep(orders.work_s)

@@ -73,16 +73,16 @@ async def _by_many(submit: Submit, count: int) -> list[object]:
 # --- emptying a queue ------------------------------------------------------------------------------------------------
 
 
-def drain(folder: Path, count: int, dsn: str | None = None) -> Reading:
-    return uvloop.run(_drain(url_of(folder, dsn), count))
+def drain(folder: Path, count: int, dsn: str | None = None, slots: int = SLOTS) -> Reading:
+    return uvloop.run(_drain(url_of(folder, dsn), count, slots))
 
 
-async def _drain(url: str, count: int) -> Reading:
+async def _drain(url: str, count: int, slots: int) -> Reading:
     await queue_without_running(url, count)
-    yard = Yard(url, max_running=SLOTS)
+    yard = Yard(url, max_running=slots)
     all_ran, ran = asyncio.Event(), 0
 
-    @yard.consumer(name="noop", concurrent_count=SLOTS)
+    @yard.consumer(name="noop", concurrent_count=slots)
     async def counted_noop(number: int) -> int:
         nonlocal ran
         ran += 1
@@ -123,28 +123,6 @@ async def _idle(url: str, count: int, gap_s: float) -> Reading:
             handle = await stamp.submit()
             await handle.result(timeout_s=RESULT_TIMEOUT_S)
             times.append(started - asked)
-    return Reading(percentile(times, 50), given=count, held=await persisted(url, TaskState.COMPLETED))
-
-
-def idle_between(folder: Path, count: int, gap_s: float, dsn: str) -> Reading:
-    return uvloop.run(_idle_between(dsn, count, gap_s))
-
-
-async def _idle_between(url: str, count: int, gap_s: float) -> Reading:
-    """p50 from the call of `submit` on a yard that runs nothing to the first line of the task in another yard."""
-    worker, submitter = Yard(url, max_running=SLOTS), Yard(url, max_running=SLOTS)
-
-    async def stamp() -> float:
-        return time.perf_counter()
-
-    asking, _ = [yard.consumer(concurrent_count=SLOTS)(stamp) for yard in (submitter, worker)]
-    times = []
-    async with worker, submitter.client():
-        for _ in range(count):
-            await asyncio.sleep(gap_s)
-            asked = time.perf_counter()
-            handle = await asking.submit()
-            times.append(await handle.result(timeout_s=RESULT_TIMEOUT_S) - asked)
     return Reading(percentile(times, 50), given=count, held=await persisted(url, TaskState.COMPLETED))
 
 

@@ -1,5 +1,6 @@
 """PostgreSQL at default durability: the same questions as on SQLite, beside the peers that use it and beside the bare
-driver. A peer counts what its tables say is done, and runs with the setting that was fastest for it a moment before.
+driver. A peer counts what its tables say is done. Every side runs with the setting that was fastest for it a moment
+before: PgQueuer takes 1,000 jobs at a time, and ours may run as many.
 """
 
 from benchmarks.contest import Contest, Settings, hold_together
@@ -22,6 +23,7 @@ PGQUEUER_DRAINS: list[Arguments] = [{"connections": connections} for connections
 PROCRASTINATE_DRAINS: list[Arguments] = [
     {"workers": workers, "concurrency": concurrency} for workers, concurrency in ((1, 10), (8, 2), (8, 4), (16, 2))
 ]
+OUR_DRAINS: list[Arguments] = [{"slots": slots} for slots in (200, 1_000, 2_000)]
 PRODUCERS: list[Arguments] = [{"connections": connections} for connections in (1, 4, 16)]
 
 
@@ -35,7 +37,7 @@ def drain(settings: Settings) -> list[Finding]:
             "pg_drain",
             "PostgreSQL: drain of queued no-op tasks, results kept",
             Unit.RATE,
-            ours=server.side("taskyard", "benchmarks.ours.running:drain", work),
+            ours=_at_its_best(server, "taskyard", "benchmarks.ours.running:drain", work, OUR_DRAINS),
             others=[
                 _at_its_best(server, "PgQueuer", f"{PGQUEUER}:drain", work, PGQUEUER_DRAINS),
                 _at_its_best(server, "Procrastinate", f"{PROCRASTINATE}:drain", less, PROCRASTINATE_DRAINS),
@@ -80,16 +82,16 @@ def batch(settings: Settings) -> list[Finding]:
 
 
 def idle(settings: Settings) -> list[Finding]:
-    """From submit to the first line of the task, with nothing else to do: on another yard, which has to be told, and
-    on the one that was asked, which knows."""
+    """From submit to the first line of the task, with nothing else to do: in another process, which has to be told, and
+    on the yard that was asked, which knows."""
     work: Arguments = {"count": settings.pick(full=1_000, quick=300), "gap_s": GAP_S}
     title = "PostgreSQL: submit → started, idle, p50"
     with place() as server:
         raw = server.side("raw NOTIFY + one raw claim", f"{RAW}:notify_and_claim", work)
-        between = server.side("taskyard, two yards", "benchmarks.ours.running:idle_between", work)
+        between = server.side("taskyard, two processes", "benchmarks.ours.nodes:idle", work)
         within = server.side("taskyard", "benchmarks.ours.running:idle", work)
         contests = [
-            Contest("pg_idle", f"{title}, on another yard", Unit.SECONDS, between, [raw]),
+            Contest("pg_idle", f"{title}, in another process", Unit.SECONDS, between, [raw]),
             Contest("pg_idle", f"{title}, on the same yard", Unit.SECONDS, within, [raw]),
         ]
         return hold_together(contests, settings)

@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from taskyard.blocking import BlockingExecutor, BlockingYard
+from taskyard.blocking import BlockingExecutor
+from taskyard.blocking_yard import BlockingYard
 from taskyard.errors import (
     BatchTooLarge,
     BlockingOnLoop,
@@ -34,6 +35,7 @@ from taskyard.errors import (
     OutcomeUnknown,
     PayloadTooLarge,
     ResultGone,
+    ResultsPruned,
     RetryLater,
     ScheduleExists,
     SlotTaken,
@@ -88,7 +90,7 @@ from taskyard.model.schedule import Missed, Overlap, Schedule, ScheduleState
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
 from taskyard.model.why import Reason, Why
-from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
+from taskyard.ports.consumer import BaseTaskConsumer, ConsumerChange, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.ports.store import QueueStatus, TaskFilter
@@ -179,6 +181,7 @@ __all__ = [
     "CircuitState",
     "ClaimLost",
     "CommandRefused",
+    "ConsumerChange",
     "ConsumerFunction",
     "Cron",
     "Dedupe",
@@ -245,6 +248,7 @@ __all__ = [
     "QueueStatus",
     "Reason",
     "ResultGone",
+    "ResultsPruned",
     "RetryLater",
     "RetryPolicy",
     "Run",

@@ -1,27 +1,23 @@
-"""The blocking faces, of a yard and of an executor: for code without an event loop and for threads beside one."""
+"""What blocks, for code without an event loop and for threads beside one: how it waits for a loop in another thread,
+the loop that a yard is opened on, and the face of an executor. That of a yard is in `blocking_yard`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from taskyard.errors import BlockingOnLoop, InvalidInput, NotOpen, TaskyardError, UnusableConnection
-from taskyard.execution.context import find_current_run
+from taskyard.errors import BlockingOnLoop, InvalidInput, NotOpen, TaskyardError
 from taskyard.execution.loop_thread import ServingThread
-from taskyard.handle import BoundTask, TaskHandle
 from taskyard.model.execution import ExecutionRequest, ExecutionResult
-from taskyard.model.order import Priority
-from taskyard.model.task import TaskRecord
 from taskyard.ports.executor import ExecutorProtocol
 
 if TYPE_CHECKING:
     from taskyard.execution.asking import Asked
-    from taskyard.group import Group
     from taskyard.yard import Yard
 
 T = TypeVar("T")
@@ -81,14 +77,14 @@ class OwnLoop:
             self._inside -= 1
             if self._inside == 0 and self._thread is not None:
                 try:
-                    _run_on(self._thread.loop, yard, "leaving yard.blocking()", yard.stop())
+                    run_on(self._thread.loop, yard, "leaving yard.blocking()", yard.stop())
                 finally:
                     self._end(self._thread)
 
     def _open(self, yard: Yard, serve: bool) -> asyncio.AbstractEventLoop:
         thread = self._thread = ServingThread()
         try:
-            _run_on(thread.loop, yard, "yard.blocking()", yard.start(serve=serve))
+            run_on(thread.loop, yard, "yard.blocking()", yard.start(serve=serve))
         except BaseException:
             self._end(thread)
             raise
@@ -99,7 +95,7 @@ class OwnLoop:
         self._thread = None
 
 
-def _run_on(loop: asyncio.AbstractEventLoop, yard: Yard, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
+def run_on(loop: asyncio.AbstractEventLoop, yard: Yard, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
     """The same on behalf of a yard, which must not have been left behind by a fork."""
     try:
         yard.refuse_fork()
@@ -183,14 +179,6 @@ class BlockingExecutor:
         return self._call("run", self._executor.run(algorithm, payload, **options))
 
 
-def _refuse_connection(options: Mapping[str, Any]) -> None:
-    if options.get("connection") is not None:
-        raise UnusableConnection(
-            "a connection belongs to the event loop it was made on, and yard.blocking() runs on another; await "
-            "yard.submit(…, connection=…) on the connection's own"
-        )
-
-
 async def _cut_short(executor: ExecutorProtocol) -> None:
     try:
         async with asyncio.timeout(UNWIND_S):
@@ -198,64 +186,3 @@ async def _cut_short(executor: ExecutorProtocol) -> None:
     except TimeoutError:
         log.warning("after an interrupt something still runs, and is left behind: a thread cannot be ended")
         await executor.shutdown(wait=False)
-
-
-class BlockingYard:
-    """`with yard.blocking() as sync:` — if the yard is open on a loop in another thread, calls go there; if it is not
-    open, it is opened on a loop in a thread of its own until the block ends, with its workers unless `serve=False`.
-    Threads that are in such blocks at once share that loop, and the last one to leave closes the yard."""
-
-    def __init__(self, yard: Yard, *, serve: bool = True) -> None:
-        self._yard, self._serve = yard, serve
-        self._entered: list[tuple[asyncio.AbstractEventLoop, bool]] = []
-
-    def __enter__(self) -> BlockingYard:
-        own, loop = self._yard.own_loop, self._yard.loop
-        # A task of the yard only borrows its loop: the last to leave waits for the task, so it must not wait for him.
-        if loop is not None and (loop is not own.loop or find_current_run() is not None):
-            self._entered.append((loop, False))
-        else:
-            self._entered.append((own.enter(self._yard, serve=self._serve), True))
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        _, shares = self._entered.pop()
-        if shares:
-            self._yard.own_loop.leave(self._yard)
-
-    def _call(self, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
-        if not self._entered:
-            coroutine.close()
-            raise NotOpen(f"{what} was called outside of the block; use it inside `with yard.blocking() as sync:`")
-        return _run_on(self._entered[-1][0], self._yard, what, coroutine)
-
-    def submit(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
-        _refuse_connection(options)
-        return self._call("submit", self._yard.submit(name, args, **options))
-
-    def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
-        _refuse_connection(options)
-        return self._call("submit_many", self._yard.submit_many(name, arguments, **options))
-
-    def submit_group(self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None) -> Group:
-        return self._call("submit_group", self._yard.submit_group(tasks, summary=summary))
-
-    def result(self, task: TaskHandle | str, *, timeout_s: float | None = None) -> Any:
-        handle = task if isinstance(task, TaskHandle) else self._yard.handle(task)
-        return self._call("result", handle.result(timeout_s=timeout_s))
-
-    def record(self, task: TaskHandle | str) -> TaskRecord:
-        handle = task if isinstance(task, TaskHandle) else self._yard.handle(task)
-        return self._call("record", handle.record())
-
-    def cancel(self, task: TaskHandle | str, *, reason: str = "") -> TaskRecord:
-        uuid = task.uuid if isinstance(task, TaskHandle) else task
-        return self._call("cancel", self._yard.cancel(uuid, reason=reason))
-
-    def retry(self, task: TaskHandle | str, *, to_head: bool = True) -> TaskRecord:
-        uuid = task.uuid if isinstance(task, TaskHandle) else task
-        return self._call("retry", self._yard.retry(uuid, to_head=to_head))
-
-    def set_priority(self, task: TaskHandle | str, priority: Priority | str) -> TaskRecord:
-        uuid = task.uuid if isinstance(task, TaskHandle) else task
-        return self._call("set_priority", self._yard.set_priority(uuid, priority))

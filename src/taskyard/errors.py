@@ -161,6 +161,17 @@ class PayloadTooLarge(InvalidInput):
         )
 
 
+class ResultsPruned(InvalidInput):
+    """Some results of a group are not in the store any more: submit the group again, or keep what ended for longer."""
+
+    def __init__(self, group: str, found: int, expected: int) -> None:
+        self.group, self.found, self.expected = group, found, expected
+        super().__init__(
+            f"of the {expected:,} results of group {group} {found:,} are left in the store, the others were pruned; "
+            f"submit the group again"
+        )
+
+
 class BatchTooLarge(InvalidInput):
     """A batch is stored as a whole: split it, and submit the parts one after the other."""
 

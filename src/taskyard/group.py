@@ -15,7 +15,7 @@ from taskyard.model.state import COMPLETED, ENDED, TaskState
 from taskyard.model.task import Dedupe, TaskRecord, new_uuid
 from taskyard.options import MAX_BATCH
 from taskyard.ports.store import Add, TaskFilter
-from taskyard.queueing.summary import RESULTS
+from taskyard.queueing.summary import RESULTS, expect_results
 
 if TYPE_CHECKING:
     from taskyard.yard import Yard
@@ -112,6 +112,7 @@ async def submit_group(yard: Yard, tasks: Iterable[BoundTask], summary: BoundTas
     after = {bound.uuid: bound.options.after for bound in members if bound.options.after}
     if summary is not None:
         last = yard.make_bound(summary, _summary_args(summary))
+        expect_results(last, len(members))
         last.on_failure = summary.options.on_failure
         after[summary.uuid] = tuple(dict.fromkeys([*(bound.uuid for bound in members), *summary.options.after]))
         records.append(last)

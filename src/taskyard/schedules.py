@@ -5,16 +5,18 @@ Whatever is asked is decided here on what the store has, and carried out if that
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from taskyard.errors import InvalidInput, ScheduleExists, StoreUnavailable, UnknownSchedule, quote, shorten
 from taskyard.handle import ConsumerFunction, TaskHandle
-from taskyard.model.given import check_name
-from taskyard.model.recurrence import Cron, Every, Rule
+from taskyard.model.given import check_count, check_name
+from taskyard.model.recurrence import TICK, Cron, Every, Rule
 from taskyard.model.schedule import (
     Fire,
+    FireKind,
     Schedule,
     ScheduleState,
     amend,
@@ -23,8 +25,9 @@ from taskyard.model.schedule import (
     resume,
     upcoming,
 )
+from taskyard.model.task import TaskRecord
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.schedules import FireRow, ScheduleStatus, ScheduleStore
+from taskyard.ports.schedules import UNREAD, FireRow, ScheduleStatus, ScheduleStore
 from taskyard.ports.store import Store
 from taskyard.queueing.controller import CODE
 from taskyard.scheduling.recurring import make_record
@@ -32,8 +35,13 @@ from taskyard.scheduling.recurring import make_record
 if TYPE_CHECKING:
     from taskyard.yard import Yard
 
+log = logging.getLogger("taskyard")
+
 TRIES = 100
 """How often a change is decided anew because the schedule has changed meanwhile: it fires once a second at most."""
+
+RECENT = 100
+"""Fire times of which the last by hand is looked for."""
 
 SETTINGS = tuple(name for name in Schedule.__struct_fields__ if name not in ("name", "rule", "source", "args"))
 
@@ -69,7 +77,7 @@ class Schedules:
         catch_up_s, grace_s, overlap, jitter_s, start_at, end_at."""
         if self._yard.is_open:
             raise InvalidInput(f"define the schedule {quote(name)} before the yard is opened, or add it: schedules.add")
-        if name in self._defined:
+        if _check(name) in self._defined:
             raise ScheduleExists(name, "two of one consumer need names: @yard.schedule(…, name='…')")
         schedule = self.make(name, rule, self._find(consumer), args, zone=zone, **settings)
         self._defined[schedule.name] = schedule
@@ -84,6 +92,7 @@ class Schedules:
 
     async def add(
         self,
+        /,
         name: str,
         rule: Rule | str | float | timedelta,
         consumer: str | ConsumerFunction[..., Any],
@@ -100,17 +109,19 @@ class Schedules:
 
     async def put(self, schedule: Schedule, *, by: str = CODE, replace: bool = True) -> ScheduleStatus:
         """`add` for a schedule that is checked already."""
-        await put(self._store, schedule, now=self._yard.now(), by=check_name("by", by), replace=replace)
+        by = check_name("by", by)
+        await put(self._store, schedule, now=self._yard.now(), by=by, replace=replace)
         self._yard.engine.look_at_schedules()
         return await self.get(schedule.name)
 
     async def remove(self, name: str) -> None:
         """It fires no more and is forgotten; its tasks stay. One that code defines is back when that code starts."""
-        if not await self._store.drop_schedule(name):
+        if not await self._store.drop_schedule(_check(name)):
             raise UnknownSchedule(name)
 
     async def pause(self, name: str, *, note: str = "", by: str = CODE) -> ScheduleStatus:
-        """It fires nothing until it is resumed; also after restarts."""
+        """It fires nothing until it is resumed; also after restarts. `by` is who asks."""
+        by = check_name("by", by)
         await self._change(name, lambda status, now: (pause(status.state, now=now, note=note, by=by), ()))
         return await self.get(name)
 
@@ -119,29 +130,38 @@ class Schedules:
         await self._change(name, lambda status, now: (resume(definition(status), status.state, now=now), ()))
         return await self.get(name)
 
-    async def run_now(self, name: str, *, consumer: Consumer | None = None) -> TaskHandle:
-        """One task of it now, whatever its rule, its overlap policy or a pause say; when it fires next stays as it is.
-        `consumer` stands for one that this yard does not have."""
-        while True:
-            made = await self._change(name, lambda status, now: (status.state, [Fire.by_hand(now)]), consumer)
-            if made:
-                return made[0]
-            # Race: two people at the same microsecond, which is one fire time. The later one has another.
-
-    async def backfill(
-        self, name: str, start: datetime, end: datetime, *, limit: int = 1_000, consumer: Consumer | None = None
-    ) -> list[TaskHandle]:
-        """A task for each of its fire times from `start` on and before `end` that has had none, due at once."""
+    async def run_now(self, name: str) -> TaskHandle:
+        """One task of it now, whatever its rule, its overlap policy or a pause say; when it fires next stays as it
+        is."""
+        taken: datetime | None = None
 
         def decide(status: ScheduleStatus, now: datetime) -> tuple[ScheduleState, Sequence[Fire]]:
-            return status.state, backfill(definition(status), start=start, end=end, now=now, limit=limit)
+            return status.state, [Fire.by_hand(now, taken)]
 
-        return await self._change(name, decide, consumer)
+        while not (made := await self._change(name, decide)):
+            # Two people at the same microsecond, or on a clock that stands still: the later one has another.
+            rows = await self.list_fires(name, limit=RECENT)
+            by_hand = [row.fire_at for row in rows if row.kind is FireKind.BY_HAND]
+            taken = max([*by_hand, self._yard.now() if taken is None else taken + TICK])
+        return made[0]
+
+    async def backfill(
+        self, name: str, start: datetime, end: datetime, *, limit: int = 1_000, again: bool = False
+    ) -> list[TaskHandle]:
+        """A task for each of its fire times from `start` on and before `end` that has had none, due at once. Of each
+        schedule the last 2,000 fire times are known: a range that reaches back to others, which may have had theirs, is
+        refused unless `again` says that they may fire twice."""
+
+        def decide(status: ScheduleStatus, now: datetime) -> tuple[ScheduleState, Sequence[Fire]]:
+            schedule, since = definition(status), None if again else status.state.forgotten_at
+            return status.state, backfill(schedule, start=start, end=end, now=now, limit=limit, known_since=since)
+
+        return await self._change(name, decide)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
     async def get(self, name: str) -> ScheduleStatus:
-        found = await self._store.schedules(name)
+        found = await self._store.schedules(_check(name))
         if not found:
             raise UnknownSchedule(name)
         return found[0]
@@ -153,10 +173,11 @@ class Schedules:
     async def list_fires(self, name: str, *, limit: int = 20) -> list[FireRow]:
         """The last fire times that became tasks, newest first."""
         await self.get(name)
-        return await self._store.list_fires(name, limit=limit)
+        return await self._store.list_fires(name, limit=check_count("limit", limit, least=1))
 
     def next_fires(self, status: ScheduleStatus, *, count: int = 5) -> list[datetime]:
         """When it fires next, in UTC: none while it is paused."""
+        check_count("count", count, least=0)
         if status.schedule is None or status.state.paused_at is not None:
             return []
         return upcoming(status.schedule, after=self._yard.now(), count=count)
@@ -168,7 +189,9 @@ class Schedules:
         return keeper(self._yard.store)
 
     def _find(self, consumer: str | ConsumerFunction[..., Any]) -> Consumer:
-        return self._yard.get_consumer(consumer) if isinstance(consumer, str) else consumer.consumer
+        if isinstance(consumer, ConsumerFunction):
+            return consumer.consumer
+        return self._yard.get_consumer(check_name("consumer", consumer))
 
     def make(
         self,
@@ -185,7 +208,7 @@ class Schedules:
         if unknown:
             names = ", ".join(map(shorten, sorted(unknown)))
             raise InvalidInput(f"unknown setting {names} of a schedule; known are zone, {', '.join(SETTINGS)}")
-        text = self._yard.encode(consumer, dict(args or {}))
+        text = self._yard.encode(consumer, {} if args is None else args)
         schedule = Schedule(name=name, rule=make_rule(rule, zone), source=consumer.name, args=text, **settings)
         if consumer.timeout_s is not None and (schedule.timeout_s or 0.0) > consumer.timeout_s:
             raise InvalidInput(
@@ -194,22 +217,29 @@ class Schedules:
             )
         return schedule
 
-    async def _change(self, name: str, decide: Decide, consumer: Consumer | None = None) -> list[TaskHandle]:
+    async def _change(self, name: str, decide: Decide) -> list[TaskHandle]:
         """Carry out what `decide` says of the schedule as it is; the tasks that were made."""
         for _ in range(TRIES):
             status, now = await self.get(name), self._yard.now()
+            if status.state is UNREAD:
+                raise InvalidInput(_UNREADABLE.format(quote(name), status.problem))
             state, fires = decide(status, now)
-            if fires:
-                consumer = consumer or self._yard.get_consumer(definition(status).source)
-            records = [make_record(definition(status), consumer, fire, now=now) for fire in fires if consumer]
-            pairs = list(zip(fires, records, strict=True))
+            pairs = list(zip(fires, self._make_records(status, fires, now), strict=True))
             fired = await self._store.fire(name, version=status.version, state=state, fires=pairs)
             if fired is not None:
                 self._yard.engine.look_at_schedules()
                 return [TaskHandle(self._yard, uuid) for uuid in fired.made]
         raise StoreUnavailable(_NO_REST.format(quote(name)))
 
+    def _make_records(self, status: ScheduleStatus, fires: Sequence[Fire], now: datetime) -> list[TaskRecord]:
+        if not fires:
+            return []
+        schedule = definition(status)
+        consumer = self._yard.get_consumer(schedule.source)
+        return [make_record(schedule, consumer, fire, now=now) for fire in fires]
 
+
+_UNREADABLE = "schedule {} cannot be read here: {}"
 _NO_REST = "schedule {} changes faster than it can be decided what to do with it"
 
 
@@ -236,8 +266,10 @@ async def put(
             if old.schedule == schedule and old.from_code == from_code:
                 return
             version = old.version
-            state = old.state if _has_same_pace(old.schedule, schedule) else amend(old.state, now=now)
+            state = old.state if _has_same_pace(old.schedule, schedule) else amend(old.schedule, old.state, now=now)
         if await store.put_schedule(schedule, state, version=version, by=by, from_code=from_code):
+            if from_code and found:
+                log.warning("schedule %s is defined anew; if another program defines it too, rename one", schedule.name)
             return
     raise StoreUnavailable(_NO_REST.format(quote(schedule.name)))
 
@@ -260,8 +292,12 @@ def make_rule(rule: Rule | str | float | timedelta, zone: str | None = None) -> 
 def definition(status: ScheduleStatus) -> Schedule:
     """`InvalidInput` if it cannot be read here."""
     if status.schedule is None:
-        raise InvalidInput(f"schedule {quote(status.name)} cannot be read here: {status.problem}")
+        raise InvalidInput(_UNREADABLE.format(quote(status.name), status.problem))
     return status.schedule
+
+
+def _check(name: str) -> str:
+    return check_name("the name of a schedule", name)
 
 
 def keeper(store: Store) -> ScheduleStore:

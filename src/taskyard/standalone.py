@@ -6,29 +6,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
+from uuid import UUID
+
+import msgspec
 
 from taskyard.consumers import class_consumer
 from taskyard.engine import Engine, EngineSettings
-from taskyard.errors import InvalidConsumer, NotOpen, UnknownConsumer, UnknownTask
+from taskyard.errors import InvalidConsumer, InvalidInput, NotOpen, UnknownConsumer, UnknownTask
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import value_of
 from taskyard.model.execution import INLINE, THREAD
-from taskyard.model.given import check_priority
+from taskyard.model.given import LARGEST_COUNT, LARGEST_PAYLOAD, check_count, check_uuid
 from taskyard.model.limits import QueueOrder, QueueSettings
-from taskyard.model.order import Priority
 from taskyard.model.retry import NO_RETRY, RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, to_json
+from taskyard.model.why import Why
+from taskyard.options import TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
-from taskyard.ports.consumer import Consumer, TaskConsumerRegistry
+from taskyard.ports.consumer import BaseTaskConsumer, Consumer, ConsumerChange, TaskConsumerRegistry
 from taskyard.ports.store import Add, Added, Store
 from taskyard.queueing.controller import QueueController
+from taskyard.queueing.waiting import explain_waits
 from taskyard.stores.memory import MemoryStore
 
 log = logging.getLogger("taskyard")
+
+ELSEWHERE = frozenset({"queue", "delay_s", "schedule_at", "connection"})
+"""Options that a queue alone has no use for."""
+
+THREADS = 32
+"""For plain functions, where a queue alone lets fewer run at once: its concurrency may be raised."""
 
 KEEP_ENDED = 10_000
 """Enough to look at what went wrong. A number and not a time: memory must stay bounded however much is fired."""
@@ -37,30 +49,49 @@ _HandedIn = tuple[Task, str]
 """A task, and its arguments as JSON at the time it was handed in."""
 
 
-class _Registered(Mapping[str, Consumer]):
-    """The registry's consumers as the engine wants them, made when they are first asked for."""
+class _Registered(dict[str, Consumer]):
+    """The registry's consumers as an engine wants them. They are changed by `update_from_registry` alone, on the
+    engine's loop: the registry may change on any thread, at any time."""
 
     def __init__(self, registry: TaskConsumerRegistry) -> None:
         self._registry = registry
-        self._made: dict[str, Consumer] = {}
+        self._made_of: dict[str, BaseTaskConsumer] = {}
+        self.update_from_registry()
 
-    def __getitem__(self, name: str) -> Consumer:
-        if name not in self._made:
-            source = self._registry.find(name)
-            if source is None:
-                raise KeyError(name)
-            try:
-                self._made[name] = class_consumer(source)
-            except InvalidConsumer as unfit:
-                # Raised here it would stop the loop that asked, and with it everybody else's tasks.
-                self._made[name] = _refusing(name, unfit)
-        return self._made[name]
+    def update_from_registry(self) -> None:
+        sources = dict(self._registry.sources)
+        for name in self.keys() - sources.keys():
+            del self[name], self._made_of[name]
+        for name, source in sources.items():
+            if self._made_of.get(name) is not source:
+                self[name], self._made_of[name] = _adapt(name, source), source
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._registry.sources)
+    def follow(self, engine: Engine) -> Callable[[], None]:
+        """Let the engine, which runs on this loop, hear of every change from now on, until the function that is
+        returned is called."""
+        loop = asyncio.get_running_loop()
 
-    def __len__(self) -> int:
-        return len(self._registry.sources)
+        def change() -> None:
+            self.update_from_registry()
+            engine.consumers_changed()
+
+        def hear(name: str, what: ConsumerChange) -> None:
+            if _running_loop() is loop:
+                change()
+            else:
+                loop.call_soon_threadsafe(change)
+
+        unsubscribe = self._registry.subscribe(hear)
+        change()  # what has happened since it was made
+        return unsubscribe
+
+
+def _adapt(name: str, source: BaseTaskConsumer) -> Consumer:
+    try:
+        return class_consumer(source)
+    except InvalidConsumer as unfit:
+        # Raised here it would stop the loop that asked, and with it everybody else's tasks.
+        return _refusing(name, unfit)
 
 
 def _refusing(name: str, unfit: InvalidConsumer) -> Consumer:
@@ -76,7 +107,9 @@ def _refusing(name: str, unfit: InvalidConsumer) -> Consumer:
 
 class Scheduler:
     """Fires tasks when they are due, earliest first, at most `concurrent_count` of a source at once. A failed task is
-    logged and not tried again; a task of an unknown source is logged and ends as failed when it is due.
+    logged and not tried again; a task of an unknown source is logged and ends as failed when it is due. Consumers may
+    be registered and unregistered meanwhile: what runs of one that has gone goes on to its end, what waits for it has
+    an unknown source when it is due, unless another of that name is there by then.
 
     `add_task` is synchronous and may be called from any thread, also before `start`. `store` holds the record of every
     task that has not ended, and of the last 10,000 that have."""
@@ -95,6 +128,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
+        self._unfollow: Callable[[], None] | None = None
         self.store: Store = MemoryStore(self._clock, keep_ended=KEEP_ENDED)
 
     def add_task(self, task: Task) -> None:
@@ -139,17 +173,22 @@ class Scheduler:
         """Start firing. Calling it again while it runs does nothing."""
         if self._engine is not None:
             return
+        registered = _Registered(self._registry)
         engine = Engine(
             self.store,
             clock=self._clock,
-            consumers=_Registered(self._registry),
+            consumers=registered,
             executors={INLINE: InProcessExecutor(), THREAD: ThreadExecutor()},
             queues={DEFAULT_QUEUE: QueueSettings(name=DEFAULT_QUEUE, retry=NO_RETRY)},
             settings=EngineSettings(max_running=self._max_running, others=self._max_running),
         )
         self._engine = engine
-        await self.store.open()
-        await engine.start()
+        try:
+            await _start(self.store, engine)
+        except BaseException:
+            self._engine = None
+            raise
+        self._unfollow = registered.follow(engine)
         with self._lock:
             self._loop = asyncio.get_running_loop()
         self._take()
@@ -160,6 +199,8 @@ class Scheduler:
         engine, self._engine = self._engine, None
         with self._lock:
             self._loop = None
+        if self._unfollow is not None:
+            self._unfollow()
         if engine is None:
             return
         try:
@@ -172,7 +213,7 @@ class Scheduler:
 class StandaloneQueue(QueueController):
     """One queue alone: at most `concurrency` tasks at a time, the others wait in order, and people steer them with the
     verbs of `QueueController`. `async with queue:` runs it; what it is when that ends stays in `store`, by default a
-    store in memory.
+    store in memory. A consumer runs no more at once than its `concurrent_count` either, which is 1 unless it says so.
 
     `retry` is how often a task that fails is tried again; `auto_recover` how often one whose process died is."""
 
@@ -188,6 +229,7 @@ class StandaloneQueue(QueueController):
         clock: Clock | None = None,
     ) -> None:
         clock = clock or SystemClock()
+        check_count("concurrency", concurrency, least=1)
         self.store = store or MemoryStore(clock, keep_ended=KEEP_ENDED)
         self._rules = QueueSettings(
             name=DEFAULT_QUEUE, concurrency=concurrency, order=order, retry=retry, auto_recover=auto_recover
@@ -197,32 +239,52 @@ class StandaloneQueue(QueueController):
             self.store,
             clock=clock,
             consumers=self._registered,
-            executors={INLINE: InProcessExecutor(), THREAD: ThreadExecutor()},
+            executors={INLINE: InProcessExecutor(), THREAD: ThreadExecutor(max_workers=max(THREADS, concurrency))},
             queues={DEFAULT_QUEUE: self._rules},
+            # The queue's own limit, which may be raised while it runs, is the only one.
+            settings=EngineSettings(max_running=LARGEST_COUNT),
         )
         super().__init__(DEFAULT_QUEUE, self._engine)
 
     async def __aenter__(self) -> Self:
-        await self.store.open()
-        await self.store.set_queue(self._rules)
-        await self._engine.start()
+        await _start(self.store, self._engine, self._rules)
+        self._unfollow = self._registered.follow(self._engine)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """What runs is interrupted and goes back to the store."""
-        await self._engine.stop(0.0)
-        await self.store.close()
+        self._unfollow()
+        try:
+            await self._engine.stop(0.0)
+        finally:
+            await self.store.close()
 
-    async def add(self, *tasks: Task, priority: Priority | str = Priority.NORMAL) -> list[str]:
-        """Put them in line, in this order; their uuids, once they are stored. With a slot free the first starts."""
-        level, now = check_priority(priority).value, self._engine.clock.now()
-        records = []
-        for task in tasks:
-            if task.source not in self._registered:
-                raise UnknownConsumer(task.source, self._registered)
-            args = to_json(f"the arguments of task {task.uuid}", task.args)
-            records.append(TaskRecord(task.uuid, task.source, task.schedule_at, now, now, args=args, priority=level))
-        return [added.uuid for added in await self._engine.submit(Add(records))]
+    async def add(self, *tasks: Task, **options: Any) -> list[str]:
+        """Put them in line, in this order; their uuids, once they are stored, or those of the tasks that they were
+        merged into. With a slot free the first starts. `options` as in `TaskOptions`, for each of them: priority, key,
+        bucket, timeout_s, retry, after, on_failure, dedupe and its kin."""
+        if unfit := options.keys() & ELSEWHERE:
+            raise InvalidInput(f"{', '.join(sorted(unfit))}: this is one queue alone, and the task says when it is due")
+        checked = TaskOptions.of(**options)
+        records = [self._make_record(task, checked) for task in tasks]
+        after = {record.uuid: checked.after for record in records} if checked.after else {}
+        add = Add(records, checked.dedupe, None, after, checked.dedupe_window_s)
+        return [added.uuid for added in await self._engine.submit(add)]
+
+    def _make_record(self, task: Task, options: TaskOptions) -> TaskRecord:
+        if task.source not in self._registered:
+            raise UnknownConsumer(task.source, self._registered)
+        # `produce` is how the task came about.
+        consumer = replace(self._registered[task.source], queue=DEFAULT_QUEUE, produce=None)
+        timed = msgspec.structs.replace(options, schedule_at=task.schedule_at)
+        now = self._engine.clock.now()
+        record = make_record(consumer, task.args, timed, now=now, max_bytes=LARGEST_PAYLOAD)
+        record.uuid = task.uuid
+        return record
+
+    async def why(self, uuid: str | UUID) -> Why | None:
+        """What holds a task that waits; None if it runs or has ended."""
+        return (await explain_waits(self.store, [await self.get(check_uuid(uuid))]))[0]
 
     async def outcome(self, uuid: str) -> Any:
         """What the task returned, when it has ended; raises as `TaskHandle.result` does."""
@@ -234,6 +296,18 @@ class StandaloneQueue(QueueController):
         if record is None:
             raise UnknownTask(uuid)
         return record
+
+
+async def _start(store: Store, engine: Engine, *queues: QueueSettings) -> None:
+    """Open the store and start the engine on it; what fails leaves nothing open."""
+    await store.open()
+    try:
+        for settings in queues:
+            await store.set_queue(settings)
+        await engine.start()
+    except BaseException:
+        await store.close()
+        raise
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from uuid import UUID
 
-from taskyard.blocking import BlockingYard, OwnLoop
+from taskyard.blocking import OwnLoop
 from taskyard.cluster.membership import LeaseSettings
 from taskyard.consumers import check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
@@ -24,7 +24,6 @@ from taskyard.errors import (
     BatchTooLarge,
     CommandRefused,
     DuplicateConsumer,
-    EventsMissed,
     ForkedStore,
     InvalidArguments,
     InvalidConsumer,
@@ -41,8 +40,9 @@ from taskyard.execution.runner import RunnerSettings
 from taskyard.execution.warming import warm_up_all
 from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
+from taskyard.listening import check_after, follow, make_filter
 from taskyard.model.command import Command
-from taskyard.model.event import Event
+from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
@@ -63,7 +63,13 @@ from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, new_uuid,
 from taskyard.model.why import Why
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
-from taskyard.ports.consumer import BaseTaskConsumer, Consumer
+from taskyard.ports.consumer import (
+    BaseTaskConsumer,
+    Consumer,
+    ConsumerChange,
+    ConsumerListener,
+    ConsumerListeners,
+)
 from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
 from taskyard.queueing.matching import Matching
@@ -73,6 +79,7 @@ from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
 
 if TYPE_CHECKING:
+    from taskyard.blocking_yard import BlockingYard
     from taskyard.execution.algorithm import Algorithm
     from taskyard.executors import PoolRules
     from taskyard.model.algorithm import AlgorithmSpec
@@ -139,6 +146,8 @@ class Yard(TaskSteering):
         )
         self._max_payload_bytes = max_payload_bytes
         self._consumers: dict[str, Consumer] = {}
+        self._retired: list[Consumer] = []
+        self._listeners = ConsumerListeners()
         self._queues: dict[str, QueueSettings] = {}
         self._forks = self._ident = 0
         self._streams: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()
@@ -209,10 +218,39 @@ class Yard(TaskSteering):
     def _register(self, consumer: Consumer) -> None:
         if consumer.name in self._consumers:
             raise DuplicateConsumer(consumer.name)
-        self._consumers[consumer.name] = consumer
         if self._engine is not None:
             _warm_up(consumer)
-            self._engine.look()
+        self._consumers[consumer.name] = consumer
+        self._tell_engine()
+        self._listeners.tell(consumer.name, ConsumerChange.REGISTERED)
+
+    def unregister(self, name: str) -> None:
+        """Take a consumer out, also while the yard is open. Its name may be used again at once. Nothing more of it
+        starts here, and it can no longer be submitted to here. A run of it that is going on comes to its end, and is
+        settled by the rules it began with; one that was claimed and has not begun goes back. What waits for it stays as
+        it is in the store, until this yard or another serves it again; `why` says so."""
+        consumer = self.get_consumer(name)
+        del self._consumers[name]
+        if consumer.close is not None:
+            self._retired.append(consumer)  # what its runs have left loaded may be in use until the yard is stopped
+        self._tell_engine()
+        self._listeners.tell(name, ConsumerChange.UNREGISTERED)
+
+    def subscribe(self, listener: ConsumerListener) -> Callable[[], None]:
+        """Call `listener(name, change)` whenever a consumer was registered or unregistered here, on the thread where
+        that was done, until the function that is returned is called. Which consumers the processes on a store serve,
+        those of others included, `store.nodes()` says."""
+        return self._listeners.subscribe(listener)
+
+    def _tell_engine(self) -> None:
+        """A consumer has come or gone, be it on another thread than the engine's."""
+        engine, loop = self._engine, self.loop
+        if engine is None or loop is None:
+            return
+        if asyncio._get_running_loop() is loop:
+            engine.consumers_changed()
+        else:
+            loop.call_soon_threadsafe(engine.consumers_changed)
 
     @property
     def consumers(self) -> Mapping[str, Consumer]:
@@ -223,6 +261,11 @@ class Yard(TaskSteering):
             return self._consumers[name]
         except KeyError:
             raise UnknownConsumer(name, self._consumers) from None
+
+    def check_served(self, consumer: Consumer) -> None:
+        """`UnknownConsumer` if it was unregistered."""
+        if self._consumers.get(consumer.name) is not consumer:
+            raise UnknownConsumer(consumer.name, self._consumers)
 
     def define_queue(  # noqa: PLR0913 - the rules of a queue, each with a name and a default
         self,
@@ -355,6 +398,8 @@ class Yard(TaskSteering):
     def blocking(self, *, serve: bool = True) -> BlockingYard:
         """The same yard for code without a loop, and for threads beside one: `with yard.blocking() as sync: …`. If that
         opens it, `serve=False` leaves the workers out: other processes run the tasks."""
+        from taskyard.blocking_yard import BlockingYard
+
         return BlockingYard(self, serve=serve)
 
     async def start(self, *, serve: bool = True) -> None:
@@ -421,9 +466,10 @@ class Yard(TaskSteering):
             self._retention.cancel()
         try:
             await engine.stop(grace_s)
-            for consumer in self._consumers.values():
+            for consumer in (*self._retired, *self._consumers.values()):
                 if consumer.close is not None:
                     await consumer.close()
+            self._retired.clear()
         finally:
             self._engine = self._store = self.loop = None
             for changes in self._streams:
@@ -488,8 +534,9 @@ class Yard(TaskSteering):
             return Add((record,), options.dedupe, self.find_parent())
         return self._add([record], options)
 
-    def encode(self, consumer: Consumer, args: dict[str, Any]) -> str:
+    def encode(self, consumer: Consumer, given: Mapping[str, Any]) -> str:
         """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
+        args = _named(consumer.name, given)
         text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
         if len(text.encode()) > self._max_payload_bytes:
             raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), self._max_payload_bytes)
@@ -612,26 +659,33 @@ class Yard(TaskSteering):
     async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
         return await ask_one(self.engine, uuid, command, by=by)
 
-    async def events(self, *, after: int | None = None) -> AsyncGenerator[Event, None]:
+    async def events(
+        self,
+        *,
+        after: int | None = None,
+        kinds: Iterable[EventKind | str] | EventKind | str | None = None,
+        queue: str | None = None,
+        source: str | None = None,
+        task: str | UUID | None = None,
+        group: str | UUID | None = None,
+    ) -> AsyncGenerator[Event, None]:
         """What happens from now on, or after event number `after`, in this process and in others, until the yard is
-        closed. A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more) gets
-        `EventsMissed`: look at the records, then start anew."""
-        if after is not None:
-            check_count("after", after, least=0, most=sys.maxsize, hint=", or None for what comes from now on")
-        store, engine = self.store, self.engine
-        seen = (await store.events(after=-1)).last if after is None else after
+        closed: all of it, or only what is of these `kinds`, and of this queue, consumer, task or group (its summary
+        included). Who remembers the `seq` of the last event goes on there, with the same filter or another.
+
+        A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more) gets `EventsMissed`:
+        look at the records, then start anew."""
+        after, store, engine = check_after(after), self.store, self.engine
+        if after is None:
+            after = (await store.events(after=-1)).last  # before the tasks of a group are looked up
+        where = await make_filter(store, kinds=kinds, queue=queue, source=source, task=task, group=group)
         with engine.changes() as changes:
             self._streams.add(changes)
-            while self._engine is engine:
-                changes.clear()
-                page = await store.events(after=seen)
-                if page.missed:
-                    raise EventsMissed(seen, page.last)
-                seen = page.last
-                for event in page.events:
+            async with aclosing(
+                follow(store, changes, lambda: self._engine is engine, after=after, where=where)
+            ) as events:
+                async for event in events:
                     yield event
-                if not page.events:
-                    await changes.wait()
 
 
 def _order(value: QueueOrder | str) -> QueueOrder:

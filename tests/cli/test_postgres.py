@@ -15,7 +15,7 @@ import pytest
 from taskyard.cli import target
 from taskyard.cli.doctor import server as examination
 from taskyard.stores.migrate import migrations, schema_at
-from taskyard.stores.postgres import place as connections
+from taskyard.stores.postgres import connection
 from taskyard.testing.postgres import FAST, Databases, Server, at_database
 from tests.cli.shell import Done, Shell
 
@@ -278,7 +278,7 @@ def frozen(place: Place, url: str) -> Iterator[str]:
 
 def test_the_doctor_before_a_frozen_server(shell: Shell, frozen: str, monkeypatch) -> None:
     """A server that does not answer is a problem, with what to do, and is not waited for for ever."""
-    monkeypatch.setattr(connections, "CONNECT_S", 0.2)
+    monkeypatch.setattr(connection, "CONNECT_S", 0.2)
     done = shell.here("doctor", "--store", frozen)
     text = " ".join(done.out.split())
     assert done.code == 1
@@ -299,7 +299,7 @@ def busy(url: str) -> Iterator[None]:
 def test_the_doctor_before_a_server_that_stops_answering(shell: Shell, url: str, monkeypatch) -> None:
     """What a server says before it stops answering is shown, and that it has stopped is a problem."""
     shell.here("migrate", "--store", url)
-    monkeypatch.setattr(connections, "LIMITS", connections.LIMITS | {"statement_timeout": "200ms"})
+    monkeypatch.setattr(connection, "LIMITS", connection.LIMITS | {"statement_timeout": "200ms"})
     with busy(url):
         done = shell.here("doctor", "--store", url, "--json")
     found = {finding["topic"]: finding for finding in done.json["findings"]}
@@ -311,7 +311,7 @@ def test_the_doctor_before_a_server_that_stops_answering(shell: Shell, url: str,
 def test_a_server_that_is_slow_is_not_said_to_be_written_to(shell: Shell, url: str, monkeypatch) -> None:
     """Who waits for a server is told that it has not answered; who is in the way there, nobody knows here."""
     shell.here("migrate", "--store", url)
-    monkeypatch.setattr(connections, "LIMITS", connections.LIMITS | {"lock_timeout": "1s"})
+    monkeypatch.setattr(connection, "LIMITS", connection.LIMITS | {"lock_timeout": "1s"})
     monkeypatch.setattr(target, "PATIENCE_S", 0.1)
     with busy(url):
         done = shell.here("ls", "--store", url)

@@ -1,10 +1,13 @@
 """`taskyard schedule`: what recurs."""
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+import apsw
 import pytest
 
+from taskyard.cli.asking import asker
 from tests.cli.shell import Done, Shell
 
 NIGHTLY = ("schedule", "add", "nightly", "add", "a=1", "--cron", "30 4 * * *", "--zone", "Europe/Berlin")
@@ -41,7 +44,7 @@ def test_schedules_are_listed_in_words(scheduled: Shell) -> None:
     )
     assert found["counts"] == {"fired": 0, "missed": 0, "skipped": 0}
     assert found["rule"] == {"type": "cron", "expression": "30 4 * * *", "zone": "Europe/Berlin"}
-    assert (found["args"], found["missed"], found["overlap"], found["by"]) == ({"a": 1}, "once", "skip", "cli")
+    assert (found["args"], found["missed"], found["overlap"], found["by"]) == ({"a": 1}, "once", "skip", asker())
     assert len(found["next"]) == 1
 
 
@@ -73,7 +76,7 @@ def test_a_schedule_is_paused_with_a_note_and_resumed(scheduled: Shell) -> None:
     assert said.startswith("nightly  ‖ paused")
     assert "‖ paused" in (listed := on(scheduled, "ls").out)
     assert "backup runs" in listed
-    assert "by cli: backup runs" in on(scheduled, "show", "nightly").out
+    assert f"by {asker()}: backup runs" in on(scheduled, "show", "nightly").out
     assert on(scheduled, "show", "nightly", "--json").json["next"] == []
     assert on(scheduled, "resume", "nightly").out.startswith("nightly  ● active")
     assert "backup runs" not in on(scheduled, "ls").out
@@ -88,12 +91,21 @@ def test_a_schedule_is_run_and_backfilled(scheduled: Shell) -> None:
     span = ("--from", "2026-01-01T00:00Z", "--to", "2026-01-08T00:00Z")
     made = on(scheduled, "backfill", "nightly", *span, *app, "--json").json["tasks"]
     assert len(made) == 7
-    again = on(scheduled, "backfill", "nightly", *span, *app)
+    again = on(scheduled, "backfill", "nightly", *span, *app, "--again")
     assert (again.out, again.err.strip()) == ("", "all have fired already")
     fires = on(scheduled, "show", "nightly", "--json").json["fires"]
     assert [fire["kind"] for fire in fires] == ["backfill"] * 7 + ["by hand"]
     assert {fire["state"] for fire in fires} == {"queued"}
     assert "backfill" in on(scheduled, "show", "nightly").out
+
+
+@pytest.mark.parametrize("words", [("run",), ("backfill", "--from", "2026-01-01T00:00Z", "--to", "2026-01-08T00:00Z")])
+def test_what_a_schedule_makes_takes_its_code(scheduled: Shell, words: tuple[str, ...]) -> None:
+    """Without the app nobody knows queue and arguments of the tasks: nothing is made up."""
+    done = scheduled.here("schedule", *words, "nightly", "--store", scheduled.url)
+    assert (done.code, done.out) == (2, "")
+    assert "name the app with --app" in done.err
+    assert on(scheduled, "show", "nightly", "--json").json["fires"] == []
 
 
 @pytest.mark.spec("SCH-21")
@@ -120,8 +132,8 @@ def test_a_schedule_is_changed_only_if_that_is_asked_for(scheduled: Shell) -> No
     assert "there is a schedule 'nightly' already" in refused.err
     said = scheduled.here(
         "schedule", "add", "nightly", "add", "a=2", "--every", "6h", "--replace", "--app", "app:yard", "--store",
-        scheduled.url, "--missed", "all", "--catch-up", "2d", "--overlap", "buffer", "--jitter", "5m", "--key", "k",
-        "--priority", "low", "--queue", "cpu", "--timeout", "9", "--from", "2026-01-01T00:00Z", "--to",
+        scheduled.url, "--missed", "all", "--catch-up", "2d", "--grace", "30", "--overlap", "buffer", "--jitter", "5m",
+        "--key", "k", "--priority", "low", "--queue", "cpu", "--timeout", "9", "--from", "2026-01-01T00:00Z", "--to",
         "2099-01-01T00:00Z", "--json",
     )  # fmt: skip
     assert said.code == 0, said.err
@@ -132,7 +144,7 @@ def test_a_schedule_is_changed_only_if_that_is_asked_for(scheduled: Shell) -> No
         "all",
         "buffer",
     )
-    assert (found["catch_up_s"], found["jitter_s"], found["timeout_s"]) == (172_800, 300, 9)
+    assert (found["catch_up_s"], found["grace_s"], found["jitter_s"], found["timeout_s"]) == (172_800, 30, 300, 9)
     assert (found["key"], found["priority"], found["queue"]) == ("k", "low", "cpu")
     assert found["start_at"] == datetime(2026, 1, 1, tzinfo=UTC).isoformat().replace("+00:00", "Z")
 
@@ -148,6 +160,18 @@ def test_a_schedule_is_removed(scheduled: Shell) -> None:
         assert "no schedule 'nightly'" in gone.err
 
 
+def test_one_that_cannot_be_read_is_listed_beside_the_others(scheduled: Shell) -> None:
+    """The list says of it what is wrong; the others are as they were, and it can be removed."""
+    with closing(apsw.Connection(str(scheduled.path))) as conn:
+        conn.execute("INSERT INTO schedule SELECT 'odd', definition, '{', version, by, from_code FROM schedule")
+    nightly, odd = on(scheduled, "ls", "--json").json
+    assert (nightly["state"], odd["state"]) == ("active", "unreadable")
+    assert "unreadable" in on(scheduled, "ls").out
+    assert odd["problem"] in on(scheduled, "show", "odd").out
+    on(scheduled, "rm", "odd")
+    assert [found["name"] for found in on(scheduled, "ls", "--json").json] == ["nightly"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -157,6 +181,8 @@ def test_a_schedule_is_removed(scheduled: Shell) -> None:
         pytest.param(("--every", "1m", "--overlap", "maybe"), "is not one of skip, buffer, allow, cancel", id="policy"),
         pytest.param(("--every", "1m", "--zone", "UTC"), "zone goes with a cron expression", id="zone of an interval"),
         pytest.param((), "either --cron or --every", id="no rule"),
+        pytest.param(("--every", "1m", "--from", "0001-01-01T00:00Z"), "between the years 1970 and 9000", id="year 1"),
+        pytest.param(("--every", "1m", "--to", "9999-12-31T23:59-01:00"), "the years 1 to 9999", id="year 10,000"),
         pytest.param(("--every", "1m", "--cron", "@daily"), "either --cron or --every", id="two rules"),
     ],
 )

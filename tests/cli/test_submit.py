@@ -77,6 +77,7 @@ REFUSED = [
     pytest.param(["add", "--args", "{"], 2, "is not JSON", id="args-not-json"),
     pytest.param(["add", "a=1", "--delay", "soon"], 2, "is no duration", id="delay"),
     pytest.param(["add", "a=1", "--at", "2030-01-31T09:00"], 2, "has no time zone", id="naive-datetime"),
+    pytest.param(["add", "a=1", "--at", "2030-01-31"], 2, "write 2030-01-31T00:00:00Z for UTC", id="day-alone"),
     pytest.param(["add", "a=1", "--at", "tomorrow"], 2, "is no date and time", id="no-datetime"),
     pytest.param(["add", "a=1", "--at", "2030-01-31T09:00Z", "--delay", "1"], 2, "not both", id="at-and-delay"),
     pytest.param(["add", "a=1", "--nonsense"], 2, "No such option", id="unknown-option"),

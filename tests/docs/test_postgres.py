@@ -8,7 +8,7 @@ import sys
 import taskyard
 from taskyard.ports.store import BEATS_PER_LEASE
 from taskyard.queueing.pending import PENDING_S
-from taskyard.stores.postgres import place
+from taskyard.stores.postgres import connection, schema
 from taskyard.stores.postgres.lease import LEASE_S
 from tests.docs.blocks import TOP, blocks
 from tests.scenario.processes import environment
@@ -41,9 +41,9 @@ def test_the_numbers_are_right():
     text = " ".join(PAGE.read_text("utf-8").split())
     assert f"every {LEASE_S / BEATS_PER_LEASE:g} s that it lives" in text
     assert f"for the lease, {LEASE_S:g} s" in text
-    assert f"{place.CONNECT_S:g} s for a connection, {place.COMMAND_S:g} s for an answer" in text
-    assert (PENDING_S, place.MIGRATE_S, place.ALTER_S) == (5, 300, 1)
-    assert f"PostgreSQL {place.OLDEST_SERVER} to" in text
+    assert f"{connection.CONNECT_S:g} s for a connection, {connection.COMMAND_S:g} s for an answer" in text
+    assert (PENDING_S, schema.MIGRATE_S, schema.ALTER_S) == (5, 300, 1)
+    assert f"PostgreSQL {connection.OLDEST_SERVER} to" in text
 
 
 def test_other_documents_know_of_it():

@@ -19,7 +19,7 @@ from taskyard import (
     Yard,
 )
 from taskyard.ports.store import TransactionalStore
-from taskyard.stores.postgres.place import migrate
+from taskyard.stores.postgres.schema import migrate
 from taskyard.testing.postgres import Databases
 from taskyard.testing.samples import a_record, an_add
 from tests.scenario.gates import PATIENCE_S

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from taskyard import (
     BlockingOnLoop,
+    BlockingYard,
+    Group,
     NotOpen,
+    QueueController,
+    Reason,
     StoreUrlInvalid,
     TaskCanceled,
     TaskFailed,
+    TaskFilter,
     TaskHandle,
     TaskState,
     UnknownConsumer,
     WrongLoop,
     Yard,
 )
+from taskyard.blocking_yard import BlockingGroup, BlockingMatching, BlockingQueue, BlockingSchedules
+from taskyard.queueing.matching import Matching
+from taskyard.schedules import Schedules
 from tests.scenario.jobs import build
 
 
@@ -66,6 +76,68 @@ def test_a_failed_task_is_sent_again_from_plain_code(url):
             sync.result(handle, timeout_s=10)
         sync.retry(handle)
         assert sync.result(handle, timeout_s=10) == "fine"
+
+
+def async_verbs(of: type) -> set[str]:
+    return {name for name, member in inspect.getmembers(of, inspect.iscoroutinefunction) if not name.startswith("_")}
+
+
+OPENS = {"start", "stop", "submit_many_to"}
+"""What is asynchronous of a yard and no verb of its face: that is entered and left, and has `submit_many`."""
+
+
+@pytest.mark.parametrize(
+    ("face", "of"),
+    [
+        (BlockingYard, Yard),
+        (BlockingQueue, QueueController),
+        (BlockingMatching, Matching),
+        (BlockingGroup, Group),
+        (BlockingSchedules, Schedules),
+    ],
+)
+def test_the_blocking_face_has_every_verb(face: type, of: type):
+    """Whatever can be awaited of a yard, or of what it hands out, has a blocking form with the same arguments."""
+    verbs = async_verbs(of) - (OPENS | {"register"} if of in (Yard, Schedules) else set())
+    assert verbs <= set(dir(face))
+    for name in verbs:
+        given, wanted = inspect.signature(getattr(face, name)), inspect.signature(getattr(of, name))
+        assert list(given.parameters) == list(wanted.parameters), name
+        assert not inspect.iscoroutinefunction(getattr(face, name))
+
+
+def test_plain_code_steers(url):
+    """Tasks, queues, all that match, groups and schedules are looked at and steered from plain code."""
+    yard = build(url)
+    with yard.blocking() as sync:
+        queue = sync.queue(by="ann")
+        said = queue.pause(reason="backup").control.said
+        assert said is not None
+        assert (said.by, said.why) == ("ann", "backup")
+        one, two, three = sync.submit_many("add", [{"a": n} for n in range(3)])
+        why = sync.why(one)
+        assert why is not None
+        assert why.reason is Reason.QUEUE_PAUSED
+        assert sync.hold(one, reason="not yet").state is TaskState.PAUSED
+        assert sync.release(one.uuid).state is TaskState.QUEUED
+        sync.start_now(three, by="ann")
+        sync.move(two, before=one.uuid)
+        assert sync.skip(two).state is TaskState.SKIPPED
+        assert sync.reschedule(one, datetime(2099, 1, 1, tzinfo=UTC)).state is TaskState.SCHEDULED
+        assert sync.cancel(one, force=True, by="ann").state is TaskState.CANCELED
+        assert queue.matching().retry(dry_run=True).moved == 0
+        assert sync.matching(TaskFilter(states=(TaskState.QUEUED,))).count() == 1
+        queue.resume()
+        assert sync.result(three, timeout_s=10) == 3
+        assert sync.result(sync.run_again(three), timeout_s=10) == 3
+        assert (sync.failures(), len(sync.runs(three))) == ([], 1)
+        group = sync.submit_group([yard.bind("add", {"a": 1}), yard.bind("add", {"a": 2})])
+        assert [sync.result(task, timeout_s=10) for task in group.tasks] == [2, 3]
+        assert sync.group(group.id).progress().completed == 2
+        status = sync.schedules.add("often", 3600, "add", {"a": 4})
+        assert len(sync.schedules.next_fires(status)) == 5
+        assert sync.result(sync.schedules.run_now("often"), timeout_s=10) == 5
+        assert sync.schedules.pause("often", by="ann").state.paused_by == "ann"
 
 
 def test_a_yard_that_cannot_be_opened_says_so(monkeypatch):

@@ -21,7 +21,10 @@ from taskyard import (
     UnknownTask,
     Yard,
 )
+from taskyard.ports.clock import SystemClock
+from taskyard.ports.store import Store
 from taskyard.queueing import summary as summaries
+from taskyard.stores.memory import MemoryStore
 
 ONCE = RetryPolicy(max_retries=0)
 
@@ -33,7 +36,7 @@ def total(results: list[int]) -> int:
 class Shop:
     """A yard whose tasks fail as long as `broken` says so, and that notes what has run."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | Store) -> None:
         self.yard = yard = Yard(url)
         self.ran: list[object] = []
         self.broken: list[object] = []
@@ -316,6 +319,36 @@ async def test_results_too_large_together_fail_the_summary(url, monkeypatch):
         with pytest.raises(TaskFailed, match="the results of the group"):
             await group.summary.result(timeout_s=10)
         assert (await group.summary.record()).attempt == 1
+
+
+async def test_a_summary_whose_results_were_pruned_fails(url):
+    """A summary that is sent again after the others were forgotten is failed with words, instead of getting fewer."""
+    shop = Shop(url)
+
+    @shop.yard.consumer(retry=ONCE)
+    async def picky(results: list[object]) -> None:
+        raise ValueError(f"{len(results)} are too many")
+
+    async with shop.yard:
+        group = await shop.yard.submit_group([shop.work.bind(1), shop.work.bind(2)], summary=picky.bind())
+        with pytest.raises(TaskFailed, match="2 are too many"):
+            await group.summary.result(timeout_s=10)
+        last = (await group.summary.record()).finished_at
+        assert last is not None
+        assert await shop.yard.store.prune(finished_before=last, limit=1) == 1
+        await shop.yard.retry(group.id)
+        with pytest.raises(TaskFailed, match=r"of the 2 results of group .* 1 are left in the store"):
+            await group.summary.result(timeout_s=10)
+
+
+async def test_few_kept_in_memory_are_enough_for_a_group():
+    """A store in memory that keeps but the latest task to end keeps what a summary still needs beside it."""
+    store = MemoryStore(SystemClock(), keep_ended=1)
+    shop = Shop(store)
+    async with shop.yard:
+        group = await shop.yard.submit_group([shop.work.bind(n) for n in range(20)], summary=shop.report.bind("all"))
+        assert await group.summary.result(timeout_s=10) == f"all: {list(range(20))}"
+        assert await store.count() == {("default", TaskState.COMPLETED): 1}
 
 
 async def test_a_group_without_an_event_loop(file_url):

@@ -23,7 +23,9 @@ from taskyard import (
     UnknownSchedule,
     Yard,
 )
-from taskyard.schedules import definition
+from taskyard.model.schedule import forget
+from taskyard.schedules import definition, keeper
+from taskyard.testing.clock import ManualClock
 
 PATIENCE_S = 20
 JANUARY = datetime(2026, 1, 1, tzinfo=UTC)
@@ -90,8 +92,9 @@ async def test_a_schedule_is_added_while_the_yard_is_open(url):
 
 
 @pytest.mark.spec("SCH-21")
-async def test_the_same_code_started_again_goes_on_where_it_was(file_url):
-    """Neither counters nor a pause are lost when the program starts anew; a changed rule counts from then on."""
+async def test_the_same_code_started_again_goes_on_where_it_was(file_url, caplog):
+    """Neither counters nor a pause are lost when the program starts anew; a changed rule counts from then on, and is
+    told of: it may be another program's."""
 
     def program(rule: Any) -> Yard:
         yard = build(file_url)
@@ -106,7 +109,9 @@ async def test_the_same_code_started_again_goes_on_where_it_was(file_url):
         assert (first.state.note, first.state.paused_by) == ("for now", "ann")
         assert first.state.fired >= 1
         assert yard.schedules.next_fires(first) == []
+    assert "defined anew" not in caplog.text
     async with program(3600) as yard:
+        assert "schedule job is defined anew" in caplog.text
         second = await yard.schedules.get("job")
         assert definition(second).rule == Every(3600)
         assert second.state.fired == first.state.fired
@@ -162,6 +167,36 @@ async def test_a_backfill_fires_each_time_once(url):
         assert (await yard.schedules.get("daily")).state.fired == 0
         with pytest.raises(InvalidInput, match="take less at a time"):
             await yard.schedules.backfill("daily", JANUARY, JANUARY + timedelta(days=9), limit=5)
+
+
+async def test_run_now_makes_a_task_each_time():
+    """Also on a clock that stands still, and at a time at which the rule fires itself."""
+    yard = Yard("memory://", clock=ManualClock(JANUARY))
+
+    @yard.consumer
+    async def job() -> None: ...
+
+    async with yard:
+        await yard.schedules.add("job", 60, job)
+        await yard.schedules.backfill("job", JANUARY - timedelta(seconds=60), JANUARY)
+        made = [await yard.schedules.run_now("job") for _ in range(5)]
+        assert len({handle.uuid for handle in made}) == 5
+        assert {(await handle.record()).due_at for handle in made} == {JANUARY}
+
+
+@pytest.mark.spec("SCH-21")
+async def test_a_backfill_of_times_that_are_forgotten_is_asked_for_twice(url):
+    """Times that may have fired, of which the store knows no more, fire only if that is said."""
+    async with build(url) as yard:
+        await yard.schedules.add("daily", "@daily", "add", {"a": 1})
+        status, store = await yard.schedules.get("daily"), keeper(yard.store)
+        await store.fire("daily", version=status.version, state=forget(status.state, JANUARY))
+        with pytest.raises(InvalidInput, match="not known any more"):
+            await yard.schedules.backfill("daily", JANUARY, JANUARY + timedelta(days=2))
+        assert (
+            len(await yard.schedules.backfill("daily", JANUARY + timedelta(days=1), JANUARY + timedelta(days=2))) == 1
+        )
+        assert len(await yard.schedules.backfill("daily", JANUARY, JANUARY + timedelta(days=2), again=True)) == 1
 
 
 @pytest.mark.spec("SCH-17", "SCH-21")
@@ -247,3 +282,57 @@ async def test_a_schedule_that_cannot_be_read_is_shown_and_can_be_removed(file_u
             await yard.schedules.run_now("odd")
         await yard.schedules.pause("odd")
         await yard.schedules.remove("odd")
+
+
+BROKEN_STATES = ["{", "[]", '{"handled_at": 5}', '{"handled_at": "2026-01-01T00:00:00"}']
+
+
+@pytest.mark.parametrize("state", BROKEN_STATES)
+async def test_a_state_that_cannot_be_read_concerns_its_schedule_alone(file_url, tmp_path, state):
+    """It is listed with what is wrong with it, the others fire, and it is put right by a new definition."""
+    async with build(file_url) as yard:
+        await yard.schedules.add("odd", "@daily", "add", {"a": 1})
+        await yard.schedules.add("sound", 1, "add", {"a": 1})
+    with closing(apsw.Connection(str(tmp_path / "work.db"))) as conn:
+        conn.execute("UPDATE schedule SET state = ? WHERE name = 'odd'", (state,))
+    async with build(file_url) as yard:
+        await fired(yard, "sound", 2)
+        odd, sound = await yard.schedules.list_all()
+        assert (odd.schedule, sound.problem) == (None, "")
+        assert odd.problem
+        for refused in (yard.schedules.pause("odd"), yard.schedules.resume("odd"), yard.schedules.run_now("odd")):
+            with pytest.raises(InvalidInput, match="cannot be read here"):
+                await refused
+        assert (await yard.schedules.add("odd", "@daily", "add", {"a": 2})).problem == ""
+        assert (await yard.schedules.pause("odd")).state.missed == 0
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda on: on.pause("job", by=5),
+        lambda on: on.pause("job", by="a\0"),
+        lambda on: on.pause("job", note=5),
+        lambda on: on.pause(5),
+        lambda on: on.resume(None),
+        lambda on: on.remove(5),
+        lambda on: on.get(["job"]),
+        lambda on: on.run_now(5),
+        lambda on: on.list_fires("job", limit="all"),
+        lambda on: on.backfill("job", "yesterday", "today"),
+        lambda on: on.add("x", 60, "add", {"a": 1}, by=5),
+        lambda on: on.add(5, 60, "add", {"a": 1}),
+        lambda on: on.add("x", None, "add", {"a": 1}),
+        lambda on: on.add("x", "@daily", "add", {"a": 1}, zone=5),
+        lambda on: on.add("x", 60, 5, {"a": 1}),
+        lambda on: on.add("x", 60, "add", 5),
+        lambda on: on.add("x", 60, "add", {"a": 1}, retry=5),
+    ],
+)
+async def test_what_is_asked_is_checked_before_it_is_stored(url, ask):
+    """Whatever is wrong with what a person asks is told, and the schedules are as they were."""
+    async with build(url) as yard:
+        before = await yard.schedules.add("job", "@yearly", "add", {"a": 1})
+        with pytest.raises(InvalidInput):
+            await ask(yard.schedules)
+        assert await yard.schedules.list_all() == [before]

@@ -8,7 +8,8 @@ import pytest
 
 from taskyard import RetryLater, TaskCanceled, TaskState, Yard, current_run
 from taskyard.ports.clock import SystemClock
-from taskyard.stores.memory import RUNS_KEPT, MemoryStore
+from taskyard.ports.store import RUNS_KEPT
+from taskyard.stores.memory import MemoryStore
 from tests.scenario.gates import Gates
 from tests.scenario.jobs import build
 

@@ -7,14 +7,14 @@ from tests.stateful.machine import StoreMachine
 
 
 def postgres_machine(databases: Databases) -> type[StoreMachine]:
-    """A machine that begins every history with an empty database of these."""
+    """A machine that begins every history with an empty database of these, made by `histories.crowded`."""
 
     class PostgresMachine(StoreMachine):
         name = "PostgreSQL"
 
         def __init__(self) -> None:
             super().__init__()
-            self.url = databases.empty()
+            self.url = databases.empty("crowded")
 
         def open_handle(self) -> Store:
             handle = PostgresStore(self.url, clock=self.clock)

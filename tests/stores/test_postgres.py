@@ -28,6 +28,7 @@ from taskyard.errors import (
     SubmitPending,
     UnknownTask,
 )
+from taskyard.model.beats import Beat, Pulses
 from taskyard.model.command import Cancel, Hold, Retry
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
@@ -39,9 +40,8 @@ from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add, Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
-from taskyard.stores.postgres import PostgresStore, commands, hints, place, reader, within
-from taskyard.stores.postgres.lease import Beat, Pulses
-from taskyard.stores.postgres.place import COMMAND_S, Connection
+from taskyard.stores.postgres import PostgresStore, commands, connection, hints, reader, within
+from taskyard.stores.postgres.connection import COMMAND_S, Connection
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
 from taskyard.testing.clock import ManualClock
@@ -361,6 +361,22 @@ async def test_the_events_of_an_open_turn_hold_back_those_after_it(store, strang
     assert (await store.events(after=after)).events == []
     await transaction.commit()
     assert [event.uuid for event in (await store.events(after=after)).events] == ["early", task.uuid]
+
+
+@pytest.mark.parametrize("order", [QueueOrder.PRIORITY, QueueOrder.FIFO])
+async def test_a_wrong_count_does_not_stop_a_queue(store, stranger, order):
+    """A queue of which nothing runs starts its tasks, whatever was once counted."""
+    await store.set_queue(QueueSettings(name="default", concurrency=1, order=order))
+    await stranger.execute("INSERT INTO taskyard.tally VALUES ('default', 'running', 5)")
+    turned = await store.turn(A.incarnation, adds=[an_add(a_record(), a_record())], demand=room(9))
+    assert len(turned.claims) == 1
+    assert (await store.count())["default", TaskState.RUNNING] == 1
+
+
+async def test_an_end_that_nobody_is_left_to_hear_of_is_forgotten(store, stranger, clock):
+    """A task on the list of ends to be told, whose dependents are gone, does not keep the nodes taking turns."""
+    await stranger.execute("INSERT INTO taskyard.releasing (task, uuid, state) VALUES (1, 'gone', 'completed')")
+    assert (await store.turn(A.incarnation)).next_due is None
 
 
 async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
@@ -800,7 +816,7 @@ async def test_listening_goes_on_whatever_went_wrong(store, other, stranger, mon
     async def connect_in_vain_once(url: str) -> Connection:
         if next(tries) == 0:
             raise RuntimeError("of a driver's own")
-        return await place.connect(url)
+        return await connection.connect(url)
 
     monkeypatch.setattr(hints, "connect", connect_in_vain_once)
     heard = asyncio.Event()

@@ -17,8 +17,9 @@ from taskyard.model.move import Move
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import MigratingStore, Report, Signals
 from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
-from taskyard.stores.postgres import PostgresStore, place
-from taskyard.stores.postgres.place import apply, find_version, typed_errors
+from taskyard.stores.postgres import PostgresStore, schema
+from taskyard.stores.postgres.errors import typed_errors
+from taskyard.stores.postgres.schema import apply, find_version
 from taskyard.testing.postgres import Databases
 from taskyard.testing.samples import a_node, a_record, an_add, an_error
 from tests.scenario.processes import TOP, environment
@@ -77,7 +78,7 @@ def new_url(databases: Databases) -> str:
 def fresh(databases: Databases) -> dict[str, list[Any]]:
     """What the schema is when a store is made at once by this version."""
     url = databases.make()
-    databases.run(place.migrate, url)
+    databases.run(schema.migrate, url)
     return databases.run(dump, url)
 
 
@@ -108,7 +109,7 @@ def test_the_dump_sees_everything(databases: Databases, fresh):
     """The comparison above can fail: each kind of thing is found, and one more column, index or function is seen."""
     assert all(fresh.values())
     url = databases.make()
-    databases.run(place.migrate, url)
+    databases.run(schema.migrate, url)
     for change, seen in {
         "ALTER TABLE taskyard.run ADD COLUMN colour text": "columns",
         "CREATE INDEX more ON taskyard.run (node)": "indexes",
@@ -142,7 +143,8 @@ async def test_many_migrate_at_a_time(new_url, fresh):
 MIGRATE_AND_STOP = """
 import asyncio, sys, asyncpg
 from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
-from taskyard.stores.postgres.place import apply, connect
+from taskyard.stores.postgres.connection import connect
+from taskyard.stores.postgres.schema import apply
 
 async def main(url):
     steps = migrations("postgres")
@@ -177,7 +179,7 @@ async def test_killed_in_the_middle_of_a_migration(new_url, fresh):
 def postgres_grown(databases: Databases) -> str:
     """A database of its own with our schema, which a test may spoil."""
     url = databases.make()
-    databases.run(place.migrate, url)
+    databases.run(schema.migrate, url)
     return url
 
 

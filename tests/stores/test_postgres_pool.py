@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 
 from taskyard import UnknownTask, Yard
-from taskyard.stores.postgres import place
-from taskyard.stores.postgres.place import connect
+from taskyard.stores.postgres import connection
+from taskyard.stores.postgres.connection import connect
 from taskyard.testing.postgres import Databases
 
 PATIENCE_S = 20.0
@@ -78,7 +78,7 @@ async def test_a_pooler_is_asked_for_nothing_it_refuses(databases: Databases):
     words = said[0][8:].rstrip(b"\0").split(b"\0")
     assert {word.decode() for word in words[::2]} == POOLED
     shown = [await conn.fetchval(f"SHOW {name}") for name in ("default_transaction_isolation", "lock_timeout")]
-    assert shown == ["read committed", f"{place.COMMAND_S * place.LOCK:g}s"]
+    assert shown == ["read committed", f"{connection.COMMAND_S * connection.LOCK:g}s"]
     await conn.close()
     pooler.close()
     await pooler.wait_closed()

@@ -15,7 +15,7 @@ from unittest.mock import ANY
 from taskyard.cluster.leader import Leadership
 from taskyard.model.task import Claim
 from taskyard.scheduling.recurring import RecurringLoop
-from taskyard.stores.postgres import PostgresStore, place
+from taskyard.stores.postgres import PostgresStore, connection
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.schedules import ScheduleWrites
 from taskyard.stores.sqlite.sidecar import Sidecar
@@ -65,7 +65,7 @@ def take_the_living_for_dead() -> None:
 
 def acknowledge_before_flush() -> None:
     """PostgreSQL answers before a transaction is on disk."""
-    place.LIMITS["synchronous_commit"] = "off"
+    connection.LIMITS["synchronous_commit"] = "off"
 
 
 def think_before_rescue() -> None:

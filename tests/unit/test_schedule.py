@@ -1,7 +1,7 @@
 """Which fire times become tasks: missed ones, overlap, pauses, clocks that step."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
@@ -130,12 +130,15 @@ def test_grace_is_for_who_is_a_little_late(missed: Missed):
 
 
 @pytest.mark.spec("SCH-21")
-def test_a_long_catch_up_comes_in_batches():
+@pytest.mark.parametrize("overlap", [Overlap.ALLOW, Overlap.SKIP])
+def test_a_long_catch_up_comes_in_batches(overlap: Overlap):
     """However much is to be made up for, one plan holds a bounded part of it, and the next look goes on at once."""
-    schedule = hourly(rule=Every(1), missed=Missed.ALL, overlap=Overlap.ALLOW)
-    state, seen, looks, now = BEGUN, [], 0, NOON + timedelta(seconds=2 * AT_ONCE + 1)
+    schedule = hourly(
+        rule=Every(1), missed=Missed.ALL, overlap=overlap, end_at=NOON + timedelta(seconds=2 * AT_ONCE + 2)
+    )
+    state, seen, looks, now = BEGUN, [], 0, NOON + HOUR
     while True:
-        plan = due(schedule, state, now=now, is_busy=False)
+        plan = due(schedule, state, now=now, is_busy=bool(looks))
         state, looks = plan.state, looks + 1
         seen += [fire.fire_at for fire in plan.fires]
         if plan.look_at != now:
@@ -200,18 +203,40 @@ def test_what_was_kept_back_goes_first():
 @pytest.mark.parametrize(
     ("overlap", "expected", "kept", "skipped"),
     [
-        (Overlap.SKIP, ["13:00 caught up"], None, 2),
-        (Overlap.BUFFER, ["13:00 caught up"], "14:00", 1),
-        (Overlap.CANCEL, ["15:00 caught up"], None, 2),
+        (Overlap.SKIP, ["13:00 on time"], None, 2),
+        (Overlap.BUFFER, ["13:00 on time"], "14:00", 1),
+        (Overlap.CANCEL, ["15:00 on time"], None, 2),
     ],
 )
 def test_fires_of_one_look_overlap_each_other(overlap: Overlap, expected: list[str], kept: str | None, skipped: int):
-    """What is made up for at once counts as running already for the next of it."""
-    plan = due(hourly(overlap=overlap, missed=Missed.ALL), BEGUN, now=at("15:30"), is_busy=False)
+    """What is fired at once counts as running already for the next of it."""
+    plan = due(hourly(overlap=overlap, grace_s=10**5), BEGUN, now=at("15:30"), is_busy=False)
     assert fired(plan) == expected
     assert plan.state.buffered_at == (at(kept) if kept else None)
     assert counts(plan.state) == (1, 0, skipped)
     assert not plan.cancels
+
+
+@pytest.mark.spec("SCH-21")
+@pytest.mark.parametrize("is_busy", [False, True])
+@pytest.mark.parametrize(
+    ("overlap", "expected", "kept", "skipped"),
+    [
+        (Overlap.SKIP, ["13:00 caught up", "14:00 caught up"], None, 1),
+        (Overlap.BUFFER, ["13:00 caught up", "14:00 caught up"], "15:00", 0),
+        (Overlap.ALLOW, ["13:00 caught up", "14:00 caught up", "15:00 on time"], None, 0),
+        (Overlap.CANCEL, ["15:00 on time"], None, 2),
+    ],
+)
+def test_all_that_was_missed_is_made_up_for(
+    overlap: Overlap, expected: list[str], kept: str | None, skipped: int, is_busy: bool
+):
+    """With `all`, each missed fire becomes a task, save where the next would cancel it; what is on time overlaps
+    them."""
+    plan = due(hourly(overlap=overlap, missed=Missed.ALL), BEGUN, now=at("15:00"), is_busy=is_busy)
+    assert fired(plan) == expected
+    assert plan.state.buffered_at == (at(kept) if kept else None)
+    assert counts(plan.state) == (len(expected), 0, skipped)
 
 
 # --- pause, resume, other rules ---------------------------------------------------------------------------------------
@@ -238,8 +263,11 @@ def test_a_second_pause_changes_the_note_alone():
     paused = pause(pause(BEGUN, now=at("12:10")), now=at("12:20"), note="still")
     assert (paused.paused_at, paused.note) == (at("12:10"), "still")
     assert resume(hourly(), BEGUN, now=at("14:00")) is BEGUN
-    with pytest.raises(InvalidInput, match="note"):
-        pause(BEGUN, now=NOON, note="x" * 1000)
+    for wrong in ("x" * 1000, "\0", 5):
+        with pytest.raises(InvalidInput, match="note"):
+            pause(BEGUN, now=NOON, note=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="by must be a string"):
+        pause(BEGUN, now=NOON, by=5)  # type: ignore[arg-type]
 
 
 def test_what_is_kept_back_waits_for_the_end_of_a_pause():
@@ -252,10 +280,27 @@ def test_what_is_kept_back_waits_for_the_end_of_a_pause():
     assert fired(plan) == ["13:00 buffered"]
 
 
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_what_is_kept_back_for_too_long_is_missed(is_busy: bool):
+    """A fire that waits for a task is not made up for when it is older than `catch_up_s`; nor does time go back."""
+    schedule = hourly(overlap=Overlap.BUFFER, catch_up_s=7200)
+    state = due(schedule, BEGUN, now=at("13:00"), is_busy=True).state
+    plan = due(schedule, state, now=at("15:00:00.000001"), is_busy=is_busy)
+    assert fired(plan) == ([] if is_busy else ["15:00 on time"])
+    assert plan.state.buffered_at == (at("15:00") if is_busy else None)
+    assert sum(counts(plan.state)) + is_busy == 3
+    ahead = msgspec.structs.replace(state, handled_at=at("20:00"))
+    plan = due(schedule, ahead, now=at("19:00"), is_busy=is_busy)
+    assert (plan.fires, plan.state.handled_at, counts(plan.state)) == ((), at("20:00"), (0, 1, 0))
+
+
 def test_another_rule_counts_from_now_on():
-    """A schedule that is given another rule does not fire for times at which it had the old one."""
-    state = due(hourly(overlap=Overlap.BUFFER), BEGUN, now=at("13:00"), is_busy=True).state
-    state = amend(state, now=at("13:40"))
+    """A schedule that is given another rule does not fire for times at which it had the old one; those are skipped."""
+    old = hourly(overlap=Overlap.BUFFER)
+    state = due(old, BEGUN, now=at("13:00"), is_busy=True).state
+    assert counts(amend(old, state, now=at("15:40"))) == (0, 0, 3)
+    assert amend(old, state, now=at("12:40")).handled_at == at("13:00")
+    state = amend(None, state, now=at("13:40"))
     plan = due(hourly(rule=Cron("*/10 * * * *"), missed=Missed.ALL), state, now=at("13:51"), is_busy=False)
     assert fired(plan) == ["13:50 on time"]
     assert counts(plan.state) == (1, 0, 1)
@@ -441,6 +486,9 @@ def test_a_backfill_takes_every_fire_time_of_a_range():
         ({"start": at("05:00") - timedelta(days=3650), "end": at("05:00")}, "87,600 fire times"),
         ({"start": datetime(2026, 1, 1), "end": at("05:00")}, "time zone"),  # noqa: DTZ001 - naive
         ({"start": at("04:00"), "end": at("05:00"), "limit": 0}, "limit"),
+        ({"start": datetime.min.replace(tzinfo=UTC), "end": at("05:00")}, "between the years 1970 and 9000"),
+        ({"start": at("04:00"), "end": "now"}, "end must be a datetime"),
+        ({"start": at("04:00"), "end": at("05:00"), "known_since": at("04:00")}, "not known any more"),
     ],
 )
 def test_a_backfill_that_makes_no_sense_is_refused(asked: dict[str, Any], said: str):
@@ -452,6 +500,8 @@ def test_a_backfill_that_makes_no_sense_is_refused(asked: dict[str, Any], said: 
 def test_a_fire_by_hand_is_now():
     """What a person fires is due at once, and is told from what the rule fires."""
     assert Fire.by_hand(NOON) == Fire(fire_at=NOON, due_at=NOON, kind=FireKind.BY_HAND)
+    assert Fire.by_hand(NOON, NOON) == Fire(fire_at=NOON + TICK, due_at=NOON, kind=FireKind.BY_HAND)
+    assert Fire.by_hand(NOON, NOON - HOUR) == Fire.by_hand(NOON)
 
 
 # --- the value itself -------------------------------------------------------------------------------------------------
@@ -500,6 +550,10 @@ def test_a_schedule_survives_a_store():
         {"jitter_s": 1e6, "rule": Cron("@weekly")},
         {"start_at": "tomorrow"},
         {"start_at": NOON, "end_at": NOON},
+        {"start_at": datetime.min.replace(tzinfo=UTC)},
+        {"start_at": datetime.min.replace(tzinfo=timezone(HOUR))},
+        {"end_at": datetime.max.replace(tzinfo=UTC)},
+        {"end_at": datetime.max.replace(tzinfo=timezone(-HOUR))},
         {"args": "[]"},
         {"args": "{"},
         {"args": {}},
@@ -527,5 +581,5 @@ def test_a_year_without_a_look_is_decided_at_once(missed: Missed, overlap: Overl
     schedule = hourly(rule=Every(1), missed=missed, overlap=overlap, catch_up_s=10**8)
     plan = due(schedule, BEGUN, now=NOON + timedelta(days=365), is_busy=False)
     assert len(plan.fires) <= AT_ONCE
-    if not (missed is Missed.ALL and overlap is Overlap.ALLOW):
+    if missed is not Missed.ALL or overlap is Overlap.CANCEL:
         assert sum(counts(plan.state)) + (plan.state.buffered_at is not None) == 365 * 86_400

@@ -59,6 +59,7 @@ def add_command(
     timeout: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a run may take.")] = None,
     missed: Annotated[str | None, typer.Option(metavar="HOW", help="Missed runs: skip, once or all.")] = None,
     catch_up: Annotated[str | None, typer.Option(metavar="TIME", help="How old a missed run may be.")] = None,
+    grace: Annotated[str | None, typer.Option(metavar="TIME", help="How late a run is not missed yet.")] = None,
     overlap: Annotated[
         str | None, typer.Option(metavar="HOW", help="While one still runs: skip, buffer, allow or cancel.")
     ] = None,
@@ -75,8 +76,8 @@ def add_command(
 
     draft = make_draft(
         name, consumer, arguments or (), args, cron=cron, zone=zone, every=every, priority=priority, queue=queue,
-        key=key, timeout=timeout, missed=missed, catch_up=catch_up, overlap=overlap, jitter=jitter, start=start,
-        end=end,
+        key=key, timeout=timeout, missed=missed, catch_up=catch_up, grace=grace, overlap=overlap, jitter=jitter,
+        start=start, end=end,
     )  # fmt: skip
     return asyncio.run(add_schedule(Target(store, yard), draft, replace=replace, as_json=as_json))
 
@@ -90,10 +91,11 @@ def pause_command(
     as_json: JsonOption = False,
 ) -> int:
     """Let a schedule fire nothing until it is resumed."""
-    from taskyard.cli.schedules import BY, steer_schedule
+    from taskyard.cli.asking import asker
+    from taskyard.cli.schedules import steer_schedule
 
     target = Target(store, yard)
-    return asyncio.run(steer_schedule(target, lambda on: on.pause(name, note=note, by=BY), as_json=as_json))
+    return asyncio.run(steer_schedule(target, lambda on: on.pause(name, note=note, by=asker()), as_json=as_json))
 
 
 @schedules.command("resume")
@@ -110,7 +112,7 @@ def resume_command(
 def run_command(
     name: NameArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
 ) -> int:
-    """Run it once, now, whatever its rule says."""
+    """Run it once, now, whatever its rule says; needs the app."""
     from taskyard.cli.schedules import run_schedule
 
     return asyncio.run(run_schedule(Target(store, yard), name, as_json=as_json))
@@ -122,15 +124,16 @@ def backfill_command(
     start: Annotated[str, typer.Option("--from", metavar="MOMENT", help="From then on.")],
     end: Annotated[str, typer.Option("--to", metavar="MOMENT", help="Before then.")],
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Not more than so many.")] = 1_000,
+    again: Annotated[bool, typer.Option("--again", help="Also times so old that they may have fired.")] = False,
     store: StoreOption = None,
     yard: AppOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Run it for each of its times in a range that has passed, where it has not fired."""
+    """Run it for each of its times in a range that has passed, where it has not fired; needs the app."""
     from taskyard.cli.schedules import backfill_schedule
 
     target = Target(store, yard)
-    return asyncio.run(backfill_schedule(target, name, start=start, end=end, limit=limit, as_json=as_json))
+    return asyncio.run(backfill_schedule(target, name, start=start, end=end, limit=limit, again=again, as_json=as_json))
 
 
 @schedules.command("rm")

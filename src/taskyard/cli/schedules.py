@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from taskyard.cli.asking import asker
 from taskyard.cli.console import complain, make_console, say, say_json, show
 from taskyard.cli.errors import UsageError
 from taskyard.cli.looks import state_text
@@ -26,10 +27,8 @@ from taskyard.model.recurrence import Cron, describe
 from taskyard.model.schedule import Schedule
 from taskyard.model.task import Outcome
 from taskyard.ports.schedules import FireRow, ScheduleStatus
-from taskyard.schedules import Schedules, definition
+from taskyard.schedules import Schedules
 from taskyard.yard import Yard
-
-BY = "cli"
 
 ROOMY = 110
 """Columns of a window from which on there is room for everything."""
@@ -253,6 +252,7 @@ def make_draft(
     for short, option, parse in (
         ("timeout", "timeout_s", parse_duration),
         ("catch_up", "catch_up_s", parse_duration),
+        ("grace", "grace_s", parse_duration),
         ("jitter", "jitter_s", parse_duration),
         ("start", "start_at", parse_moment),
         ("end", "end_at", parse_moment),
@@ -280,7 +280,7 @@ async def add_schedule(target: Target, draft: Draft, *, replace: bool, as_json: 
             consumer = await stand_in(yard, draft.consumer)
             complain("note", "no --app given: the arguments are not checked before a worker takes a task of it")
         made = yard.schedules.make(draft.name, draft.rule, consumer, arguments, zone=draft.zone, **draft.settings)
-        status = await yard.schedules.put(made, by=BY, replace=replace)
+        status = await yard.schedules.put(made, by=asker(), replace=replace)
     _answer(yard, status, as_json=as_json)
     return 0
 
@@ -294,21 +294,26 @@ async def steer_schedule(
     return 0
 
 
+def _with_code(target: Target) -> Yard:
+    """The app's: queue and arguments of a task that a schedule makes are as the consumer's code says."""
+    if target.app_name is None:
+        raise UsageError("what the schedule makes depends on its consumer's code; name the app with --app module:yard")
+    return target.load()
+
+
 async def run_schedule(target: Target, name: str, *, as_json: bool) -> int:
-    async with opened(_find_yard(target)) as yard:
-        source = definition(await yard.schedules.get(name)).source
-        consumer = yard.consumers.get(source) or await stand_in(yard, source)
-        handle = await yard.schedules.run_now(name, consumer=consumer)
+    async with opened(_with_code(target)) as yard:
+        handle = await yard.schedules.run_now(name)
     _answer_with_tasks(name, [handle], as_json=as_json)
     return 0
 
 
-async def backfill_schedule(target: Target, name: str, *, start: str, end: str, limit: int, as_json: bool) -> int:
+async def backfill_schedule(
+    target: Target, name: str, *, start: str, end: str, limit: int, again: bool, as_json: bool
+) -> int:
     first, last = parse_moment(start), parse_moment(end)
-    async with opened(_find_yard(target)) as yard:
-        source = definition(await yard.schedules.get(name)).source
-        consumer = yard.consumers.get(source) or await stand_in(yard, source)
-        handles = await yard.schedules.backfill(name, first, last, limit=limit, consumer=consumer)
+    async with opened(_with_code(target)) as yard:
+        handles = await yard.schedules.backfill(name, first, last, limit=limit, again=again)
     _answer_with_tasks(name, handles, as_json=as_json)
     return 0
 

@@ -94,7 +94,8 @@ def parse_moment(text: str) -> datetime:
         example = datetime.now(UTC).replace(microsecond=0).isoformat()
         raise UsageError(f"{quote(text)} is no date and time; write it as {example}") from None
     if at.tzinfo is None:
-        raise UsageError(f"{text} has no time zone; write {text}Z for UTC, or its offset, as in {text}+02:00")
+        whole = at.isoformat()  # a day alone is taken for its beginning, and takes no zone
+        raise UsageError(f"{text} has no time zone; write {whole}Z for UTC, or its offset, as in {whole}+02:00")
     return at
 
 

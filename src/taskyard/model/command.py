@@ -17,6 +17,7 @@ from taskyard.model.state import ENDED, LEGAL, QUEUED, RUNNING, STANDS_IN_LINE, 
 from taskyard.model.task import TaskRecord
 
 DAMAGED = "what it was writing may be damaged"
+ONLY_IN_LINE = "only what stands in line can be moved"
 WAITS_FOR_OTHERS = "it waits for other tasks, and starts when they have completed"
 
 THEN = "; then "
@@ -197,7 +198,9 @@ def decide(record: TaskRecord, asked: Asked) -> Decision:
         case Hold(reason):
             return Move(state=TaskState.PAUSED, at=now, note=_note("held", by, reason))
         case Release():
-            return Move(state=_where_it_belongs(record, now), at=now, note=_note("released", by))
+            # One whose time has come while it was held joins the line as others do that are due.
+            to_tail = record.parked and not _is_tried_again(record)
+            return Move(state=_where_it_belongs(record, now), at=now, to_tail=to_tail, note=_note("released", by))
         case Skip(reason):
             return Move(state=TaskState.SKIPPED, at=now, note=_note("skipped", by, reason))
         case StartNow(urgent):
@@ -224,7 +227,7 @@ def _hint(state: TaskState, command: Command) -> str:
         case StartNow() if state is TaskState.BLOCKED:
             return WAITS_FOR_OTHERS
         case MoveBefore() | MoveAfter():
-            return "only what stands in line can be moved"
+            return ONLY_IN_LINE
     return ""
 
 
@@ -261,7 +264,11 @@ def _where_it_belongs(record: TaskRecord, now: datetime) -> TaskState:
         return TaskState.BLOCKED
     if record.due_at <= now:
         return QUEUED
-    return TaskState.RETRYING if record.retries and record.error is not None else TaskState.SCHEDULED
+    return TaskState.RETRYING if _is_tried_again(record) else TaskState.SCHEDULED
+
+
+def _is_tried_again(record: TaskRecord) -> bool:
+    return record.retries > 0 and record.error is not None
 
 
 def _start_now(record: TaskRecord, command: Command, priority: int, now: datetime, by: str) -> Decision:
@@ -277,11 +284,13 @@ def _start_now(record: TaskRecord, command: Command, priority: int, now: datetim
 
 def _beside(record: TaskRecord, command: MoveBefore | MoveAfter, asked: Asked) -> Reorder:
     anchor = asked.anchor
+    if not record.stands_in_line:
+        raise _refused(record, command, ONLY_IN_LINE)
     if anchor is None:
         raise _refused(record, command, f"there is no task {command.other}")
     if anchor.uuid == record.uuid:
         raise _refused(record, command, "it cannot be put beside itself")
-    if anchor.state not in STANDS_IN_LINE:
+    if not anchor.stands_in_line:
         raise _refused(record, command, f"task {anchor.uuid} is {anchor.state}, and does not stand in line")
     theirs, own = _row_of(anchor, asked.order), _row_of(record, asked.order)
     if theirs != own:
@@ -316,6 +325,8 @@ def apply_change(record: TaskRecord, change: Change) -> None:
             record.priority = change.priority
         case Redate():
             record.due_at = change.due_at
+            if record.state is TaskState.PAUSED and not record.waits and change.due_at > change.at:
+                record.parked = True  # as one that is not held, it leaves the line
         case AskCancel():
             if record.cancel_asked_at is not None and not change.force:
                 return  # it was told already; what was said first stands

@@ -50,7 +50,7 @@ def choose(heads: Heads, turns: Turns, patience: Patience, now: datetime) -> int
     if patience.wait is not None:
         # Counted from when it was last let in: a backlog older than the patience lets one in per wait, else it would
         # turn the order of priorities round for as long as it lasts.
-        since = {level: max(heads[level], turns.let_in_at[level] or heads[level]) for level in lower}
+        since = {level: max(heads[level], _let_in(turns, level, now) or heads[level]) for level in lower}
         late = [level for level in lower if now - since[level] >= patience.wait]
         if late:
             return min(late, key=lambda level: (since[level], level))
@@ -59,6 +59,12 @@ def choose(heads: Heads, turns: Turns, patience: Patience, now: datetime) -> int
         if passed:
             return min(passed, key=lambda level: (-turns.passed[level], level))
     return top
+
+
+def _let_in(turns: Turns, level: int, now: datetime) -> datetime | None:
+    """When it was; a time to come is that of a clock that has been set back since."""
+    at = turns.let_in_at[level]
+    return at if at is not None and at <= now else None
 
 
 def note_start(level: int, heads: Heads, turns: Turns, patience: Patience, now: datetime) -> Turns:

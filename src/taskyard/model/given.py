@@ -37,7 +37,10 @@ def check_name(field: str, value: Any) -> str:
     return check_text(field, value)
 
 
-def check_text(field: str, value: str) -> str:
+def check_text(field: str, value: Any) -> str:
+    """`value` if it is text that every store takes."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"{field} must be a string, not {quote(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from taskyard.model.execution import ExecutionError
-from taskyard.model.state import COMPLETED, ENDED, QUEUED, RUNNING, TaskState, check_move
+from taskyard.model.state import COMPLETED, ENDED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState, check_move
 from taskyard.model.task import DedupeScope, TaskRecord
 
 
@@ -32,6 +32,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     recovered: bool = False
     unspent: bool = False
     to_head: bool = False
+    to_tail: bool = False
     priority: int | None = None
 
     @classmethod
@@ -94,6 +95,8 @@ def apply_move(record: TaskRecord, move: Move) -> None:
     if old is RUNNING:
         record.token = record.node = record.cancel_asked_at = record.cancel_reason = None
         record.cancel_forced = False
+    elif TaskState.PAUSED in (old, new):
+        record.parked = old in WAITING_FOR_TIME
     if new in ENDED:
         record.finished_at = move.at
         record.dedupe_slot = None

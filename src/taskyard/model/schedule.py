@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -39,6 +39,9 @@ AT_ONCE = 100
 LONGEST_JITTER_S = 86_400.0
 
 LONGEST_NOTE = 500
+
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+"""As it comes out of a store: one without a zone is refused where it is read."""
 
 
 class Missed(StrEnum):
@@ -118,12 +121,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         except ValueError as exc:
             raise InvalidInput(str(exc)) from None
         if self.timeout_s is not None:
-            check_timeout(self.timeout_s)
+            self._set(timeout_s=check_timeout(self.timeout_s))
         if self.retry is not None:
-            check_retry(self.retry)
+            self._set(retry=check_retry(self.retry))
         try:
             msgspec.json.decode(check_text("args", self.args), type=dict[str, Any])
-        except (AttributeError, TypeError, ValueError, RecursionError) as exc:
+        except (ValueError, RecursionError) as exc:
             raise InvalidInput(f"args must be a JSON object as text, not {quote(self.args)}: {exc}") from None
 
     def _set(self, **fields: object) -> None:
@@ -136,15 +139,15 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     skipped, but for the one at `buffered_at`, which waits for the task before it. What a person fires, now or for
     times long past, is not counted. Of fire times up to `forgotten_at` the store no longer knows which have fired."""
 
-    handled_at: datetime
-    buffered_at: datetime | None = None
-    paused_at: datetime | None = None
+    handled_at: Moment
+    buffered_at: Moment | None = None
+    paused_at: Moment | None = None
     paused_by: str = ""
     note: str = ""
     fired: int = 0
     missed: int = 0
     skipped: int = 0
-    forgotten_at: datetime | None = None
+    forgotten_at: Moment | None = None
 
     @classmethod
     def begin(cls, now: datetime) -> ScheduleState:
@@ -175,8 +178,9 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     kind: FireKind
 
     @classmethod
-    def by_hand(cls, now: datetime) -> Fire:
-        return cls(fire_at=now, due_at=now, kind=FireKind.BY_HAND)
+    def by_hand(cls, now: datetime, taken: datetime | None = None) -> Fire:
+        """One that is due now. Its fire time is a later one than `taken`."""
+        return cls(fire_at=now if taken is None else max(now, taken + TICK), due_at=now, kind=FireKind.BY_HAND)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,25 +202,27 @@ def due(schedule: Schedule, state: ScheduleState, *, now: datetime, is_busy: boo
     if state.paused_at is not None:
         return Plan(state=_skip(schedule, state, now), look_at=None)
     fires: list[Fire] = []
-    buffered_at = state.buffered_at
+    buffered_at, lapsed = state.buffered_at, 0
+    if buffered_at is not None and buffered_at < _too_old(schedule, now):
+        buffered_at, lapsed = None, 1
     if buffered_at is not None and not is_busy:
         fires.append(_fire(schedule, buffered_at, FireKind.BUFFERED))
         buffered_at, is_busy = None, True
     missed_until = max(state.handled_at, _missed_until(schedule, state.handled_at, now))
     missed = _count(schedule, state.handled_at, min(missed_until, now))
     chosen = _choose(schedule, missed_until, now, is_busy=is_busy, has_buffered=buffered_at is not None)
-    late = now - timedelta(seconds=schedule.grace_s)
+    late = _late(schedule, now)
     fires += [_fire(schedule, at, FireKind.CAUGHT_UP if at < late else FireKind.ON_TIME) for at in chosen.fires]
     handled_at = state.handled_at
     if missed or chosen.decided:
         handled_at = chosen.fires[-1] if chosen.has_more else now
-    if fires or handled_at != state.handled_at:
+    if fires or lapsed or handled_at != state.handled_at:
         state = msgspec.structs.replace(
             state,
             handled_at=handled_at,
             buffered_at=chosen.buffer_at or buffered_at,
             fired=state.fired + len(fires),
-            missed=state.missed + missed,
+            missed=state.missed + missed + lapsed,
             skipped=state.skipped + chosen.skipped,
         )
     look_at = now if chosen.has_more else _find_next(schedule, max(now, handled_at))
@@ -239,18 +245,43 @@ class _Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 def _missed_until(schedule: Schedule, after: datetime, now: datetime) -> datetime:
     """What fires up to here, and later than `after`, is too late."""
-    late = now - timedelta(seconds=schedule.grace_s) - TICK
+    late = _late(schedule, now) - TICK
     if schedule.missed is Missed.SKIP:
         return late
-    window = min(late, now - timedelta(seconds=schedule.catch_up_s) - TICK)
+    window = _too_old(schedule, now) - TICK
     if schedule.missed is Missed.ALL:
         return window
     latest = _find_last(schedule, max(after, window), now)
     return late if latest is None else max(window, min(late, latest - TICK))
 
 
+def _late(schedule: Schedule, now: datetime) -> datetime:
+    """What was to fire before this is late."""
+    return now - timedelta(seconds=schedule.grace_s)
+
+
+def _too_old(schedule: Schedule, now: datetime) -> datetime:
+    """What was to fire before this is never made up for."""
+    return now - timedelta(seconds=max(schedule.grace_s, schedule.catch_up_s))
+
+
 def _choose(schedule: Schedule, after: datetime, now: datetime, *, is_busy: bool, has_buffered: bool) -> _Chosen:
-    """What becomes of the fire times later than `after` up to `now`."""
+    """What becomes of the fire times later than `after` up to `now`. Where all that were missed are made up for, they
+    do not overlap each other: their tasks stand in line together, and only what is on time is in their way."""
+    if schedule.missed is not Missed.ALL or schedule.overlap not in (Overlap.SKIP, Overlap.BUFFER):
+        return _choose_by_overlap(schedule, after, now, is_busy=is_busy, has_buffered=has_buffered)
+    late = max(after, _late(schedule, now) - TICK)
+    caught_up = tuple(islice(_between(schedule, after, late), AT_ONCE + 1))
+    if len(caught_up) > AT_ONCE:
+        return _Chosen(fires=caught_up[:AT_ONCE], has_more=True)
+    is_busy = is_busy or bool(caught_up)
+    chosen = _choose_by_overlap(schedule, late, now, is_busy=is_busy, has_buffered=has_buffered)
+    return msgspec.structs.replace(chosen, fires=caught_up + chosen.fires)
+
+
+def _choose_by_overlap(
+    schedule: Schedule, after: datetime, now: datetime, *, is_busy: bool, has_buffered: bool
+) -> _Chosen:
     first = tuple(islice(_between(schedule, after, now), AT_ONCE + 1 if schedule.overlap is Overlap.ALLOW else 1))
     if schedule.overlap is Overlap.ALLOW or not first:
         return _Chosen(fires=first[:AT_ONCE], has_more=len(first) > AT_ONCE)
@@ -286,9 +317,9 @@ def jitter(schedule: Schedule, fire_at: datetime) -> timedelta:
 
 def pause(state: ScheduleState, *, now: datetime, note: str = "", by: str = "") -> ScheduleState:
     """Fires nothing from now on, not even what was kept back. A second pause changes the note, and whose it is."""
-    if len(note) > LONGEST_NOTE:
+    if len(check_text("note", note)) > LONGEST_NOTE:
         raise InvalidInput(f"note must be a text of at most {LONGEST_NOTE} characters, not {quote(note)}")
-    return msgspec.structs.replace(state, paused_at=state.paused_at or now, paused_by=by, note=check_text("note", note))
+    return msgspec.structs.replace(state, paused_at=state.paused_at or now, paused_by=check_text("by", by), note=note)
 
 
 def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> ScheduleState:
@@ -298,9 +329,12 @@ def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> Schedu
     return msgspec.structs.replace(_skip(schedule, state, now), paused_at=None, paused_by="", note="")
 
 
-def amend(state: ScheduleState, *, now: datetime) -> ScheduleState:
-    """For a schedule that is given another rule or policy: it counts from now on, and nothing is kept back."""
+def amend(old: Schedule | None, state: ScheduleState, *, now: datetime) -> ScheduleState:
+    """For a schedule that is given another rule or policy than the `old` one (None if that cannot be read): it counts
+    from now on, and nothing is kept back. What has come due by the old one is skipped."""
     kept = state.buffered_at is not None
+    if old is not None:
+        state = _skip(old, state, now)
     handled_at = max(state.handled_at, now)
     return msgspec.structs.replace(state, handled_at=handled_at, buffered_at=None, skipped=state.skipped + kept)
 
@@ -326,15 +360,26 @@ def uncount(state: ScheduleState, repeated: Iterable[Fire]) -> ScheduleState:
 
 
 def backfill(
-    schedule: Schedule, *, start: datetime, end: datetime, now: datetime, limit: int = 1_000
+    schedule: Schedule,
+    *,
+    start: datetime,
+    end: datetime,
+    now: datetime,
+    limit: int = 1_000,
+    known_since: datetime | None = None,
 ) -> tuple[Fire, ...]:
     """The fire times from `start` on and before `end`, which must be past, whatever the bounds and the state of the
-    schedule are; all due now. For those that have fired there is a row, and no second task. More than `limit` are
-    refused."""
-    start, end = aware("start", start), aware("end", end)
+    schedule are; all due now. For those later than `known_since` that have fired there is a row, and no second task.
+    More than `limit` are refused, and those that the store may have forgotten."""
+    start, end = _check_moment("start", start), _check_moment("end", end)
     check_count("limit", limit, least=1)
     if not start < end <= now:
         raise InvalidInput(f"a backfill goes from a start to a later end that is not in the future: {start} to {end}")
+    if known_since is not None and start <= known_since:
+        raise InvalidInput(
+            f"which of its times up to {known_since} have fired is not known any more; begin later, or say again=True "
+            "(--again) to fire them whether or not they have"
+        )
     n = count_fires(schedule.rule, after=start - TICK, until=end - TICK)
     if n > limit:
         raise InvalidInput(f"{n:,} fire times from {start} to {end} are more than {limit:,}; take less at a time")
@@ -400,8 +445,14 @@ def _check_span(field: str, value: Any, *, most: float = LONGEST_S) -> float:
 
 
 def _check_bound(field: str, value: Any) -> datetime | None:
-    if value is None:
-        return None
+    return None if value is None else _check_moment(field, value, hint=", or None for no bound")
+
+
+def _check_moment(field: str, value: Any, *, hint: str = "") -> datetime:
+    """`value` in UTC, if a rule can fire then: nothing that is computed from it leaves the calendar."""
     if not isinstance(value, datetime):
-        raise InvalidInput(f"{field} must be a datetime with a time zone, or None, not {quote(value)}")
-    return aware(field, value)
+        raise InvalidInput(f"{field} must be a datetime with a time zone{hint}, not {quote(value)}")
+    at = aware(field, value)
+    if not FIRST <= at < LAST:
+        raise InvalidInput(f"{field} must be between the years 1970 and 9000{hint}, not {value}")
+    return at

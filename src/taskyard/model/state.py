@@ -53,7 +53,7 @@ WAITING_FOR_TIME = frozenset({_S.SCHEDULED, _S.RETRYING})
 """What the due-time loop promotes to queued."""
 
 STANDS_IN_LINE = frozenset({_S.QUEUED, _S.PAUSED, _S.BLOCKED})
-"""What keeps its place in a queue that is strict about places."""
+"""What keeps its place in a queue that is strict about places; of what is held, that which had one when it was."""
 
 HOLDS_KEY = frozenset({_S.RUNNING, _S.RETRYING})
 """What counts against the limit of its key. A task in backoff keeps its turn: order within a key survives retries."""

@@ -16,7 +16,7 @@ from taskyard.errors import InvalidInput, NaiveDatetime, NotJson, quote
 from taskyard.model.execution import ExecutionError, Progress
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.state import TaskState
+from taskyard.model.state import STANDS_IN_LINE, TaskState
 
 DEFAULT_QUEUE = "default"
 
@@ -62,7 +62,10 @@ def aware(field: str, value: datetime) -> datetime:
     """`value` in UTC; a naive one is refused."""
     if value.tzinfo is None or value.utcoffset() is None:
         raise NaiveDatetime(field, value)
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"{field}={value} lies outside of the calendar, which has the years 1 to 9999") from None
 
 
 def to_json(what: str, value: Any) -> str:
@@ -190,7 +193,10 @@ class TaskRecord(msgspec.Struct, gc=False):
 
     `dedupe_slot` is the work it stands for now; `dedupe_key` the same, remembered when it no longer does. `waits`
     counts the tasks that it waits for. `group_id` is the uuid of the group's summary, where it has one. `origin` is the
-    ended task that this one was made of, to run it again. `cancel_forced`: its run is not to be asked, but killed."""
+    ended task that this one was made of, to run it again. `cancel_forced`: its run is not to be asked, but killed.
+
+    `parked`: it is queued and its key is taken; or it is held and does not stand in line, because it was to wait for
+    its time as well."""
 
     uuid: str
     source: str
@@ -236,6 +242,11 @@ class TaskRecord(msgspec.Struct, gc=False):
         """A copy, at half the price of `copy.copy`: records are copied on the hot path."""
         copied: TaskRecord = self.__copy__()  # type: ignore[attr-defined]
         return copied
+
+    @property
+    def stands_in_line(self) -> bool:
+        """Whether it has a place that counts, where places alone do."""
+        return self.state in STANDS_IN_LINE and not (self.parked and self.state is TaskState.PAUSED)
 
     @property
     def task(self) -> Task:

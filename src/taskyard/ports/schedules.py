@@ -12,18 +12,23 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from taskyard.model.recurrence import FIRST
 from taskyard.model.schedule import Fire, FireKind, Schedule, ScheduleState
 from taskyard.model.task import TaskRecord
 
 KEEP_FIRES = 2_000
 """Rows (schedule, fire time) that are kept of each schedule at least: how far back a second task is kept out."""
 
+UNREAD = ScheduleState.begin(FIRST)
+"""Stands for a state that cannot be read here. Whoever puts the schedule anew writes one that can."""
+
 
 class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule as the store knows it. `version` changes with everything that is written of it. `is_busy`: a task that
     it has fired, or a person by it, had not ended when it last fired, and still has not. `schedule` is None if it
-    cannot be read here, and `problem` says why: a newer program wrote it, or this machine lacks its time zone. `by` is
-    who has put it there, and `from_code` that a program does so whenever it starts."""
+    or its state cannot be read here, and `problem` says why: a newer program wrote it, or this machine lacks its time
+    zone; the others are read all the same. `by` is who has put it there, and `from_code` that a program does so
+    whenever it starts."""
 
     name: str
     schedule: Schedule | None

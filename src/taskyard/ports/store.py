@@ -28,6 +28,9 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, Outcome, Run, TaskRecord
 from taskyard.model.why import Scene
 
+RUNS_KEPT = 100
+"""Runs kept of one task, the latest: a task that postpones itself for ever must not grow for ever."""
+
 PROMOTE_AT_MOST = 1000
 """Tasks a turn promotes at most, so that a burst of due tasks cannot hold the store for long."""
 
@@ -35,7 +38,9 @@ PROMOTE_AT_MOST = 1000
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One process on the store. `incarnation` is random: a reused name is another node. `queues` are those its
     consumers belong to; a task of theirs that was put on another queue is served as well. `limits` says how many tasks
-    of a source it runs at once, `max_running` how many of all: for people to see, it keeps to them by itself."""
+    of a source it runs at once, `max_running` how many of all, `capacities` how many each of its executors does, where
+    that has a limit, and `executors` which of them a source uses: for people to see, it keeps to them by itself. One
+    that `is_stopping` takes nothing new, and leaves when what it runs has ended."""
 
     incarnation: str
     name: str
@@ -47,6 +52,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = ()
     limits: dict[str, int] = {}
     max_running: int | None = None
+    executors: dict[str, str] = {}
+    capacities: dict[str, int] = {}
+    is_stopping: bool = False
 
     @property
     def label(self) -> str:
@@ -262,6 +270,11 @@ class Store(Protocol):
         """Make the node known and alive. From here until `leave` or the end of its process it may hold claims."""
         ...
 
+    async def describe(self, node: Node) -> None:
+        """What a node that has joined says of itself from now on; what was asked of it stays. If it is not, or no
+        longer, among the nodes, nothing happens."""
+        ...
+
     async def leave(self, incarnation: str) -> None:
         """The node holds no claims any more and is forgotten."""
         ...
@@ -357,7 +370,7 @@ class Store(Protocol):
         ...
 
     async def list_runs(self, uuid: str) -> list[Run]:
-        """The attempts of a task that have ended, in order."""
+        """The attempts of a task that have ended, in order, the latest `RUNS_KEPT`."""
         ...
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
@@ -385,8 +398,8 @@ class Store(Protocol):
 
     async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
         """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were. Where
-        several machines share a store, none that is younger than that by the clock of its server. Slots whose window is
-        over are forgotten with them."""
+        several machines share a store, none that is younger than that by the clock of its server. None that one which
+        has not ended waits, or has waited, for. Slots whose window is over are forgotten with them."""
         ...
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from taskyard.errors import PayloadTooLarge
+from taskyard.errors import PayloadTooLarge, ResultsPruned
 from taskyard.model.state import COMPLETED
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Store, TaskFilter
@@ -23,19 +23,32 @@ def is_summary(record: TaskRecord) -> bool:
     return record.group_id is not None and record.group_id == record.uuid
 
 
+def expect_results(record: TaskRecord, count: int) -> None:
+    """Note in a new summary how many results it is to get, in place of the argument that they are for, if it has it."""
+    args = msgspec.json.decode(record.args, type=dict[str, msgspec.Raw])
+    if RESULTS in args:
+        args[RESULTS] = msgspec.Raw(str(count))
+        record.args = msgspec.json.encode(args).decode()
+
+
 async def with_results(store: Store, record: TaskRecord) -> TaskRecord:
     """The record of a summary, with the results of the others for its argument of that name, if it has one: in the
-    order of their submit, and None for one that has not completed."""
+    order of their submit, and None for one that has not completed. `ResultsPruned` if there are fewer than it was to
+    get: it was sent again after the others were forgotten."""
     args = msgspec.json.decode(record.args, type=dict[str, msgspec.Raw])
     if RESULTS not in args:
         return record
+    texts = await _read(store, record.uuid)
+    expected = msgspec.json.decode(args[RESULTS], type=int)
+    if len(texts) != expected:
+        raise ResultsPruned(record.uuid, len(texts), expected)
     filled = record.clone()
-    args[RESULTS] = msgspec.Raw(await _read(store, record.uuid))
+    args[RESULTS] = msgspec.Raw(f"[{','.join(texts)}]")
     filled.args = msgspec.json.encode(args).decode()
     return filled
 
 
-async def _read(store: Store, group: str) -> str:
+async def _read(store: Store, group: str) -> list[str]:
     texts: list[str] = []
     size, before_id = 0, None
     while page := await store.list_tasks(TaskFilter(group=group), before_id=before_id, limit=PAGE):
@@ -46,4 +59,4 @@ async def _read(store: Store, group: str) -> str:
         if size > RESULTS_BYTES:
             raise PayloadTooLarge("the results of the group", size, RESULTS_BYTES)
         before_id = page[-1].id
-    return f"[{','.join(reversed(texts))}]"
+    return texts[::-1]

@@ -85,10 +85,11 @@ class RecurringLoop:
         """Something has happened in the store; what, nobody knows."""
         self._wake.set()
 
-    def ended(self) -> None:
-        """Tasks of this node have ended: what is kept back for one of them may fire."""
+    def turned(self) -> None:
+        """Tasks of this node may have ended, and what is kept back for one of them may fire. That is said many times a
+        second where much runs, and is a hint like others."""
         if self._has_buffered:
-            self.look()
+            self.hint()
 
     async def run(self) -> None:
         """Look and fire until cancelled. A store that is away is tried again."""

@@ -15,7 +15,7 @@ from taskyard.model.places import CROWDED, SHARE, SMALLEST, THINNING
 from taskyard.model.settle import ASKED_TO_CANCEL, CANCELED_BY_FORCE, TOO_LATE
 from taskyard.model.state import TaskState, sql_guard
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import PROMOTE_AT_MOST, Schema
+from taskyard.ports.store import PROMOTE_AT_MOST, RUNS_KEPT, Schema
 from taskyard.stores.locks import Lock
 from taskyard.stores.plan import RELEASE_AT_MOST
 from taskyard.stores.rows import EPOCH
@@ -65,6 +65,7 @@ def _fill(sql: str, database: str) -> str:
         "illegal_move": sql_guard("OLD.state", "NEW.state"),
         "gap": str(GAP),
         "promote_at_most": str(PROMOTE_AT_MOST),
+        "runs_kept": str(RUNS_KEPT),
         "events_at_most": str(EVENTS_AT_MOST),
         "raise_after": str(RAISE_AFTER),
         "too_late": TOO_LATE,

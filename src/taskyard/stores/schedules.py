@@ -12,7 +12,7 @@ from taskyard.errors import TaskyardError
 from taskyard.model.command import Cancel
 from taskyard.model.schedule import Fire, Schedule, ScheduleState, uncount
 from taskyard.model.task import TaskRecord
-from taskyard.ports.schedules import ScheduleStatus
+from taskyard.ports.schedules import UNREAD, ScheduleStatus
 
 Fires = Sequence[tuple[Fire, TaskRecord]]
 
@@ -24,16 +24,17 @@ def to_text(value: Schedule | ScheduleState) -> str:
 def read_status(
     name: str, definition: str, state: str, *, version: str, is_busy: bool, by: str, from_code: bool
 ) -> ScheduleStatus:
-    """A schedule that cannot be read is no reason not to read the others."""
-    schedule, problem = None, ""
+    """A schedule that cannot be read, or its state, is no reason not to read the others."""
+    schedule, problem, read = None, "", UNREAD
     try:
+        read = msgspec.json.decode(state, type=ScheduleState)
         schedule = _decode(definition)
-    except (msgspec.MsgspecError, TaskyardError) as exc:
+    except (ValueError, TaskyardError) as exc:  # of msgspec's own, and text that is not even UTF-8
         problem = str(exc)
     return ScheduleStatus(
         name=name,
         schedule=schedule,
-        state=msgspec.json.decode(state, type=ScheduleState),
+        state=read,
         version=version,
         is_busy=is_busy,
         by=by,

@@ -23,7 +23,7 @@ from urllib.parse import quote, urlsplit
 
 import asyncpg
 
-from taskyard.stores.postgres.place import migrate
+from taskyard.stores.postgres.schema import migrate
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Databases:
     def __init__(self, url: str) -> None:
         self.url = url
         self._made: list[str] = []
-        self._shared: str | None = None
+        self._shared: dict[str, str] = {}
 
     def make(self, *, copy_of: str | None = None) -> str:
         """The address of a new database: with nothing in it, or with what is in another that nobody is connected to."""
@@ -71,14 +71,15 @@ class Databases:
         """The database at `url`, whoever is connected to it."""
         self.execute(f"DROP DATABASE IF EXISTS {_name(url)} WITH (FORCE)")
 
-    def empty(self) -> str:
-        """The address of the database with our schema, where nothing is stored and nobody else is connected."""
-        if self._shared is None:
+    def empty(self, kind: str = "") -> str:
+        """The address of the database with our schema, where nothing is stored and nobody else is connected; one for
+        each kind of schema, where constants that stand in it are not always the same."""
+        if kind not in self._shared:
             url = self.make()
             self.run(migrate, url)
-            self._shared = url
-        self.run(_empty, self._shared)
-        return self._shared
+            self._shared[kind] = url
+        self.run(_empty, self._shared[kind])
+        return self._shared[kind]
 
     @contextmanager
     def guest(self, url: str, name: str = "taskyard_guest") -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import asyncpg
 
 from taskyard.stores.locks import Lock
-from taskyard.stores.postgres.place import migrate
+from taskyard.stores.postgres.schema import migrate
 from tests.torture.postgres.site import Site
 from tests.torture.work import address_of
 

@@ -21,7 +21,9 @@ from taskyard.resources.cpu import cpu_budget
 from taskyard.resources.database import database_pool
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import reader
-from taskyard.stores.postgres.place import connect, find_version, typed_errors
+from taskyard.stores.postgres.connection import connect
+from taskyard.stores.postgres.errors import typed_errors
+from taskyard.stores.postgres.schema import find_version
 
 Conn = asyncpg.Connection
 

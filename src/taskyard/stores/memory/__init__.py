@@ -7,6 +7,5 @@ still matches its record, so that a change of state, place or priority never sea
 
 from taskyard.stores.memory.core import MemoryCore
 from taskyard.stores.memory.store import MemoryStore
-from taskyard.stores.memory.tasks import RUNS_KEPT
 
-__all__ = ["RUNS_KEPT", "MemoryCore", "MemoryStore"]
+__all__ = ["MemoryCore", "MemoryStore"]

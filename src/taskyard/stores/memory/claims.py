@@ -10,7 +10,7 @@ from taskyard.model.event import EventKind
 from taskyard.model.fairness import NO_TURNS, Turns
 from taskyard.model.limits import Demand, QueueOrder, Quota, rooms
 from taskyard.model.picking import ByPriority, Head, InTurn, Offer, RoundRobin, pick
-from taskyard.model.state import QUEUED, RUNNING, STANDS_IN_LINE
+from taskyard.model.state import QUEUED, RUNNING
 from taskyard.model.task import Claim, DedupeScope, TaskRecord
 from taskyard.stores.memory.lines import Entry, Lane, Line, Place
 from taskyard.stores.memory.tasks import Tasks
@@ -132,7 +132,7 @@ class Claims(Tasks):
         while line:
             position, task_id = line[0]
             record = self._by_id.get(task_id)
-            if record is not None and record.state in STANDS_IN_LINE and record.position == position:
+            if record is not None and record.stands_in_line and record.position == position:
                 return record
             heapq.heappop(line)
         return None

@@ -226,6 +226,7 @@ class MemoryCore(Claims, Dependencies, Sight):
                 return
             record = self._by_id[heapq.heappop(due)[1]]
             if record.state is TaskState.SCHEDULED:
+                self._unplace(record)
                 self._seq += 1
                 record.position = tail_position(self._seq)
             self._move(record, Move.queued(at=now))
@@ -344,7 +345,7 @@ class MemoryCore(Claims, Dependencies, Sight):
 
     def _reordered(self, record: TaskRecord) -> None:
         """It may stand somewhere else."""
-        if self._strict and record.state in STANDS_IN_LINE:
+        if self._strict and record.stands_in_line:
             self._line_up(record)
         if record.state is not QUEUED:
             return
@@ -356,6 +357,10 @@ class MemoryCore(Claims, Dependencies, Sight):
     def join(self, node: Node) -> None:
         self._nodes[node.incarnation] = node
         self._draining.discard(node.incarnation)
+
+    def describe(self, node: Node) -> None:
+        if node.incarnation in self._nodes:
+            self._nodes[node.incarnation] = node
 
     def drain(self, incarnation: str, *, on: bool) -> None:
         if incarnation not in self._nodes:

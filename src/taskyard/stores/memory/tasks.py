@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from itertools import islice
+from itertools import islice, takewhile
 
 from taskyard.model.control import QueueControl
 from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
@@ -15,9 +16,9 @@ from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import GAP, head_position, tail_position
 from taskyard.model.places import Put
-from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import ENDED, HOLDS_KEY, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import Node, NodeStatus, Signals, TaskFilter
+from taskyard.ports.store import RUNS_KEPT, Node, NodeStatus, Signals, TaskFilter
 from taskyard.stores.memory.edges import Edges
 from taskyard.stores.memory.lines import Entry, HandPlaced, KeyLine, Lane, Line, Place
 from taskyard.stores.memory.slots import Slots
@@ -25,22 +26,21 @@ from taskyard.stores.memory.slots import Slots
 RING = 10_000
 """Events kept for readers that fall behind."""
 
-RUNS_KEPT = 100
-"""Runs kept of one task, the latest: a task that postpones itself for ever must not grow for ever."""
-
 TOLD_PLAINLY = {state: kind.value for state, kind in TOLD_AS.items()}
 """Events are kept with their kind as plain text: a tuple of nothing but that, a record and a time is left alone by the
 garbage collector."""
 
 
 class Tasks:
-    """`keep_ended` is how many ended tasks are kept, the latest; None keeps them until they are pruned."""
+    """`keep_ended` is how many ended tasks are kept, the latest, beside those that others still need; None keeps them
+    until they are pruned."""
 
     def __init__(self, keep_ended: int | None) -> None:
         self._keep_ended = keep_ended
         self._seq = 0
         self._tasks: dict[str, TaskRecord] = {}
         self._by_id: dict[int, TaskRecord] = {}
+        self._ids: list[int] = []
         self._queues: dict[str, QueueSettings] = {}
         self._controls: dict[str, QueueControl] = {}
         self._lanes: defaultdict[Lane, Line] = defaultdict(Line)
@@ -48,6 +48,8 @@ class Tasks:
         self._placed: defaultdict[str, HandPlaced] = defaultdict(HandPlaced)
         self._due: list[tuple[datetime, int]] = []
         self._ended: list[tuple[datetime, int]] = []
+        self._needed: defaultdict[int, list[tuple[datetime, int]]] = defaultdict(list)
+        """By a task that has not ended: what would be forgotten, but for the one that waits, or has waited, for it."""
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
         self._groups: defaultdict[str, dict[int, TaskRecord]] = defaultdict(dict)
         self._slots = Slots()
@@ -84,7 +86,7 @@ class Tasks:
             self._queue_up(record, old, move)
         elif new in WAITING_FOR_TIME:
             heapq.heappush(self._due, (record.due_at, record.id))
-        if self._strict and new in STANDS_IN_LINE:
+        if self._strict and record.stands_in_line:
             self._line_up(record)
         if record.key is not None:
             self._track_key(record)
@@ -98,21 +100,24 @@ class Tasks:
         if record.id in self._edges.open:
             self._releasing.append((record.id, record.uuid, record.state))
         heapq.heappush(self._ended, (at, record.id))
-        if self._keep_ended is not None and len(self._ended) > self._keep_ended:
+        if self._needed:
+            for ended in self._needed.pop(record.id, ()):
+                heapq.heappush(self._ended, ended)
+        while self._keep_ended is not None and len(self._ended) > self._keep_ended:
             self._forget_oldest()
 
     def _queue_up(self, record: TaskRecord, old: TaskState, move: Move) -> None:
         if move.to_head:
             self._seq += 1
             record.position = head_position(self._seq)
-        elif old is TaskState.FAILED:
+        elif move.to_tail or old is TaskState.FAILED:
             self._seq += 1
             record.position = tail_position(self._seq)
         if record.key is None:
             self._offer(record)
 
     def _leave_place(self, record: TaskRecord, move: Move) -> None:
-        if move.to_head or move.state in ENDED:
+        if move.to_head or move.to_tail or move.state in ENDED:
             self._unplace(record)
 
     def _unplace(self, record: TaskRecord) -> None:
@@ -149,7 +154,7 @@ class Tasks:
         if self._settings(queue).is_strict:
             self._strict[queue] = defaultdict(list)
         for record in self._by_id.values():
-            if record.queue == queue and record.state in STANDS_IN_LINE:
+            if record.queue == queue and record.stands_in_line:
                 self._line_up(record)
                 if record.state is QUEUED and not record.parked:
                     self._offer(record)
@@ -162,8 +167,9 @@ class Tasks:
         line = self._keyed[record.queue, record.key]
         line.offered.discard(record.id)
         line.holding.discard(record.id)
-        record.parked = record.state is QUEUED
-        if record.parked:
+        if record.state is not TaskState.PAUSED:
+            record.parked = record.state is QUEUED
+        if record.state is QUEUED:
             heapq.heappush(line.waiting, self._turn_of(record))
         elif record.state in HOLDS_KEY:
             line.holding.add(record.id)
@@ -205,10 +211,13 @@ class Tasks:
         return self._queues.get(queue) or QueueSettings(name=queue)
 
     def _forget_oldest(self) -> bool:
-        """Forget the task that ended first; False if it was sent again since, or is gone already."""
+        """Forget the task that ended first; False if it was sent again since, is gone already, or is needed."""
         at, task_id = heapq.heappop(self._ended)
         record = self._by_id.get(task_id)
         if record is None or record.state not in ENDED or record.finished_at != at:
+            return False
+        if self._edges.children and (child := self._find_in_need(task_id)) is not None:
+            self._needed[child].append((at, task_id))
             return False
         del self._tasks[record.uuid], self._by_id[task_id]
         self._runs.pop(task_id, None)
@@ -219,6 +228,11 @@ class Tasks:
                 del self._groups[record.group_id]
         self._counts[record.queue][record.state] -= 1
         return True
+
+    def _find_in_need(self, task_id: int) -> int | None:
+        """One that waits, or has waited, for this task, and has not ended: the newest, which mostly ends last."""
+        children = self._edges.children.get(task_id, ())
+        return max((child for child in children if self._by_id[child].state not in ENDED), default=None)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -262,20 +276,31 @@ class Tasks:
         return list(islice((u for u in self._tasks if u.startswith(fragment) or u.endswith(fragment)), limit))
 
     def list_tasks(self, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
-        found: list[TaskRecord] = []
-        records = self._newest_first() if where.group is None else reversed(self._groups.get(where.group, {}).values())
-        for record in records:
-            if len(found) == limit:
-                break
-            if (before_id is None or record.id < before_id) and where.matches(record):
-                found.append(record.clone())
-        return found
+        return [record.clone() for record in self._page(where, before_id, limit)]
 
     def list_ids(self, where: TaskFilter, before_id: int | None, limit: int) -> list[tuple[int, str]]:
-        return [(record.id, record.uuid) for record in self.list_tasks(where, before_id, limit)]
+        return [(record.id, record.uuid) for record in self._page(where, before_id, limit)]
 
-    def _newest_first(self) -> Iterator[TaskRecord]:
-        return reversed(self._by_id.values())
+    def _page(self, where: TaskFilter, before_id: int | None, limit: int) -> Iterator[TaskRecord]:
+        if where.group is None:
+            return islice(filter(where.matches, self._newest_first(before_id)), limit)
+        members = reversed(self._groups.get(where.group, {}).values())
+        older = (record for record in members if before_id is None or record.id < before_id)
+        return islice(filter(where.matches, older), limit)
+
+    def _newest_first(self, before_id: int | None) -> Iterator[TaskRecord]:
+        if before_id is None:
+            yield from reversed(self._by_id.values())
+            return
+        # Who turns pages must not walk through all that is newer each time. Ids only grow, and are kept in order here
+        # once somebody does; those of tasks that were forgotten stay for a while.
+        newest = self._ids[-1] if self._ids else 0
+        self._ids += reversed(list(takewhile(lambda task_id: task_id > newest, reversed(self._by_id))))
+        if len(self._ids) > 2 * len(self._by_id):
+            self._ids = list(self._by_id)
+        for at in range(bisect_left(self._ids, before_id) - 1, -1, -1):
+            if (record := self._by_id.get(self._ids[at])) is not None:
+                yield record
 
     def list_runs(self, uuid: str) -> list[Run]:
         record = self._tasks.get(uuid)

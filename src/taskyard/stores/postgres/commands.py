@@ -24,7 +24,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Applied, Node, TaskFilter
 from taskyard.stores.migrate import REASON
-from taskyard.stores.postgres.place import Connection
+from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
 from taskyard.stores.rows import json_or_none
 
@@ -86,6 +86,7 @@ class Decided:
             "error": json_or_none(record.error),
             "due_at": record.due_at,
             "waits": record.waits,
+            "aside": record.parked and record.state is TaskState.PAUSED,
         } | change
         self._events.append((kind, record))
         self._queues.add(record.queue)
@@ -97,9 +98,9 @@ class Decided:
             change["how"] = "again"
         elif move.state in ENDED_STATES:
             change["how"] = "end"
-        change["to_head"] = move.to_head
+        change |= {"to_head": move.to_head, "to_tail": move.to_tail and move.state is TaskState.QUEUED}
         apply_move(record, move)
-        record.parked = False  # where it waits now, if it does, `place` says
+        record.parked = record.parked and record.state is TaskState.PAUSED  # if it waits for a key, `place` says
         if is_again and self._bonds.revive(record):
             self._events.append((TOLD_AS[record.state], record))
             apply_move(record, Move(state=TaskState.BLOCKED, at=self._now))

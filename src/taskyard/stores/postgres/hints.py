@@ -15,9 +15,10 @@ from typing import Any
 
 from taskyard.errors import StoreError
 from taskyard.model.task import new_uuid
+from taskyard.stores.postgres.connection import Connection, connect
+from taskyard.stores.postgres.errors import typed_errors
 from taskyard.stores.postgres.gate import Gate, Rank
 from taskyard.stores.postgres.link import Links
-from taskyard.stores.postgres.place import Connection, connect, typed_errors
 
 log = logging.getLogger("taskyard")
 

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from taskyard.stores.postgres.connection import COMMAND_S, Connection, Session, connect, find_session
+from taskyard.stores.postgres.errors import LOST, typed_errors
 from taskyard.stores.postgres.gate import Gate, Rank
-from taskyard.stores.postgres.place import COMMAND_S, LOST, Connection, Session, connect, find_session, typed_errors
 
 
 class Links:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from taskyard.model.beats import Beat
 from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.event import Event, EventKind, EventPage
 from taskyard.model.failures import FailureGroup
@@ -16,10 +17,9 @@ from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import Node, NodeStatus, QueueStatus, Signals, TaskFilter
+from taskyard.ports.store import RUNS_KEPT, Node, NodeStatus, QueueStatus, Signals, TaskFilter
 from taskyard.stores.migrate import EVENTS_AT_MOST
-from taskyard.stores.postgres.lease import Beat
-from taskyard.stores.postgres.place import Connection, Session
+from taskyard.stores.postgres.connection import Connection, Session
 from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
 from taskyard.stores.rows import to_error
 
@@ -163,12 +163,13 @@ async def list_runs(conn: Connection, uuid: str) -> list[Run]:
         "SELECT attempt, token, node, state, started_at, ended_at, error FROM taskyard.run "
         "WHERE task IN (SELECT id FROM t) UNION ALL "
         "SELECT attempt, run_token, run_node, state, started_at, finished_at, NULL FROM taskyard.ended "
-        "WHERE uuid = $1 AND run_token IS NOT NULL ORDER BY token",
+        "WHERE uuid = $1 AND run_token IS NOT NULL ORDER BY token DESC LIMIT $2",
         uuid,
+        RUNS_KEPT,
     )
     return [
         Run(attempt, token, node, TaskState(state), started_at, ended_at, to_error(error))
-        for attempt, token, node, state, started_at, ended_at, error in rows
+        for attempt, token, node, state, started_at, ended_at, error in reversed(rows)
     ]
 
 

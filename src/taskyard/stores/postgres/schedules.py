@@ -22,8 +22,8 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
 from taskyard.ports.store import ANY, Add
 from taskyard.stores.postgres import commands, within
+from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.hints import Hints
-from taskyard.stores.postgres.place import Connection
 from taskyard.stores.postgres.rows import clean
 from taskyard.stores.schedules import Fires, cancel_for, read_status, to_text
 

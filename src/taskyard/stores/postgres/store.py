@@ -29,6 +29,7 @@ from taskyard.errors import (
     UnknownNode,
     hide_password,
 )
+from taskyard.model.beats import Pulses
 from taskyard.model.command import Asked, Command, Retry, anchor_of
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer, told_as
 from taskyard.model.event import EventPage
@@ -55,25 +56,15 @@ from taskyard.ports.store import (
 )
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import commands, reader, within
+from taskyard.stores.postgres.connection import COMMAND_S, PLANS, READS, Connection, Session, once
+from taskyard.stores.postgres.errors import describe, typed_errors
 from taskyard.stores.postgres.gate import Gate
 from taskyard.stores.postgres.hints import Hints
-from taskyard.stores.postgres.lease import LEASE_S, PostgresLease, Pulses
+from taskyard.stores.postgres.lease import LEASE_S, PostgresLease
 from taskyard.stores.postgres.link import Links
-from taskyard.stores.postgres.place import (
-    COMMAND_S,
-    PLANS,
-    READS,
-    Connection,
-    Session,
-    check_version,
-    describe,
-    find_version,
-    migrate,
-    once,
-    typed_errors,
-)
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.schedules import ScheduleVerbs
+from taskyard.stores.postgres.schema import check_version, find_version, migrate
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
 
 log = logging.getLogger("taskyard")
@@ -433,6 +424,14 @@ class PostgresStore(ScheduleVerbs):
                 node.incarnation,
                 msgspec.json.encode(node).decode(),
                 self._lease_s,
+            )
+            self._hints.tell(of_nodes=True)
+
+    async def describe(self, node: Node) -> None:
+        async with self._asked():
+            info = msgspec.json.encode(node).decode()
+            await self._write(
+                "UPDATE taskyard.node SET info = $2 WHERE incarnation = $1 RETURNING 1", node.incarnation, info
             )
             self._hints.tell(of_nodes=True)
 

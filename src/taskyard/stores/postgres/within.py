@@ -26,7 +26,8 @@ from taskyard.errors import (
 )
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Add, Added
-from taskyard.stores.postgres.place import Connection, typed_errors
+from taskyard.stores.postgres.connection import Connection
+from taskyard.stores.postgres.errors import typed_errors
 from taskyard.stores.postgres.rows import find_unstorable
 from taskyard.stores.postgres.turn import answered
 from taskyard.stores.rows import json_or_none

@@ -24,6 +24,11 @@ from taskyard.stores.rows import to_us
 from taskyard.stores.sqlite.dependencies import Dependencies
 
 _PLACE = ("id", "position")
+_IN_NEED = (
+    "SELECT 1 FROM dependency AS d CROSS JOIN task AS c ON c.id = d.child "
+    "WHERE d.parent = task.id AND c.finished_at IS NULL"
+)
+"""Those that wait, or have waited, for a task, and have not ended."""
 
 
 class Commands(Dependencies):
@@ -128,7 +133,7 @@ class Commands(Dependencies):
             "key IS NOT NULL AND state IN ('queued', 'running', 'retrying')",
             "state IN ('scheduled', 'retrying')",
             "state = 'running'",
-            "state IN ('paused', 'blocked')",
+            "state IN ('paused', 'blocked') AND NOT (state = 'paused' AND parked)",
         ):
             sql = f"UPDATE task SET line = {line[settings.order]} WHERE queue = ? AND {states}"
             self._conn.execute(sql, (settings.name,))
@@ -145,6 +150,10 @@ class Commands(Dependencies):
             "INSERT OR REPLACE INTO node (incarnation, info, boot_id) VALUES (?, ?, ?)",
             (node.incarnation, info, boot_id),
         )
+
+    def describe(self, node: Node) -> None:
+        info = msgspec.json.encode(node).decode()
+        self._conn.execute("UPDATE node SET info = ? WHERE incarnation = ?", (info, node.incarnation))
 
     def drain(self, incarnation: str, on: bool) -> None:
         known = self._one("UPDATE node SET draining = ? WHERE incarnation = ? RETURNING 1", (on, incarnation))
@@ -176,7 +185,7 @@ class Commands(Dependencies):
     def prune(self, finished_before: datetime, limit: int) -> int:
         old: Any = self._conn.execute(
             "SELECT id, queue, source, state FROM task WHERE finished_at IS NOT NULL AND finished_at < ? "
-            "ORDER BY finished_at, id LIMIT ?",
+            f"AND NOT EXISTS ({_IN_NEED}) ORDER BY finished_at, id LIMIT ?",
             (to_us(finished_before), limit),
         ).fetchall()
         ids = msgspec.json.encode([id_ for id_, *_ in old]).decode()

@@ -16,7 +16,7 @@ from taskyard.model.limits import QueueSettings
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import Node, NodeStatus, QueueStatus, Signals, TaskFilter
+from taskyard.ports.store import RUNS_KEPT, Node, NodeStatus, QueueStatus, Signals, TaskFilter
 from taskyard.stores.rows import (
     COLUMNS,
     RUN_COLUMNS,
@@ -125,10 +125,10 @@ class SqliteReader:
     def list_runs(self, uuid: str) -> list[Run]:
         rows = self._conn.execute(
             f"SELECT {', '.join(RUN_COLUMNS)} FROM run "
-            "WHERE task = (SELECT id FROM task WHERE uuid = ?) ORDER BY token",
-            (uuid,),
+            "WHERE task = (SELECT id FROM task WHERE uuid = ?) ORDER BY token DESC LIMIT ?",
+            (uuid, RUNS_KEPT),
         )
-        return [from_run_row(row) for row in rows]
+        return [from_run_row(row) for row in rows][::-1]
 
     def find_end(self, n: int) -> datetime | None:
         found: Any = self._conn.execute(

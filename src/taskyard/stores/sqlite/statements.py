@@ -71,6 +71,13 @@ def complete(rows: int) -> str:
     return f"UPDATE task SET {sets}, {own} FROM (VALUES {values(rows, 4)}) AS v WHERE task.id = v.column1"
 
 
+TRIM_RUNS = (
+    "DELETE FROM run WHERE (task, token) IN (SELECT v.value, (SELECT r.token FROM run AS r WHERE r.task = v.value "
+    "ORDER BY r.token DESC LIMIT 1 OFFSET ?) FROM json_each(?) AS v)"
+)
+"""Forget of each of these tasks the run that is one more than are kept."""
+
+
 @cache
 def tally(rows: int) -> str:
     return f"INSERT INTO tally VALUES {values(rows, 5)} ON CONFLICT DO UPDATE SET n = n + excluded.n"

@@ -20,11 +20,12 @@ from taskyard.model.fairness import Turns
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import head_position, tail_position
-from taskyard.model.state import ENDED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import COMPLETED, ENDED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
+from taskyard.ports.store import RUNS_KEPT
 from taskyard.stores.rows import MOVED, RUN_COLUMNS, from_row, to_moved_row, to_us
-from taskyard.stores.sqlite.statements import ALL, blocks, complete, insert, keyed, tally, update
+from taskyard.stores.sqlite.statements import ALL, TRIM_RUNS, blocks, complete, insert, keyed, tally, update
 
 RING = 10_000
 """Events kept for readers that fall behind."""
@@ -141,7 +142,7 @@ class Transaction:
         new = record.state
         self._count(record.queue, record.source, old, -1, record.priority)
         self._count(record.queue, record.source, new, 1, record.priority)
-        if new is QUEUED and (move.to_head or old is TaskState.FAILED):
+        if new is QUEUED and (move.to_head or move.to_tail or old is TaskState.FAILED):
             self._seq += 1
             record.position = head_position(self._seq) if move.to_head else tail_position(self._seq)
         if old in WAITING_FOR_TIME:
@@ -149,7 +150,7 @@ class Transaction:
         elif new in WAITING_FOR_TIME:
             self._note_due(to_us(record.due_at))
         if record.key is not None:
-            record.parked = new is QUEUED
+            record.parked = record.parked if new is TaskState.PAUSED else new is QUEUED
             self._keys.add((record.queue, record.key))
         self._tell(TOLD_AS[new], record, to_us(move.at))
         self._saves.append(record)
@@ -197,7 +198,7 @@ class Transaction:
 
     def _line_of(self, record: TaskRecord) -> str | None:
         """The line it stands in, if its queue has lines."""
-        if record.queue not in self._strict:
+        if record.queue not in self._strict or (record.parked and record.state is TaskState.PAUSED):
             return None
         return "" if self._queues[record.queue].order is QueueOrder.FIFO else record.bucket or ""
 
@@ -207,6 +208,8 @@ class Transaction:
         self._save_moved()
         if self._runs:
             self._write_rows("run", RUN_COLUMNS, self._runs)
+            if again := [task for task, _, _, _, state, *_ in self._runs if state is not COMPLETED]:
+                self._conn.execute(TRIM_RUNS, (RUNS_KEPT, msgspec.json.encode(again).decode()))
             self._runs = []
         if self._keys:
             keys, self._keys = sorted(self._keys), set()

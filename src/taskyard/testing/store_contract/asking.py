@@ -196,6 +196,20 @@ class AskingContract(Desk):
         assert uuids(await claim(store, 999)) == uuids([held, *crowd, tasks[1], tasks[2]])
 
     @pytest.mark.spec("QUE-07")
+    async def test_a_place_that_was_left_belongs_to_nobody(self, store: Store, clock: ManualClock) -> None:
+        """A task that was moved, rescheduled and came due stands at the end, whatever is moved to its old place."""
+        tasks = [a_record() for _ in range(3)]
+        await add(store, *tasks)
+        await ask(store, tasks[2], MoveBefore(tasks[1].uuid))
+        await ask(store, tasks[2], Reschedule(clock.now() + seconds(1)))
+        tick(clock, 2)
+        await store.turn(A)
+        crowd = [a_record() for _ in range(220)]
+        await add(store, *crowd)
+        await store.apply(uuids(crowd), MoveBefore(tasks[1].uuid))
+        assert uuids(await claim(store, 999)) == uuids([tasks[0], *crowd, tasks[1], tasks[2]])
+
+    @pytest.mark.spec("QUE-07")
     async def test_a_move_that_makes_no_sense_is_refused(self, store: Store) -> None:
         """Beside one of another queue or priority, one that runs, one that is unknown, or itself: nothing changes."""
         task, other, queue = a_record(), a_record(priority=LOW), a_record(queue="cpu")

@@ -547,6 +547,25 @@ class DependencyContract(Desk):
         assert await store.find(gone.uuid) is None
         await end(store, parent, TaskState.COMPLETED, clock)
 
+    @pytest.mark.spec("QUE-27")
+    async def test_what_is_needed_is_not_pruned(self, store: Store, clock: ManualClock) -> None:
+        """What ended is kept for as long as one that waits, or has waited, for it has not ended, and no longer."""
+        first, second, alone = await start(store, a_record(), a_record(), a_record())
+        await add_after(store, waits := child(), after=[first.record, second.record])
+        for held in (first, alone, second):
+            await end(store, held, TaskState.COMPLETED, clock)
+        assert await store.prune(finished_before=tick(clock, 1), limit=1) == 1
+        assert await store.prune(finished_before=tick(clock, 1)) == 0
+        assert set(await everything(store)) == {first.uuid, second.uuid, waits.uuid}
+        (last,) = await claim(store, 9)
+        await end(store, last, TaskState.FAILED, clock)
+        await store.apply([waits.uuid], Retry())
+        assert await store.prune(finished_before=tick(clock, 1)) == 0
+        (last,) = await claim(store, 9)
+        await end(store, last, TaskState.COMPLETED, clock)
+        assert await store.prune(finished_before=tick(clock, 1)) == 3
+        assert await everything(store) == {}
+
     # --- groups -------------------------------------------------------------------------------------------------------
 
     @pytest.mark.spec("QUE-27")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from taskyard.model.command import Cancel, Retry, SetPriority
+from taskyard.errors import CommandRefused
+from taskyard.model.command import Cancel, Hold, MoveBefore, Release, Reschedule, Retry, SetPriority
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
@@ -36,6 +37,59 @@ class OrderContract(Desk):
         turned = await store.turn(A, settles=[(held, Move.completed(at=clock.now()))], demand=room(9))
         assert turned.settled == [None]
         return turned.claims
+
+    # --- what waits for its time --------------------------------------------------------------------------------------
+
+    @pytest.mark.spec("QUE-17", "QUE-30")
+    @pytest.mark.parametrize("kind", [QueueOrder.FIFO, QueueOrder.BUCKETS])
+    async def test_held_before_its_time_it_holds_up_nobody(
+        self, store: Store, clock: ManualClock, kind: QueueOrder
+    ) -> None:
+        """A task that waited for its time when it was held has no place in line; released when its time has come, it
+        gets one behind all others."""
+        await order(store, kind)
+        await add(store, first := a_record(due_at=clock.now() + seconds(5)), second := a_record(), third := a_record())
+        (held,) = await store.apply([first.uuid], Hold())
+        assert held.record is not None
+        assert not held.record.stands_in_line
+        (moved,) = await store.apply([third.uuid], MoveBefore(first.uuid))
+        assert isinstance(moved.refused, CommandRefused)
+        assert uuids(await claim(store, 1)) == [second.uuid]
+        clock.advance(9)
+        await store.apply([first.uuid], Release())
+        assert uuids(await claim(store, 9)) == [third.uuid, first.uuid]
+
+    @pytest.mark.spec("QUE-30")
+    async def test_held_in_line_and_put_off_it_holds_up_nobody(self, store: Store, clock: ManualClock) -> None:
+        """A held task that is given a time to come leaves the line; whatever becomes of the queue's order meanwhile."""
+        await order(store, QueueOrder.FIFO)
+        await add(store, first := a_record(key="k"), second := a_record())
+        await store.apply([first.uuid], Hold())
+        assert await claim(store, 9) == []
+        await store.apply([first.uuid], Reschedule(clock.now() + seconds(5)))
+        await order(store, QueueOrder.BUCKETS)
+        await order(store, QueueOrder.FIFO)
+        assert uuids(await claim(store, 9)) == [second.uuid]
+        (released,) = await store.apply([first.uuid], Release())
+        assert released.record is not None
+        assert released.record.state is TaskState.SCHEDULED
+        clock.advance(9)
+        assert uuids(await claim(store, 9)) == [first.uuid]
+
+    @pytest.mark.spec("QUE-30")
+    async def test_held_in_backoff_it_comes_back_to_its_place(self, store: Store, clock: ManualClock) -> None:
+        """A task that is held between two attempts holds up nobody in a strict queue, and has its old place again when
+        it is released."""
+        await order(store, QueueOrder.FIFO)
+        await add(store, *(tasks := [a_record() for _ in range(3)]))
+        (held,) = await claim(store, 1)
+        retry = Move.retrying(at=clock.now(), due_at=clock.now() + seconds(1), error=an_error())
+        await settle(store, held, retry)
+        await store.apply([held.uuid], Hold())
+        assert uuids(await claim(store, 1)) == [tasks[1].uuid]
+        clock.advance(2)
+        await store.apply([held.uuid], Release())
+        assert uuids(await claim(store, 9)) == [tasks[0].uuid, tasks[2].uuid]
 
     # --- priority -----------------------------------------------------------------------------------------------------
 
@@ -69,6 +123,17 @@ class OrderContract(Desk):
         claims = await claim(store, 99)
         assert uuids(claims)[-1] == low.uuid
         assert len(claims) == 31
+
+    @pytest.mark.spec("QUE-08")
+    async def test_patience_survives_a_clock_that_is_set_back(self, store: Store, clock: ManualClock) -> None:
+        """A lower priority that was let in at a time that is yet to come, since the clock was set back, is let in."""
+        await order(store, QueueOrder.PRIORITY, starve_after=None, starve_wait_s=60)
+        due_at = clock.now() - seconds(9000)
+        h, lo = ([a_record(priority=p, due_at=due_at) for _ in range(9)] for p in (HIGH, LOW))
+        await add(store, *lo, *h)
+        assert letters(await claim(store, 2), h=h, l=lo) == "lh"
+        clock.step(-3600)
+        assert letters(await claim(store, 2), h=h, l=lo) == "lh"
 
     @pytest.mark.spec("QUE-08")
     async def test_one_is_let_in_when_it_has_waited_too_long(self, store: Store, clock: ManualClock) -> None:

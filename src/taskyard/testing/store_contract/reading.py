@@ -12,7 +12,7 @@ from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, Outcome, Run, TaskRecord
-from taskyard.ports.store import Added, Store, TaskFilter
+from taskyard.ports.store import RUNS_KEPT, Added, Store, TaskFilter
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_error, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, everything, get, settle, start, tick, uuids
@@ -98,6 +98,23 @@ class ReadingContract(Desk):
             await add(store, a_record())
         assert seen == uuids(tasks)[::-1]
         assert await store.list_tasks(limit=0) == []
+
+    async def test_pages_go_on_while_tasks_are_forgotten(self, store: Store, clock: ManualClock) -> None:
+        """What was pruned since the last page is missing from the next ones, and nothing else is."""
+        ended = await start(store, *(a_record() for _ in range(8)))
+        await add(store, *(waiting := [a_record() for _ in range(4)]))
+        last = await store.list_tasks(limit=2)
+        assert uuids(await store.list_tasks(before_id=last[-1].id, limit=2)) == uuids(waiting[1::-1])
+        for held in ended:
+            await settle(store, held, Move.completed(at=clock.now()))
+        tick(clock, 1)
+        for left in (5, 2, 0):
+            await store.prune(finished_before=clock.now(), limit=3)
+            await add(store, newer := a_record())
+            page = await store.list_tasks(before_id=last[-1].id, limit=20)
+            assert len(page) == 2 + left
+            assert uuids(page)[:2] == uuids(waiting[1::-1])
+            assert uuids(await store.list_tasks(limit=1)) == [newer.uuid]
 
     async def test_tasks_are_listed_by_state_queue_and_source(self, store: Store, clock: ManualClock) -> None:
         """A filter lists exactly the tasks that fit all it names, and pages through them as well."""
@@ -188,6 +205,20 @@ class ReadingContract(Desk):
         assert await store.list_runs(task.uuid) == expected
         assert [run.attempt for run in expected] == [1, 1, 2, 3]
         assert await store.list_runs(a_record().uuid) == []
+
+    async def test_the_latest_runs_are_kept(self, store: Store, clock: ManualClock) -> None:
+        """Of a task that has run more often than that, the latest hundred runs are kept, oldest first."""
+        await add(store, task := a_record())
+        for _ in range(RUNS_KEPT + 4):
+            (held,) = await claim(store, 1)
+            retry = Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error(), retried=False)
+            await settle(store, held, retry)
+        assert [run.attempt for run in await store.list_runs(task.uuid)] == list(range(5, RUNS_KEPT + 5))
+        (held,) = await claim(store, 1)
+        await settle(store, held, Move.completed(at=clock.now()))
+        runs = await store.list_runs(task.uuid)
+        assert [run.attempt for run in runs] == list(range(6, RUNS_KEPT + 6))
+        assert [run.token for run in runs] == sorted(run.token for run in runs)
 
     async def test_what_never_ran_has_no_runs(self, store: Store) -> None:
         """A task that was canceled before it started has no attempt to show."""

@@ -263,6 +263,8 @@ CREATE TABLE taskyard.dependency (
     PRIMARY KEY (child, parent)
 );
 CREATE INDEX dependency_open ON taskyard.dependency (parent, child) WHERE NOT done;
+-- A task is not pruned as long as one that waits, or has waited, for it has not ended.
+CREATE INDEX dependency_parent ON taskyard.dependency (parent, child);
 
 -- Tasks that have ended, and whose end some that wait for them have not heard of yet: a turn tells a thousand.
 CREATE TABLE taskyard.releasing (

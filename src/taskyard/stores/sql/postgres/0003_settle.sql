@@ -85,6 +85,11 @@ BEGIN
         SELECT t.id, t.token, t.started_at, m.at, t.attempt, t.node,
             coalesce(m.run, m.state), m.error
         FROM m JOIN taskyard.task AS t ON t.id = m.id
+    ), trimmed AS (
+        -- With the one above, {{runs_kept}} are kept: a task that postpones itself for ever must not grow for ever.
+        DELETE FROM taskyard.run WHERE ctid = ANY (ARRAY(
+            SELECT (SELECT r.ctid FROM taskyard.run AS r WHERE r.task = m.id
+                ORDER BY r.token DESC LIMIT 1 OFFSET {{runs_kept}} - 1) FROM m))
     ), stays AS (
         UPDATE taskyard.task AS t SET
             state = m.state, updated_at = m.at, retries = t.retries + m.retried, crashes = t.crashes + m.crashed,

@@ -59,6 +59,24 @@ BEGIN
             ORDER BY t.position LIMIT 1) IS NOT NULL);
 END $$;
 
+-- How many more of a queue with a limit may start. What runs is not counted in the table itself: what ran and cannot be
+-- vacuumed would be walked over.
+CREATE FUNCTION taskyard.room_1(p_queue text, p_concurrency integer) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_room bigint;
+BEGIN
+    SELECT p_concurrency - coalesce(sum(t.n), 0) INTO v_room FROM taskyard.tally AS t
+    WHERE t.queue = p_queue AND t.state = 'running'
+        AND t.xid >= (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1);
+    IF v_room <= 0 AND (SELECT token FROM taskyard.task WHERE queue = p_queue AND state = 'running'
+                        ORDER BY token DESC LIMIT 1) IS NULL THEN
+        -- Whatever went wrong once, a queue must not stand still for ever.
+        INSERT INTO taskyard.tally VALUES (p_queue, 'running', v_room - p_concurrency);
+        v_room := p_concurrency;
+    END IF;
+    RETURN v_room;
+END $$;
+
 -- What goes next over all lanes of these queues that there is room for: by priority and place.
 CREATE FUNCTION taskyard.pick_plain_1(
     p_queues text[], p_total integer, p_sources text[], p_rooms integer[], p_others integer
@@ -94,17 +112,8 @@ BEGIN
         ORDER BY l.queue, l.source
     LOOP
         IF v_lane.concurrency IS NOT NULL AND v_queue IS DISTINCT FROM v_lane.queue THEN
-            -- What runs is not counted in the table itself: what ran and cannot be vacuumed would be walked over.
             v_queue := v_lane.queue;
-            SELECT v_lane.concurrency - coalesce(sum(t.n), 0) INTO v_room FROM taskyard.tally AS t
-            WHERE t.queue = v_queue AND t.state = 'running'
-                AND t.xid >= (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1);
-            IF v_room <= 0 AND (SELECT token FROM taskyard.task WHERE queue = v_queue AND state = 'running'
-                                ORDER BY token DESC LIMIT 1) IS NULL THEN
-                -- Whatever went wrong once, a queue must not stand still for ever.
-                INSERT INTO taskyard.tally VALUES (v_queue, 'running', v_room - v_lane.concurrency);
-                v_room := v_lane.concurrency;
-            END IF;
+            v_room := taskyard.room_1(v_queue, v_lane.concurrency);
             IF v_room > 0 THEN
                 q_name := q_name || v_queue; q_room := q_room || v_room::integer;
             END IF;
@@ -234,7 +243,7 @@ DECLARE
     v_picked bigint[] := '{}';
     v_row record; v_head record;
     v_q integer; v_e integer; v_level integer; v_top integer;
-    h_e integer[]; h_due timestamptz[]; h_since timestamptz;
+    h_e integer[]; h_due timestamptz[]; h_1 timestamptz; h_2 timestamptz;
     p_1 integer; p_2 integer;
 BEGIN
     v_queues := ARRAY(SELECT u.name FROM unnest(p_queues) AS u(name) LEFT JOIN taskyard.queue AS q ON q.name = u.name
@@ -251,9 +260,7 @@ BEGIN
     END IF;
     FOR v_row IN
         SELECT u.name, coalesce(q.ordering, 'priority') AS ordering,
-            CASE WHEN q.concurrency IS NOT NULL THEN q.concurrency - (
-                SELECT coalesce(sum(t.n), 0) FROM taskyard.tally AS t WHERE t.queue = u.name AND t.state = 'running'
-                    AND t.xid >= (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1)) END AS room,
+            CASE WHEN q.concurrency IS NOT NULL THEN taskyard.room_1(u.name, q.concurrency) END AS room,
             CASE WHEN q.name IS NULL THEN 8 ELSE q.starve_after END AS starve_after,
             CASE WHEN q.name IS NULL THEN interval '600 seconds' ELSE q.starve_wait END AS starve_wait, s.*
         FROM (SELECT DISTINCT name FROM unnest(v_queues) AS n(name)) AS u
@@ -342,12 +349,13 @@ BEGIN
             v_top := CASE WHEN h_e[1] IS NOT NULL THEN 0 WHEN h_e[2] IS NOT NULL THEN 1 ELSE 2 END;
             v_level := NULL;
             IF q_wait[v_q] IS NOT NULL THEN
-                h_since := NULL;
-                IF v_top < 1 AND h_e[2] IS NOT NULL AND p_now - greatest(h_due[2], q_let_1[v_q]) >= q_wait[v_q] THEN
-                    v_level := 1; h_since := greatest(h_due[2], q_let_1[v_q]);
+                -- A time to come is that of a clock that has been set back since.
+                h_1 := greatest(h_due[2], CASE WHEN q_let_1[v_q] <= p_now THEN q_let_1[v_q] END);
+                h_2 := greatest(h_due[3], CASE WHEN q_let_2[v_q] <= p_now THEN q_let_2[v_q] END);
+                IF v_top < 1 AND h_e[2] IS NOT NULL AND p_now - h_1 >= q_wait[v_q] THEN
+                    v_level := 1;
                 END IF;
-                IF v_top < 2 AND h_e[3] IS NOT NULL AND p_now - greatest(h_due[3], q_let_2[v_q]) >= q_wait[v_q]
-                    AND (h_since IS NULL OR greatest(h_due[3], q_let_2[v_q]) < h_since) THEN
+                IF v_top < 2 AND h_e[3] IS NOT NULL AND p_now - h_2 >= q_wait[v_q] AND (v_level IS NULL OR h_2 < h_1) THEN
                     v_level := 2;
                 END IF;
             END IF;

@@ -63,7 +63,8 @@ BEGIN
         WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
     END IF;
     -- Race: somebody may have come to wait for one of these since the queues were chosen. He is told in the next turn.
-    IF EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
+    -- Or those who were to hear of an end have been pruned: then nobody else would take it off the list.
+    IF EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) OR EXISTS (SELECT FROM taskyard.releasing) THEN
         SELECT * INTO v_done FROM taskyard.release_1(told, p_now, v_queues, v_moved);
         told := told + v_done.told; v_ended := v_done.ended; v_has_freed := v_done.told > 0;
         v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;

@@ -105,20 +105,22 @@ BEGIN
         SELECT * FROM json_to_recordset(p_changes) AS j(
             id bigint, version text, how text, priority smallint, cancel_asked_at timestamptz, cancel_reason text,
             cancel_forced boolean, note text, was text, state text, error text, due_at timestamptz, to_head boolean,
-            ord integer, slot text)
-    ), heads AS MATERIALIZED (
+            to_tail boolean, ord integer, slot text, aside boolean)
+    ), placed AS MATERIALIZED (
         -- The last to be put at the head stands first.
-        SELECT o.id, -nextval('taskyard.seq') * {{gap}} AS place
-        FROM (SELECT id FROM j WHERE how = 'change' AND to_head ORDER BY ord) AS o
+        SELECT o.id, CASE WHEN to_head THEN -1 ELSE 1 END * nextval('taskyard.seq') * {{gap}} AS place
+        FROM (SELECT id, to_head FROM j WHERE how = 'change' AND (to_head OR to_tail) ORDER BY ord) AS o
     ), changed AS (
         UPDATE taskyard.task AS t SET priority = j.priority, cancel_asked_at = j.cancel_asked_at,
             cancel_reason = j.cancel_reason, cancel_forced = coalesce(j.cancel_forced, t.cancel_forced),
             note = coalesce(j.note, t.note), updated_at = p_now, state = j.state,
-            due_at = coalesce(j.due_at, t.due_at), parked = j.state = 'queued' AND t.key IS NOT NULL,
+            due_at = coalesce(j.due_at, t.due_at),
+            parked = j.state = 'queued' AND t.key IS NOT NULL OR j.aside,
             -- What was submitted in somebody else's transaction has no place yet.
-            position = coalesce((SELECT h.place FROM heads AS h WHERE h.id = j.id), CASE
+            position = coalesce((SELECT h.place FROM placed AS h WHERE h.id = j.id), CASE
                 WHEN t.position = 0 AND j.state = 'queued' THEN nextval('taskyard.seq') * {{gap}} ELSE t.position END),
-            line = CASE WHEN t.position = 0 AND j.state = 'queued' THEN taskyard.line_1((SELECT q.ordering
+            -- Who is held and was to wait for its time stands in no line meanwhile.
+            line = CASE WHEN j.aside THEN NULL WHEN t.line IS NULL THEN taskyard.line_1((SELECT q.ordering
                 FROM taskyard.queue AS q WHERE q.name = t.queue), t.bucket) ELSE t.line END
         FROM j WHERE t.id = j.id AND j.how = 'change'
         RETURNING t.queue, t.key, t.state, coalesce(j.was, t.state) AS was
@@ -262,12 +264,15 @@ BEGIN
     IF v_state = 'stopping' AND NOT EXISTS (SELECT FROM taskyard.task WHERE queue = p_name AND state = 'running') THEN
         v_state := 'paused'; p_kind := CASE p_kind WHEN 'queue_stopping' THEN 'queue_paused' ELSE p_kind END;
         said := jsonb_set(p_new::jsonb, '{state}', '"paused"')::text;
+        IF p_old::json ->> 'state' = 'paused' AND p_old::json #>> '{said,why}' = said::json #>> '{said,why}' THEN
+            said := p_old; p_kind := NULL; -- who said it first is remembered
+        END IF;
     END IF;
     UPDATE taskyard.queue SET control = said, state = v_state,
         concurrency = coalesce((said::json ->> 'concurrency')::integer, (settings::json ->> 'concurrency')::integer)
     WHERE name = p_name AND control IS NOT DISTINCT FROM p_old;
     done := FOUND;
-    IF done THEN
+    IF done AND p_kind IS NOT NULL THEN
         told := taskyard.tell_1(0, ARRAY[p_kind], ARRAY[''], ARRAY[p_name], ARRAY[''], ARRAY[p_now]);
     END IF;
     COMMIT;
@@ -295,7 +300,8 @@ BEGIN
     WHERE q.settings <> excluded.settings;
     changed := FOUND;
     IF changed AND p_ordering <> coalesce(v_ordering, 'priority') THEN
-        UPDATE taskyard.task SET line = taskyard.line_1(p_ordering, bucket) WHERE queue = p_name;
+        UPDATE taskyard.task SET line = taskyard.line_1(p_ordering, bucket)
+        WHERE queue = p_name AND NOT (state = 'paused' AND parked);
         -- Those that stand in a line leave their lanes in another order.
         DELETE FROM taskyard.mark WHERE queue = p_name;
         INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), {{lowest}}, {{lowest}}, {{lowest}}

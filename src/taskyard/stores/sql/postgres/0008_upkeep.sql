@@ -1,7 +1,8 @@
 -- History: how it is pruned, told, and put together.
 
 -- Forget at most so many tasks that ended before then, oldest first, and so long ago by the clock of the server: that of
--- one node may be set days ahead, which must not cost the others their results.
+-- one node may be set days ahead, which must not cost the others their results. Those that one which has not ended waits,
+-- or has waited, for are kept; it is looked for task by task, whatever the planner once thought of empty tables.
 CREATE FUNCTION taskyard.prune_1(p_before timestamptz, p_age interval, p_limit integer) RETURNS integer
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -10,7 +11,9 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);  -- it counts
     WITH old AS MATERIALIZED (
-        SELECT id FROM taskyard.ended WHERE finished_at < least(p_before, now() - p_age)
+        SELECT id FROM taskyard.ended AS e WHERE finished_at < least(p_before, now() - p_age)
+            AND (SELECT true FROM taskyard.dependency AS d WHERE d.parent = e.id
+                AND (SELECT c.id FROM taskyard.task AS c WHERE c.id = d.child) IS NOT NULL LIMIT 1) IS NULL
         ORDER BY finished_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM taskyard.ended AS e USING old WHERE e.id = old.id RETURNING e.id, e.queue, e.state

@@ -19,6 +19,8 @@ CREATE TABLE dependency (
     PRIMARY KEY (child, parent)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX dependency_open ON dependency (parent, child) WHERE done = 0;
+-- A task is not pruned as long as one that waits, or has waited, for it has not ended.
+CREATE INDEX dependency_parent ON dependency (parent, child);
 
 -- Tasks that have ended, and whose end some that wait for them have not heard of yet: a turn tells a thousand.
 CREATE TABLE releasing (

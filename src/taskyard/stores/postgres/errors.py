@@ -1,0 +1,98 @@
+"""What goes wrong at the driver or the server, by our names."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from taskyard.errors import (
+    OutcomeUnknown,
+    StoreBusy,
+    StoreDenied,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnreachable,
+    StoreUrlInvalid,
+    hide_password,
+)
+
+LOST = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,  # the server was shut down, or a query canceled
+    asyncpg.InternalServerError,
+    asyncpg.InternalClientError,
+)
+"""After one of these it is not known what became of a statement that was sent. TimeoutError is an OSError."""
+
+
+_OPTIONS_REFUSED = (
+    asyncpg.UndefinedObjectError,
+    asyncpg.InvalidParameterValueError,
+    asyncpg.CantChangeRuntimeParamError,
+)
+"""What follows the ? and is not for the driver is a setting for the server, which does not know it."""
+
+
+@contextmanager
+def connecting(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as exc:
+        raise StoreDenied(hide_password(url), str(exc), "correct the user and the password in the address") from exc
+    except asyncpg.InvalidCatalogNameError as exc:
+        name = urlsplit(url).path.lstrip("/") or urlsplit(url).username or ""
+        hint = f"create it with `createdb {name}`, or correct the address"
+        raise StoreDenied(hide_password(url), str(exc), hint) from exc
+    except asyncpg.InsufficientPrivilegeError as exc:
+        raise StoreDenied(hide_password(url), str(exc), "give this user the right to connect") from exc
+    except asyncpg.ClientConfigurationError as exc:
+        raise StoreUrlInvalid(url, f"correct its options: {hide_password(describe(exc))}") from exc
+    except _OPTIONS_REFUSED as exc:
+        raise StoreDenied(hide_password(url), str(exc), "correct the options after the ? in the address") from exc
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
+        raise StoreUnreachable(hide_password(url), describe(exc), *_list_hints(url, exc)) from exc
+
+
+def _list_hints(url: str, exc: Exception) -> list[str]:
+    """What to correct, unless it is that the server is away."""
+    parts = urlsplit(url)
+    is_missing_file = isinstance(exc, FileNotFoundError) and "ssl" in parts.query
+    if isinstance(exc, ssl.SSLError) or is_missing_file or "SSL upgrade" in str(exc):
+        return ["correct sslmode and the certificates in the address, or set up TLS at the server"]
+    if isinstance(exc, socket.gaierror):
+        hint = "correct the host in the address"
+        if "@" not in parts.netloc and "@" in url:
+            hint += "; if it is a part of the password, write %2F for a / in that, %23 for a #, %3F for a ?"
+        return [hint]
+    return []
+
+
+@contextmanager
+def typed_errors(url: str, *, writes: bool = False) -> Iterator[None]:
+    """What goes wrong in a statement, by our names. Of a statement that writes, the outcome may not be known."""
+    try:
+        yield
+    except asyncpg.DiskFullError as exc:
+        raise StoreFull(hide_password(url)) from exc
+    except (asyncpg.LockNotAvailableError, asyncpg.TransactionRollbackError) as exc:
+        raise StoreBusy(hide_password(url)) from exc
+    except asyncpg.InsufficientPrivilegeError as exc:
+        hint = "give this user all rights on the schema taskyard, or use the user that owns it"
+        raise StoreDenied(hide_password(url), str(exc), hint) from exc
+    except LOST as exc:
+        if writes:
+            raise OutcomeUnknown(describe(exc)) from exc
+        raise StoreUnavailable(f"the store {hide_password(url)} did not answer: {describe(exc)}") from exc
+    except asyncpg.PostgresError as exc:
+        raise StoreUnavailable(f"the store {hide_password(url)} refused: {describe(exc)}") from exc
+
+
+def describe(exc: BaseException) -> str:
+    return str(exc) or ("no answer in time" if isinstance(exc, TimeoutError) else type(exc).__name__)

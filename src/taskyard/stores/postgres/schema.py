@@ -1,0 +1,154 @@
+"""Bringing the schema up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import asyncpg
+
+from taskyard.errors import StoreDenied, StoreForeign, StoreTooNew, hide_password
+from taskyard.stores.locks import Lock
+from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
+from taskyard.stores.postgres.connection import Connection
+from taskyard.stores.postgres.errors import typed_errors
+
+MIGRATE_S = 300.0
+"""How long a migration may take, or wait for another process that migrates."""
+
+ALTER_S = 1.0
+"""How long a migration waits for those who use a table, while everybody else waits behind it."""
+
+MAY_CREATE = (
+    "a user who may create the schema and owns it must bring it up to date: `GRANT CREATE ON DATABASE … TO …`, or run "
+    "`taskyard migrate` as that user"
+)
+
+
+async def find_version(conn: Connection) -> int:
+    """The number of the newest migration that was applied; 0 where there is none of our tables."""
+    if await conn.fetchval("SELECT to_regclass('taskyard.migration')") is None:
+        return 0
+    with _ours():
+        version: int = await conn.fetchval("SELECT coalesce(max(number), 0) FROM taskyard.migration")
+    return version
+
+
+@contextmanager
+def _ours() -> Iterator[None]:
+    """Raise `StoreForeign` where somebody else's tables are in the way of ours."""
+    try:
+        yield
+    except _IN_THE_WAY as exc:
+        hint = f"use another database, or rename that schema ({exc})"
+        raise StoreForeign("the schema 'taskyard' of this database", "something else's", hint) from exc
+
+
+_IN_THE_WAY = (
+    asyncpg.DuplicateTableError,
+    asyncpg.DuplicateObjectError,
+    asyncpg.DuplicateFunctionError,
+    asyncpg.UndefinedColumnError,
+    asyncpg.DatatypeMismatchError,
+    asyncpg.WrongObjectTypeError,
+)
+
+
+def check_version(version: int, url: str) -> None:
+    """Raise `StoreTooNew` if a newer Taskyard has been here."""
+    newest = migrations("postgres")[-1][0]
+    if version > newest:
+        raise StoreTooNew(hide_password(url), version, newest)
+
+
+_OWNER = "SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'taskyard'"
+
+
+async def migrate(conn: Connection, url: str = "") -> int:
+    """Bring the schema up to date; the version that was found. All of it is one transaction, and of several processes
+    one migrates while the others wait and then find nothing to do. A schema that is newer than this version of Taskyard
+    is left alone."""
+    known = migrations("postgres")
+    with typed_errors(url):
+        version = await find_version(conn)
+        if version < known[-1][0]:
+            try:
+                version = await apply(conn, known)
+            except asyncpg.InsufficientPrivilegeError as exc:
+                why, hint = str(exc), MAY_CREATE
+                if version:
+                    why = f"its schema has version {version}, older than the {known[-1][0]} of this Taskyard ({exc})"
+                    hint = f"let {await conn.fetchval(_OWNER)}, who owns the schema, run `taskyard migrate`"
+                raise StoreDenied(hide_password(url), why, hint) from exc
+    check_version(version, url)
+    with typed_errors(url):
+        await _renumber(conn)
+    return version
+
+
+async def _renumber(conn: Connection) -> None:
+    """Events and counts are numbered by the server's transactions. After a restore on another server those may lie
+    before it: readers would take what is old for new, and what is new for old. All events are forgotten then, which
+    whoever reads on from one of them is told of; counts stand before all that will be counted."""
+    if await conn.fetchval(_IS_AHEAD):
+        async with conn.transaction():
+            await conn.execute(f"SELECT pg_advisory_xact_lock({Lock.MIGRATING}, 0)")
+            if await conn.fetchval(_IS_AHEAD):  # whoever had the lock before us has not seen to it
+                await conn.execute(_FORGET_EVENTS)
+
+
+_IS_AHEAD = f"""
+    SELECT greatest(
+        (SELECT max(xid) FROM taskyard.event),
+        (SELECT greatest(trimmed / {EVENTS_AT_MOST}, tally_from) FROM taskyard.tidied ORDER BY n DESC LIMIT 1),
+        (SELECT max(xid) FROM taskyard.tally), (SELECT max(xid) FROM taskyard.submitted)
+    ) >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+"""
+"""Whoever wrote what we see had a number below that."""
+
+_FORGET_EVENTS = f"""
+    DELETE FROM taskyard.event;
+    UPDATE taskyard.tally SET xid = 0;
+    UPDATE taskyard.submitted SET xid = 0;
+    UPDATE taskyard.tidied SET tally_from = 0, submitted_from = 0,
+        trimmed = pg_snapshot_xmin(pg_current_snapshot())::text::bigint * {EVENTS_AT_MOST} - 1
+"""
+
+
+async def apply(conn: Connection, known: Sequence[tuple[int, str]], *, wait_s: float = MIGRATE_S) -> int:
+    """Apply those of the migrations that are missing; the version that was found.
+
+    Whoever alters a table waits for all who use it, and everybody else then waits behind him. A transaction that
+    somebody keeps open must not stop the nodes that way: it is tried again and again, never for long."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            with _ours():
+                async with conn.transaction():
+                    return await _apply(conn, known)
+        except asyncpg.LockNotAvailableError:
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(ALTER_S * (1 + random.random()))
+
+
+async def _apply(conn: Connection, known: Sequence[tuple[int, str]]) -> int:
+    await conn.execute(f"SET LOCAL statement_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
+    await conn.execute(f"SET LOCAL lock_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
+    await conn.execute(f"SELECT pg_advisory_xact_lock({Lock.MIGRATING}, 0)", timeout=MIGRATE_S)
+    await conn.execute(f"SET LOCAL lock_timeout = '{ALTER_S * 1000:.0f}ms'")
+    if await conn.fetchval("SELECT to_regnamespace('taskyard')") is None:
+        await conn.execute("CREATE SCHEMA taskyard")
+    await conn.execute(
+        "CREATE TABLE IF NOT EXISTS taskyard.migration "
+        "(number integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
+    )
+    version = await find_version(conn)
+    for number, sql in known:
+        if number > version:
+            await conn.execute(sql, timeout=MIGRATE_S)
+            await conn.execute("INSERT INTO taskyard.migration (number) VALUES ($1)", number)
+    return version
