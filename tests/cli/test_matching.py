@@ -152,3 +152,15 @@ def test_a_user_without_a_name_is_a_number(shell: Shell, monkeypatch: pytest.Mon
     nameless = dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME"), "")
     assert shell.here("hold", uuid, "--store", shell.url, **nameless).code == 0
     assert shell.record(uuid).note == f"held by cli:{os.getuid()}"
+
+
+def test_all_that_match_are_run_again_with_an_argument_changed(shell: Shell) -> None:
+    """`run-again --all --set` makes a new task of each that ended and matches, once it is known how many they are."""
+    old = shell.seed(("add", {"a": 1}), ("add", {"a": 2}), ("boom", {}), work=True)
+    chosen = ("run-again", "--all", "--source", "add", "--set", "a=5", "--app", "app:yard", "--store", shell.url)
+    counted = shell.ok(*chosen, "--dry-run").out
+    assert counted == "2 tasks matched; nothing was changed: without --dry-run it would run them again\n"
+    assert shell.ok(*chosen).out == "2 tasks matched   ✔ 2 changed\n"
+    new = [shell.record(row["uuid"]) for row in shell.here("ls", "--store", shell.url, "--json").json["tasks"]]
+    made = [(record.origin, record.args) for record in new if record.origin is not None]
+    assert sorted(made) == sorted((uuid, '{"a":5}') for uuid in old[:2])

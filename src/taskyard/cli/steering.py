@@ -152,7 +152,7 @@ def _steer_matching(chosen: Selection, where: TaskFilter, command: Command) -> i
         found = asyncio.run(_apply(chosen, where, command, dry_run=True)).fitting
         confirm(f"{VERBS[type(command)]} {counted(found, 'task')}", found, yes=False)
     report = asyncio.run(_apply(chosen, where, command, dry_run=chosen.dry_run))
-    _tell_report(chosen, report, command)
+    tell_report(chosen, report, f"{VERBS[type(command)]} them")
     return REFUSED if report.refused else DONE
 
 
@@ -163,18 +163,19 @@ async def _apply(chosen: Selection, where: TaskFilter, command: Command, *, dry_
             return await matching.apply(command, dry_run=dry_run)
         except BaseException:  # also Ctrl-C: what was done is told, then why it went no further
             if matching.report.moved:
-                _tell_report(chosen, matching.report, command)
+                tell_report(chosen, matching.report, f"{VERBS[type(command)]} them")
             raise
 
 
-def _tell_report(chosen: Selection, report: BulkReport, command: Command) -> None:
+def tell_report(chosen: Selection, report: BulkReport, what: str) -> None:
+    """`what` is what was done to those that match, or would be."""
     if chosen.as_json:
         say_json({**msgspec.structs.asdict(report), "dry_run": chosen.dry_run})
     else:
-        make_console().print(_summary(report, command, dry_run=chosen.dry_run), soft_wrap=True)
+        make_console().print(_summary(report, what, dry_run=chosen.dry_run), soft_wrap=True)
 
 
-def _summary(report: BulkReport, command: Command, *, dry_run: bool) -> Text:
+def _summary(report: BulkReport, what: str, *, dry_run: bool) -> Text:
     line = Text(f"{counted(report.matched, 'task')} matched") if report.matched else Text("no task matches", "dim")
     if report.matched and not dry_run:
         line.append("   ").append(f"✔ {report.moved:,} changed", "green")
@@ -186,9 +187,5 @@ def _summary(report: BulkReport, command: Command, *, dry_run: bool) -> Text:
         left = f"{report.quarantined:,} in quarantine left out: they took their workers down; --quarantined sends them"
         line.append(f"   {left}", "yellow")
     if report.matched and dry_run:
-        line.append(f"; nothing was changed: without --dry-run it would {_verb(command)}", "dim")
+        line.append(f"; nothing was changed: without --dry-run it would {what}", "dim")
     return line
-
-
-def _verb(command: Command) -> str:
-    return f"{VERBS[type(command)]} them"

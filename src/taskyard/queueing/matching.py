@@ -56,7 +56,7 @@ class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.changed_meanwhile + sum(self.unfit.values())
 
 
-class _Tally:
+class Tally:
     """A report that grows."""
 
     def __init__(self) -> None:
@@ -70,6 +70,12 @@ class _Tally:
             self.unfit[refused.why] += 1
         else:
             self.changed_meanwhile += 1  # it may even be forgotten by now
+
+    def set_aside(self, why: str, count: int) -> None:
+        """Found, but not to be asked."""
+        if count:
+            self.matched += count
+            self.unfit[why] += count
 
     def report(self) -> BulkReport:
         return BulkReport(
@@ -94,6 +100,18 @@ class Bulk(Protocol):
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
 
 
+async def list_chunks(bulk: Bulk, where: TaskFilter) -> AsyncIterator[list[str]]:
+    """The ids of those that match, newest first; whoever comes later is not among them."""
+    if where.states == ():
+        return
+    before_id: int | None = None
+    while page := await bulk.list_ids(where, before_id=before_id, limit=CHUNK):
+        yield [uuid for _, uuid in page]
+        before_id = page[-1][0]
+        if len(page) < CHUNK:
+            break
+
+
 class Matching:
     """All tasks that match and that the command fits, newest first, save where they go to the tail. Each chunk is a
     transaction of its own, between which others have their turn; whoever comes later is not among them. A task that
@@ -105,7 +123,7 @@ class Matching:
     def __init__(self, where: TaskFilter, bulk: Bulk, *, by: str = "") -> None:
         self.where = where
         self._bulk, self._by = bulk, by
-        self._tally = _Tally()
+        self._tally = Tally()
 
     @property
     def report(self) -> BulkReport:
@@ -152,12 +170,11 @@ class Matching:
         return await self._run(command, dry_run=dry_run)
 
     async def _run(self, command: Command, *, dry_run: bool, even_quarantined: bool = False) -> BulkReport:
-        tally = self._tally = _Tally()
+        tally = self._tally = Tally()
         named, fits = self.where.states, FITS[type(command)]
         for state in named or ():
-            if state not in fits and (count := await self._count(replace(self.where, states=(state,)))):
-                tally.matched += count
-                tally.unfit[why_unfit(command, state)] += count
+            if state not in fits:
+                tally.set_aside(why_unfit(command, state), await self._count(replace(self.where, states=(state,))))
         meant = replace(self.where, states=tuple(state for state in named or TaskState if state in fits))
         if isinstance(command, Retry) and meant.quarantined is None and not even_quarantined:
             tally.quarantined = await self._count(replace(meant, quarantined=True))
@@ -170,7 +187,9 @@ class Matching:
 
     async def _change_all(self, meant: TaskFilter, command: Command) -> None:
         tally, failed = self._tally, list[Applied]()
-        async for uuids in self._oldest_first(meant) if command == Retry(to_head=False) else self._chunks(meant):
+        async for uuids in (
+            self._oldest_first(meant) if command == Retry(to_head=False) else list_chunks(self._bulk, meant)
+        ):
             tally.matched += len(uuids)
             failed += await self._change(uuids, command, meant)
         # Who failed with another is refused until that is sent again, which may have been later in the same round.
@@ -201,19 +220,9 @@ class Matching:
         return failed
 
     async def _count(self, where: TaskFilter) -> int:
-        return sum([len(uuids) async for uuids in self._chunks(where)])
-
-    async def _chunks(self, where: TaskFilter) -> AsyncIterator[list[str]]:
-        if where.states == ():
-            return
-        before_id: int | None = None
-        while page := await self._bulk.list_ids(where, before_id=before_id, limit=CHUNK):
-            yield [uuid for _, uuid in page]
-            before_id = page[-1][0]
-            if len(page) < CHUNK:
-                break
+        return sum([len(uuids) async for uuids in list_chunks(self._bulk, where)])
 
     async def _oldest_first(self, where: TaskFilter) -> AsyncIterator[list[str]]:
         """Who goes to the tail one after the other has to go in order: all of them are found before the first goes."""
-        for uuids in reversed([uuids async for uuids in self._chunks(where)]):
+        for uuids in reversed([uuids async for uuids in list_chunks(self._bulk, where)]):
             yield uuids[::-1]
