@@ -22,14 +22,12 @@ from taskyard.consumers import check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
-    CommandRefused,
     DuplicateConsumer,
     ForkedStore,
     InvalidArguments,
     InvalidConsumer,
     InvalidInput,
     NotOpen,
-    PayloadTooLarge,
     UnknownConsumer,
     UnknownTask,
     WrongLoop,
@@ -58,10 +56,9 @@ from taskyard.model.given import (
 from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.state import ENDED
-from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, new_uuid, to_json
+from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, to_json
 from taskyard.model.why import Why
-from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
+from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, check_size, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import (
     BaseTaskConsumer,
@@ -72,8 +69,9 @@ from taskyard.ports.consumer import (
 )
 from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
-from taskyard.queueing.matching import Matching
+from taskyard.queueing.matching import BulkReport, Matching
 from taskyard.queueing.waiting import explain_waits
+from taskyard.rerunning import run_again, run_all_again
 from taskyard.retention import KEEP_S, Retention
 from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
@@ -144,7 +142,7 @@ class Yard(TaskSteering):
             max_running=max_running,
             runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )
-        self._max_payload_bytes = max_payload_bytes
+        self.max_payload_bytes = max_payload_bytes
         self._consumers: dict[str, Consumer] = {}
         self._retired: list[Consumer] = []
         self._listeners = ConsumerListeners()
@@ -531,7 +529,7 @@ class Yard(TaskSteering):
 
     def prepare(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> Add:
         """One task as the engine takes it; what is wrong with it is raised here."""
-        record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
+        record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self.max_payload_bytes)
         if options is DEFAULTS:
             return Add((record,), options.dedupe, self.find_parent())
         return self._add([record], options)
@@ -540,8 +538,7 @@ class Yard(TaskSteering):
         """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
         args = _named(consumer.name, given)
         text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
-        if len(text.encode()) > self._max_payload_bytes:
-            raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), self._max_payload_bytes)
+        check_size(consumer.name, text, self.max_payload_bytes)
         return text
 
     def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
@@ -553,7 +550,7 @@ class Yard(TaskSteering):
     ) -> list[TaskHandle]:
         if not isinstance(arguments, Iterable):
             raise InvalidInput(f"submit_many takes a list of dicts of arguments, not {quote(arguments)}")
-        now, limit = self._clock.now(), self._max_payload_bytes
+        now, limit = self._clock.now(), self.max_payload_bytes
         records: list[TaskRecord] = []
         for args in arguments:
             if len(records) == MAX_BATCH:
@@ -587,7 +584,7 @@ class Yard(TaskSteering):
 
     def make_bound(self, bound: BoundTask, args: dict[str, Any]) -> TaskRecord:
         """The record of a bound task."""
-        consumer, limit = bound.consumer, self._max_payload_bytes
+        consumer, limit = bound.consumer, self.max_payload_bytes
         if self.get_consumer(consumer.name) is not consumer:
             raise InvalidInput(f"the consumer {quote(consumer.name)} of a bound task is that of another yard")
         record = make_record(consumer, args, bound.options, now=self._clock.now(), max_bytes=limit)
@@ -637,22 +634,20 @@ class Yard(TaskSteering):
         """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
         return await self.store.list_runs(check_uuid(uuid))
 
-    async def run_again(self, uuid: str | UUID, args: Mapping[str, Any] | None = None) -> TaskHandle:
-        """Make a new task of one that has ended, with its arguments or others, which names the old one as its
-        `origin`."""
-        old = await self.store.find(check_uuid(uuid))
-        if old is None:
-            raise UnknownTask(str(uuid))
-        if old.state not in ENDED:
-            raise CommandRefused(old.uuid, "run again", old.state, "it has not ended yet")
-        # The old arguments need no consumer to check them: this process may be one that only steers.
-        text = old.args if args is None else self.get_consumer(old.source).encode(_named(old.source, args))
-        now = self._clock.now()
-        record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, text, priority=old.priority)
-        record.key, record.bucket, record.origin = old.key, old.bucket, old.uuid
-        record.timeout_s, record.retry = old.timeout_s, old.retry
-        (added,) = await self.engine.submit(Add((record,), parent=self.find_parent()))
-        return TaskHandle(self, added.uuid, added.is_new)
+    async def run_again(
+        self, uuid: str | UUID, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
+    ) -> TaskHandle:
+        """Make a new task of one that has ended, which names the old one as its `origin`: with its arguments; with
+        other `args`, as `submit` takes them; or with `changes` to those that it had. A summary gets the results that
+        the tasks of its group have now."""
+        return await run_again(self, check_uuid(uuid), args, changes)
+
+    async def run_all_again(
+        self, where: TaskFilter = ANY, *, changes: Mapping[str, Any] | None = None, dry_run: bool = False
+    ) -> BulkReport:
+        """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
+        them. `moved` in the report are the new tasks."""
+        return await run_all_again(self, where, changes, dry_run=dry_run)
 
     def matching(self, where: TaskFilter = ANY, *, by: str = "") -> Matching:
         """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
