@@ -420,7 +420,7 @@ class Yard(TaskSteering):
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
         await warm_up_all([consumer.warm_up for consumer in self._consumers.values() if consumer.warm_up is not None])
-        engine = self._make_engine(store, serve)
+        engine, known = self._make_engine(store, serve), dict(self._consumers)
         await store.open()
         try:
             # Who only submits leaves the rules to those who run.
@@ -434,6 +434,8 @@ class Yard(TaskSteering):
             raise
         self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
         self._forks, self._ident = _forks, get_ident()
+        if self._consumers != known:
+            engine.consumers_changed()  # they came or went meanwhile, when there was nobody to tell
         if serve and (self._keep_s is not None or self._keep_ended is not None):
             retention = Retention(store, self._clock, keep_s=self._keep_s, keep_ended=self._keep_ended)
             self._retention = self.loop.create_task(retention.run(), name="taskyard-retention")

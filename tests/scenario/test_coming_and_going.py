@@ -22,7 +22,10 @@ from taskyard import (
     UnknownConsumer,
     Yard,
 )
+from taskyard.ports.clock import SystemClock
+from taskyard.ports.store import Node
 from taskyard.standalone import StandaloneQueue
+from taskyard.stores.memory import MemoryStore
 from tests.scenario.gates import PATIENCE_S
 from tests.scenario.jobs import build
 
@@ -124,6 +127,29 @@ async def test_others_hear_of_consumers(url):
         unsubscribe()
         yard.unregister("late")
     assert heard == [("early", "registered"), ("late", "registered"), ("early", "unregistered")]
+
+
+@pytest.mark.spec("SCH-27")
+async def test_who_comes_while_the_yard_is_opened_is_served():
+    """A consumer that is registered, and one that is taken out, between the first and the last step of opening."""
+
+    class SlowStore(MemoryStore):
+        async def join(self, node: Node) -> None:
+            await super().join(node)
+            yard.unregister("early")
+            yard.consumer(late)
+
+    yard = Yard(SlowStore(SystemClock()))
+
+    @yard.consumer
+    async def early() -> None: ...
+
+    async def late() -> str:
+        return "here"
+
+    async with yard:
+        assert await (await yard.submit("late")).result(timeout_s=PATIENCE_S) == "here"
+        await until_node(yard, serves="late", lacks="early")
 
 
 @pytest.mark.spec("SCH-27")
