@@ -14,11 +14,12 @@ from taskyard.model.command import Command
 from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
 from taskyard.model.given import check_count, check_uuid
-from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
+from taskyard.model.task import DEFAULT_QUEUE, Run, TaskRecord
 from taskyard.model.why import Why
 from taskyard.opened import Opened
 from taskyard.ports.store import ANY, QueueStatus, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
+from taskyard.queueing.matching import Matching
 from taskyard.queueing.waiting import explain_waits
 
 
@@ -58,6 +59,14 @@ class YardSteering(Opened, TaskSteering):
         """The failed tasks that match, grouped by class of error and source, those in quarantine apart, the largest
         groups first. What each run of one ended with: `runs`; to send them again: `retry`, `matching`, `run_again`."""
         return await self.store.failures(where, limit=check_count("limit", limit, least=1))
+
+    async def runs(self, uuid: str | UUID) -> list[Run]:
+        """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
+        return await self.store.list_runs(check_uuid(uuid))
+
+    def matching(self, where: TaskFilter = ANY, *, by: str = "") -> Matching:
+        """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
+        return Matching(where, self.engine, by=by)
 
     async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
         return await ask_one(self.engine, uuid, command, by=by)

@@ -19,12 +19,9 @@ from taskyard.consumers import check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
-    CommandRefused,
     InvalidArguments,
     InvalidConsumer,
     InvalidInput,
-    PayloadTooLarge,
-    UnknownTask,
     quote,
 )
 from taskyard.execution.context import find_current_run
@@ -46,17 +43,17 @@ from taskyard.model.given import (
 from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.state import ENDED
-from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, new_uuid, to_json
-from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
+from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, to_json
+from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, check_size, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import (
     BaseTaskConsumer,
     Consumer,
 )
 from taskyard.ports.store import ANY, Add, Store, TaskFilter
-from taskyard.queueing.matching import Matching
+from taskyard.queueing.matching import BulkReport
 from taskyard.registering import Registering
+from taskyard.rerunning import run_again, run_all_again
 from taskyard.retention import KEEP_S, Retention
 from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
@@ -115,7 +112,7 @@ class Yard(Registering, YardSteering):
             max_running=max_running,
             runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )
-        self._max_payload_bytes = max_payload_bytes
+        self.max_payload_bytes = max_payload_bytes
         self._queues: dict[str, QueueSettings] = {}
         self._is_opening = False
         self._stopping: asyncio.Future[None] | None = None
@@ -196,9 +193,11 @@ class Yard(Registering, YardSteering):
         """Set the rules of a queue, before the yard is opened. They hold across every process on the store, save
         `retry`: each process uses its own, so define the queue alike wherever it is served.
 
-        `order` is "priority", "fifo" (strictly in order of arrival: what cannot start holds up all behind it) or
-        "buckets" (the same in each bucket of tasks, and the buckets take turns). By priority, a lower one is let in
-        after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never).
+        `order` is "priority", "fifo" (strictly in order of arrival: what is due and cannot start holds up all behind
+        it) or "buckets" (the same in each bucket of tasks, and the buckets take turns). By priority, a lower one is let
+        in after `starve_after` starts of higher ones, or when it has waited for `starve_wait_s` seconds (None: never).
+        That is within the queue: of several queues on a node that is full, the one with the higher priority at its head
+        goes first, without end. A `concurrency` for a queue that is never without high ones leaves room for the others.
 
         Of what fails here and is tried again, at most `retries_per_s` come back in a second (None: all when their
         policy says): fifty thousand that fail together are not sent together at whoever was down."""
@@ -405,7 +404,7 @@ class Yard(Registering, YardSteering):
 
     def prepare(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> Add:
         """One task as the engine takes it; what is wrong with it is raised here."""
-        record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
+        record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self.max_payload_bytes)
         if options is DEFAULTS:
             return Add((record,), options.dedupe, self.find_parent())
         return self._add([record], options)
@@ -414,8 +413,7 @@ class Yard(Registering, YardSteering):
         """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
         args = _named(consumer.name, given)
         text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
-        if len(text.encode()) > self._max_payload_bytes:
-            raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), self._max_payload_bytes)
+        check_size(consumer.name, text, self.max_payload_bytes)
         return text
 
     def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
@@ -427,7 +425,7 @@ class Yard(Registering, YardSteering):
     ) -> list[TaskHandle]:
         if not isinstance(arguments, Iterable):
             raise InvalidInput(f"submit_many takes a list of dicts of arguments, not {quote(arguments)}")
-        now, limit = self._clock.now(), self._max_payload_bytes
+        now, limit = self._clock.now(), self.max_payload_bytes
         records: list[TaskRecord] = []
         for args in arguments:
             if len(records) == MAX_BATCH:
@@ -461,7 +459,7 @@ class Yard(Registering, YardSteering):
 
     def make_bound(self, bound: BoundTask, args: dict[str, Any]) -> TaskRecord:
         """The record of a bound task."""
-        consumer, limit = bound.consumer, self._max_payload_bytes
+        consumer, limit = bound.consumer, self.max_payload_bytes
         if self.get_consumer(consumer.name) is not consumer:
             raise InvalidInput(f"the consumer {quote(consumer.name)} of a bound task is that of another yard")
         record = make_record(consumer, args, bound.options, now=self._clock.now(), max_bytes=limit)
@@ -482,30 +480,20 @@ class Yard(Registering, YardSteering):
         """The handle of a task that was submitted elsewhere, or earlier."""
         return TaskHandle(self, check_uuid(uuid))
 
-    async def runs(self, uuid: str | UUID) -> list[Run]:
-        """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
-        return await self.store.list_runs(check_uuid(uuid))
+    async def run_again(
+        self, uuid: str | UUID, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
+    ) -> TaskHandle:
+        """Make a new task of one that has ended, which names the old one as its `origin`: with its arguments; with
+        other `args`, as `submit` takes them; or with `changes` to those that it had. A summary gets the results that
+        the tasks of its group have now."""
+        return await run_again(self, check_uuid(uuid), args, changes)
 
-    async def run_again(self, uuid: str | UUID, args: Mapping[str, Any] | None = None) -> TaskHandle:
-        """Make a new task of one that has ended, with its arguments or others, which names the old one as its
-        `origin`."""
-        old = await self.store.find(check_uuid(uuid))
-        if old is None:
-            raise UnknownTask(str(uuid))
-        if old.state not in ENDED:
-            raise CommandRefused(old.uuid, "run again", old.state, "it has not ended yet")
-        # The old arguments need no consumer to check them: this process may be one that only steers.
-        text = old.args if args is None else self.get_consumer(old.source).encode(_named(old.source, args))
-        now = self._clock.now()
-        record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, text, priority=old.priority)
-        record.key, record.bucket, record.origin = old.key, old.bucket, old.uuid
-        record.timeout_s, record.retry = old.timeout_s, old.retry
-        (added,) = await self.engine.submit(Add((record,), parent=self.find_parent()))
-        return TaskHandle(self, added.uuid, added.is_new)
-
-    def matching(self, where: TaskFilter = ANY, *, by: str = "") -> Matching:
-        """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
-        return Matching(where, self.engine, by=by)
+    async def run_all_again(
+        self, where: TaskFilter = ANY, *, changes: Mapping[str, Any] | None = None, dry_run: bool = False
+    ) -> BulkReport:
+        """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
+        them. `moved` in the report are the new tasks."""
+        return await run_all_again(self, where, changes, dry_run=dry_run)
 
 
 def _order(value: QueueOrder | str) -> QueueOrder:

@@ -29,7 +29,10 @@ class QueueOrder(StrEnum):
 
     `priority`: high, normal, low; within one, first in first out among those that can start. `fifo`: first in first
     out, whatever the priority, and the head is never skipped: while it cannot start, nobody behind it does. `buckets`:
-    the same within each bucket, and the buckets take turns; one whose head cannot start is passed over."""
+    the same within each bucket, and the buckets take turns; one whose head cannot start is passed over.
+
+    What waits for its time, before its first attempt or between two, stands in no line and holds up nobody; for the
+    next attempt it comes back to its place."""
 
     PRIORITY = "priority"
     FIFO = "fifo"

@@ -169,7 +169,7 @@ def _explain_turn(record: TaskRecord, scene: Scene) -> Why:
         or _explain_rooms(record, scene)
         or Why(
             reason=Reason.TURN,
-            text="nothing holds it: it starts when those before it have",
+            text="nothing holds it: it starts when those before it have, of its queue and, by priority, of others",
             remedy="wait, or start it now",
             since=_ready_at(record),
         )

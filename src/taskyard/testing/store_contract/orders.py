@@ -114,6 +114,18 @@ class OrderContract(Desk):
         claims = [held for n in range(6) for held in await claim(store, 1, node=A if n % 2 else B)]
         assert letters(claims, h=h, l=lo) == "hhhhlh"
 
+    async def test_patience_is_within_a_queue(self, store: Store, clock: ManualClock) -> None:
+        """Of several queues the one with the higher priority at its head goes first, however long others have waited; a
+        limit of its own makes room for them."""
+        await store.set_queue(QueueSettings(name="cpu", order=QueueOrder.FIFO))
+        h, n, f = [a_record(priority=HIGH) for _ in range(30)], [a_record(queue="io")], [a_record(queue="cpu")]
+        await add(store, *n, *f, *h)
+        clock.advance(86_400)
+        claims = [held for _ in range(25) for held in await claim(store, 1)]
+        assert letters(claims, h=h, n=n, f=f) == "h" * 25
+        await order(store, QueueOrder.PRIORITY, concurrency=25)
+        assert letters(await claim(store, 2), h=h, n=n, f=f) == "nf"
+
     @pytest.mark.spec("QUE-08")
     async def test_patience_may_be_endless(self, store: Store, clock: ManualClock) -> None:
         """With both rules off, a lower priority waits for as long as there are higher ones."""
