@@ -3,8 +3,8 @@
 The server belongs to the process that compares: it is up before the first side is read and gone after the last.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,13 @@ class Place:
 
     def side(self, name: str, target: str, arguments: dict[str, object], *, template: str | None = None) -> Side:
         """A side that is handed a database of its own as `dsn`: an empty one, or a copy of the one at `template`."""
-        return DatabaseSide(name, target, arguments, place=self, template=template)
+        return self.side_with(name, target, arguments, templates={"dsn": template})
+
+    def side_with(
+        self, name: str, target: str, arguments: dict[str, object], *, templates: Mapping[str, str | None]
+    ) -> Side:
+        """The same with several databases, by the names under which they are handed over."""
+        return DatabaseSide(name, target, arguments, place=self, templates=templates)
 
     @contextmanager
     def database(self, template: str | None) -> Iterator[str]:
@@ -39,11 +45,12 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseSide(Side):
     place: Place
-    template: str | None
+    templates: Mapping[str, str | None]
 
     def read(self) -> Reading:
-        with self.place.database(self.template) as dsn:
-            return Side(self.name, self.target, {**self.arguments, "dsn": dsn}).read()
+        with ExitStack() as stack:
+            made = {name: stack.enter_context(self.place.database(of)) for name, of in self.templates.items()}
+            return Side(self.name, self.target, {**self.arguments, **made}).read()
 
 
 @contextmanager

@@ -6,20 +6,16 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import asyncpg
 
 from benchmarks.ours.places import persisted
+from benchmarks.ours.stores import PENDING, a_record, completion, joined, pending_in
 from benchmarks.reading import Reading, percentile
-from taskyard.model.limits import Demand, QueueSettings
-from taskyard.model.move import Move
-from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, TaskRecord, new_uuid
-from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Add, Node, Store
-from taskyard.settings import make_store
+from taskyard.model.limits import Demand
+from taskyard.model.task import Claim, TaskRecord
+from taskyard.ports.store import Add, Store
 
 FULL_SOURCES = [f"full-{number}" for number in range(50)]
 FREE_SOURCES = [f"free-{number}" for number in range(10)]
@@ -27,7 +23,6 @@ KEYED_SOURCE = "keyed"
 TAKEN_KEYS = [f"key-{number}" for number in range(100)]
 FILL_AT_ONCE = 1_000
 WORKED_AT_ONCE = 100
-PENDING = (TaskState.QUEUED, TaskState.RUNNING)
 
 
 def fill(folder: Path, dsn: str, count: int) -> Reading:
@@ -37,7 +32,7 @@ def fill(folder: Path, dsn: str, count: int) -> Reading:
 
 async def _fill(dsn: str, count: int) -> Reading:
     began = time.perf_counter()
-    async with _joined(dsn) as (store, node):
+    async with joined(dsn) as (store, node):
         for first in range(0, count, FILL_AT_ONCE):
             records = [_waiting(number) for number in range(first, min(count, first + FILL_AT_ONCE))]
             await store.turn(node, adds=[Add(records)])
@@ -45,31 +40,13 @@ async def _fill(dsn: str, count: int) -> Reading:
     return Reading(count / elapsed, given=count, held=await persisted(dsn, *PENDING))
 
 
-@asynccontextmanager
-async def _joined(dsn: str) -> AsyncIterator[tuple[Store, str]]:
-    store = make_store(dsn, SystemClock())
-    await store.open()
-    node = Node(incarnation=new_uuid(), name="benchmark", pid=os.getpid(), host="localhost")
-    await store.join(node)
-    await store.set_queue(QueueSettings(name="default", per_key=1))
-    yield store, node.incarnation
-    await store.close()
-
-
 def _waiting(number: int) -> TaskRecord:
     share, turn = number % 20, number // 20
     if share < 9:
-        return _record(FULL_SOURCES[(turn * 9 + share) % len(FULL_SOURCES)])
+        return a_record(FULL_SOURCES[(turn * 9 + share) % len(FULL_SOURCES)])
     if share < 18:
-        return _record(KEYED_SOURCE, key=TAKEN_KEYS[(turn * 9 + share) % len(TAKEN_KEYS)])
-    return _record(FREE_SOURCES[(turn * 2 + share) % len(FREE_SOURCES)])
-
-
-def _record(source: str, *, key: str | None = None) -> TaskRecord:
-    now = datetime.now(UTC)
-    return TaskRecord(
-        uuid=new_uuid(), source=source, due_at=now, created_at=now, updated_at=now, key=key, args='{"number": 1}'
-    )
+        return a_record(KEYED_SOURCE, key=TAKEN_KEYS[(turn * 9 + share) % len(TAKEN_KEYS)])
+    return a_record(FREE_SOURCES[(turn * 2 + share) % len(FREE_SOURCES)])
 
 
 def claim(folder: Path, dsn: str, queued: int, claims: int) -> Reading:
@@ -116,8 +93,8 @@ async def _foreign_snapshot(dsn: str, is_watched: bool) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _backlogged(dsn: str, queued: int) -> AsyncIterator[tuple[Store, str, int]]:
-    async with _joined(dsn) as (store, node):
-        pending = _pending(await store.count())
+    async with joined(dsn) as (store, node):
+        pending = await pending_in(store)
         if pending < queued:
             raise RuntimeError(f"{pending:,} tasks wait, not {queued:,}")
         await _take_up_limits(store, node)
@@ -128,17 +105,13 @@ async def _work_off(store: Store, node: str, count: int) -> None:
     """As many are added as are completed: the backlog stays as it was."""
     claims: list[Claim] = []
     for _ in range(count // WORKED_AT_ONCE):
-        fresh = [_record(random.choice(FREE_SOURCES)) for _ in range(WORKED_AT_ONCE)]
-        settles = [_completion(claim) for claim in claims]
+        fresh = [a_record(random.choice(FREE_SOURCES)) for _ in range(WORKED_AT_ONCE)]
+        settles = [completion(claim) for claim in claims]
         turned = await store.turn(node, settles=settles, adds=[Add(fresh)], demand=MUCH_ROOM)
         claims = turned.claims
         if len(claims) != WORKED_AT_ONCE:
             raise RuntimeError(f"{len(claims)} tasks were claimed, not {WORKED_AT_ONCE}")
-    await store.turn(node, settles=[_completion(claim) for claim in claims])
-
-
-def _pending(counts: dict[tuple[str, TaskState], int]) -> int:
-    return sum(number for (_, state), number in counts.items() if state in PENDING)
+    await store.turn(node, settles=[completion(claim) for claim in claims])
 
 
 async def _take_up_limits(store: Store, node: str) -> None:
@@ -157,17 +130,13 @@ ROOM, MUCH_ROOM = _room(1), _room(WORKED_AT_ONCE)
 
 async def _timed_claim(store: Store, node: str) -> float:
     """One task is added, one claimed, which is timed, and that one completed: the backlog stays as it was."""
-    await store.turn(node, adds=[Add([_record(random.choice(FREE_SOURCES))])])
+    await store.turn(node, adds=[Add([a_record(random.choice(FREE_SOURCES))])])
     began = time.perf_counter()
     turned = await store.turn(node, demand=ROOM)
     elapsed = time.perf_counter() - began
     (claim,) = turned.claims
-    await store.turn(node, settles=[_completion(claim)])
+    await store.turn(node, settles=[completion(claim)])
     return elapsed
-
-
-def _completion(claim: Claim) -> tuple[Claim, Move]:
-    return claim, Move.completed(at=datetime.now(UTC))
 
 
 def _resident_bytes() -> float:

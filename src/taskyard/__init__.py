@@ -90,7 +90,7 @@ from taskyard.model.schedule import Missed, Overlap, Schedule, ScheduleState
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
 from taskyard.model.why import Reason, Why
-from taskyard.ports.consumer import BaseTaskConsumer, TaskConsumerRegistry
+from taskyard.ports.consumer import BaseTaskConsumer, ConsumerChange, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.ports.store import QueueStatus, TaskFilter
@@ -181,6 +181,7 @@ __all__ = [
     "CircuitState",
     "ClaimLost",
     "CommandRefused",
+    "ConsumerChange",
     "ConsumerFunction",
     "Cron",
     "Dedupe",

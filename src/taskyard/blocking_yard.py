@@ -144,6 +144,7 @@ class BlockingYard(TaskFace[Yard]):
     why_many = verb(Yard.why_many)
     runs = task_verb(Yard.runs)
     run_again = task_verb(Yard.run_again)
+    run_all_again = verb(Yard.run_all_again)
     failures = verb(Yard.failures)
     queues = verb(Yard.queues)
 

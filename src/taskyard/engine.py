@@ -78,7 +78,7 @@ class EngineSettings:
 
 
 class Engine:
-    """`consumers` and `queues` may grow while the engine runs; call `look` after adding a consumer. The store is opened
+    """`consumers` may come and go while the engine runs, on its loop; say `consumers_changed` then. The store is opened
     and closed by the owner, the executors are started and shut down here."""
 
     def __init__(
@@ -140,6 +140,7 @@ class Engine:
             hooks=RunHooks(self._dispatcher.settle, self._dispatcher.report, partial(with_results, store)),
             jitter=jitter,
             settings=self._settings.runner,
+            fails_unknown=self._settings.others > 0,
         )
         self._dispatcher.connect(
             DispatchHooks(
@@ -289,9 +290,14 @@ class Engine:
         finally:
             self._listeners.discard(event)
 
-    def look(self) -> None:
-        """Something may have become startable: a consumer was added, a queue was changed."""
+    def consumers_changed(self) -> None:
+        """A consumer has come or gone. What runs goes on to its end; nothing more is claimed for one that has gone, and
+        what was claimed and has not begun goes back."""
+        self._slots.learn()
+        self._membership.describe_anew()
         self._dispatcher.look()
+        if self._recurring is not None:
+            self._recurring.look()
 
     def look_at_schedules(self) -> None:
         """A schedule was put, changed or fired by this process."""
@@ -335,6 +341,7 @@ class Engine:
             return
         for executor in self._executors.values():
             await executor.start()
+        self._slots.learn()
         await self._membership.join()
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -385,6 +392,8 @@ class Engine:
     async def _wind_down(self, grace_s: float | None) -> list[str]:
         """What could not be ended."""
         self._runner.give_back_waiting()
+        if self.running and self._settings.serve:
+            self._membership.describe_anew()  # for as long as that takes, nobody is to wait for this node
         until = None if grace_s is None else self._clock.monotonic() + grace_s
         if await self._runner.drain(until):
             return []
@@ -426,18 +435,21 @@ class Engine:
         except StoreError as error:
             log.warning("could not leave the store: %s", error)
 
-    def _describe(self, incarnation: str) -> Node:
+    def _describe(self, incarnation: str, since: datetime) -> Node:
         return Node(
             incarnation=incarnation,
             name=self._settings.name or f"{socket.gethostname()}-{os.getpid()}",
             pid=os.getpid(),
             host=socket.gethostname(),
             sources=tuple(self._consumers),
-            started_at=self._clock.now(),
+            started_at=since,
             version=VERSION,
-            queues=tuple(sorted({consumer.queue for consumer in self._consumers.values()})),
+            queues=tuple(sorted({consumer.queue for consumer in list(self._consumers.values())})),
             limits=self._slots.limits(),
             max_running=self._settings.max_running,
+            executors=self._slots.executors(),
+            capacities=self._slots.capacities(),
+            is_stopping=self._is_stopped,
         )
 
     # --- the lease ----------------------------------------------------------------------------------------------------

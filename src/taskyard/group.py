@@ -9,7 +9,7 @@ import msgspec
 
 from taskyard.errors import BatchTooLarge, InvalidInput, TaskyardError, UnknownGroup, quote
 from taskyard.handle import BoundTask, TaskHandle
-from taskyard.model.command import Cancel, Command, Retry
+from taskyard.model.command import Cancel, Command
 from taskyard.model.given import check_text
 from taskyard.model.state import COMPLETED, ENDED, TaskState
 from taskyard.model.task import Dedupe, TaskRecord, new_uuid
@@ -80,18 +80,15 @@ class Group:
             count += sent
         return count
 
-    async def retry(self, *, by: str = "") -> int:
+    async def retry(self, *, even_quarantined: bool = False, by: str = "") -> int:
         """Send those that failed again, and the summary if it failed with them; how many that were. What was canceled
-        or skipped is final. If none can be sent, why the first cannot is raised."""
-        left, count = await self._list((TaskState.FAILED,)), 0
-        while left:
-            # Who failed with another is refused until that is sent again, which may be later in the same round.
-            sent, refused = await self._apply(left, Retry(to_head=False), by)
-            count += sent
-            if not sent and not count:
-                raise refused[left[0]]
-            left = [uuid for uuid in left if uuid in refused] if sent else []
-        return count
+        or skipped is final; what took its workers down stays, unless `even_quarantined`. If none can be sent, why the
+        first cannot is raised."""
+        failed = self._yard.matching(TaskFilter(group=self.id, states=(TaskState.FAILED,)), by=by)
+        report = await failed.retry(to_head=False, even_quarantined=even_quarantined)
+        if not report.moved and failed.first_refused is not None:
+            raise failed.first_refused
+        return report.moved
 
     async def _list(self, states: tuple[TaskState, ...]) -> list[str]:
         """The tasks in these states, oldest first."""

@@ -137,6 +137,7 @@ class ConsumerFunction(Generic[P, R]):
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle:
         """Store the task and return its handle once it is safe."""
         yard = self._yard
+        yard.check_served(self.consumer)
         add = yard.prepare(self.consumer, self._signature.bind(args, kwargs), self._options)
         connection, engine = self._options.connection, yard.engine
         (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))
@@ -149,4 +150,5 @@ class ConsumerFunction(Generic[P, R]):
 
     async def submit_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[TaskHandle]:
         """Store one task per dict of arguments, in that order, all or nothing; at most 100,000 at once."""
+        self._yard.check_served(self.consumer)
         return await self._yard.submit_many_to(self.consumer, arguments, self._options)

@@ -158,8 +158,7 @@ def make_record(
         if options is DEFAULTS or (options.schedule_at is None and options.delay_s is None):
             due_at = aware("schedule_at", task.schedule_at)
     text = consumer.encode(args)
-    if len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:
-        raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), max_bytes)
+    check_size(consumer.name, text, max_bytes)
     if options.timeout_s is not None and consumer.timeout_s is not None and options.timeout_s > consumer.timeout_s:
         raise InvalidInput(
             f"timeout_s={options.timeout_s:g} is longer than the {consumer.timeout_s:g} s that {consumer.name!r} allows"
@@ -178,6 +177,12 @@ def make_record(
         if options.after:
             record.on_failure = options.on_failure
     return record
+
+
+def check_size(source: str, args: str, max_bytes: int) -> None:
+    """`PayloadTooLarge` if these arguments are; most are so short that they need not be counted."""
+    if len(args) * 4 > max_bytes and len(args.encode()) > max_bytes:
+        raise PayloadTooLarge(f"the arguments of {source!r}", len(args.encode()), max_bytes)
 
 
 def _slot(source: str, args: str, key: str | None) -> str:

@@ -109,6 +109,8 @@ class Schedules:
 
     async def put(self, schedule: Schedule, *, by: str = CODE, replace: bool = True) -> ScheduleStatus:
         """`add` for a schedule that is checked already."""
+        if not isinstance(schedule, Schedule):
+            raise InvalidInput(f"a schedule to put must be a Schedule, not {quote(schedule)}; see add")
         by = check_name("by", by)
         await put(self._store, schedule, now=self._yard.now(), by=by, replace=replace)
         self._yard.engine.look_at_schedules()

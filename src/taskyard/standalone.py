@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -28,7 +28,7 @@ from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, to_json
 from taskyard.model.why import Why
 from taskyard.options import TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
-from taskyard.ports.consumer import Consumer, TaskConsumerRegistry
+from taskyard.ports.consumer import BaseTaskConsumer, Consumer, ConsumerChange, TaskConsumerRegistry
 from taskyard.ports.store import Add, Added, Store
 from taskyard.queueing.controller import QueueController
 from taskyard.queueing.waiting import explain_waits
@@ -49,30 +49,49 @@ _HandedIn = tuple[Task, str]
 """A task, and its arguments as JSON at the time it was handed in."""
 
 
-class _Registered(Mapping[str, Consumer]):
-    """The registry's consumers as the engine wants them, made when they are first asked for."""
+class _Registered(dict[str, Consumer]):
+    """The registry's consumers as an engine wants them. They are changed by `update_from_registry` alone, on the
+    engine's loop: the registry may change on any thread, at any time."""
 
     def __init__(self, registry: TaskConsumerRegistry) -> None:
         self._registry = registry
-        self._made: dict[str, Consumer] = {}
+        self._made_of: dict[str, BaseTaskConsumer] = {}
+        self.update_from_registry()
 
-    def __getitem__(self, name: str) -> Consumer:
-        if name not in self._made:
-            source = self._registry.find(name)
-            if source is None:
-                raise KeyError(name)
-            try:
-                self._made[name] = class_consumer(source)
-            except InvalidConsumer as unfit:
-                # Raised here it would stop the loop that asked, and with it everybody else's tasks.
-                self._made[name] = _refusing(name, unfit)
-        return self._made[name]
+    def update_from_registry(self) -> None:
+        sources = dict(self._registry.sources)
+        for name in self.keys() - sources.keys():
+            del self[name], self._made_of[name]
+        for name, source in sources.items():
+            if self._made_of.get(name) is not source:
+                self[name], self._made_of[name] = _adapt(name, source), source
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._registry.sources)
+    def follow(self, engine: Engine) -> Callable[[], None]:
+        """Let the engine, which runs on this loop, hear of every change from now on, until the function that is
+        returned is called."""
+        loop = asyncio.get_running_loop()
 
-    def __len__(self) -> int:
-        return len(self._registry.sources)
+        def change() -> None:
+            self.update_from_registry()
+            engine.consumers_changed()
+
+        def hear(name: str, what: ConsumerChange) -> None:
+            if _running_loop() is loop:
+                change()
+            else:
+                loop.call_soon_threadsafe(change)
+
+        unsubscribe = self._registry.subscribe(hear)
+        change()  # what has happened since it was made
+        return unsubscribe
+
+
+def _adapt(name: str, source: BaseTaskConsumer) -> Consumer:
+    try:
+        return class_consumer(source)
+    except InvalidConsumer as unfit:
+        # Raised here it would stop the loop that asked, and with it everybody else's tasks.
+        return _refusing(name, unfit)
 
 
 def _refusing(name: str, unfit: InvalidConsumer) -> Consumer:
@@ -88,7 +107,9 @@ def _refusing(name: str, unfit: InvalidConsumer) -> Consumer:
 
 class Scheduler:
     """Fires tasks when they are due, earliest first, at most `concurrent_count` of a source at once. A failed task is
-    logged and not tried again; a task of an unknown source is logged and ends as failed when it is due.
+    logged and not tried again; a task of an unknown source is logged and ends as failed when it is due. Consumers may
+    be registered and unregistered meanwhile: what runs of one that has gone goes on to its end, what waits for it has
+    an unknown source when it is due, unless another of that name is there by then.
 
     `add_task` is synchronous and may be called from any thread, also before `start`. `store` holds the record of every
     task that has not ended, and of the last 10,000 that have."""
@@ -107,6 +128,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
+        self._unfollow: Callable[[], None] | None = None
         self.store: Store = MemoryStore(self._clock, keep_ended=KEEP_ENDED)
 
     def add_task(self, task: Task) -> None:
@@ -151,10 +173,11 @@ class Scheduler:
         """Start firing. Calling it again while it runs does nothing."""
         if self._engine is not None:
             return
+        registered = _Registered(self._registry)
         engine = Engine(
             self.store,
             clock=self._clock,
-            consumers=_Registered(self._registry),
+            consumers=registered,
             executors={INLINE: InProcessExecutor(), THREAD: ThreadExecutor()},
             queues={DEFAULT_QUEUE: QueueSettings(name=DEFAULT_QUEUE, retry=NO_RETRY)},
             settings=EngineSettings(max_running=self._max_running, others=self._max_running),
@@ -165,6 +188,7 @@ class Scheduler:
         except BaseException:
             self._engine = None
             raise
+        self._unfollow = registered.follow(engine)
         with self._lock:
             self._loop = asyncio.get_running_loop()
         self._take()
@@ -175,6 +199,8 @@ class Scheduler:
         engine, self._engine = self._engine, None
         with self._lock:
             self._loop = None
+        if self._unfollow is not None:
+            self._unfollow()
         if engine is None:
             return
         try:
@@ -222,10 +248,12 @@ class StandaloneQueue(QueueController):
 
     async def __aenter__(self) -> Self:
         await _start(self.store, self._engine, self._rules)
+        self._unfollow = self._registered.follow(self._engine)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """What runs is interrupted and goes back to the store."""
+        self._unfollow()
         try:
             await self._engine.stop(0.0)
         finally:

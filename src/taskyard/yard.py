@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,15 +22,12 @@ from taskyard.consumers import check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
-    CommandRefused,
     DuplicateConsumer,
-    EventsMissed,
     ForkedStore,
     InvalidArguments,
     InvalidConsumer,
     InvalidInput,
     NotOpen,
-    PayloadTooLarge,
     UnknownConsumer,
     UnknownTask,
     WrongLoop,
@@ -41,8 +38,9 @@ from taskyard.execution.runner import RunnerSettings
 from taskyard.execution.warming import warm_up_all
 from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
+from taskyard.listening import check_after, follow, make_filter
 from taskyard.model.command import Command
-from taskyard.model.event import Event
+from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
@@ -58,16 +56,22 @@ from taskyard.model.given import (
 from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.state import ENDED
-from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, new_uuid, to_json
+from taskyard.model.task import DEFAULT_QUEUE, Claim, Run, TaskRecord, to_json
 from taskyard.model.why import Why
-from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, make_record
+from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, check_size, make_record
 from taskyard.ports.clock import Clock, SystemClock
-from taskyard.ports.consumer import BaseTaskConsumer, Consumer
+from taskyard.ports.consumer import (
+    BaseTaskConsumer,
+    Consumer,
+    ConsumerChange,
+    ConsumerListener,
+    ConsumerListeners,
+)
 from taskyard.ports.store import ANY, Add, QueueStatus, Store, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
-from taskyard.queueing.matching import Matching
+from taskyard.queueing.matching import BulkReport, Matching
 from taskyard.queueing.waiting import explain_waits
+from taskyard.rerunning import run_again, run_all_again
 from taskyard.retention import KEEP_S, Keep, Retention
 from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
@@ -139,8 +143,10 @@ class Yard(TaskSteering):
             max_running=max_running,
             runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )
-        self._max_payload_bytes = max_payload_bytes
+        self.max_payload_bytes = max_payload_bytes
         self._consumers: dict[str, Consumer] = {}
+        self._retired: list[Consumer] = []
+        self._listeners = ConsumerListeners()
         self._queues: dict[str, QueueSettings] = {}
         self._forks = self._ident = 0
         self._streams: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()
@@ -211,10 +217,39 @@ class Yard(TaskSteering):
     def _register(self, consumer: Consumer) -> None:
         if consumer.name in self._consumers:
             raise DuplicateConsumer(consumer.name)
-        self._consumers[consumer.name] = consumer
         if self._engine is not None:
             _warm_up(consumer)
-            self._engine.look()
+        self._consumers[consumer.name] = consumer
+        self._tell_engine()
+        self._listeners.tell(consumer.name, ConsumerChange.REGISTERED)
+
+    def unregister(self, name: str) -> None:
+        """Take a consumer out, also while the yard is open. Its name may be used again at once. Nothing more of it
+        starts here, and it can no longer be submitted to here. A run of it that is going on comes to its end, and is
+        settled by the rules it began with; one that was claimed and has not begun goes back. What waits for it stays as
+        it is in the store, until this yard or another serves it again; `why` says so."""
+        consumer = self.get_consumer(name)
+        del self._consumers[name]
+        if consumer.close is not None:
+            self._retired.append(consumer)  # what its runs have left loaded may be in use until the yard is stopped
+        self._tell_engine()
+        self._listeners.tell(name, ConsumerChange.UNREGISTERED)
+
+    def subscribe(self, listener: ConsumerListener) -> Callable[[], None]:
+        """Call `listener(name, change)` whenever a consumer was registered or unregistered here, on the thread where
+        that was done, until the function that is returned is called. Which consumers the processes on a store serve,
+        those of others included, `store.nodes()` says."""
+        return self._listeners.subscribe(listener)
+
+    def _tell_engine(self) -> None:
+        """A consumer has come or gone, be it on another thread than the engine's."""
+        engine, loop = self._engine, self.loop
+        if engine is None or loop is None:
+            return
+        if asyncio._get_running_loop() is loop:
+            engine.consumers_changed()
+        else:
+            loop.call_soon_threadsafe(engine.consumers_changed)
 
     @property
     def consumers(self) -> Mapping[str, Consumer]:
@@ -225,6 +260,11 @@ class Yard(TaskSteering):
             return self._consumers[name]
         except KeyError:
             raise UnknownConsumer(name, self._consumers) from None
+
+    def check_served(self, consumer: Consumer) -> None:
+        """`UnknownConsumer` if it was unregistered."""
+        if self._consumers.get(consumer.name) is not consumer:
+            raise UnknownConsumer(consumer.name, self._consumers)
 
     def define_queue(  # noqa: PLR0913 - the rules of a queue, each with a name and a default
         self,
@@ -386,7 +426,7 @@ class Yard(TaskSteering):
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
         await warm_up_all([consumer.warm_up for consumer in self._consumers.values() if consumer.warm_up is not None])
-        engine = self._make_engine(store, serve)
+        engine, known = self._make_engine(store, serve), dict(self._consumers)
         await store.open()
         try:
             # Who only submits leaves the rules to those who run.
@@ -400,6 +440,8 @@ class Yard(TaskSteering):
             raise
         self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
         self._forks, self._ident = _forks, get_ident()
+        if self._consumers != known:
+            engine.consumers_changed()  # they came or went meanwhile, when there was nobody to tell
         keep, failed = Keep(self._keep_s, self._keep_ended), self._keep_failed
         if serve and not (keep.is_all and (failed is None or failed.is_all)):
             retention = Retention(store, self._clock, keep, failed=failed)
@@ -433,9 +475,10 @@ class Yard(TaskSteering):
             self._retention.cancel()
         try:
             await engine.stop(grace_s)
-            for consumer in self._consumers.values():
+            for consumer in (*self._retired, *self._consumers.values()):
                 if consumer.close is not None:
                     await consumer.close()
+            self._retired.clear()
         finally:
             self._engine = self._store = self.loop = None
             for changes in self._streams:
@@ -495,7 +538,7 @@ class Yard(TaskSteering):
 
     def prepare(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> Add:
         """One task as the engine takes it; what is wrong with it is raised here."""
-        record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
+        record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self.max_payload_bytes)
         if options is DEFAULTS:
             return Add((record,), options.dedupe, self.find_parent())
         return self._add([record], options)
@@ -504,8 +547,7 @@ class Yard(TaskSteering):
         """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
         args = _named(consumer.name, given)
         text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
-        if len(text.encode()) > self._max_payload_bytes:
-            raise PayloadTooLarge(f"the arguments of {consumer.name!r}", len(text.encode()), self._max_payload_bytes)
+        check_size(consumer.name, text, self.max_payload_bytes)
         return text
 
     def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
@@ -517,7 +559,7 @@ class Yard(TaskSteering):
     ) -> list[TaskHandle]:
         if not isinstance(arguments, Iterable):
             raise InvalidInput(f"submit_many takes a list of dicts of arguments, not {quote(arguments)}")
-        now, limit = self._clock.now(), self._max_payload_bytes
+        now, limit = self._clock.now(), self.max_payload_bytes
         records: list[TaskRecord] = []
         for args in arguments:
             if len(records) == MAX_BATCH:
@@ -551,7 +593,7 @@ class Yard(TaskSteering):
 
     def make_bound(self, bound: BoundTask, args: dict[str, Any]) -> TaskRecord:
         """The record of a bound task."""
-        consumer, limit = bound.consumer, self._max_payload_bytes
+        consumer, limit = bound.consumer, self.max_payload_bytes
         if self.get_consumer(consumer.name) is not consumer:
             raise InvalidInput(f"the consumer {quote(consumer.name)} of a bound task is that of another yard")
         record = make_record(consumer, args, bound.options, now=self._clock.now(), max_bytes=limit)
@@ -601,22 +643,20 @@ class Yard(TaskSteering):
         """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
         return await self.store.list_runs(check_uuid(uuid))
 
-    async def run_again(self, uuid: str | UUID, args: Mapping[str, Any] | None = None) -> TaskHandle:
-        """Make a new task of one that has ended, with its arguments or others, which names the old one as its
-        `origin`."""
-        old = await self.store.find(check_uuid(uuid))
-        if old is None:
-            raise UnknownTask(str(uuid))
-        if old.state not in ENDED:
-            raise CommandRefused(old.uuid, "run again", old.state, "it has not ended yet")
-        # The old arguments need no consumer to check them: this process may be one that only steers.
-        text = old.args if args is None else self.get_consumer(old.source).encode(_named(old.source, args))
-        now = self._clock.now()
-        record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, text, priority=old.priority)
-        record.key, record.bucket, record.origin = old.key, old.bucket, old.uuid
-        record.timeout_s, record.retry = old.timeout_s, old.retry
-        (added,) = await self.engine.submit(Add((record,), parent=self.find_parent()))
-        return TaskHandle(self, added.uuid, added.is_new)
+    async def run_again(
+        self, uuid: str | UUID, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
+    ) -> TaskHandle:
+        """Make a new task of one that has ended, which names the old one as its `origin`: with its arguments; with
+        other `args`, as `submit` takes them; or with `changes` to those that it had. A summary gets the results that
+        the tasks of its group have now."""
+        return await run_again(self, check_uuid(uuid), args, changes)
+
+    async def run_all_again(
+        self, where: TaskFilter = ANY, *, changes: Mapping[str, Any] | None = None, dry_run: bool = False
+    ) -> BulkReport:
+        """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
+        them. `moved` in the report are the new tasks."""
+        return await run_all_again(self, where, changes, dry_run=dry_run)
 
     def matching(self, where: TaskFilter = ANY, *, by: str = "") -> Matching:
         """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
@@ -625,26 +665,33 @@ class Yard(TaskSteering):
     async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
         return await ask_one(self.engine, uuid, command, by=by)
 
-    async def events(self, *, after: int | None = None) -> AsyncGenerator[Event, None]:
+    async def events(
+        self,
+        *,
+        after: int | None = None,
+        kinds: Iterable[EventKind | str] | EventKind | str | None = None,
+        queue: str | None = None,
+        source: str | None = None,
+        task: str | UUID | None = None,
+        group: str | UUID | None = None,
+    ) -> AsyncGenerator[Event, None]:
         """What happens from now on, or after event number `after`, in this process and in others, until the yard is
-        closed. A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more) gets
-        `EventsMissed`: look at the records, then start anew."""
-        if after is not None:
-            check_count("after", after, least=0, most=sys.maxsize, hint=", or None for what comes from now on")
-        store, engine = self.store, self.engine
-        seen = (await store.events(after=-1)).last if after is None else after
+        closed: all of it, or only what is of these `kinds`, and of this queue, consumer, task or group (its summary
+        included). Who remembers the `seq` of the last event goes on there, with the same filter or another.
+
+        A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more) gets `EventsMissed`:
+        look at the records, then start anew."""
+        after, store, engine = check_after(after), self.store, self.engine
+        if after is None:
+            after = (await store.events(after=-1)).last  # before the tasks of a group are looked up
+        where = await make_filter(store, kinds=kinds, queue=queue, source=source, task=task, group=group)
         with engine.changes() as changes:
             self._streams.add(changes)
-            while self._engine is engine:
-                changes.clear()
-                page = await store.events(after=seen)
-                if page.missed:
-                    raise EventsMissed(seen, page.last)
-                seen = page.last
-                for event in page.events:
+            async with aclosing(
+                follow(store, changes, lambda: self._engine is engine, after=after, where=where)
+            ) as events:
+                async for event in events:
                     yield event
-                if not page.events:
-                    await changes.wait()
 
 
 def _order(value: QueueOrder | str) -> QueueOrder:

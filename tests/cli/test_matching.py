@@ -20,7 +20,8 @@ def test_retry_all_takes_what_failed_with_this_error(shell: Shell) -> None:
     boom, away, done = shell.seed(("boom", {}), ("flaky", {"host": "a"}), ("add", {"a": 1}), work=True)
     chosen = ("retry", "--all", "--error", "OSError", "--store", shell.url)
     counted = shell.here(*chosen, "--dry-run", "--json").json
-    assert counted == {"matched": 1, "moved": 0, "refused": 0, "dry_run": True}
+    nobody = {"moved": 0, "changed_meanwhile": 0, "unfit": {}, "quarantined": 0}
+    assert counted == {"matched": 1, **nobody, "dry_run": True}
     assert shell.record(away).state is TaskState.FAILED
     assert shell.here(*chosen).out == "1 task matched   ✔ 1 changed\n"
     found = [shell.record(uuid).state for uuid in (boom, away, done)]
@@ -49,12 +50,16 @@ def test_a_filter_chooses_among_tasks(shell: Shell) -> None:
     ]  # fmt: skip
 
 
-def test_what_does_not_fit_is_counted_as_refused(shell: Shell) -> None:
-    """Where the states are named, those that the command does not fit are refused, counted, and end with 1."""
+def test_what_does_not_fit_is_counted_by_why(shell: Shell) -> None:
+    """Where the states are named, those that the command does not fit are told, by why, and end with 1; a dry run tells
+    the same."""
     shell.seed(("add", {"a": 1}), ("boom", {}), work=True)
     done = shell.here("retry", "--all", "--state", "ended", "--store", shell.url)
     assert done.code == 1
-    assert done.out.startswith("2 tasks matched   ✔ 1 changed   ✘ 1 refused")
+    why = "it is completed; only a failed task can be sent again; submit a new one"
+    assert done.out == f"2 tasks matched   ✔ 1 changed   ✘ 1 not: {why}\n"
+    counted = shell.here("retry", "--all", "--state", "completed", "--dry-run", "--json", "--store", shell.url).json
+    assert (counted["matched"], counted["unfit"]) == (1, {why: 1})
 
 
 def test_many_are_not_changed_without_a_word(shell: Shell) -> None:
@@ -147,3 +152,15 @@ def test_a_user_without_a_name_is_a_number(shell: Shell, monkeypatch: pytest.Mon
     nameless = dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME"), "")
     assert shell.here("hold", uuid, "--store", shell.url, **nameless).code == 0
     assert shell.record(uuid).note == f"held by cli:{os.getuid()}"
+
+
+def test_all_that_match_are_run_again_with_an_argument_changed(shell: Shell) -> None:
+    """`run-again --all --set` makes a new task of each that ended and matches, once it is known how many they are."""
+    old = shell.seed(("add", {"a": 1}), ("add", {"a": 2}), ("boom", {}), work=True)
+    chosen = ("run-again", "--all", "--source", "add", "--set", "a=5", "--app", "app:yard", "--store", shell.url)
+    counted = shell.ok(*chosen, "--dry-run").out
+    assert counted == "2 tasks matched; nothing was changed: without --dry-run it would run them again\n"
+    assert shell.ok(*chosen).out == "2 tasks matched   ✔ 2 changed\n"
+    new = [shell.record(row["uuid"]) for row in shell.here("ls", "--store", shell.url, "--json").json["tasks"]]
+    made = [(record.origin, record.args) for record in new if record.origin is not None]
+    assert sorted(made) == sorted((uuid, '{"a":5}') for uuid in old[:2])

@@ -33,6 +33,7 @@ def test_nodes_are_listed_with_what_they_run(shell: Shell) -> None:
         "sources": ["add", "boom", "flaky", "hold", "until", "stubborn", "deaf", "sleeper"],
         "running": 2,
         "draining": False,
+        "stopping": False,
         "alive": True,
         "beat_at": None,
     }

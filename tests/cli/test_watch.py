@@ -80,3 +80,24 @@ def test_what_is_said_of_a_queue_is_a_line(shell: Shell) -> None:
     shell.here("cancel", uuid, "--store", shell.url)
     assert watcher.end() == 1
     assert "queue cpu" not in watcher.said
+
+
+@pytest.mark.spec("QUE-29")
+def test_some_events_only_are_lines(shell: Shell) -> None:
+    """By kind, consumer and queue, on whatever it is printed; a kind that does not exist is refused with those that
+    do."""
+    shell.seed(("boom", {}))
+    watcher = shell.start(
+        "watch", "--until-idle", "--kind", "completed", "--kind", "failed", "--source", "add", "--store", shell.url
+    )
+    elsewhere = shell.start("watch", "--until-idle", "--json", "--queue", "nowhere", "--store", shell.url)
+    for one in (watcher, elsewhere):
+        one.hear("watching: ")
+    (good,) = shell.seed(("add", {"a": 1}))
+    shell.start_worker()
+    assert (watcher.end(), elsewhere.end()) == (0, 0)
+    (line,) = [line for line in watcher.said.splitlines() if not line.startswith("watching")]
+    assert f"completed  add {good}" in line
+    assert len(elsewhere.heard) == 1
+    refused = shell.here("watch", "--kind", "finished", "--store", shell.url)
+    assert "'finished' is no kind of event; known are submitted" in refused.err

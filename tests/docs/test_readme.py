@@ -20,6 +20,7 @@ ALONE = {
     "nightly.py": "a full report\noften 0 too often\nreport 5 \n",
     "after.py": "3\n6 2\n",
     "mail.py": "True queue paused\nValueError\n[(1, 'ValueError', 'send')]\n1\nsent to bob@example.org\n",
+    "listening.py": "completed A\ncompleted B\ncompleted C\n",
     "steered.py": "paused by ann: backup\n['c', 'd', 'b']\n1 1 canceled\n",
 }
 APART = {*ALONE, "orders.py"}
@@ -48,7 +49,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_programs_run(folder):
     """Every program in the README runs as it is printed, and says what it should."""
     programs = [block.file for block in README if block.file is not None]
-    names = ["app", "web", "plain", "cpu", "nightly", "after", "mail", "steered", "orders", "words", "later"]
+    names = [
+        "app",
+        "web",
+        "plain",
+        "cpu",
+        "nightly",
+        "after",
+        "mail",
+        "steered",
+        "listening",
+        "orders",
+        "words",
+        "later",
+    ]
     assert programs == [f"{name}.py" for name in names]
     said = [run(folder, sys.executable, program) for program in programs if program not in APART]
     assert said[0] == "True\n"

@@ -127,6 +127,7 @@ class Rig:
         is_async = asyncio.iscoroutinefunction(call) or isinstance(call, Work)
         fields.setdefault("executor", "inline" if is_async else "thread")
         self.consumers[name] = Consumer(name=name, encode=str, call=call, is_async=is_async, **fields)
+        self.engine.consumers_changed()
 
     def record(self, source: str, *, in_s: float = 0.0, at: datetime | None = None, **fields: Any) -> TaskRecord:
         now = self.clock.now()

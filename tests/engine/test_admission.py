@@ -75,7 +75,57 @@ def test_consumers_may_come_later():
     slots.demand()
     slots.take("a")
     known["b"] = consumer("b", 3)
+    slots.learn()
     assert slots.demand() == Demand(9, {"a": 1, "b": 3})
+
+
+@pytest.mark.spec("SCH-27")
+def test_a_consumer_that_goes_is_not_asked_for():
+    """One out and one in is noticed; what runs of the one that went still counts in total and for its executor."""
+    known = consumers(a=2)
+    slots = Slots(known, max_running=10, capacities={"thread": 4})
+    slots.take("a")
+    del known["a"]
+    known["b"] = consumer("b", 5)
+    slots.learn()
+    assert slots.demand() == Demand(9, {"b": 3})
+    slots.free("a")
+    assert slots.demand() == Demand(10, {"b": 4})
+    assert (slots.limits(), slots.executors()) == ({"b": 5}, {"b": "thread"})
+
+
+@pytest.mark.spec("SCH-27")
+def test_what_runs_of_an_old_consumer_counts_for_the_new_one():
+    """A consumer that comes back, with another limit and elsewhere, has the slots that its earlier runs leave."""
+    known = consumers(a=3)
+    slots = Slots(known, max_running=10, capacities={"thread": 3, "process": 4})
+    slots.take("a")
+    slots.take("a")
+    del known["a"]
+    slots.learn()
+    assert slots.demand() is None
+    known |= {"a": replace(consumer("a", 5), executor="process"), "b": consumer("b", 9)}
+    slots.learn()
+    assert slots.demand() == Demand(8, {"a": 2, "b": 3})
+    slots.free("a")
+    slots.free("a")
+    assert slots.demand() == Demand(10, {"a": 4, "b": 3})
+
+
+@pytest.mark.spec("SCH-27")
+def test_a_consumer_that_goes_becomes_a_stranger():
+    """Where unknown sources are taken, one that went is unknown, though one of its runs is still going on."""
+    known = consumers(a=1)
+    slots = Slots(known, max_running=10, others=2)
+    slots.take("a")
+    del known["a"]
+    slots.learn()
+    assert slots.demand() == Demand(9, {}, 2)
+    slots.take("a")
+    assert slots.demand() == Demand(8, {}, 1)
+    slots.free("a")
+    slots.free("a")
+    assert slots.demand() == Demand(10, {}, 2)
 
 
 def test_full_sources_are_no_strangers():
@@ -93,7 +143,7 @@ def test_a_stranger_that_becomes_known_goes_back_where_it_came_from():
     slots.demand()
     slots.take("late")
     known["late"] = consumer("late", 1)
-    slots.demand()
+    slots.learn()
     slots.free("late")
     assert slots.demand() == Demand(10, {"late": 1}, 2)
 
@@ -107,6 +157,7 @@ def test_stopped_slots_ask_for_nothing():
     slots.stop()
     slots.free("a")
     known["b"] = consumer("b", 3)
+    slots.learn()
     assert slots.demand() is None
 
 

@@ -137,19 +137,18 @@ async def test_a_queue_s_concurrency_holds_beside_the_source_s(rig):
     await quiet()
     assert len(work.began) == 2
     await rig.store.set_queue(QueueSettings(name="default", concurrency=4))
-    rig.engine.look()
+    rig.store.hint()
     await quiet()
     assert len(work.began) == 4
 
 
 async def test_a_consumer_added_while_running_gets_its_tasks(rig):
-    """A consumer that is registered after its tasks were submitted gets them when the engine is told to look."""
+    """A consumer that is registered after its tasks were submitted gets them when the engine is told of it."""
     uuid = await rig.submit("late")
     await quiet()
     assert await rig.state(uuid) == "queued"
     work = Work()
     rig.consumer("late", work)
-    rig.engine.look()
     await quiet()
     assert work.began == [uuid]
 

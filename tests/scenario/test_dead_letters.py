@@ -1,8 +1,20 @@
 """Failed tasks: seen by what they have in common, and sent again."""
 
+from typing import Any
+
 import pytest
 
-from taskyard import RetryPolicy, TaskFailed, TaskFilter, TaskState, Yard
+from taskyard import (
+    BaseTaskConsumer,
+    InvalidInput,
+    PayloadTooLarge,
+    RetryPolicy,
+    Task,
+    TaskFailed,
+    TaskFilter,
+    TaskState,
+    Yard,
+)
 
 ONCE_MORE = RetryPolicy(max_retries=1, first_s=0.01, jitter=0)
 
@@ -62,3 +74,83 @@ async def test_a_dead_letter_is_run_again_with_other_arguments(url):
         assert await again.result(timeout_s=30) == "right"
         assert (await again.record()).origin == typo
         assert await yard.handle(typo).state() is TaskState.FAILED
+
+
+@pytest.mark.spec("SCH-13")
+async def test_all_dead_letters_are_run_again_with_an_argument_changed(url):
+    """Of all that match new tasks are made, oldest first, each with its other arguments as they were; a dry run counts
+    the same, and what the consumer refuses is told by why."""
+    yard = Yard(url)
+
+    @yard.consumer(concurrent_count=5, retry=RetryPolicy(max_retries=0))
+    async def fetch(host: str, n: int) -> str:
+        if host == "typo":
+            raise ValueError("no such host")
+        return f"{host} {n}"
+
+    async with yard:
+        handles = await yard.submit_many("fetch", [{"host": "typo", "n": n} for n in range(3)])
+        for handle in handles:
+            with pytest.raises(TaskFailed):
+                await handle.result(timeout_s=30)
+        failed = TaskFilter(states=(TaskState.FAILED,), error="ValueError")
+        assert (await yard.run_all_again(failed, changes={"host": "right"}, dry_run=True)).matched == 3
+        wrong = await yard.run_all_again(failed, changes={"hots": "right"})
+        assert (wrong.matched, wrong.moved, list(wrong.unfit.values())) == (3, 0, [3])
+        report = await yard.run_all_again(failed, changes={"host": "right"})
+        assert (report.matched, report.moved, report.refused) == (3, 3, 0)
+        new = [record for record in await yard.store.list_tasks() if record.origin is not None][::-1]
+        assert [record.origin for record in new] == [handle.uuid for handle in handles]
+        results = [await yard.handle(record.uuid).result(timeout_s=30) for record in new]
+        assert results == ["right 0", "right 1", "right 2"]
+
+
+@pytest.mark.spec("QUE-15")
+async def test_a_task_that_is_run_again_is_made_as_a_submitted_one(url):
+    """Other arguments go through `produce` and are held to the limit of size; changes are made to what it made once."""
+    yard = Yard(url, max_payload_bytes=1000)
+
+    class Fetch(BaseTaskConsumer):
+        name = "fetch"
+
+        def produce(self, args: dict[str, Any]) -> Task:
+            return Task(source=self.name, args={"path": f"/{args['name']}", "size": 1})
+
+        async def consume(self, task: Task) -> Any:
+            return task.args
+
+    yard.register(Fetch())
+    async with yard:
+        old = await yard.submit("fetch", {"name": "a"})
+        assert await old.result(timeout_s=30) == {"path": "/a", "size": 1}
+        other = await yard.run_again(old.uuid, {"name": "b"})
+        assert await other.result(timeout_s=30) == {"path": "/b", "size": 1}
+        changed = await yard.run_again(other.uuid, changes={"size": 2})
+        assert await changed.result(timeout_s=30) == {"path": "/b", "size": 2}
+        for too_large in ({"args": {"name": "x" * 1000}}, {"changes": {"path": "x" * 1000}}):
+            with pytest.raises(PayloadTooLarge):
+                await yard.run_again(old.uuid, **too_large)
+        with pytest.raises(InvalidInput, match="not both"):
+            await yard.run_again(old.uuid, {}, changes={})
+
+
+@pytest.mark.spec("QUE-15", "QUE-27")
+async def test_a_summary_that_is_run_again_gets_the_results(url):
+    """Run again with its own arguments or with others, a summary gets what the tasks of its group returned."""
+    yard = Yard(url)
+
+    @yard.consumer
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @yard.consumer
+    async def total(results: list[int], more: int = 0) -> int:
+        return sum(results) + more
+
+    async with yard:
+        group = await yard.submit_group([double.bind(n) for n in range(4)], summary=total.bind())
+        assert await group.summary.result(timeout_s=30) == 12
+        again = await yard.run_again(group.id)
+        more = await yard.run_again(group.id, {"more": 1})
+        changed = await yard.run_again(group.id, changes={"more": 2})
+        assert [await one.result(timeout_s=30) for one in (again, more, changed)] == [12, 13, 14]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
-from taskyard import Event, EventKind, EventsMissed, Yard
+from taskyard import Event, EventKind, EventsMissed, InvalidInput, Yard
 from tests.scenario.gates import PATIENCE_S, heard
 from tests.scenario.jobs import build
 
@@ -141,3 +142,77 @@ async def test_a_listener_that_came_too_late_is_told():
         assert missed.value.after == 0
         async with aclosing(yard.events(after=missed.value.now)) as events:
             assert (await anext(events)).seq == missed.value.now + 1
+
+
+@pytest.mark.spec("QUE-29")
+async def test_a_listener_hears_what_it_asks_for(url):
+    """By kind, queue, consumer, task or group, or several of them together; of a queue as a whole, where it fits."""
+    async with build(url) as yard:
+        one = await yard.submit("echo", {"value": 1}, queue="quick")
+        two = await yard.submit("add", {"a": 1})
+        group = await yard.submit_group([yard.bind("echo")], summary=yard.bind("add", {"a": 2}))
+        (member,) = group.tasks
+        for handle in (one, two, group.summary):
+            await handle.result(timeout_s=10)
+        await yard.queue("quick").pause()
+        last = await yard.submit("echo", queue="slow")  # what comes next, where nothing else is heard
+        await last.result(timeout_s=10)
+        end = ("completed", last.uuid)
+        asked: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
+            ({"kinds": "completed", "source": "echo"}, [("completed", one.uuid), ("completed", member.uuid), end]),
+            (
+                {"kinds": ["queue_paused", "submitted"], "queue": "quick"},
+                [("submitted", one.uuid), ("queue_paused", "")],
+            ),
+            ({"kinds": [EventKind.QUEUE_PAUSED, EventKind.FAILED]}, [("queue_paused", "")]),
+            ({"queue": "slow"}, [("submitted", last.uuid), ("running", last.uuid), end]),
+            (
+                {"task": two.uuid, "kinds": [EventKind.STARTED, "completed"]},
+                [("running", two.uuid), ("completed", two.uuid)],
+            ),
+            ({"group": group.id, "kinds": "completed"}, [("completed", member.uuid), ("completed", group.id)]),
+            ({"group": group.id, "task": member.uuid, "kinds": "running"}, [("running", member.uuid)]),
+        ]
+        for where, expected in asked:
+            async with aclosing(yard.events(after=0, **where)) as events, asyncio.timeout(PATIENCE_S):
+                told = [await anext(events) for _ in expected]
+            assert [(event.kind, event.uuid) for event in told] == expected
+
+
+@pytest.mark.spec("QUE-29")
+async def test_a_filtered_listener_does_not_fall_behind(url):
+    """What it did not ask for is behind it too: however much of that there was, it goes on from there, and from the
+    last number it was told another goes on with another filter."""
+    async with build("memory://") as yard:
+        async with aclosing(yard.events(source="add")) as events:
+            following = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0)
+            for _ in range(3):
+                await yard.submit_many("echo", [{}] * 5000, delay_s=3600)
+                await (await yard.submit("echo")).result(timeout_s=10)
+            handle = await yard.submit("add", {"a": 1})
+            first = await asyncio.wait_for(following, PATIENCE_S)
+            assert (first.kind, first.uuid) == ("submitted", handle.uuid)
+        async with aclosing(yard.events(after=first.seq, task=handle.uuid, kinds="completed")) as events:
+            assert (await asyncio.wait_for(anext(events), PATIENCE_S)).uuid == handle.uuid
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"kinds": "finished"}, "'finished' is no kind of event; known are submitted, "),
+        ({"kinds": ["completed", 3]}, "3 is no kind of event"),
+        ({"kinds": 3}, "3 is no kind of event"),
+        ({"kinds": []}, "nothing would ever be heard"),
+        ({"queue": ""}, "queue"),
+        ({"source": 3}, "source"),
+        ({"task": ""}, "uuid"),
+        ({"group": "nobody"}, "no task of a group nobody"),
+        ({"after": -1}, "after must be a whole number"),
+    ],
+)
+async def test_a_filter_that_makes_no_sense_is_refused(where, message):
+    """A listener that could never hear anything is told so, with the words that there are."""
+    async with build("memory://") as yard:
+        with pytest.raises(InvalidInput, match=message):
+            await anext(yard.events(**where))

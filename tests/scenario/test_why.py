@@ -1,5 +1,7 @@
 """Why a task waits, asked by people while others work."""
 
+import asyncio
+
 import pytest
 
 from taskyard import Reason, UnknownTask
@@ -31,6 +33,43 @@ async def test_limits_of_a_running_node_are_named(url, gates):
         (await gates.begun("second")).finish()
         await second.result(timeout_s=PATIENCE_S)
         assert await yard.why(second.uuid) is None
+
+
+async def test_threads_that_others_have_taken_are_named(url, gates):
+    """Two consumers share the yard's threads: what the one runs there holds up the other, and is said to."""
+    async with build(url, gates.port, threads=1) as yard:
+
+        @yard.consumer
+        def also_in_a_thread() -> None: ...
+
+        first = await yard.submit("thread_gate", {"name": "first"})
+        run = await gates.begun("first")
+        second = await also_in_a_thread.submit()
+        why = await yard.why(second.uuid)
+        assert why is not None
+        assert (why.reason, why.blocker) == (Reason.EXECUTOR_FULL, first.uuid)
+        run.finish()
+        await second.result(timeout_s=PATIENCE_S)
+
+
+async def test_a_yard_that_stops_takes_nothing_more(file_url, gates):
+    """While a yard waits for what it runs, another process is told that what waits has nobody to wait for."""
+    async with build(file_url).client() as asking:
+        running = build(file_url, gates.port, grace_s=None)
+        await running.start()
+        first, second = await asking.submit_many("narrow_gate", [{"name": "a"}, {"name": "b"}])
+        run = await gates.begun("a")
+        stopping = asyncio.create_task(running.stop())
+        async with asyncio.timeout(PATIENCE_S):
+            while not (await asking.store.nodes())[0].node.is_stopping:  # noqa: ASYNC110 -- nothing tells of it
+                await asyncio.sleep(0)
+        why = await asking.why(second.uuid)
+        assert why is not None
+        assert why.reason is Reason.NO_NODE
+        assert "is stopping" in why.text
+        run.finish()
+        await stopping
+        assert await first.state() == "completed"
 
 
 async def test_an_unknown_task_is_named(url):

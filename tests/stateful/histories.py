@@ -1,9 +1,7 @@
-"""Many random histories of the stores in one go, for the test suite and for `make torture`."""
+"""Many random histories of a store in one go, for the test suite and for `make torture`."""
 
-import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, core, settings
@@ -15,12 +13,14 @@ from taskyard.stores.memory import core as memory_core
 from taskyard.stores.memory import tasks as memory_tasks
 from taskyard.stores.sqlite import commands
 from tests.stateful.machine import StoreMachine
-from tests.torture.figures import Figures
 
 STEPS = 50
 
 AT_ONCE = 500
 """Histories in one go: Hypothesis remembers each, at about half a megabyte, to make no history twice."""
+
+FRESH = (Phase.generate, Phase.shrink)
+"""New histories only, each of which a seed brings back."""
 
 
 CROWDED = [
@@ -44,7 +44,7 @@ def crowded() -> Iterator[None]:
 def check(
     histories: int, *, machine: type[StoreMachine] = StoreMachine, phases: Collection[Phase] = tuple(Phase)
 ) -> None:
-    """Raise what is found wrong in so many histories of at most `STEPS` steps, by default shrunk to the shortest."""
+    """Raise what is found wrong in so many histories of `STEPS` steps, by default shrunk to the shortest."""
     for done in range(0, histories, AT_ONCE):
         with crowded():
             run_state_machine_as_test(
@@ -59,18 +59,11 @@ def check(
             )
 
 
-def run(_folder: Path, *, trials: int, seed: int, phases: Collection[Phase] = tuple(Phase)) -> Figures:
-    """P7: no history leads a task out of the graph of states, nor SQLite and memory apart."""
-    figures = Figures(f"P7 legal states, {STEPS} steps each", 0)
+def check_seed(seed: int, histories: int, *, machine: type[StoreMachine], phases: Collection[Phase] = FRESH) -> None:
+    """The same of the histories that this seed gives, the same each time."""
+    # What pytest's --hypothesis-seed sets.
+    core.global_force_seed = seed  # type: ignore[assignment]
     try:
-        while figures.trials < trials and not figures.failures:
-            # What pytest's --hypothesis-seed sets; another one each time, or all would be the same.
-            core.global_force_seed = seed + figures.trials  # type: ignore[assignment]
-            histories = min(AT_ONCE, trials - figures.trials)
-            figures.trials += histories
-            check(histories, phases=phases)
-    except Exception as exc:
-        figures.failures.append("".join(traceback.format_exception(exc)))
+        check(histories, machine=machine, phases=phases)
     finally:
         core.global_force_seed = None
-    return figures

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from taskyard.errors import (
     ClaimLost,
@@ -138,6 +138,15 @@ asked = st.builds(
     st.just([]) | st.lists(afters, max_size=3),
     st.sampled_from(OnFailure),
 )
+plain = st.builds(
+    lambda queue, source, priority, key: Asked(
+        queue, source, priority, key, None, 0.0, False, None, None, None, [], OnFailure.FAIL
+    ),
+    st.sampled_from(QUEUES),
+    st.sampled_from(SOURCES),
+    st.sampled_from(Priority),
+    st.sampled_from([None, None, "k", "m"]),
+)
 batches = st.builds(
     Batch, st.lists(asked, min_size=1, max_size=3), st.sampled_from(Dedupe), st.one_of(st.none(), st.none(), picks)
 )
@@ -147,6 +156,7 @@ rooms = st.sampled_from([9, 3, 2, 1, 1, 0])
 demands = st.builds(
     Demand, st.sampled_from([9, 4, 2, 1, 0]), st.dictionaries(st.sampled_from(SOURCES), rooms, max_size=3), rooms
 )
+generous = st.builds(Demand, st.sampled_from([9, 3, 2, 1]), st.just({}), st.just(9))
 nodes = st.integers(0, 1)
 handles = st.integers(0, 1)
 commands = st.one_of(
@@ -174,8 +184,7 @@ settings_of_queues = st.builds(
 )
 words = st.one_of(
     st.builds(Pause, st.sampled_from(["", "backup"])),
-    st.just(Resume()),
-    st.just(Resume()),
+    *[st.just(Resume())] * 4,
     st.builds(StopAfterCurrent, st.sampled_from(["", "backup"])),
     st.builds(SetConcurrency, st.sampled_from([None, 1, 2])),
 )
@@ -185,6 +194,8 @@ class StoreMachine(RuleBasedStateMachine):
     """`name` is that of the other store; a subclass may have another."""
 
     name = "SQLite"
+    seen: ClassVar[Counter[str]] = Counter()
+    """What has happened in all histories of this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +216,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.ends: dict[str, set[TaskState]] = {}  # how a task has ever ended
         self.last_event = self.last_theirs = 0
         self.last_token = 0
-        self.joined = self.made = 0
+        self.joined = self.made = self.started = 0
         self.numbers: dict[int, int] = {}  # the memory store's ids, tokens and places, and the other's
 
     @initialize()
@@ -232,7 +243,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.memory.leave(node))
         self.run(self.home.leave(node))
 
+    @invariant()
+    def is_counted(self) -> None:
+        self.seen["steps"] += 1
+
     def teardown(self) -> None:
+        self.seen.update(tasks=len(self.uuids), runs=self.started)
         for node in self.nodes:
             self.leave(node)
         for handle in self.handles:
@@ -302,18 +318,22 @@ class StoreMachine(RuleBasedStateMachine):
         two = self.run(turn_of(1)(self.handles[handle]))
         assert [answer(lost) for lost in two.settled] == [answer(lost) for lost in one.settled]
         assert [answer(added) for added in two.added] == [answer(added) for added in one.added]
+        assert [claim.uuid for claim in two.claims] == [claim.uuid for claim in one.claims]
         for mine, theirs in zip(one.claims, two.claims, strict=True):
             self.same(mine.record, theirs.record)
             assert (theirs.attempt, theirs.token) == (mine.attempt, self.number(mine.token, theirs.token))
         assert two.next_due == one.next_due
         assert sorted(two.ended) == sorted(one.ended)
         self.claims += zip(one.claims, two.claims, strict=True)
+        self.started += len(one.claims)
         del self.claims[:-60]
         self.uuids += [added.uuid for adds in one.added if isinstance(adds, list) for added in adds if added.is_new]
-        for answers, waits in zip(one.added, after, strict=True):
+        for answers, made, waits in zip(one.added, records, after, strict=True):
             if isinstance(answers, list):
                 new = {added.uuid for added in answers if added.is_new}
-                self.after |= {child: parents for child, parents in waits.items() if child in new}
+                merged = {r.uuid: added.uuid for r, added in zip(made, answers, strict=True) if not added.is_new}
+                for child in new & waits.keys():
+                    self.after[child] = [merged.get(parent, parent) for parent in waits[child]]
         left = self.compare()
         self.check_claims(one, left)
         self.check_nothing_startable_waits(one, demand, left)
@@ -330,6 +350,21 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(handle=handles, node=nodes, settles=st.lists(endings, min_size=1, max_size=4), demand=demands)
     def work(self, handle: int, node: int, settles: list[Ending], demand: Demand) -> None:
+        self.turn(handle, node, settles, [], [], demand)
+
+    @rule(handle=handles, node=nodes, tasks=st.lists(plain, min_size=1, max_size=4), demand=generous)
+    def plain_work_comes(self, handle: int, node: int, tasks: list[Asked], demand: Demand) -> None:
+        self.turn(handle, node, [], [Batch(tasks, Dedupe.ALLOW, None)], [], demand)
+
+    @precondition(lambda self: self.uuids)
+    @rule(handle=handles, node=nodes, demand=demands)
+    def a_node_has_room(self, handle: int, node: int, demand: Demand) -> None:
+        self.turn(handle, node, [], [], [], demand)
+
+    @precondition(lambda self: self.claims)
+    @rule(handle=handles, node=nodes, ends=st.lists(st.sampled_from(HOW), min_size=1, max_size=4), demand=generous)
+    def runs_end(self, handle: int, node: int, ends: list[str], demand: Demand) -> None:
+        settles = [Ending(Pick(n, True), how, 1.0) for n, how in enumerate(ends)]
         self.turn(handle, node, settles, [], [], demand)
 
     @rule(seconds=st.sampled_from([1.0, 2.0, 0.5, 0.25, 60.0]), is_set=st.sampled_from([False] * 9 + [True]))
@@ -636,7 +671,7 @@ class StoreMachine(RuleBasedStateMachine):
                 ends = self.ends.get(parent, set())
                 if parent in self.known and claim.record.on_failure is not OnFailure.IGNORE:
                     ends = ends & {TaskState.COMPLETED}
-                assert ends
+                assert ends, f"{claim.uuid} started before {parent} had ended as it should"
 
     def check_nothing_startable_waits(self, turned: Turned, demand: Demand | None, records: list[TaskRecord]) -> None:
         """With room left in the demand and in the queue, nothing that may start was left waiting."""

@@ -40,6 +40,7 @@ from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add, Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
+from taskyard.stores.migrate import LOCKED_AT_MOST
 from taskyard.stores.postgres import PostgresStore, commands, connection, hints, reader, within
 from taskyard.stores.postgres.connection import COMMAND_S, Connection
 from taskyard.stores.postgres.scene import find_scene
@@ -916,3 +917,15 @@ async def test_a_large_batch_with_ties_is_stored(store):
     again = an_add(*(a_record(dedupe_slot=record.dedupe_slot) for record in slots), dedupe=Dedupe.MERGE)
     (added,) = (await store.turn(A.incarnation, adds=[again])).added
     assert [one.uuid for one in added] == [record.uuid for record in slots]
+
+
+async def test_more_queues_than_are_locked_at_once(store):
+    """Of very many queues in which something may start a turn locks only some; the turns that follow come to all."""
+    await store.join(A)
+    tasks = [a_record(queue=f"queue {n}") for n in range(LOCKED_AT_MOST + 100)]
+    await store.turn(A.incarnation, adds=[an_add(*tasks)])
+    claimed: set[str] = set()
+    while claims := (await store.turn(A.incarnation, demand=room(LOCKED_AT_MOST * 2))).claims:
+        assert len(claims) <= LOCKED_AT_MOST
+        claimed |= {claim.uuid for claim in claims}
+    assert claimed == {task.uuid for task in tasks}

@@ -23,6 +23,7 @@ from tests.torture import (
     dedupe,
     fencing,
     full,
+    histories,
     images,
     kills,
     leaders,
@@ -54,7 +55,7 @@ SCENARIOS: dict[str, Scenario] = {
     "fencing": Scenario(fencing.run, 50, 2_000),
     "rescue": Scenario(rescue.run, 50, 1_000),
     "errors": Scenario(syscalls.run_errors, 1_000, 1_000),
-    "full": Scenario(full.run, 30, 500),
+    "full": Scenario(full.run, 100, 500),
     "stops": Scenario(stops.run, 100, 1_000),
     "cancels": Scenario(cancels.run_in_one, 1_000, 5_000),
     "cancels-between": Scenario(cancels.run_in_two, 1_000, 5_000),
@@ -77,6 +78,10 @@ SCENARIOS: dict[str, Scenario] = {
     "pg-leaders": Scenario(leaders.run_postgres, 300, 1_000),
     "pg-limits": Scenario(limits.run, 2_000, 20_000),
     "pg-versions": Scenario(versions.run, 1, 5),
+    **{
+        f"histories-{store}": Scenario(partial(histories.run, store=store), 3_000, 100_000)
+        for store in histories.STORES
+    },
     "simulation": Scenario(simulation.run, 20_000, 100_000),
 }
 

@@ -51,7 +51,7 @@ ALLOWED: dict[type[Command], set[TaskState]] = {
     StartNow: {S.SCHEDULED, S.QUEUED, S.PAUSED, S.RETRYING},
     MoveBefore: set(STANDS_IN_LINE),
     MoveAfter: set(STANDS_IN_LINE),
-    Reschedule: {S.SCHEDULED, S.QUEUED, S.PAUSED, S.RETRYING},
+    Reschedule: {S.SCHEDULED, S.QUEUED, S.PAUSED, S.RETRYING, S.BLOCKED},
 }
 
 COMMANDS: list[Command] = [
@@ -133,7 +133,51 @@ def test_a_cancel_by_force_warns():
     assert isinstance(asked, AskCancel)
     for change in (asked, decision):
         apply_change(record, change)
-    assert (record.cancel_forced, record.cancel_asked_at) == (True, LATER)
+    assert (record.cancel_forced, record.cancel_asked_at, record.cancel_reason) == (True, LATER, "stuck")
+    assert record.note == decision.note
+
+
+BY_ANN = [
+    (SetPriority(Priority.HIGH), S.QUEUED, "priority changed to high by ann"),
+    (StartNow(), S.QUEUED, "started by ann"),
+    (StartNow(), S.SCHEDULED, "started by ann"),
+    (MoveBefore("other"), S.QUEUED, "moved by ann"),
+    (Reschedule(NOON), S.SCHEDULED, "rescheduled by ann"),
+    (Reschedule(NOON + seconds(60)), S.QUEUED, "rescheduled by ann"),
+    (Cancel("late"), S.QUEUED, "canceled by ann"),
+    (Cancel("late"), S.RUNNING, "asked to cancel by ann: late"),
+    (Retry(), S.FAILED, "sent again by ann"),
+    (Hold("wait"), S.QUEUED, "held by ann: wait"),
+    (Release(), S.PAUSED, "released by ann"),
+    (Skip("no need"), S.QUEUED, "skipped by ann: no need"),
+]
+
+
+@pytest.mark.parametrize(("command", "state", "note"), BY_ANN, ids=repr)
+def test_who_asked_is_noted(command: Command, state: TaskState, note: str):
+    """Every command leaves who asked for it on the task."""
+    record, anchor = a_record(state=state), a_record(uuid="other", state=S.QUEUED)
+    decision = ask(record, command, by="ann", anchor=anchor)
+    if isinstance(decision, Move):
+        apply_move(record, decision)
+    else:
+        apply_change(record, decision)
+    assert record.note == note
+
+
+def test_who_holds_a_task_is_not_forgotten():
+    """Of a held task the note tells who holds it and why, and then only what was done to it last."""
+    record = a_record(state=S.QUEUED)
+    for command, by in ((Hold("wait"), "ann"), (SetPriority(Priority.LOW), "bob"), (Reschedule(NOON), "eve")):
+        decision = ask(record, command, by=by)
+        apply_move(record, decision) if isinstance(decision, Move) else apply_change(record, decision)
+    assert record.note == "held by ann: wait; then rescheduled by eve"
+
+
+def test_a_blocked_task_is_not_started_but_told_why():
+    """Who waits for others cannot be started by hand, and the refusal says what it waits for."""
+    with pytest.raises(CommandRefused, match="it waits for other tasks"):
+        ask(a_record(state=S.BLOCKED), StartNow())
 
 
 @pytest.mark.spec("QUE-15")
@@ -238,20 +282,3 @@ def test_a_task_is_rescheduled_either_way(state: TaskState, due_s: float, expect
     else:
         assert isinstance(decision, Move)
         assert (decision.state, decision.due_at) == (expected, due_at)
-
-
-@pytest.mark.parametrize(
-    ("command", "state", "note"),
-    [
-        (Hold("cold"), S.QUEUED, "held by ann: cold"),
-        (Release(), S.PAUSED, "released by ann"),
-        (Skip(), S.QUEUED, "skipped by ann"),
-        (Retry(), S.FAILED, "sent again by ann"),
-        (StartNow(), S.SCHEDULED, "started by ann"),
-    ],
-)
-def test_who_asked_is_noted(command: Command, state: TaskState, note: str):
-    """The note of a move by a person says who, and why if that was said."""
-    decision = ask(a_record(state=state), command, by="ann")
-    assert isinstance(decision, Move)
-    assert decision.note == note

@@ -19,6 +19,7 @@ EXAMPLES = [
     errors.Cancel("no longer wanted"),
     errors.ChangedMeanwhile("a-1", "retry", "running"),
     errors.ClaimLost("a-1", 7),
+    errors.ResultsPruned("g-1", 3, 5),
     errors.CommandRefused("a-1", "cancel", "completed", "look again"),
     errors.DependencyCycle(["a-1", "a-2"]),
     errors.DependencyLost("a-1", "failed", "a-2", "canceled", "was canceled"),

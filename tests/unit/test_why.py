@@ -12,7 +12,7 @@ from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, NodeScene, QueueScene, Reason, Scene, explain_wait
+from taskyard.model.why import Busy, Holder, NodeScene, QueueScene, Reason, Scene, explain_wait
 
 NOW = datetime(2026, 3, 1, 12, 3, tzinfo=UTC)
 EARLIER = NOW - timedelta(minutes=5)
@@ -124,17 +124,29 @@ def test_nobody_serves_its_source():
     """No node at all, nodes for other sources, or only nodes that are drained."""
     other = NodeScene(label="two", sources=["mail"])
     drained = msgspec.structs.replace(WORKER, is_draining=True)
-    for nodes in [(), (other,), (drained,), (other, drained)]:
+    stopping = msgspec.structs.replace(WORKER, label="three", is_stopping=True)
+    for nodes in [(), (other,), (drained,), (other, drained), (stopping,)]:
         assert reason(a_record(), a_scene(nodes=nodes)) is Reason.NO_NODE
-    assert reason(a_record(), a_scene(nodes=[drained, WORKER])) is Reason.TURN
+    assert reason(a_record(), a_scene(nodes=[drained, stopping, WORKER])) is Reason.TURN
+    why = explain_wait(a_record(), a_scene(nodes=[drained, stopping]))
+    assert why is not None
+    assert why.text.endswith("take nothing new: one (5a0bd64d) is drained, three is stopping")
 
 
-def test_a_busy_key_names_its_holder():
-    """A parked task names the task that holds its key."""
-    scene = a_scene(holders={("media", "disk-1"): "h"})
+@pytest.mark.parametrize(
+    ("state", "text", "since"),
+    [
+        (TaskState.RUNNING, "key 'disk-1' is busy: task h holds it", NOW),
+        (TaskState.RETRYING, "key 'disk-1' is kept for task h, which will be tried again", None),
+        (TaskState.QUEUED, "task h with key 'disk-1' goes first", None),
+    ],
+)
+def test_a_busy_key_names_its_holder(state, text, since):
+    """A parked task names the task that holds its key, will do so again, or goes first; when, if that is known."""
+    scene = a_scene(holders={("media", "disk-1"): Holder("h", state, EARLIER)})
     why = explain_wait(a_record(key="disk-1", parked=True), scene)
     assert why is not None
-    assert (why.reason, why.blocker) == (Reason.KEY_BUSY, "h")
+    assert (why.reason, why.blocker, why.text, why.since) == (Reason.KEY_BUSY, "h", text, since)
     assert reason(a_record(key="disk-1"), scene) is Reason.TURN
 
 
@@ -158,7 +170,10 @@ def test_a_full_queue_names_who_has_run_longest():
     running = Busy(2, "r", EARLIER)
     why = explain_wait(a_record(), a_scene(concurrency=2, running=running))
     assert why is not None
-    assert (why.reason, why.blocker, why.since) == (Reason.QUEUE_FULL, "r", EARLIER)
+    assert (why.reason, why.blocker, why.since) == (Reason.QUEUE_FULL, "r", NOW)
+    early = explain_wait(msgspec.structs.replace(a_record(), due_at=EARLIER), a_scene(concurrency=2, running=running))
+    assert early is not None
+    assert early.since == EARLIER
     raised = a_scene(concurrency=2, running=running, control=QueueControl(concurrency=3))
     assert reason(a_record(), raised) is Reason.TURN
 
@@ -173,6 +188,46 @@ def test_full_nodes_are_told_apart():
     assert (why.reason, why.blocker) == (Reason.NODES_FULL, "m")
     assert reason(a_record(), a_scene(nodes=[of_source, of_all])) is Reason.SOURCE_FULL
     assert reason(a_record(), a_scene(nodes=[of_source, WORKER])) is Reason.TURN
+
+
+def test_a_full_executor_is_named():
+    """What others run in the threads or processes that the task would run in is what holds it, with its longest run."""
+    crowded = NodeScene(
+        label="one",
+        sources=["zip", "mail", "post"],
+        limits={"zip": 2, "mail": 9},
+        max_running=9,
+        executors={"zip": "process", "mail": "process"},
+        capacities={"process": 3},
+        running={"mail": Busy(2, "m", EARLIER), "zip": Busy(1, "z", NOW), "post": Busy(3, "p", EARLIER)},
+    )
+    why = explain_wait(a_record(), a_scene(nodes=[crowded]))
+    assert why is not None
+    assert (why.reason, why.blocker, why.since) == (Reason.EXECUTOR_FULL, "m", NOW)
+    assert why.text.startswith("executor 'process', where 'zip' runs, has no room")
+    own = msgspec.structs.replace(crowded, limits={"zip": 1})
+    assert reason(a_record(), a_scene(nodes=[own])) is Reason.SOURCE_FULL
+    roomy = msgspec.structs.replace(crowded, capacities={"process": 4})
+    assert reason(a_record(), a_scene(nodes=[crowded, roomy])) is Reason.TURN
+    assert reason(msgspec.structs.replace(a_record(), source="post"), a_scene(nodes=[crowded])) is Reason.TURN
+
+
+@pytest.mark.parametrize("state", sorted(WAITING))
+def test_nothing_holds_a_task_before_it_is_there(state):
+    """Whatever holds it, and however long that has been so: not since before the task was there."""
+    late = msgspec.structs.replace(a_record(state=state, parked=True, key="k"), created_at=NOW, due_at=EARLIER)
+    running = Busy(2, "r", EARLIER)
+    full = msgspec.structs.replace(WORKER, running={"zip": running})
+    for scene in (
+        a_scene(),
+        a_scene(concurrency=2, running=running),
+        a_scene(nodes=[full]),
+        a_scene(holders={("media", "k"): Holder("h", TaskState.RUNNING, EARLIER)}),
+    ):
+        for record in (late, msgspec.structs.replace(late, parked=False)):
+            why = explain_wait(record, scene)
+            assert why is not None
+            assert why.since is None or why.since >= NOW
 
 
 def test_the_first_to_look_at_is_named():

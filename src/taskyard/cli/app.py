@@ -191,20 +191,26 @@ def failures_command(
 
 
 @app.command("watch")
-def watch_command(
+def watch_command(  # noqa: PLR0917 - a command takes all of its options so
     tasks: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]...", help="Only these, until they have ended.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to do.")] = False,
+    kind: Annotated[list[str] | None, typer.Option("--kind", help="Only such events: completed, failed, …")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", help="Only events of this queue.")] = None,
+    source: Annotated[str | None, typer.Option("--source", help="Only events of this consumer.")] = None,
     store: StoreOption = None,
     yard: AppOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Watch tasks live: progress, queues, what just ended. In a pipe, one line for each event."""
+    """Watch tasks live: progress, queues, what just ended. In a pipe, or of some events only, one line for each."""
     from taskyard.cli.watching import watch
+    from taskyard.listening import check_kinds
+    from taskyard.model.event import EventFilter
 
-    return _await(watch(Target(store, yard), tasks or (), once=once, until_idle=until_idle, as_json=as_json))
+    where = EventFilter(kinds=check_kinds(kind) if kind else None, queue=queue, source=source)
+    return _await(watch(Target(store, yard), tasks or (), where, once=once, until_idle=until_idle, as_json=as_json))
 
 
 @app.command("doctor")

@@ -80,6 +80,7 @@ def node_document(status: NodeStatus, dead: Collection[str]) -> dict[str, Any]:
         "sources": node.sources,
         "running": status.running,
         "draining": status.is_draining,
+        "stopping": node.is_stopping,
         "alive": not status.is_silent and node.incarnation not in dead,
         "beat_at": status.beat_at,
         "started_at": node.started_at,
@@ -123,6 +124,8 @@ def _state(status: NodeStatus, dead: Collection[str]) -> Text:
         return Text("✘ dead", "bold red")
     if status.is_silent:
         return Text("✘ silent", "bold red")
+    if status.node.is_stopping:
+        return Text("◐ stopping", "magenta")
     if status.is_draining:
         return Text("‖ draining" if status.running else "‖ drained", "magenta")
     return Text("● alive", "green")

@@ -2,36 +2,66 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from rich.text import Text
 
+from taskyard.cli.asking import confirm
 from taskyard.cli.console import make_console, say_json
-from taskyard.cli.errors import DONE, REFUSED, AmbiguousTask, UsageError, error_document
+from taskyard.cli.errors import DONE, REFUSED, UsageError, error_document
 from taskyard.cli.looks import state_text
-from taskyard.cli.target import Target, opened, resolve
-from taskyard.cli.text import clean
+from taskyard.cli.selecting import Selection
+from taskyard.cli.steering import tell_report
+from taskyard.cli.target import opened, resolve
+from taskyard.cli.text import clean, counted
 from taskyard.cli.values import Arguments, parse_arguments
-from taskyard.errors import CommandRefused, InvalidArguments, TaskyardError, UnknownConsumer, UnknownTask
+from taskyard.errors import InvalidArguments, StoreError, TaskyardError
 from taskyard.model.task import TaskRecord
+from taskyard.ports.store import TaskFilter
+from taskyard.queueing.matching import BulkReport
 from taskyard.yard import Yard
 
 
-async def run_again(target: Target, fragments: Sequence[str], changes: Sequence[str], *, as_json: bool) -> int:
+def run_again(chosen: Selection, changes: Sequence[str]) -> int:
     """Submit each again; 1 if any was refused. With changes the consumer is needed, to check them."""
-    if changes and target.app_name is None:
+    if changes and chosen.target.app_name is None:
         raise UsageError("changed arguments are checked by the consumer; name the app with --app module:yard")
     given = parse_arguments(changes, None)
+    if chosen.where is None:
+        return asyncio.run(_run_named(chosen, given))
+    where = msgspec.structs.replace(chosen.where, states=chosen.states)
+    if not chosen.dry_run and not chosen.yes:
+        found = asyncio.run(_run_all(chosen, where, given, dry_run=True)).fitting
+        confirm(f"run {counted(found, 'task')} again", found, yes=False)
+    report = asyncio.run(_run_all(chosen, where, given, dry_run=chosen.dry_run))
+    tell_report(chosen, report, "run them again")
+    return REFUSED if report.refused else DONE
+
+
+async def _run_all(chosen: Selection, where: TaskFilter, given: Arguments, *, dry_run: bool) -> BulkReport:
+    """As the arguments were typed: what one consumer takes as JSON, another may want as text."""
+    async with opened(_yard(chosen, given)) as yard:
+        return await yard.run_all_again(where, changes=given.values or None, dry_run=dry_run)
+
+
+def _yard(chosen: Selection, given: Arguments) -> Yard:
+    return chosen.target.load() if given.values else chosen.target.bare()
+
+
+async def _run_named(chosen: Selection, given: Arguments) -> int:
     answers: list[tuple[str, TaskRecord | TaskyardError]] = []
-    async with opened(target.load() if changes else target.bare()) as yard:
-        for fragment in dict.fromkeys(fragments):
+    async with opened(_yard(chosen, given)) as yard:
+        for fragment in dict.fromkeys(chosen.ids):
             try:
                 answers.append((fragment, await _run_one(yard, fragment, given)))
-            except (CommandRefused, UnknownTask, UnknownConsumer, InvalidArguments, AmbiguousTask, UsageError) as exc:
+            except StoreError:
+                raise
+            except TaskyardError as exc:
                 answers.append((fragment, exc))
-    if as_json:
+    if chosen.as_json:
         say_json([_document(asked, answer) for asked, answer in answers])
     else:
         console = make_console()
@@ -42,13 +72,10 @@ async def run_again(target: Target, fragments: Sequence[str], changes: Sequence[
 
 async def _run_one(yard: Yard, fragment: str, given: Arguments) -> TaskRecord:
     uuid = await resolve(yard, fragment)
-    if not given.values:
-        return await (await yard.run_again(uuid)).record()
-    kept: dict[str, Any] = msgspec.json.decode((await yard.handle(uuid).record()).args)
     try:
-        handle = await yard.run_again(uuid, kept | given.values)
+        handle = await yard.run_again(uuid, changes=given.values or None)
     except InvalidArguments as refused:  # what the consumer refuses as JSON, it may take as the text that was typed
-        handle = await yard.run_again(uuid, kept | given.as_text(refused.names))
+        handle = await yard.run_again(uuid, changes=given.as_text(refused.names))
     return await handle.record()
 
 

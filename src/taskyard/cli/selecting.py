@@ -48,7 +48,7 @@ def make_selection(
     **filters: Any,
 ) -> Selection:
     """`filters` are fields of a `TaskFilter`."""
-    narrows = any(filters.values()) or bool(state or older or newer)
+    narrows = any(value is not None for value in filters.values()) or bool(state or older or newer)
     if everything == bool(ids):
         raise UsageError(
             "name tasks by their ids or say --all, not both"
@@ -92,6 +92,15 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "error": (
         Annotated[
             str | None, typer.Option(metavar="CLASS", help="With --all: only whose last error is a TimeoutError, …")
+        ],
+        None,
+    ),
+    "quarantined": (
+        Annotated[
+            bool | None,
+            typer.Option(
+                "--quarantined/--not-quarantined", help="With --all: only what took its workers down, or else."
+            ),
         ],
         None,
     ),

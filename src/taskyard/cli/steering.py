@@ -26,39 +26,20 @@ from taskyard.model.command import (
     VERBS,
     Cancel,
     Command,
-    Hold,
     MoveAfter,
     MoveBefore,
     Release,
     Reschedule,
     Retry,
     SetPriority,
-    Skip,
     StartNow,
 )
-from taskyard.model.state import ENDED, LEGAL, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import TaskFilter
 from taskyard.queueing.controller import ask_one
 from taskyard.queueing.matching import BulkReport
 from taskyard.yard import Yard
-
-_S = TaskState
-
-_NOT_STARTED = tuple(state for state in TaskState if state not in ENDED and state is not _S.RUNNING)
-_MOVABLE_IN_TIME = tuple(state for state in TaskState if state in {*WAITING_FOR_TIME, _S.QUEUED, _S.PAUSED})
-
-FITS: dict[type[Command], tuple[TaskState, ...]] = {
-    StartNow: _MOVABLE_IN_TIME,
-    Cancel: tuple(state for state in TaskState if state not in ENDED),
-    Retry: (_S.FAILED, _S.INTERRUPTED),
-    Skip: tuple(state for state in TaskState if _S.SKIPPED in LEGAL[state]),
-    Hold: tuple(state for state in TaskState if _S.PAUSED in LEGAL[state]),
-    Release: (_S.PAUSED,),
-    SetPriority: _NOT_STARTED,
-    Reschedule: _MOVABLE_IN_TIME,
-}
-"""Whom `--all` means where no state is named: all others would only be refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +63,7 @@ def steer(chosen: Selection, command: Command) -> int:
     """Carry out the command; 1 if anything was refused."""
     if chosen.where is None:
         return asyncio.run(_steer_named(chosen, command))
-    states = chosen.states or FITS[type(command)]
-    return _steer_matching(chosen, msgspec.structs.replace(chosen.where, states=states), command)
+    return _steer_matching(chosen, msgspec.structs.replace(chosen.where, states=chosen.states), command)
 
 
 # --- those that are named ---------------------------------------------------------------------------------------------
@@ -168,40 +148,44 @@ def _words(record: TaskRecord, command: Command, now: datetime) -> str:
 
 
 def _steer_matching(chosen: Selection, where: TaskFilter, command: Command) -> int:
-    target, found = chosen.target, 0
     if not chosen.dry_run and not chosen.yes:
-        found = asyncio.run(_count(target, where))
+        found = asyncio.run(_apply(chosen, where, command, dry_run=True)).fitting
         confirm(f"{VERBS[type(command)]} {counted(found, 'task')}", found, yes=False)
-    report = asyncio.run(_apply(target, where, command, dry_run=chosen.dry_run))
-    if chosen.as_json:
-        say_json({**msgspec.structs.asdict(report), "dry_run": chosen.dry_run})
-    else:
-        make_console().print(_summary(report, command, dry_run=chosen.dry_run), soft_wrap=True)
+    report = asyncio.run(_apply(chosen, where, command, dry_run=chosen.dry_run))
+    tell_report(chosen, report, f"{VERBS[type(command)]} them")
     return REFUSED if report.refused else DONE
 
 
-async def _count(target: Target, where: TaskFilter) -> int:
-    async with opened(target.bare()) as yard:
-        return await yard.matching(where).count()
+async def _apply(chosen: Selection, where: TaskFilter, command: Command, *, dry_run: bool) -> BulkReport:
+    async with opened(chosen.target.bare()) as yard:
+        matching = yard.matching(where, by=asker())
+        try:
+            return await matching.apply(command, dry_run=dry_run)
+        except BaseException:  # also Ctrl-C: what was done is told, then why it went no further
+            if matching.report.moved:
+                tell_report(chosen, matching.report, f"{VERBS[type(command)]} them")
+            raise
 
 
-async def _apply(target: Target, where: TaskFilter, command: Command, *, dry_run: bool) -> BulkReport:
-    async with opened(target.bare()) as yard:
-        return await yard.matching(where, by=asker()).apply(command, dry_run=dry_run)
+def tell_report(chosen: Selection, report: BulkReport, what: str) -> None:
+    """`what` is what was done to those that match, or would be."""
+    if chosen.as_json:
+        say_json({**msgspec.structs.asdict(report), "dry_run": chosen.dry_run})
+    else:
+        make_console().print(_summary(report, what, dry_run=chosen.dry_run), soft_wrap=True)
 
 
-def _summary(report: BulkReport, command: Command, *, dry_run: bool) -> Text:
-    if not report.matched:
-        return Text("no task matches", "dim")
-    matched = f"{counted(report.matched, 'task')} matched"
-    if dry_run:
-        return Text.assemble(matched, (f"; nothing was changed: without --dry-run it would {_verb(command)}", "dim"))
-    line = Text.assemble(matched, "   ", (f"✔ {report.moved:,} changed", "green"))
-    if report.refused:
-        line.append(f"   ✘ {report.refused:,} refused", "bold red")
-        line.append("; they do not fit, or not any more: name one by its id to hear why", "dim")
+def _summary(report: BulkReport, what: str, *, dry_run: bool) -> Text:
+    line = Text(f"{counted(report.matched, 'task')} matched") if report.matched else Text("no task matches", "dim")
+    if report.matched and not dry_run:
+        line.append("   ").append(f"✔ {report.moved:,} changed", "green")
+    if report.changed_meanwhile:
+        line.append(f"   ✘ {report.changed_meanwhile:,} changed meanwhile, and left alone", "bold red")
+    for why, count in sorted(report.unfit.items(), key=lambda item: -item[1]):
+        line.append(f"   ✘ {count:,} not: {why}", "bold red")
+    if report.quarantined:
+        left = f"{report.quarantined:,} in quarantine left out: they took their workers down; --quarantined sends them"
+        line.append(f"   {left}", "yellow")
+    if report.matched and dry_run:
+        line.append(f"; nothing was changed: without --dry-run it would {what}", "dim")
     return line
-
-
-def _verb(command: Command) -> str:
-    return f"{VERBS[type(command)]} them"

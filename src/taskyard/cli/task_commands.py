@@ -47,7 +47,8 @@ def retry_command(
     chosen: Selection,
     tail: Annotated[bool, typer.Option("--tail/--head", help="Behind the others, or before them.")] = False,
 ) -> int:
-    """Send failed tasks again, before the others that wait or behind them."""
+    """Send failed tasks again, before the others that wait or behind them. With --all, what took its workers down is
+    left out, unless you say --quarantined."""
     from taskyard.cli.steering import steer
     from taskyard.model.command import Retry
 
@@ -123,19 +124,17 @@ def move_command(
     return asyncio.run(move(Target(store, yard), tasks, before=before, after=after, as_json=as_json))
 
 
+@selecting
 def run_again_command(
-    tasks: IdsArgument,
+    chosen: Selection,
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another argument; needs --app. Repeatable.")
     ] = None,
-    store: StoreOption = None,
-    yard: AppOption = None,
-    as_json: JsonOption = False,
 ) -> int:
     """Make new tasks of tasks that have ended, with the same arguments or with some changed."""
     from taskyard.cli.rerunning import run_again
 
-    return asyncio.run(run_again(Target(store, yard), tasks, change or (), as_json=as_json))
+    return run_again(chosen, change or ())
 
 
 def prune_command(

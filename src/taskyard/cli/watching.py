@@ -20,7 +20,7 @@ from taskyard.cli.looks import SIGNS
 from taskyard.cli.story import Happening, Teller, subject
 from taskyard.cli.target import Target, describe_store, opened, resolve_all
 from taskyard.cli.text import clock_time
-from taskyard.model.event import Event, EventKind
+from taskyard.model.event import Event, EventFilter, EventKind
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.yard import Yard
@@ -28,8 +28,11 @@ from taskyard.yard import Yard
 STYLES = {EventKind(state): style for state, (_, style) in SIGNS.items() if state is not TaskState.CREATED}
 
 
-async def watch(target: Target, fragments: Sequence[str], *, once: bool, until_idle: bool, as_json: bool) -> int:
-    """Until Ctrl-C, until nothing is left to do, or until the tasks named have ended."""
+async def watch(
+    target: Target, fragments: Sequence[str], where: EventFilter, *, once: bool, until_idle: bool, as_json: bool
+) -> int:
+    """Until Ctrl-C, until nothing is left to do, or until the tasks named have ended. Of what is asked for by `where`
+    there are lines only: the live view shows where everything stands."""
     async with opened(target.bare()) as yard:
         only = await resolve_all(yard, fragments)
         board = Board(yard.store, only=only)
@@ -38,8 +41,8 @@ async def watch(target: Target, fragments: Sequence[str], *, once: bool, until_i
             return DONE
         try:
             with _ended_by_sigterm():
-                if as_json or not sys.stdout.isatty():
-                    await Lines(yard, board, only, as_json=as_json).run(until_idle=until_idle)
+                if as_json or where != EventFilter() or not sys.stdout.isatty():
+                    await Lines(yard, board, only, where, as_json=as_json).run(until_idle=until_idle)
                 else:
                     view = LiveView(yard, board, make_console(), title=describe_store(yard))
                     await view.run(lambda: is_over(board, only, until_idle))
@@ -91,8 +94,8 @@ async def _print_frame(yard: Yard, board: Board, *, as_json: bool) -> None:
 class Lines:
     """One line for each event, for pipes and logs."""
 
-    def __init__(self, yard: Yard, board: Board, only: Sequence[str], *, as_json: bool) -> None:
-        self._yard, self._board, self._only, self._as_json = yard, board, only, as_json
+    def __init__(self, yard: Yard, board: Board, only: Sequence[str], where: EventFilter, *, as_json: bool) -> None:
+        self._yard, self._board, self._only, self._where, self._as_json = yard, board, only, where, as_json
         self._teller = Teller(yard.store, only=only)
         self._console = make_console()
 
@@ -118,7 +121,7 @@ class Lines:
                     await changes.wait()
 
     async def _tell(self, events: Sequence[Event]) -> None:
-        async for happening in self._teller.tell(events):
+        async for happening in self._teller.tell([event for event in events if self._where.matches(event)]):
             if self._as_json:
                 say_json(_document(happening), pretty=False)
             else:

@@ -13,6 +13,7 @@ import math
 import uuid as uuids
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from taskyard.cluster.heartbeat import Beating, Heartbeat, InThread
 from taskyard.cluster.pulse import TRUSTED
@@ -50,14 +51,15 @@ class Hooks:
 
 
 class Membership:
-    """`describe` makes the node of an incarnation; `is_draining` says whether it was asked to drain."""
+    """`describe` makes the node of an incarnation that has joined, or joins, at a time; `is_draining` says whether it
+    was asked to drain."""
 
     def __init__(
         self,
         store: Store,
         *,
         clock: Clock,
-        describe: Callable[[str], Node],
+        describe: Callable[[str, datetime], Node],
         is_draining: Callable[[], bool],
         settings: LeaseSettings,
     ) -> None:
@@ -72,7 +74,8 @@ class Membership:
         self._doubtful: set[str] = set()
         """Incarnations that the store may know, and that nobody goes on under."""
         self._wake = asyncio.Event()
-        self._is_leaving = False
+        self._joined_at = clock.now()
+        self._is_outdated = self._is_leaving = False
 
     def connect(self, hooks: Hooks) -> None:
         """Before `join`. Apart from the constructor, because who is told is made with our incarnation."""
@@ -85,9 +88,11 @@ class Membership:
 
     async def _join(self, incarnation: str) -> None:
         began = self._clock.monotonic()
+        self._joined_at = self._clock.now()
+        self._is_outdated = False
         self._doubtful.add(incarnation)
         try:
-            await self._store.join(self._describe(incarnation))
+            await self._store.join(self._describe(incarnation, self._joined_at))
         except StoreError as error:
             if not isinstance(error, OutcomeUnknown):
                 self._doubtful.discard(incarnation)
@@ -127,6 +132,11 @@ class Membership:
         if self._heartbeat is not None:
             self._heartbeat.ticked_mono = self._clock.monotonic()
 
+    def describe_anew(self) -> None:
+        """What this node says of itself has changed: it is told to the store, sooner or later."""
+        self._is_outdated = True
+        self._wake.set()
+
     def prepare_to_leave(self) -> None:
         """From here on a lost lease still fences, and nothing is joined anew."""
         self._is_leaving = True
@@ -162,16 +172,30 @@ class Membership:
         self._wake.set()
 
     async def run(self) -> None:
-        """Join anew whenever the lease was lost, until cancelled."""
+        """Join anew whenever the lease was lost, and tell what has changed about this node, until cancelled."""
         while True:
-            if self._fallen is None:
+            if self._fallen is None and not self._is_outdated:
                 await self._wake.wait()
             self._wake.clear()
-            await self.stop_beating()
-            if self._fallen is not None and not self._is_leaving:
-                await self._rejoin(self._fallen)
-            self._fallen = None
-            await self._forget_doubtful()  # the lease may be lost again meanwhile
+            if self._fallen is not None:
+                await self._recover(self._fallen)
+            elif self._is_outdated:
+                await self._tell()
+
+    async def _recover(self, fallen: str) -> None:
+        await self.stop_beating()
+        if not self._is_leaving:
+            await self._rejoin(fallen)
+        self._fallen = None
+        await self._forget_doubtful()  # the lease may be lost again meanwhile
+
+    async def _tell(self) -> None:
+        self._is_outdated = False
+        try:
+            await self._store.describe(self._describe(self.incarnation, self._joined_at))
+        except BaseException:
+            self._is_outdated = True  # told when this loop is started again
+            raise
 
     async def _rejoin(self, old: str) -> None:
         tries = 0

@@ -18,6 +18,7 @@ from taskyard.execution.explain import clean
 from taskyard.execution.said import RunLogger
 from taskyard.model.execution import Progress
 from taskyard.model.task import Claim, to_json
+from taskyard.ports.consumer import Consumer
 from taskyard.ports.store import Report
 
 run_log = logging.getLogger("taskyard.run")
@@ -63,6 +64,7 @@ class RunContext:
     kill: Callable[[], object] | None = None
     raised: BaseException | None = None
     task: asyncio.Task[None] | None = None
+    consumer: Consumer | None = None
     grace: asyncio.TimerHandle | None = None
     _meter: _Meter | None = None
     _has_complained = False

@@ -16,7 +16,7 @@ import msgspec
 
 from taskyard.errors import NotJson, PayloadTooLarge, ResultsPruned, StoreError
 from taskyard.execution.context import CURRENT, RunContext, RunHost
-from taskyard.execution.explain import RemoteTraceback, canceled, explain, refused
+from taskyard.execution.explain import RemoteTraceback, canceled, explain, refused, rejected
 from taskyard.execution.idle import Idle
 from taskyard.model.budget import RetryBudget
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
@@ -57,6 +57,9 @@ class Hooks:
 
 
 class Runner:
+    """`fails_unknown`: a task of a source that no consumer has is failed, and said so. Else it goes back, since that
+    one was there when it was claimed."""
+
     def __init__(
         self,
         *,
@@ -67,8 +70,10 @@ class Runner:
         hooks: Hooks,
         jitter: Callable[[], float],
         settings: RunnerSettings,
+        fails_unknown: bool = False,
     ) -> None:
         self._consumers, self._executors, self._queues = consumers, executors, queues
+        self._fails_unknown = fails_unknown
         self._clock, self._hooks, self._jitter, self._settings = clock, hooks, jitter, settings
         self._budgets: dict[str, RetryBudget | None] = {}
         self._host: RunHost | None = None
@@ -133,12 +138,16 @@ class Runner:
         """Where to run it and what to ask for, or `_Unfit`."""
         record = run.claim.record
         consumer = self._consumers.get(record.source)
+        if consumer is None and not self._fails_unknown:
+            # Race: it was unregistered between the claim and this first step.
+            raise _Unfit(rejected(f"the consumer {record.source!r} was unregistered before it began"))
         if consumer is None:
             log.error("[drop] Unknown task source: %s %s", record.source, record.task.to_dict(), extra=_about(run))
             raise _Unfit(refused(f"no consumer is called {record.source!r} on the node that took this task"))
         if run.cancel_asked or run.stop_asked:
             # Race: the cancel, or the stop, came between the claim and this first step. The code never starts.
             raise _Unfit(canceled("canceled before it began") if run.cancel_asked else _stopped())
+        run.consumer = consumer
         executor = self._executors.get(consumer.executor)
         if executor is None:
             wants = f"consumer {consumer.name!r} wants executor {consumer.executor!r}"
@@ -172,7 +181,7 @@ class Runner:
         move = settle(
             record,
             result,
-            retry=self._policy(record),
+            retry=self._policy(run),
             now=now,
             jitter=self._jitter(),
             cancel_asked=run.cancel_asked,
@@ -203,10 +212,10 @@ class Runner:
             raise PayloadTooLarge("the result", size, limit)
         return text
 
-    def _policy(self, record: TaskRecord) -> RetryPolicy:
+    def _policy(self, run: RunContext) -> RetryPolicy:
+        record, consumer = run.claim.record, run.consumer
         if record.retry is not None:
             return record.retry
-        consumer = self._consumers.get(record.source)
         if consumer is not None and consumer.retry is not None:
             return consumer.retry
         queue = self._queues.get(record.queue)

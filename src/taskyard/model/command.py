@@ -12,10 +12,16 @@ from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
-from taskyard.model.state import ENDED, LEGAL, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
+from taskyard.model.settle import ASKED_TO_CANCEL, CANCELED_BY_FORCE
+from taskyard.model.state import ENDED, LEGAL, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 
 DAMAGED = "what it was writing may be damaged"
+ONLY_IN_LINE = "only what stands in line can be moved"
+WAITS_FOR_OTHERS = "it waits for other tasks, and starts when they have completed"
+
+THEN = "; then "
+"""Between who holds a task and what was done to it since."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -95,6 +101,23 @@ VERBS: dict[type[Command], str] = {
 }
 
 
+_NOT_STARTED = frozenset(TaskState) - ENDED - {RUNNING}
+
+FITS: dict[type[Command], frozenset[TaskState]] = {
+    Cancel: frozenset(TaskState) - ENDED,
+    Retry: frozenset({TaskState.FAILED, TaskState.INTERRUPTED}),
+    SetPriority: _NOT_STARTED,
+    Hold: frozenset(state for state in TaskState if TaskState.PAUSED in LEGAL[state]),
+    Release: frozenset({TaskState.PAUSED}),
+    Skip: frozenset(state for state in TaskState if TaskState.SKIPPED in LEGAL[state]),
+    StartNow: WAITING_FOR_TIME | {QUEUED, TaskState.PAUSED},
+    MoveBefore: STANDS_IN_LINE,
+    MoveAfter: STANDS_IN_LINE,
+    Reschedule: WAITING_FOR_TIME | STANDS_IN_LINE,
+}
+"""The states of a task in which a command may have an effect; in all others `decide` refuses it."""
+
+
 class AskCancel(msgspec.Struct, frozen=True):
     """No move yet: the run is asked to stop, and settles as canceled when it has."""
 
@@ -111,6 +134,7 @@ class Reprioritize(msgspec.Struct, frozen=True):
 
     at: datetime
     priority: int
+    note: str | None = None
 
     kind = EventKind.PRIORITY_CHANGED
 
@@ -123,6 +147,7 @@ class Reorder(msgspec.Struct, frozen=True):
     priority: int
     beside: int | None = None
     before: bool = True
+    note: str | None = None
 
     kind = EventKind.REORDERED
 
@@ -132,6 +157,7 @@ class Redate(msgspec.Struct, frozen=True):
 
     at: datetime
     due_at: datetime
+    note: str | None = None
 
     kind = EventKind.RESCHEDULED
 
@@ -159,65 +185,77 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def decide(record: TaskRecord, asked: Asked) -> Decision:
     """What the command does to `record`, or `CommandRefused` naming the state it found."""
     command, now, by = asked.command, asked.now, asked.by
+    if record.state not in FITS[type(command)]:
+        raise _refused(record, command, _hint(record.state, command))
     match command:
         case Cancel():
             return _cancel(record, command, now, by)
         case Retry(to_head):
-            return _retry(record, to_head, now, by)
+            return Move.queued(at=now, to_head=to_head, note=_note("sent again", by) if by else None)
         case SetPriority(priority):
-            if record.state in ENDED or record.state is RUNNING:
-                raise _refused(record, command)
-            return Reprioritize(at=now, priority=priority.value)
+            note = _added(record, f"priority changed to {priority.label}", by)
+            return Reprioritize(at=now, priority=priority.value, note=note)
         case Hold(reason):
-            _check(record, command, TaskState.PAUSED, "a running task is never held" if record.state is RUNNING else "")
             return Move(state=TaskState.PAUSED, at=now, note=_note("held", by, reason))
         case Release():
-            if record.state is not TaskState.PAUSED:
-                raise _refused(record, command)
             # One whose time has come while it was held joins the line as others do that are due.
             to_tail = record.parked and not _is_tried_again(record)
             return Move(state=_where_it_belongs(record, now), at=now, to_tail=to_tail, note=_note("released", by))
         case Skip(reason):
-            _check(record, command, TaskState.SKIPPED)
             return Move(state=TaskState.SKIPPED, at=now, note=_note("skipped", by, reason))
         case StartNow(urgent):
             return _start_now(record, command, Priority.HIGH.value if urgent else record.priority, now, by)
         case MoveBefore() | MoveAfter():
             return _beside(record, command, asked)
         case Reschedule(due_at):
-            return _reschedule(record, command, due_at, now, by)
+            return _reschedule(record, due_at, now, by)
+
+
+def why_unfit(command: Command, state: TaskState) -> str:
+    """What `decide` would say of any task in this state, which the command does not fit."""
+    return CommandRefused("", VERBS[type(command)], state, _hint(state, command)).why
+
+
+def _hint(state: TaskState, command: Command) -> str:
+    """What to know, or to do instead, where a command does not fit the state."""
+    match command:
+        case Retry():
+            is_over = state in ENDED
+            return "only a failed task can be sent again; submit a new one" if is_over else "it has not ended yet"
+        case Hold() if state is RUNNING:
+            return "a running task is never held"
+        case StartNow() if state is TaskState.BLOCKED:
+            return WAITS_FOR_OTHERS
+        case MoveBefore() | MoveAfter():
+            return ONLY_IN_LINE
+    return ""
 
 
 def _refused(record: TaskRecord, command: Command, hint: str = "") -> CommandRefused:
     return CommandRefused(record.uuid, VERBS[type(command)], record.state, hint)
 
 
-def _check(record: TaskRecord, command: Command, state: TaskState, hint: str = "") -> None:
-    if state not in LEGAL[record.state]:
-        raise _refused(record, command, hint)
-
-
 def _note(what: str, by: str, reason: str = "") -> str:
     return what + (f" by {by}" if by else "") + (f": {reason}" if reason else "")
+
+
+def _added(record: TaskRecord, what: str, by: str) -> str | None:
+    """Who did something that leaves the task in its state. Of one that is held, who holds it and why is told first."""
+    if not by:
+        return None
+    note = _note(what, by)
+    held = (record.note or "").partition(THEN)[0] if record.state is TaskState.PAUSED else ""
+    return f"{held}{THEN}{note}" if held else note
 
 
 def _cancel(record: TaskRecord, command: Cancel, now: datetime, by: str) -> Decision:
     reason = command.reason
     if record.state is RUNNING:
         if command.force:
-            return AskCancel(now, reason, f"{_note('canceled by force', by, reason)}; {DAMAGED}", force=True)
-        return AskCancel(now, reason, _note("asked to cancel", by, reason) if reason or by else None)
-    _check(record, command, TaskState.CANCELED)
+            return AskCancel(now, reason, f"{_note(CANCELED_BY_FORCE, by, reason)}; {DAMAGED}", force=True)
+        return AskCancel(now, reason, _note(ASKED_TO_CANCEL, by, reason) if reason or by else None)
     error = ExecutionError(kind=ErrorKind.CANCELED, message=reason)
     return Move.canceled(at=now, error=error, note=f"canceled by {by}" if by else None)
-
-
-def _retry(record: TaskRecord, to_head: bool, now: datetime, by: str) -> Move:
-    if record.state in {TaskState.FAILED, TaskState.INTERRUPTED}:
-        return Move.queued(at=now, to_head=to_head, note=f"sent again by {by}" if by else None)
-    is_over = record.state in ENDED
-    hint = "only a failed task can be sent again; submit a new one" if is_over else "it has not ended yet"
-    raise _refused(record, Retry(), hint)
 
 
 def _where_it_belongs(record: TaskRecord, now: datetime) -> TaskState:
@@ -235,11 +273,9 @@ def _is_tried_again(record: TaskRecord) -> bool:
 
 def _start_now(record: TaskRecord, command: Command, priority: int, now: datetime, by: str) -> Decision:
     if record.state is QUEUED:
-        return Reorder(at=now, priority=priority)
-    if record.state not in WAITING_FOR_TIME and record.state is not TaskState.PAUSED:
-        raise _refused(record, command)
+        return Reorder(at=now, priority=priority, note=_added(record, "started", by))
     if record.waits:
-        raise _refused(record, command, f"it waits for {record.waits} other tasks")
+        raise _refused(record, command, WAITS_FOR_OTHERS)
     # What is due now waits no longer: it must not seem to have waited since a time that is still to come.
     due_at = min(record.due_at, now)
     note = _note("started", by) if by else None
@@ -249,7 +285,7 @@ def _start_now(record: TaskRecord, command: Command, priority: int, now: datetim
 def _beside(record: TaskRecord, command: MoveBefore | MoveAfter, asked: Asked) -> Reorder:
     anchor = asked.anchor
     if not record.stands_in_line:
-        raise _refused(record, command, "only what stands in line can be moved")
+        raise _refused(record, command, ONLY_IN_LINE)
     if anchor is None:
         raise _refused(record, command, f"there is no task {command.other}")
     if anchor.uuid == record.uuid:
@@ -259,7 +295,8 @@ def _beside(record: TaskRecord, command: MoveBefore | MoveAfter, asked: Asked) -
     theirs, own = _row_of(anchor, asked.order), _row_of(record, asked.order)
     if theirs != own:
         raise _refused(record, command, f"task {anchor.uuid} stands in {theirs}, this one in {own}")
-    return Reorder(asked.now, record.priority, anchor.position, isinstance(command, MoveBefore))
+    note = _added(record, "moved", asked.by)
+    return Reorder(asked.now, record.priority, anchor.position, isinstance(command, MoveBefore), note)
 
 
 def _row_of(record: TaskRecord, order: QueueOrder) -> str:
@@ -273,12 +310,11 @@ def _row_of(record: TaskRecord, order: QueueOrder) -> str:
             return f"queue {record.queue!r}, bucket {record.bucket or ''!r}"
 
 
-def _reschedule(record: TaskRecord, command: Command, due_at: datetime, now: datetime, by: str) -> Decision:
+def _reschedule(record: TaskRecord, due_at: datetime, now: datetime, by: str) -> Decision:
+    note = _added(record, "rescheduled", by)
     if record.state is QUEUED and due_at > now:
-        return Move(state=TaskState.SCHEDULED, at=now, due_at=due_at, note=_note("rescheduled", by) if by else None)
-    if record.state in WAITING_FOR_TIME or record.state in {QUEUED, TaskState.PAUSED}:
-        return Redate(at=now, due_at=due_at)
-    raise _refused(record, command)
+        return Move(state=TaskState.SCHEDULED, at=now, due_at=due_at, note=note)
+    return Redate(at=now, due_at=due_at, note=note)
 
 
 def apply_change(record: TaskRecord, change: Change) -> None:
@@ -292,8 +328,9 @@ def apply_change(record: TaskRecord, change: Change) -> None:
             if record.state is TaskState.PAUSED and not record.waits and change.due_at > change.at:
                 record.parked = True  # as one that is not held, it leaves the line
         case AskCancel():
+            if record.cancel_asked_at is not None and not change.force:
+                return  # it was told already; what was said first stands
+            record.cancel_asked_at = record.cancel_asked_at or change.at
             record.cancel_forced = record.cancel_forced or change.force
-            if record.cancel_asked_at is None:
-                record.cancel_asked_at = change.at
-                record.cancel_reason = change.reason or record.cancel_reason
-                record.note = record.note if change.note is None else change.note
+            record.cancel_reason = change.reason or record.cancel_reason
+    record.note = record.note if change.note is None else change.note

@@ -78,8 +78,7 @@ def steer(control: QueueControl, command: QueueCommand, *, by: str, now: datetim
         case Pause(reason):
             return _close(control, QueueState.PAUSED, Said(by, now, reason))
         case StopAfterCurrent(reason):
-            is_over = running == 0 or control.state is QueueState.PAUSED
-            return _close(control, QueueState.PAUSED if is_over else QueueState.STOPPING, Said(by, now, reason))
+            return _close(control, QueueState.STOPPING if running else QueueState.PAUSED, Said(by, now, reason))
         case Resume():
             if control.is_open:
                 return control

@@ -50,6 +50,24 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     queue: str
 
 
+class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events somebody wants to hear of; None means any. What is told of a whole queue has neither a source nor a
+    task."""
+
+    kinds: frozenset[EventKind] | None = None
+    queue: str | None = None
+    source: str | None = None
+    uuids: frozenset[str] | None = None
+
+    def matches(self, event: Event) -> bool:
+        return (
+            (self.kinds is None or event.kind in self.kinds)
+            and (self.queue is None or event.queue == self.queue)
+            and (self.source is None or event.source == self.source)
+            and (self.uuids is None or event.uuid in self.uuids)
+        )
+
+
 class EventPage(msgspec.Struct, frozen=True):
     """Events after a number, oldest first. `last` is where to go on from; `missed` says that older ones were trimmed
     before they were read, so that the reader should look at the records instead."""

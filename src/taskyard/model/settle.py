@@ -22,6 +22,9 @@ LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 SHORTEST_SENSIBLE_WAIT_S = 1.0
 
+ASKED_TO_CANCEL, CANCELED_BY_FORCE = "asked to cancel", "canceled by force"
+"""How the note begins of a task that runs and is to be canceled."""
+
 TOO_LATE = "a cancel was asked, but the task completed all the same"
 FAILED_FIRST = "a cancel was asked, but the task had failed by then"
 
@@ -82,9 +85,10 @@ def _later(now: datetime, delay_s: float) -> datetime:
     return now + timedelta(seconds=min(delay_s, LONGEST_WAIT_S))
 
 
-def heed_cancel(move: Move, reason: str = "") -> Move:
+def heed_cancel(move: Move, reason: str = "", note: str | None = None) -> Move:
     """What `move` becomes when a cancel was asked of the run it ends: what would run again is canceled instead, what
-    completed or failed says that it was asked, and what was canceled says why."""
+    completed or failed says that it was asked, and what was canceled says why. `note` is that of the task: if it says
+    who asked, and perhaps by force, it stays."""
     if move.state is TaskState.COMPLETED:
         return Move.completed(at=move.at, result=move.result or "null", note=TOO_LATE)
     if move.state is TaskState.FAILED:
@@ -92,10 +96,18 @@ def heed_cancel(move: Move, reason: str = "") -> Move:
     error = _because(reason, move.error)
     if move.state is TaskState.CANCELED:
         how = None if move.error is None or move.error.types else move.error.message
-        return Move.canceled(at=move.at, error=error, note=move.note or how)
+        return Move.canceled(at=move.at, error=error, note=_who_and_how(note, move.note or how))
     if move.state not in {TaskState.QUEUED, TaskState.RETRYING}:
         return move
-    return Move.canceled(at=move.at, error=error, note="it was asked to cancel, and would have run again")
+    return Move.canceled(
+        at=move.at, error=error, note=_who_and_how(note, "it was asked to cancel, and would have run again")
+    )
+
+
+def _who_and_how(note: str | None, how: str | None) -> str | None:
+    if note is None or how is None or not note.startswith((ASKED_TO_CANCEL, CANCELED_BY_FORCE)):
+        return how
+    return f"{note}; {how}"
 
 
 def _because(reason: str, error: ExecutionError | None) -> ExecutionError:

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     HEAD_OF_LINE = "head of line"
     QUEUE_FULL = "queue full"
     SOURCE_FULL = "source full"
+    EXECUTOR_FULL = "executor full"
     NODES_FULL = "nodes full"
     TURN = "turn"
     """Nothing holds it: it starts when those before it have, which is at once if there are none."""
@@ -40,7 +41,9 @@ class Reason(StrEnum):
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
     """`text` is the answer in words, `remedy` what would free it. `since` is from when it has held the task, as far as
-    that is known; `until` when it ends by itself; `blocker` the uuid of the task in the way, if it is one."""
+    that is known, and never before the task was there to be held; of one that is held, or waits to be tried again, it
+    is the last change to it. `until` is when it ends by itself; `blocker` the uuid of the task in the way, if it is
+    one."""
 
     reason: Reason
     text: str
@@ -77,22 +80,46 @@ class QueueScene(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeScene(msgspec.Struct, frozen=True, kw_only=True):
     """A node that lives: what it serves, how much of it at once, and what it runs, by source. A source that is missing
-    in `limits` has none of its own."""
+    in `limits` has none of its own; `executors` and `capacities` are those that have a limit."""
 
     label: str
     sources: Sequence[str]
     limits: Mapping[str, int] = {}
     max_running: int | None = None
+    executors: Mapping[str, str] = {}
+    capacities: Mapping[str, int] = {}
     is_draining: bool = False
+    is_stopping: bool = False
     running: Mapping[str, Busy] = {}
+
+    @property
+    def takes_tasks(self) -> bool:
+        return not self.is_draining and not self.is_stopping
 
     @property
     def is_full(self) -> bool:
         return self.max_running is not None and sum(busy.count for busy in self.running.values()) >= self.max_running
 
+    def fills_executor_of(self, source: str) -> Busy | None:
+        """What runs where this source runs, if that is as much as can."""
+        executor = self.executors.get(source)
+        beside = [busy for other, busy in self.running.items() if self.executors.get(other) == executor]
+        if executor is None or not beside:
+            return None
+        total = sum(beside[1:], start=beside[0])
+        return total if total.count >= self.capacities.get(executor, total.count + 1) else None
+
     def is_full_of(self, source: str) -> bool:
         busy, limit = self.running.get(source), self.limits.get(source)
         return busy is not None and limit is not None and busy.count >= limit
+
+
+class Holder(msgspec.Struct, frozen=True, gc=False):
+    """Who has a key: it runs, or will be tried again, or is the first that may start."""
+
+    uuid: str
+    state: TaskState
+    started_at: datetime | None
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +130,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
     queues: Mapping[str, QueueScene]
     nodes: Sequence[NodeScene]
-    holders: Mapping[tuple[str, str], str] = {}
+    holders: Mapping[tuple[str, str], Holder] = {}
     parents: Mapping[str, tuple[str, TaskState]] = {}
     heads: Mapping[tuple[str, str], tuple[str, TaskState]] = {}
 
@@ -144,9 +171,15 @@ def _explain_turn(record: TaskRecord, scene: Scene) -> Why:
             reason=Reason.TURN,
             text="nothing holds it: it starts when those before it have, of its queue and, by priority, of others",
             remedy="wait, or start it now",
-            since=record.due_at,
+            since=_ready_at(record),
         )
     )
+
+
+def _ready_at(record: TaskRecord, at: datetime | None = None) -> datetime:
+    """From when on something may have held it, or `at` if that is later."""
+    ready = max(record.due_at, record.created_at)
+    return ready if at is None else max(ready, at)
 
 
 def _explain_hold(record: TaskRecord) -> Why:
@@ -203,30 +236,39 @@ def _explain_pause(record: TaskRecord, queue: QueueScene) -> Why | None:
 
 def _explain_nodes(record: TaskRecord, scene: Scene) -> Why | None:
     able = [node for node in scene.nodes if record.source in node.sources]
-    if any(not node.is_draining for node in able):
+    if any(node.takes_tasks for node in able):
         return None
     if able:
-        names = ", ".join(node.label for node in able[:3])
-        text = f"all that serve {record.source!r} take nothing new: {names} drained"
+        names = ", ".join(f"{node.label} {'is stopping' if node.is_stopping else 'is drained'}" for node in able[:3])
+        text = f"all that serve {record.source!r} take nothing new: {names}"
         remedy = "start another worker, or take the draining back"
     else:
         others = f" ({len(scene.nodes)} serve other consumers)" if scene.nodes else ""
         text = f"no node that serves {record.source!r} is alive{others}"
         remedy = f"start a worker whose app has the consumer {record.source!r}"
-    return Why(reason=Reason.NO_NODE, text=text, remedy=remedy, since=record.due_at)
+    return Why(reason=Reason.NO_NODE, text=text, remedy=remedy)
 
 
 def _explain_key(record: TaskRecord, scene: Scene) -> Why | None:
     if not record.parked or record.key is None:
         return None
     holder = scene.holders.get((record.queue, record.key))
-    who = f"task {holder} holds it" if holder else "another task goes first"
+    since = None
+    if holder is None:
+        text = f"another task with key {record.key!r} goes first"
+    elif holder.state is TaskState.QUEUED:
+        text = f"task {holder.uuid} with key {record.key!r} goes first"
+    elif holder.state is TaskState.RETRYING:
+        text = f"key {record.key!r} is kept for task {holder.uuid}, which will be tried again"
+    else:
+        text = f"key {record.key!r} is busy: task {holder.uuid} holds it"
+        since = _ready_at(record, holder.started_at)
     return Why(
         reason=Reason.KEY_BUSY,
-        text=f"key {record.key!r} is busy: {who}",
+        text=text,
         remedy="wait until that has ended, or cancel it",
-        since=record.due_at,
-        blocker=holder,
+        since=since,
+        blocker=None if holder is None else holder.uuid,
     )
 
 
@@ -241,7 +283,6 @@ def _explain_head(record: TaskRecord, queue: QueueScene, scene: Scene) -> Why | 
         reason=Reason.HEAD_OF_LINE,
         text=f"{where} keeps to the order of arrival, and task {first}, which is {state}, stands first",
         remedy="ask why that one waits; move this one before it, or cancel it",
-        since=record.due_at,
         blocker=first,
     )
 
@@ -254,35 +295,46 @@ def _explain_queue(record: TaskRecord, queue: QueueScene) -> Why | None:
         reason=Reason.QUEUE_FULL,
         text=f"queue {record.queue!r} runs {running.count} of {limit} at once; task {running.uuid} has run longest",
         remedy="wait until one has ended, or raise the queue's concurrency",
-        since=running.started_at,
+        since=_ready_at(record, running.started_at),
         blocker=running.uuid,
     )
 
 
 def _explain_rooms(record: TaskRecord, scene: Scene) -> Why | None:
-    able = [node for node in scene.nodes if record.source in node.sources and not node.is_draining]
-    if not all(node.is_full or node.is_full_of(record.source) for node in able):
+    """Every node that could take it is full: of its source, of what runs where it would, or of anything."""
+    source = record.source
+    able = [node for node in scene.nodes if source in node.sources and node.takes_tasks]
+    by_source = [node.running[source] for node in able if node.is_full_of(source)]
+    by_executor = [
+        busy for node in able if not node.is_full_of(source) and (busy := node.fills_executor_of(source)) is not None
+    ]
+    others = [node for node in able if not node.is_full_of(source) and node.fills_executor_of(source) is None]
+    if not all(node.is_full for node in others):
         return None
-    by_source = [node.running[record.source] for node in able if node.is_full_of(record.source)]
     if by_source:
-        longest = min(by_source, key=lambda busy: busy.started_at)
-        count = sum(busy.count for busy in by_source)
-        text = f"{record.source!r} is at its limit of running tasks ({count} run); task {longest.uuid} has run longest"
-        return Why(
-            reason=Reason.SOURCE_FULL,
-            text=text,
-            remedy="wait until one has ended, raise the consumer's concurrent_count, or start another worker",
-            since=longest.started_at,
-            blocker=longest.uuid,
-        )
-    longest = min((busy for node in able for busy in node.running.values()), key=lambda busy: busy.started_at)
+        reason, more = Reason.SOURCE_FULL, "raise the consumer's concurrent_count"
+        text = f"{source!r} is at its limit of running tasks ({sum(busy.count for busy in by_source)} run)"
+        longest = _longest(by_source)
+    elif by_executor:
+        reason, more = Reason.EXECUTOR_FULL, "give the executor more room (threads, or max_workers of the pool)"
+        where = sorted({node.executors[source] for node in able if source in node.executors})
+        text = f"executor {', '.join(map(repr, where))}, where {source!r} runs, has no room (others may use it too)"
+        longest = _longest(by_executor)
+    else:
+        reason, more = Reason.NODES_FULL, "raise max_running"
+        text = f"every node that serves {source!r} runs as much as it may"
+        longest = _longest([busy for node in able for busy in node.running.values()])
     return Why(
-        reason=Reason.NODES_FULL,
-        text=f"every node that serves {record.source!r} runs as much as it may; task {longest.uuid} has run longest",
-        remedy="wait until one has ended, raise max_running, or start another worker",
-        since=longest.started_at,
+        reason=reason,
+        text=f"{text}; task {longest.uuid} has run longest",
+        remedy=f"wait until one has ended, {more}, or start another worker",
+        since=_ready_at(record, longest.started_at),
         blocker=longest.uuid,
     )
+
+
+def _longest(running: Sequence[Busy]) -> Busy:
+    return min(running, key=lambda busy: busy.started_at)
 
 
 def _moment(at: datetime) -> str:

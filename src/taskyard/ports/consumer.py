@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from taskyard.errors import DuplicateConsumer, InvalidConsumer
+from taskyard.errors import DuplicateConsumer, InvalidConsumer, UnknownConsumer
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord
+
+log = logging.getLogger("taskyard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,52 @@ class BaseTaskConsumer(ABC):
         """Do the work. What it returns is kept as the result (JSON)."""
 
 
+class ConsumerChange(StrEnum):
+    """What a subscriber is told of a consumer."""
+
+    REGISTERED = "registered"
+    UNREGISTERED = "unregistered"
+
+
+ConsumerListener = Callable[[str, ConsumerChange], None]
+"""Called with the consumer's name and what became of it, when it is so, by whoever did it and on that one's thread."""
+
+
+class ConsumerListeners:
+    """Those who are told of consumers that come and go. One that raises is logged, and harms nobody else."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[object, ConsumerListener] = {}
+
+    def subscribe(self, listener: ConsumerListener) -> Callable[[], None]:
+        """From now on, until the function that is returned is called."""
+        key = object()
+        self._listeners[key] = listener
+
+        def unsubscribe() -> None:
+            self._listeners.pop(key, None)
+
+        return unsubscribe
+
+    def tell(self, name: str, change: ConsumerChange) -> None:
+        for listener in list(self._listeners.values()):
+            try:
+                listener(name, change)
+            except Exception:
+                log.exception("a subscriber failed when consumer %s was %s", name, change)
+
+
 class TaskConsumerRegistry:
-    """Consumers by name. `TaskConsumerRegistry.default()` is the one instance that is shared by all who ask for it."""
+    """Consumers by name. `TaskConsumerRegistry.default()` is the one instance that is shared by all who ask for it.
+
+    They may come and go while schedulers run on it: one that is registered is served from then on, one that is
+    unregistered gets nothing more. Runs of it that are going on come to their end."""
 
     _default: TaskConsumerRegistry | None = None
 
     def __init__(self) -> None:
         self.sources: dict[str, BaseTaskConsumer] = {}
+        self._listeners = ConsumerListeners()
 
     @classmethod
     def default(cls) -> TaskConsumerRegistry:
@@ -73,6 +116,18 @@ class TaskConsumerRegistry:
         if source.name in self.sources:
             raise DuplicateConsumer(source.name)
         self.sources[source.name] = source
+        self._listeners.tell(source.name, ConsumerChange.REGISTERED)
+
+    def unregister(self, name: str) -> None:
+        """Take a consumer out; its name may be used again. `UnknownConsumer` if there is none."""
+        if self.sources.pop(name, None) is None:
+            raise UnknownConsumer(name, self.sources)
+        self._listeners.tell(name, ConsumerChange.UNREGISTERED)
+
+    def subscribe(self, listener: ConsumerListener) -> Callable[[], None]:
+        """Call `listener(name, change)` whenever a consumer was registered or unregistered, on the thread where that
+        was done, until the function that is returned is called."""
+        return self._listeners.subscribe(listener)
 
     def find(self, name: str) -> BaseTaskConsumer | None:
         return self.sources.get(name)

@@ -7,19 +7,21 @@ answers is durable when it answers, as far as the store is durable at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import msgspec
+from msgspec.structs import force_setattr
 
-from taskyard.errors import ChangedMeanwhile, ClaimLost, TaskyardError
+from taskyard.errors import ChangedMeanwhile, ClaimLost, InvalidInput, TaskyardError, quote
 from taskyard.model.command import VERBS, Command
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
 from taskyard.model.failures import FailureGroup, is_quarantined
+from taskyard.model.given import check_time
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -36,7 +38,9 @@ PROMOTE_AT_MOST = 1000
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One process on the store. `incarnation` is random: a reused name is another node. `queues` are those its
     consumers belong to; a task of theirs that was put on another queue is served as well. `limits` says how many tasks
-    of a source it runs at once, `max_running` how many of all: for people to see, it keeps to them by itself."""
+    of a source it runs at once, `max_running` how many of all, `capacities` how many each of its executors does, where
+    that has a limit, and `executors` which of them a source uses: for people to see, it keeps to them by itself. One
+    that `is_stopping` takes nothing new, and leaves when what it runs has ended."""
 
     incarnation: str
     name: str
@@ -48,6 +52,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = ()
     limits: dict[str, int] = {}
     max_running: int | None = None
+    executors: dict[str, str] = {}
+    capacities: dict[str, int] = {}
+    is_stopping: bool = False
 
     @property
     def label(self) -> str:
@@ -174,6 +181,21 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     finished_before: datetime | None = None
     quarantined: bool | None = None
 
+    def __post_init__(self) -> None:
+        """What is no filter is told at once: it would match nothing, or fail within a store."""
+        if self.states is not None:
+            force_setattr(self, "states", _states(self.states))
+        for name in ("queue", "source", "group", "key", "node", "error", "uuid"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                hint = f"; give its name, {value.__name__!r}" if isinstance(value, type) else ""
+                raise InvalidInput(f"{name} must be a string, or None for any, not {quote(value)}{hint}")
+        for name in ("created_after", "created_before", "finished_after", "finished_before"):
+            if (at := getattr(self, name)) is not None:
+                force_setattr(self, name, check_time(name, at))
+        if self.quarantined not in (None, True, False):
+            raise InvalidInput(f"quarantined must be True, False, or None for any, not {quote(self.quarantined)}")
+
     def matches(self, record: TaskRecord) -> bool:
         """The same question of one record; from `_after` on, and until right before `_before`."""
         return (
@@ -195,6 +217,16 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         if self is not ANY and not self.matches(record):
             hint = "it is not among those that were meant, or no longer"
             raise ChangedMeanwhile(record.uuid, VERBS[type(command)], record.state, hint)
+
+
+def _states(given: Any) -> tuple[TaskState, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidInput(f"states must be a list of states, such as ['failed'], not {quote(given)}")
+    states = tuple(dict.fromkeys(given))
+    for state in states:
+        if state not in set(TaskState):
+            raise InvalidInput(f"there is no state {quote(state)}; known are {', '.join(TaskState)}")
+    return tuple(map(TaskState, states))
 
 
 def _is_within(at: datetime | None, after: datetime | None, before: datetime | None) -> bool:
@@ -236,6 +268,11 @@ class Store(Protocol):
 
     async def join(self, node: Node) -> None:
         """Make the node known and alive. From here until `leave` or the end of its process it may hold claims."""
+        ...
+
+    async def describe(self, node: Node) -> None:
+        """What a node that has joined says of itself from now on; what was asked of it stays. If it is not, or no
+        longer, among the nodes, nothing happens."""
         ...
 
     async def leave(self, incarnation: str) -> None:

@@ -23,9 +23,11 @@ class Hold(Enum):
 
 
 class Slots:
-    """`consumers` may grow while the node runs. `others` is the room for sources that are not among them. `capacities`
-    is what each executor runs at once, where it has a limit: no source is asked for beyond what its executor has free.
-    Sources that share an executor may together get more than that; it waits there, and goes back at a stop."""
+    """`consumers` may come and go while the node runs: say `learn` then. What runs of one that has gone is counted
+    until it ends, also against the slots of one that comes under the same name. `others` is the room for sources that
+    are not among them. `capacities` is what each executor runs at once, where it has a limit: no source is asked for
+    beyond what its executor has free. Sources that share an executor may together get more than that; it waits there,
+    and goes back at a stop."""
 
     def __init__(
         self,
@@ -36,10 +38,12 @@ class Slots:
         capacities: Mapping[str, int | None] = NO_LIMITS,
     ) -> None:
         self._consumers = consumers
-        self._known = 0
         self._total = max_running
         self._others = others
+        self._limits: dict[str, int] = {}
+        """How many of each source that is served may run."""
         self._sources: dict[str, int] = {}
+        """How many more may start; less than none where a source has gone and some of it still runs."""
         self._capacities = {executor: limit for executor, limit in capacities.items() if limit is not None}
         self._room = dict(self._capacities)
         self._executors: dict[str, str] = {}
@@ -48,6 +52,7 @@ class Slots:
         self._stale = True
         self._stopped = False
         self._holds: set[Hold] = set()
+        self.learn()
 
     @property
     def is_stopped(self) -> bool:
@@ -74,25 +79,26 @@ class Slots:
 
     def demand(self) -> Demand | None:
         """What there is room for, or None. Asked on every turn, so it is made anew only when something has changed."""
-        if self._known != len(self._consumers) and not self._stopped:
-            self._learn()
         if self._stale:
             self._demand = self._count()
             self._stale = False
         return self._demand
 
     def limits(self) -> dict[str, int]:
-        """How many tasks of each source may run here at once."""
-        return {
-            name: min(own := _sensible(consumer.concurrent_count), self._capacities.get(consumer.executor, own))
-            for name, consumer in self._consumers.items()
-        }
+        """How many tasks of each source may run here at once, as far as its own limit goes."""
+        return dict(self._limits)
+
+    def executors(self) -> dict[str, str]:
+        """Where each source runs, of those whose executor has a limit."""
+        return {source: executor for source, executor in self._executors.items() if source in self._limits}
+
+    def capacities(self) -> dict[str, int]:
+        """How many tasks each executor runs at once, where it has a limit."""
+        return dict(self._capacities)
 
     def take(self, source: str) -> None:
         self._total -= 1
-        if source not in self._sources:
-            self._learn()
-        if source in self._sources:
+        if source in self._limits:
             self._sources[source] -= 1
             if source in self._executors:
                 self._room[self._executors[source]] -= 1
@@ -111,24 +117,48 @@ class Slots:
             self._sources[source] += 1
             if source in self._executors:
                 self._room[self._executors[source]] += 1
+            if source not in self._limits:
+                self._forget_if_over(source)
         self._stale = not self._stopped
 
-    def _learn(self) -> None:
-        """Give each new consumer its slots."""
-        for name, consumer in self._consumers.items():
-            if name not in self._sources:
-                self._sources[name] = _sensible(consumer.concurrent_count)
-                if consumer.executor in self._room:
-                    self._executors[name] = consumer.executor
-        self._known = len(self._consumers)
-        self._stale = True
+    def learn(self) -> None:
+        """Consumers have come or gone: those that are there have their slots, the others none."""
+        for name in self._limits.keys() - self._consumers.keys():
+            self._sources[name] -= self._limits.pop(name)
+            self._forget_if_over(name)
+        for name, consumer in list(self._consumers.items()):  # a thread may be registering another
+            limit = _sensible(consumer.concurrent_count)
+            self._sources[name] = self._sources.get(name, 0) + limit - self._limits.get(name, 0)
+            self._limits[name] = limit
+            self._settle_in(name, consumer.executor)
+        self._stale = not self._stopped
+
+    def _settle_in(self, source: str, executor: str) -> None:
+        """Let the source count for its executor. What runs of an earlier one of that name counts for the same: at worst
+        a few wait for a thread or a worker that another has."""
+        before, after = self._executors.get(source), executor if executor in self._capacities else None
+        if before == after:
+            return
+        running = self._limits[source] - self._sources[source]
+        if before is not None:
+            self._room[self._executors.pop(source)] += running
+        if after is not None:
+            self._executors[source] = after
+            self._room[after] -= running
+
+    def _forget_if_over(self, source: str) -> None:
+        """Nothing is left to be known of a source that has gone when the last of it has ended."""
+        if self._sources[source] == 0:
+            del self._sources[source]
+            self._executors.pop(source, None)
 
     def _count(self) -> Demand | None:
         if self._total <= 0 or self._holds:
             return None
-        sources = dict(self._sources)
+        sources = {source: max(0, self._sources[source]) for source in self._limits}
         for source, executor in self._executors.items():
-            sources[source] = max(0, min(sources[source], self._room[executor]))
+            if source in sources:
+                sources[source] = max(0, min(sources[source], self._room[executor]))
         if self._others > 0:
             # Full sources are listed too: one that is not listed would be taken for unknown.
             return Demand(self._total, sources, self._others)

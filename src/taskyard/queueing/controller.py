@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from taskyard.errors import InvalidInput
+from taskyard.errors import InvalidInput, quote
 from taskyard.model.command import (
     Cancel,
     Command,
@@ -55,7 +55,7 @@ class Steering(Protocol):
 class TaskSteering:
     """The verbs for one task; whoever has them says where they go. Each answers with the task as it is then, and raises
     `CommandRefused` with the state it found if it no longer fits, `UnknownTask` if there is none. `by` is who asks: it
-    is kept in the task's note."""
+    is kept in the task's note, until something newer is noted there."""
 
     async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
         raise NotImplementedError
@@ -159,5 +159,7 @@ class QueueController(TaskSteering):
 
     def matching(self, where: TaskFilter | None = None) -> Matching:
         """All tasks of this queue that match, to do something with."""
+        if where is not None and where.queue not in {None, self.name}:
+            raise InvalidInput(f"the filter names queue {quote(where.queue)}; this is {quote(self.name)}")
         own = msgspec.structs.replace(where or TaskFilter(), queue=self.name)
         return Matching(own, self._steering, by=self._by)

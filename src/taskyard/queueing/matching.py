@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
-from taskyard.model.command import Cancel, Command, Hold, Release, Reschedule, Retry, SetPriority, Skip, StartNow
+from taskyard.errors import ChangedMeanwhile, CommandRefused, DependencyLost, TaskyardError
+from taskyard.model.command import (
+    FITS,
+    Cancel,
+    Command,
+    Hold,
+    Release,
+    Reschedule,
+    Retry,
+    SetPriority,
+    Skip,
+    StartNow,
+    why_unfit,
+)
 from taskyard.model.given import check_priority, check_text, check_time
 from taskyard.model.order import Priority
+from taskyard.model.state import TaskState
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Applied, TaskFilter
 
@@ -20,11 +36,55 @@ CHUNK = 500
 
 
 class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tasks were found, how many of them were changed, and how many did not fit, or had changed meanwhile."""
+    """What became of all that match: how many were found, how many of them were changed, how many changed meanwhile so
+    that they are not meant any more, and how many the command does not fit, by why. `quarantined` were left out from
+    the start: they took their workers down, and would again."""
 
     matched: int = 0
     moved: int = 0
-    refused: int = 0
+    changed_meanwhile: int = 0
+    unfit: dict[str, int] = {}
+    quarantined: int = 0
+
+    @property
+    def fitting(self) -> int:
+        """How many of those that were found the command fits: after a dry run, what it would change."""
+        return self.matched - sum(self.unfit.values())
+
+    @property
+    def refused(self) -> int:
+        return self.changed_meanwhile + sum(self.unfit.values())
+
+
+class Tally:
+    """A report that grows."""
+
+    def __init__(self) -> None:
+        self.matched = self.moved = self.changed_meanwhile = self.quarantined = 0
+        self.unfit: Counter[str] = Counter()
+        self.first_refused: TaskyardError | None = None
+
+    def refuse(self, refused: TaskyardError) -> None:
+        self.first_refused = self.first_refused or refused
+        if isinstance(refused, CommandRefused) and not isinstance(refused, ChangedMeanwhile):
+            self.unfit[refused.why] += 1
+        else:
+            self.changed_meanwhile += 1  # it may even be forgotten by now
+
+    def set_aside(self, why: str, count: int) -> None:
+        """Found, but not to be asked."""
+        if count:
+            self.matched += count
+            self.unfit[why] += count
+
+    def report(self) -> BulkReport:
+        return BulkReport(
+            matched=self.matched,
+            moved=self.moved,
+            changed_meanwhile=self.changed_meanwhile,
+            unfit=dict(self.unfit),
+            quarantined=self.quarantined,
+        )
 
 
 class Bulk(Protocol):
@@ -40,25 +100,51 @@ class Bulk(Protocol):
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
 
 
+async def list_chunks(bulk: Bulk, where: TaskFilter) -> AsyncIterator[list[str]]:
+    """The ids of those that match, newest first; whoever comes later is not among them."""
+    if where.states == ():
+        return
+    before_id: int | None = None
+    while page := await bulk.list_ids(where, before_id=before_id, limit=CHUNK):
+        yield [uuid for _, uuid in page]
+        before_id = page[-1][0]
+        if len(page) < CHUNK:
+            break
+
+
 class Matching:
-    """All tasks that match, newest first, save where they go to the tail. Each chunk is a transaction of its own,
-    between which others have their turn; whoever comes later is not among them. A task that changes before its turn
-    comes, so that it is not meant any more, is left alone and counted as refused. With `dry_run` they are only
-    counted."""
+    """All tasks that match and that the command fits, newest first, save where they go to the tail. Each chunk is a
+    transaction of its own, between which others have their turn; whoever comes later is not among them. A task that
+    changes before its turn comes, so that it is not meant any more, is left alone and counted.
+
+    Where no states are named, those are meant that the command fits. With `dry_run` they are only counted: by their
+    states; that another task stands for the same work, or that a dependency is lost, shows when they are asked."""
 
     def __init__(self, where: TaskFilter, bulk: Bulk, *, by: str = "") -> None:
         self.where = where
         self._bulk, self._by = bulk, by
+        self._tally = Tally()
+
+    @property
+    def report(self) -> BulkReport:
+        """What the last command has done so far: all of it, or as much as was done before it was interrupted."""
+        return self._tally.report()
+
+    @property
+    def first_refused(self) -> TaskyardError | None:
+        """Why the first was refused to which the last command was not done, if there is one."""
+        return self._tally.first_refused
 
     async def count(self) -> int:
-        return (await self._each(None)).matched
+        return await self._count(self.where)
 
     async def cancel(self, *, reason: str = "", force: bool = False, dry_run: bool = False) -> BulkReport:
         return await self.apply(Cancel(check_text("reason", reason), force), dry_run=dry_run)
 
-    async def retry(self, *, to_head: bool = True, dry_run: bool = False) -> BulkReport:
-        """Send them again, the oldest first, before the others that wait or behind them."""
-        return await self.apply(Retry(to_head), dry_run=dry_run)
+    async def retry(self, *, to_head: bool = True, even_quarantined: bool = False, dry_run: bool = False) -> BulkReport:
+        """Send them again, the oldest first, before the others that wait or behind them; also what failed because
+        another of them did. Those in quarantine only if the filter names them, or `even_quarantined`."""
+        return await self._run(Retry(to_head), dry_run=dry_run, even_quarantined=even_quarantined)
 
     async def skip(self, *, reason: str = "", dry_run: bool = False) -> BulkReport:
         return await self.apply(Skip(check_text("reason", reason)), dry_run=dry_run)
@@ -81,34 +167,62 @@ class Matching:
 
     async def apply(self, command: Command, *, dry_run: bool = False) -> BulkReport:
         """Any of these, given as a value."""
-        return await self._each(None if dry_run else command)
+        return await self._run(command, dry_run=dry_run)
 
-    async def _each(self, command: Command | None) -> BulkReport:
-        matched = moved = 0
-        async for uuids in self._oldest_first() if command == Retry(to_head=False) else self._chunks():
-            matched += len(uuids)
-            if command is not None:
-                moved += await self._change(uuids, command)
-        return BulkReport(matched=matched, moved=moved, refused=0 if command is None else matched - moved)
+    async def _run(self, command: Command, *, dry_run: bool, even_quarantined: bool = False) -> BulkReport:
+        tally = self._tally = Tally()
+        named, fits = self.where.states, FITS[type(command)]
+        for state in named or ():
+            if state not in fits:
+                tally.set_aside(why_unfit(command, state), await self._count(replace(self.where, states=(state,))))
+        meant = replace(self.where, states=tuple(state for state in named or TaskState if state in fits))
+        if isinstance(command, Retry) and meant.quarantined is None and not even_quarantined:
+            tally.quarantined = await self._count(replace(meant, quarantined=True))
+            meant = replace(meant, quarantined=False)
+        if dry_run:
+            tally.matched += await self._count(meant)
+        else:
+            await self._change_all(meant, command)
+        return tally.report()
 
-    async def _chunks(self) -> AsyncIterator[list[str]]:
-        before_id: int | None = None
-        while page := await self._bulk.list_ids(self.where, before_id=before_id, limit=CHUNK):
-            yield [uuid for _, uuid in page]
-            before_id = page[-1][0]
-            if len(page) < CHUNK:
-                break
+    async def _change_all(self, meant: TaskFilter, command: Command) -> None:
+        tally, failed = self._tally, list[Applied]()
+        async for uuids in (
+            self._oldest_first(meant) if command == Retry(to_head=False) else list_chunks(self._bulk, meant)
+        ):
+            tally.matched += len(uuids)
+            failed += await self._change(uuids, command, meant)
+        # Who failed with another is refused until that is sent again, which may have been later in the same round.
+        moved = 0
+        while failed and tally.moved > moved:
+            moved, again, failed = tally.moved, failed, []
+            for start in range(0, len(again), CHUNK):
+                uuids = [one.uuid for one in again[start : start + CHUNK]]
+                failed += await self._change(uuids, command, meant)
+        for one in failed:
+            assert one.refused is not None
+            tally.refuse(one.refused)
 
-    async def _oldest_first(self) -> AsyncIterator[list[str]]:
-        """Who goes to the tail one after the other has to go in order: all of them are found before the first goes."""
-        for uuids in reversed([uuids async for uuids in self._chunks()]):
-            yield uuids[::-1]
-
-    async def _change(self, uuids: list[str], command: Command) -> int:
-        clock = self._bulk.clock
+    async def _change(self, uuids: list[str], command: Command, meant: TaskFilter) -> list[Applied]:
+        """Those that may be sent again once another is."""
+        clock, failed = self._bulk.clock, list[Applied]()
         began = clock.monotonic()
-        applied = await self._bulk.apply(uuids, command, by=self._by, where=self.where)
+        for one in await self._bulk.apply(uuids, command, by=self._by, where=meant):
+            if one.refused is None:
+                self._tally.moved += 1
+            elif isinstance(one.refused, DependencyLost) and one.refused.ended == TaskState.FAILED:
+                failed.append(one)
+            else:
+                self._tally.refuse(one.refused)
         # As long as it took, others have the store to themselves: they keep half of what they had at least.
         now = clock.monotonic()
         await clock.wait(asyncio.Event(), now + (now - began))
-        return sum(one.record is not None for one in applied)
+        return failed
+
+    async def _count(self, where: TaskFilter) -> int:
+        return sum([len(uuids) async for uuids in list_chunks(self._bulk, where)])
+
+    async def _oldest_first(self, where: TaskFilter) -> AsyncIterator[list[str]]:
+        """Who goes to the tail one after the other has to go in order: all of them are found before the first goes."""
+        for uuids in reversed([uuids async for uuids in list_chunks(self._bulk, where)]):
+            yield uuids[::-1]

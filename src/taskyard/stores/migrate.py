@@ -12,7 +12,7 @@ from taskyard.model.dependency import give_up
 from taskyard.model.move import Move
 from taskyard.model.order import GAP
 from taskyard.model.places import CROWDED, SHARE, SMALLEST, THINNING
-from taskyard.model.settle import TOO_LATE
+from taskyard.model.settle import ASKED_TO_CANCEL, CANCELED_BY_FORCE, TOO_LATE
 from taskyard.model.state import TaskState, sql_guard
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, RUNS_KEPT, Schema
@@ -69,6 +69,8 @@ def _fill(sql: str, database: str) -> str:
         "events_at_most": str(EVENTS_AT_MOST),
         "raise_after": str(RAISE_AFTER),
         "too_late": TOO_LATE,
+        "asked_to_cancel": ASKED_TO_CANCEL,
+        "canceled_by_force": CANCELED_BY_FORCE,
         "lowest": str(LOWEST),
         "smallest": str(SMALLEST),
         "crowded": str(CROWDED),

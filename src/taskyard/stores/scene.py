@@ -12,7 +12,7 @@ from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, NodeScene, QueueScene, Scene, line_of
+from taskyard.model.why import Busy, Holder, NodeScene, QueueScene, Scene, line_of
 from taskyard.ports.store import Node
 
 K = TypeVar("K")
@@ -46,7 +46,7 @@ class Wanted(msgspec.Struct, frozen=True):
 class Found(msgspec.Struct, frozen=True):
     """Who they are, where there is anybody."""
 
-    holders: dict[Held, str] = {}
+    holders: dict[Held, Holder] = {}
     parents: dict[int, tuple[str, TaskState]] = {}
     heads: dict[Held, tuple[str, TaskState]] = {}
 
@@ -88,7 +88,10 @@ def make_scene(records: Sequence[TaskRecord], places: Places, found: Found, *, n
             sources=node.sources,
             limits=node.limits,
             max_running=node.max_running,
+            executors=node.executors,
+            capacities=node.capacities,
             is_draining=is_draining,
+            is_stopping=node.is_stopping,
             running={source: busy for (name, source), busy in on_node.items() if name == node.incarnation},
         )
         for node, is_draining in places.nodes

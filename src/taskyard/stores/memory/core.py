@@ -99,7 +99,9 @@ class MemoryCore(Claims, Dependencies, Sight):
         if record is None:
             return ClaimLost(claim.uuid, claim.token)
         # Race: a cancel may be asked after the run has ended and before its node could know.
-        self._move(record, move if record.cancel_asked_at is None else heed_cancel(move, record.cancel_reason or ""))
+        if record.cancel_asked_at is not None:
+            move = heed_cancel(move, record.cancel_reason or "", record.note)
+        self._move(record, move)
         return None
 
     def _report(self, report: Report, now: datetime) -> None:
@@ -355,6 +357,10 @@ class MemoryCore(Claims, Dependencies, Sight):
     def join(self, node: Node) -> None:
         self._nodes[node.incarnation] = node
         self._draining.discard(node.incarnation)
+
+    def describe(self, node: Node) -> None:
+        if node.incarnation in self._nodes:
+            self._nodes[node.incarnation] = node
 
     def drain(self, incarnation: str, *, on: bool) -> None:
         if incarnation not in self._nodes:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from taskyard.model.state import RUNNING, TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Scene
+from taskyard.model.why import Busy, Holder, Scene
 from taskyard.stores.memory.tasks import Tasks
 from taskyard.stores.scene import Found, Held, Places, Running, Wanted, make_scene
 
@@ -28,7 +28,7 @@ class Sight(Tasks):
                 assert record.started_at is not None
                 yield Running(record.queue, record.source, node, Busy(1, record.uuid, record.started_at))
 
-    def _key_holder(self, key: Held) -> str | None:
+    def _key_holder(self, key: Held) -> Holder | None:
         """Who runs, else who is tried again, else who may start; the first added of them."""
         line = self._keyed.get(key)
         if line is None:
@@ -36,7 +36,7 @@ class Sight(Tasks):
         holding = [self._by_id[task_id] for task_id in sorted(line.holding)]
         running = [record for record in holding if record.state is RUNNING]
         first = running or holding or [self._by_id[task_id] for task_id in sorted(line.offered)]
-        return first[0].uuid if first else None
+        return Holder(first[0].uuid, first[0].state, first[0].started_at) if first else None
 
     def _first_parent(self, child: int) -> tuple[str, TaskState] | None:
         for parent in self._edges.parents(child):

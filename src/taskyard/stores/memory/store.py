@@ -71,6 +71,9 @@ class MemoryStore(ScheduleVerbs):
     async def join(self, node: Node) -> None:
         self._core.join(node)
 
+    async def describe(self, node: Node) -> None:
+        self._core.describe(node)
+
     async def leave(self, incarnation: str) -> None:
         self._core.leave(incarnation)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from itertools import islice
+from itertools import islice, takewhile
 
 from taskyard.model.control import QueueControl
 from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
@@ -43,6 +44,7 @@ class Tasks:
         self._seq = 0
         self._tasks: dict[str, TaskRecord] = {}
         self._by_id: dict[int, TaskRecord] = {}
+        self._ids: list[int] = []
         self._queues: dict[str, QueueSettings] = {}
         self._controls: dict[str, QueueControl] = {}
         self._lanes: defaultdict[Lane, Line] = defaultdict(Line)
@@ -286,20 +288,31 @@ class Tasks:
         return list(islice((u for u in self._tasks if u.startswith(fragment) or u.endswith(fragment)), limit))
 
     def list_tasks(self, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
-        found: list[TaskRecord] = []
-        records = self._newest_first() if where.group is None else reversed(self._groups.get(where.group, {}).values())
-        for record in records:
-            if len(found) == limit:
-                break
-            if (before_id is None or record.id < before_id) and where.matches(record):
-                found.append(record.clone())
-        return found
+        return [record.clone() for record in self._page(where, before_id, limit)]
 
     def list_ids(self, where: TaskFilter, before_id: int | None, limit: int) -> list[tuple[int, str]]:
-        return [(record.id, record.uuid) for record in self.list_tasks(where, before_id, limit)]
+        return [(record.id, record.uuid) for record in self._page(where, before_id, limit)]
 
-    def _newest_first(self) -> Iterator[TaskRecord]:
-        return reversed(self._by_id.values())
+    def _page(self, where: TaskFilter, before_id: int | None, limit: int) -> Iterator[TaskRecord]:
+        if where.group is None:
+            return islice(filter(where.matches, self._newest_first(before_id)), limit)
+        members = reversed(self._groups.get(where.group, {}).values())
+        older = (record for record in members if before_id is None or record.id < before_id)
+        return islice(filter(where.matches, older), limit)
+
+    def _newest_first(self, before_id: int | None) -> Iterator[TaskRecord]:
+        if before_id is None:
+            yield from reversed(self._by_id.values())
+            return
+        # Who turns pages must not walk through all that is newer each time. Ids only grow, and are kept in order here
+        # once somebody does; those of tasks that were forgotten stay for a while.
+        newest = self._ids[-1] if self._ids else 0
+        self._ids += reversed(list(takewhile(lambda task_id: task_id > newest, reversed(self._by_id))))
+        if len(self._ids) > 2 * len(self._by_id):
+            self._ids = list(self._by_id)
+        for at in range(bisect_left(self._ids, before_id) - 1, -1, -1):
+            if (record := self._by_id.get(self._ids[at])) is not None:
+                yield record
 
     def list_runs(self, uuid: str) -> list[Run]:
         record = self._tasks.get(uuid)

@@ -11,7 +11,7 @@ from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Scene
+from taskyard.model.why import Busy, Holder, Scene
 from taskyard.ports.store import Node
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
@@ -26,20 +26,23 @@ _RUNNING = (
     "FROM taskyard.task WHERE state = 'running' GROUP BY queue, source, node"
 )
 _WITH_KEY = (
-    "(SELECT uuid FROM taskyard.task WHERE queue = asked.queue AND key = asked.name AND key IS NOT NULL "
+    "(SELECT id FROM taskyard.task WHERE queue = asked.queue AND key = asked.name AND key IS NOT NULL "
     "AND {} ORDER BY id LIMIT 1)"
 )
 _HOLDS = "state IN ('running', 'retrying') AND state = '{}'"
 _WAYS = (_HOLDS.format("running"), _HOLDS.format("retrying"), "state = 'queued' AND parked < true")
 _BLOCKERS = (
-    f"SELECT 'key', asked.queue, asked.name, coalesce({', '.join(map(_WITH_KEY.format, _WAYS))}), NULL "
-    "FROM unnest($1::text[], $2::text[]) AS asked(queue, name) UNION ALL "
-    "SELECT 'head', asked.queue, asked.name, head.uuid, head.state "
+    "SELECT 'key', asked.queue, asked.name, holder.uuid, holder.state, holder.started_at "
+    "FROM unnest($1::text[], $2::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
+    "SELECT uuid, state, started_at FROM taskyard.task "
+    f"WHERE id = coalesce({', '.join(map(_WITH_KEY.format, _WAYS))})) AS holder UNION ALL "
+    "SELECT 'head', asked.queue, asked.name, head.uuid, head.state, NULL "
     "FROM unnest($3::text[], $4::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
     "SELECT uuid, state FROM taskyard.task WHERE queue = asked.queue AND line = asked.name AND line IS NOT NULL "
     "AND state IN ('queued', 'paused', 'blocked') ORDER BY position LIMIT 1) AS head UNION ALL "
-    "SELECT 'parent', waits.child::text, NULL, parent.uuid, parent.state FROM (SELECT child, min(parent) AS parent "
-    "FROM taskyard.dependency WHERE child = ANY ($5::bigint[]) AND NOT done GROUP BY child) AS waits "
+    "SELECT 'parent', waits.child::text, NULL, parent.uuid, parent.state, NULL "
+    "FROM (SELECT child, min(parent) AS parent FROM taskyard.dependency "
+    "WHERE child = ANY ($5::bigint[]) AND NOT done GROUP BY child) AS waits "
     "CROSS JOIN LATERAL (SELECT uuid, state FROM taskyard.task WHERE id = waits.parent UNION ALL "
     "SELECT uuid, state FROM taskyard.ended WHERE id = waits.parent LIMIT 1) AS parent"
 )
@@ -72,11 +75,11 @@ async def _find_places(conn: Connection) -> Places:
 async def _find_blockers(conn: Connection, wanted: Wanted) -> Found:
     found = Found({}, {}, {})
     asked = [[pair[at] for pair in pairs] for pairs in (wanted.keys, wanted.lines) for at in (0, 1)]
-    for what, where, name, uuid, state in await conn.fetch(_BLOCKERS, *asked, wanted.children):
+    for what, where, name, uuid, state, since in await conn.fetch(_BLOCKERS, *asked, wanted.children):
         if what == "parent":
             found.parents[int(where)] = uuid, TaskState(state)
         elif what == "head":
             found.heads[where, name] = uuid, TaskState(state)
-        elif uuid is not None:
-            found.holders[where, name] = uuid
+        else:
+            found.holders[where, name] = Holder(uuid, TaskState(state), since)
     return found

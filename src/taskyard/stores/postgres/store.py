@@ -427,6 +427,14 @@ class PostgresStore(ScheduleVerbs):
             )
             self._hints.tell(of_nodes=True)
 
+    async def describe(self, node: Node) -> None:
+        async with self._asked():
+            info = msgspec.json.encode(node).decode()
+            await self._write(
+                "UPDATE taskyard.node SET info = $2 WHERE incarnation = $1 RETURNING 1", node.incarnation, info
+            )
+            self._hints.tell(of_nodes=True)
+
     async def leave(self, incarnation: str) -> None:
         async with self._asked():
             row = await self._write(

@@ -152,6 +152,10 @@ class Commands(Dependencies):
             (node.incarnation, info, boot_id),
         )
 
+    def describe(self, node: Node) -> None:
+        info = msgspec.json.encode(node).decode()
+        self._conn.execute("UPDATE node SET info = ? WHERE incarnation = ?", (info, node.incarnation))
+
     def drain(self, incarnation: str, on: bool) -> None:
         known = self._one("UPDATE node SET draining = ? WHERE incarnation = ? RETURNING 1", (on, incarnation))
         if known is None:

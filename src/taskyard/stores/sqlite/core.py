@@ -90,8 +90,8 @@ class SqliteCore(Claims):
                 settled.append(ClaimLost(claim.uuid, claim.token))
                 continue
             # Race: a cancel may be asked after the run has ended and before its node could know.
-            reason = held.pop(claim.token)
-            self._end(claim.record, move if reason is None else heed_cancel(move, reason))
+            reason, note = held.pop(claim.token)
+            self._end(claim.record, move if reason is None else heed_cancel(move, reason, note))
             settled.append(None)
             if move.state is COMPLETED:
                 lane = claim.record.queue, claim.record.source
@@ -120,18 +120,19 @@ class SqliteCore(Claims):
         if self._has_open_edges:
             self._ended.append((running.id, running.uuid, COMPLETED))
 
-    def _held(self, claims: Iterable[Claim]) -> dict[int, str | None]:
-        """The tokens of those claims that still hold their task, with the reason if a cancel was asked of it."""
-        held: dict[int, str | None] = {}
+    def _held(self, claims: Iterable[Claim]) -> dict[int, tuple[str | None, str | None]]:
+        """The tokens of those claims that still hold their task, with reason and note if a cancel was asked of it."""
+        held: dict[int, tuple[str | None, str | None]] = {}
         for rows in blocks([(claim.record.id, claim.token, claim.attempt) for claim in claims]):
             found = self._one(
                 "SELECT json_group_array(json_array(task.token, "
-                "CASE WHEN task.cancel_asked_at IS NOT NULL THEN COALESCE(task.cancel_reason, '') END)) FROM "
+                "CASE WHEN task.cancel_asked_at IS NOT NULL THEN COALESCE(task.cancel_reason, '') END, "
+                "CASE WHEN task.cancel_asked_at IS NOT NULL THEN task.note END)) FROM "
                 f"(VALUES {values(len(rows), 3)}) AS v CROSS JOIN task ON task.id = v.column1 "
                 "WHERE task.token = v.column2 AND task.attempt = v.column3 AND task.state = 'running'",
                 chain.from_iterable(rows),
             )
-            held.update(msgspec.json.decode(found))
+            held.update((token, (reason, note)) for token, reason, note in msgspec.json.decode(found))
         return held
 
     def _report(self, reports: Sequence[Report], now: datetime) -> None:

@@ -13,7 +13,7 @@ from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Scene
+from taskyard.model.why import Busy, Holder, Scene
 from taskyard.ports.store import Node
 from taskyard.stores.rows import from_us
 from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
@@ -31,7 +31,7 @@ _RUNNING = (
 )
 # What the index is for is said word by word: the planner does not see that one state is one of three.
 _WITH_KEY = (
-    "(SELECT uuid FROM task INDEXED BY task_key WHERE queue = asked.value ->> 0 AND key = asked.value ->> 1 "
+    "(SELECT id FROM task INDEXED BY task_key WHERE queue = asked.value ->> 0 AND key = asked.value ->> 1 "
     "AND state IN ('queued', 'running', 'retrying') AND state = {} ORDER BY id LIMIT 1)"
 )
 _HOLDER = ", ".join(map(_WITH_KEY.format, ("'running'", "'retrying'", "'queued' AND parked = 0")))
@@ -40,11 +40,12 @@ _HEAD = (
     f"AND {IN_LINE} ORDER BY position LIMIT 1"
 )
 _BLOCKERS = (
-    f"SELECT 'key', asked.value ->> 0, asked.value ->> 1, coalesce({_HOLDER}), NULL FROM json_each(?1) AS asked "
-    "UNION ALL SELECT * FROM (SELECT 'parent', child, min(parent), task.uuid, task.state FROM dependency "
+    "SELECT 'key', asked.value ->> 0, asked.value ->> 1, task.uuid, task.state, task.started_at "
+    f"FROM json_each(?1) AS asked JOIN task ON task.id = coalesce({_HOLDER}) "
+    "UNION ALL SELECT * FROM (SELECT 'parent', child, min(parent), task.uuid, task.state, NULL FROM dependency "
     "JOIN task ON task.id = parent WHERE child IN (SELECT value FROM json_each(?2)) AND done = 0 GROUP BY child) "
-    "UNION ALL SELECT 'head', asked.value ->> 0, asked.value ->> 1, task.uuid, task.state FROM json_each(?3) AS asked "
-    f"JOIN task ON task.id = ({_HEAD})"
+    "UNION ALL SELECT 'head', asked.value ->> 0, asked.value ->> 1, task.uuid, task.state, NULL "
+    f"FROM json_each(?3) AS asked JOIN task ON task.id = ({_HEAD})"
 )
 
 
@@ -79,11 +80,11 @@ def _find_blockers(conn: apsw.Connection, wanted: Wanted) -> Found:
     found = Found({}, {}, {})
     asked = tuple(msgspec.json.encode(names).decode() for names in (wanted.keys, wanted.children, wanted.lines))
     rows: Any = conn.execute(_BLOCKERS, asked)
-    for what, where, name, uuid, state in rows:
+    for what, where, name, uuid, state, since in rows:
         if what == "parent":
             found.parents[where] = uuid, TaskState(state)
         elif what == "head":
             found.heads[where, name] = uuid, TaskState(state)
-        elif uuid is not None:
-            found.holders[where, name] = uuid
+        else:
+            found.holders[where, name] = Holder(uuid, TaskState(state), None if since is None else from_us(since))
     return found

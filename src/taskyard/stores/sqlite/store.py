@@ -255,6 +255,9 @@ class SqliteStore(ScheduleVerbs):
         self._joined.add(node.incarnation)
         await self._write(partial(self._core.join, node, boot_id()))
 
+    async def describe(self, node: Node) -> None:
+        await self._write(partial(self._core.describe, node))
+
     async def leave(self, incarnation: str) -> None:
         has_left = await self._write(partial(self._core.leave, incarnation))
         self._joined.discard(incarnation)

@@ -55,6 +55,9 @@ class RemoteStore(Line):
 
         await self.ask(f"join {node.incarnation}", effect)
 
+    async def describe(self, node: Node) -> None:
+        await self.ask(f"describe {node.incarnation}", lambda: self._core.describe(node))
+
     def lease(self, incarnation: str) -> SimulatedLease:
         return SimulatedLease(self, incarnation)
 

@@ -21,6 +21,7 @@ from taskyard.model.command import (
     StartNow,
 )
 from taskyard.model.event import EventKind
+from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
@@ -280,6 +281,37 @@ class AskingContract(Desk):
         await ask(store, two, Retry())
         (again,) = await claim(store, node=B)
         assert (again.uuid, again.record.cancel_forced, await store.signals(B)) == (two.uuid, False, Signals([]))
+
+    @pytest.mark.spec("QUE-12")
+    async def test_who_canceled_by_force_is_kept_with_the_warning(self, store: Store, clock: ManualClock) -> None:
+        """Asked first and killed then, a task says to the end who did that, and that its output may be damaged."""
+        killed, asked, again = await start(store, a_record(), a_record(), a_record())
+        await store.apply([killed.uuid, asked.uuid, again.uuid], Cancel("late"), by="ann")
+        await ask(store, killed, Cancel(force=True), by="bob")
+        how = ExecutionError(kind=ErrorKind.CANCELED, message="killed")
+        await settle(store, killed, Move.canceled(at=clock.now(), error=how))
+        await settle(store, asked, Move.canceled(at=clock.now(), error=how))
+        await settle(store, again, Move.given_back(at=clock.now(), note="no room"))
+        assert [(await get(store, one)).note for one in (killed, asked, again)] == [
+            "canceled by force by bob; what it was writing may be damaged; killed",
+            "asked to cancel by ann: late; killed",
+            "asked to cancel by ann: late; it was asked to cancel, and would have run again",
+        ]
+        (outcome,) = await store.outcomes([killed.uuid])
+        assert outcome is not None
+        assert outcome.error == ExecutionError(kind=ErrorKind.CANCELED, message="late")
+
+    async def test_who_moved_a_task_is_kept(self, store: Store, clock: ManualClock) -> None:
+        """What leaves a task in its state is noted with who asked as well."""
+        first, second, later = a_record(), a_record(), a_record(due_at=clock.now() + seconds(60))
+        await add(store, first, second, later)
+        for task, command, note in (
+            (second, MoveBefore(first.uuid), "moved by ann"),
+            (second, StartNow(), "started by ann"),
+            (first, SetPriority(LOW), "priority changed to low by ann"),
+            (later, Reschedule(clock.now() + seconds(9)), "rescheduled by ann"),
+        ):
+            assert (await ask(store, task, command, by="ann")).note == note
 
     @pytest.mark.spec("QUE-29")
     async def test_what_is_asked_is_told(self, store: Store, clock: ManualClock) -> None:

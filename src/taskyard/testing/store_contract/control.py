@@ -135,6 +135,21 @@ class ControlContract(Desk):
         await start(store, a_record(queue="cpu"))
         assert (await say(store, StopAfterCurrent())).state is QueueState.PAUSED
 
+    @pytest.mark.spec("QUE-10")
+    async def test_a_paused_queue_is_stopping_while_something_runs(self, store: Store, clock: ManualClock) -> None:
+        """A stop of a queue that is paused already shows what still runs of it; with nothing running, the same word
+        said again changes nothing, and who said it first is remembered."""
+        (running,) = await start(store, a_record())
+        await say(store, Pause())
+        said = await say(store, StopAfterCurrent("deploy"))
+        assert (said.state, said.said) == (QueueState.STOPPING, Said("ann", clock.now(), "deploy"))
+        await settle(store, running, Move.completed(at=clock.now()))
+        last = (await store.events(after=-1)).last
+        again = await say(store, StopAfterCurrent("deploy"), by="bob")
+        assert (again.state, again.said) == (QueueState.PAUSED, said.said)
+        assert (await look(store)).control == again
+        assert await self.told(store, last) == []
+
     async def test_a_concurrency_is_changed_and_given_back(self, store: Store, clock: ManualClock) -> None:
         """What a person says holds in the place of the rule, more or less, from the next turn, until it is lifted."""
         await store.set_queue(QueueSettings(name="default", concurrency=2))

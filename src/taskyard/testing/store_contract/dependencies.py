@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskyard.errors import ClaimLost, CommandRefused, DependencyCycle, InvalidInput, UnknownTask
-from taskyard.model.command import Cancel, Hold, Release, Retry, SetPriority
+from taskyard.model.command import Cancel, Hold, Release, Reschedule, Retry, SetPriority, StartNow
 from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.event import EventKind
 from taskyard.model.execution import ErrorKind
@@ -362,6 +362,24 @@ class DependencyContract(Desk):
         await add_after(store, waits := child(bucket="b", origin="o"), after=[parent.record])
         kept = await get(store, waits)
         assert (kept.state, kept.bucket, kept.origin) == (TaskState.FAILED, "b", "o")
+
+    async def test_a_blocked_task_is_rescheduled(self, store: Store, clock: ManualClock) -> None:
+        """Due later, it waits for its time when the others have completed; due at once, it does not."""
+        (running,) = await start(store, a_record())
+        later, sooner = child(), child(due_at=clock.now() + seconds(60))
+        await add_after(store, later, after=[running.record])
+        await add_after(store, sooner, after=[running.record])
+        for task, s in ((later, 9), (sooner, 0)):
+            (applied,) = await store.apply([task.uuid], Reschedule(clock.now() + seconds(s)), by="ann")
+            assert applied.record is not None, applied.refused
+            assert (applied.record.state, applied.record.note) == (BLOCKED, "rescheduled by ann")
+        (refused,) = await store.apply([later.uuid], StartNow())
+        assert "it waits for other tasks" in str(refused.refused)
+        await end(store, running, TaskState.COMPLETED, clock)
+        assert [await state_of(store, task) for task in (later, sooner)] == [TaskState.SCHEDULED, QUEUED]
+        clock.advance(9)
+        await store.turn(A)
+        assert await state_of(store, later) is QUEUED
 
     async def test_a_held_task_hears_of_the_ends_of_others(self, store: Store, clock: ManualClock) -> None:
         """Released before the last of them has ended it is blocked again, and afterwards it may start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from taskyard.errors import ClaimLost, UnknownNode
@@ -93,6 +94,24 @@ class NodeContract(Desk):
         await store.leave(A)
         await store.join(NODE_A)
         assert not (await nodes_of(store))[A].is_draining
+
+    async def test_a_node_describes_itself_anew(self, store: Store) -> None:
+        """What a node says of itself may change while it is joined, and what was asked of it, or runs on it, stays."""
+        (held,) = await start(store, a_record())
+        await store.drain(A)
+        changed = msgspec.structs.replace(NODE_A, sources=("late",), is_stopping=True)
+        await store.describe(changed)
+        status = (await nodes_of(store))[A]
+        assert (status.node, status.is_draining, status.running) == (changed, True, 1)
+        assert (await nodes_of(store))[B].node == NODE_B
+        assert (await get(store, held)).state is TaskState.RUNNING
+
+    async def test_who_is_no_node_describes_nothing(self, store: Store) -> None:
+        """Somebody who never joined, or has left, does not become a node by describing himself."""
+        await store.leave(A)
+        await store.describe(NODE_A)
+        await store.describe(a_node("never"))
+        assert set(await nodes_of(store)) == {B}
 
     async def test_a_living_node_is_not_dead(self, store: Store) -> None:
         """The caller's own nodes are never called dead, whether they hold claims or not."""

@@ -99,6 +99,23 @@ class ReadingContract(Desk):
         assert seen == uuids(tasks)[::-1]
         assert await store.list_tasks(limit=0) == []
 
+    async def test_pages_go_on_while_tasks_are_forgotten(self, store: Store, clock: ManualClock) -> None:
+        """What was pruned since the last page is missing from the next ones, and nothing else is."""
+        ended = await start(store, *(a_record() for _ in range(8)))
+        await add(store, *(waiting := [a_record() for _ in range(4)]))
+        last = await store.list_tasks(limit=2)
+        assert uuids(await store.list_tasks(before_id=last[-1].id, limit=2)) == uuids(waiting[1::-1])
+        for held in ended:
+            await settle(store, held, Move.completed(at=clock.now()))
+        tick(clock, 1)
+        for left in (5, 2, 0):
+            await store.prune(finished_before=clock.now(), limit=3)
+            await add(store, newer := a_record())
+            page = await store.list_tasks(before_id=last[-1].id, limit=20)
+            assert len(page) == 2 + left
+            assert uuids(page)[:2] == uuids(waiting[1::-1])
+            assert uuids(await store.list_tasks(limit=1)) == [newer.uuid]
+
     async def test_tasks_are_listed_by_state_queue_and_source(self, store: Store, clock: ManualClock) -> None:
         """A filter lists exactly the tasks that fit all it names, and pages through them as well."""
         await add(store, *(a_record(queue=q, source=s) for q in ("default", "cpu") for s in ("fetch", "shrink") * 3))

@@ -13,7 +13,7 @@ from taskyard.model.why import Reason, Why, explain_wait
 from taskyard.ports.store import Add, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_node, a_record, an_error, room, seconds
-from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, get, settle, start, tick
+from taskyard.testing.store_contract.desk import NODE_A, A, B, Desk, add, claim, get, settle, start, tick
 
 ONE_EACH = msgspec.structs.replace(a_node("c"), limits={"fetch": 1, "shrink": 1}, max_running=2)
 C = ONE_EACH.incarnation
@@ -56,9 +56,9 @@ class SceneContract(Desk):
         since = clock.now()
         tick(clock, 5)
         await start(store, a_record(), node=B)
-        await add(store, task := a_record())
+        await add(store, early := a_record(at=since), task := a_record(at=clock.now()))
         assert await blocked_by(store, task) == (Reason.QUEUE_FULL, first.uuid)
-        assert (await why(store, task)).since == since
+        assert [(await why(store, one)).since for one in (early, task)] == [since, clock.now()]
         await store.control("default", SetConcurrency(3), by="ann")
         assert await blocked_by(store, task) == (Reason.TURN, None)
 
@@ -67,12 +67,15 @@ class SceneContract(Desk):
         (held,) = await start(store, a_record(key="k"))
         await add(store, first := a_record(key="k"), second := a_record(key="k"), a_record(queue="cpu", key="k"))
         assert await blocked_by(store, second) == (Reason.KEY_BUSY, held.uuid)
+        assert (await why(store, second)).since == clock.now()
         await settle(store, held, Move.retrying(at=clock.now(), due_at=clock.now() + seconds(9), error=an_error()))
         assert await blocked_by(store, second) == (Reason.KEY_BUSY, held.uuid)
+        assert "which will be tried again" in (await why(store, second)).text
         tick(clock, 9)
         (again,) = await claim(store, room(1, fetch=1))
         await settle(store, again, Move.completed(at=clock.now()))
         assert await blocked_by(store, second) == (Reason.KEY_BUSY, first.uuid)
+        assert (await why(store, second)).text == f"task {first.uuid} with key 'k' goes first"
         assert await blocked_by(store, first) == (Reason.TURN, None)
 
     async def test_who_stands_first_is_seen(self, store: Store) -> None:
@@ -107,6 +110,33 @@ class SceneContract(Desk):
         await add(store, third := a_record(source="shrink"))
         assert (await blocked_by(store, third))[0] is Reason.SOURCE_FULL
         await store.rescue(C)
+
+    async def test_an_executor_that_others_fill_is_seen(self, store: Store) -> None:
+        """Where a source runs, and how much that takes, a node has told: what others run there counts."""
+        await store.leave(A)
+        await store.leave(B)
+        shared = msgspec.structs.replace(
+            a_node("c"),
+            limits={"fetch": 5, "shrink": 5},
+            executors={"fetch": "process", "shrink": "process"},
+            capacities={"process": 1},
+        )
+        await store.join(shared)
+        (running,) = await start(store, a_record(source="shrink"), node=C)
+        await add(store, task := a_record())
+        assert await blocked_by(store, task) == (Reason.EXECUTOR_FULL, running.uuid)
+        await store.describe(msgspec.structs.replace(shared, capacities={"process": 2}))
+        assert await blocked_by(store, task) == (Reason.TURN, None)
+
+    async def test_a_node_that_stops_does_not_count(self, store: Store) -> None:
+        """From when it says that it stops, nobody waits for it."""
+        await store.leave(B)
+        await add(store, task := a_record())
+        assert await blocked_by(store, task) == (Reason.TURN, None)
+        await store.describe(msgspec.structs.replace(NODE_A, is_stopping=True))
+        found = await why(store, task)
+        assert found.reason is Reason.NO_NODE
+        assert f"{NODE_A.label} is stopping" in found.text
 
     async def test_a_node_that_is_drained_does_not_count(self, store: Store) -> None:
         """Who takes nothing new will not take this either."""

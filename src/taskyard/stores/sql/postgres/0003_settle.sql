@@ -60,7 +60,10 @@ BEGIN
     WITH m AS MATERIALIZED (
         SELECT j.ord, j.id, t.token, j.at,
             CASE WHEN a.asked THEN j.asked_state ELSE j.state END AS state,
-            coalesce(CASE WHEN a.asked THEN j.asked_note ELSE j.note END, t.note) AS note,
+            -- Who asked, and perhaps by force, stays.
+            coalesce(CASE WHEN a.turned AND t.note ~ '^({{asked_to_cancel}}|{{canceled_by_force}})'
+                THEN concat_ws('; ', t.note, j.asked_note)
+                WHEN a.asked THEN j.asked_note ELSE j.note END, t.note) AS note,
             CASE WHEN NOT a.asked THEN j.error WHEN coalesce(t.cancel_reason, '') = '' THEN j.asked_error
                 ELSE replace(j.asked_why, '{{reason}}', substr(to_json(t.cancel_reason)::text, 2,
                     length(to_json(t.cancel_reason)::text) - 2)) END AS error,

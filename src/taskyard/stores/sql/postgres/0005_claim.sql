@@ -41,11 +41,12 @@ BEGIN
 END $$;
 
 -- The queues where something may start: only those are locked for it. Whoever adds to another one meanwhile tells of it.
+-- Of very many it is some, drawn by lot: the server has room for some thousands of locks.
 CREATE FUNCTION taskyard.startable_1(p_sources text[], p_all boolean) RETURNS text[] LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     RETURN ARRAY(
-        SELECT DISTINCT l.queue FROM taskyard.lane AS l
+        SELECT l.queue FROM taskyard.lane AS l
         LEFT JOIN LATERAL (
             SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
         ) AS m ON true
@@ -56,7 +57,8 @@ BEGIN
             SELECT t.id FROM taskyard.task AS t
             WHERE t.queue = l.queue AND t.source = l.source AND t.state = 'queued' AND NOT t.parked
                 AND t.priority = p.level AND t.position >= coalesce(p.low, 0)
-            ORDER BY t.position LIMIT 1) IS NOT NULL);
+            ORDER BY t.position LIMIT 1) IS NOT NULL
+        GROUP BY l.queue ORDER BY random() LIMIT {{locked_at_most}});
 END $$;
 
 -- How many more of a queue with a limit may start. What runs is not counted in the table itself: what ran and cannot be

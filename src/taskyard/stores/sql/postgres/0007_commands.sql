@@ -264,12 +264,15 @@ BEGIN
     IF v_state = 'stopping' AND NOT EXISTS (SELECT FROM taskyard.task WHERE queue = p_name AND state = 'running') THEN
         v_state := 'paused'; p_kind := CASE p_kind WHEN 'queue_stopping' THEN 'queue_paused' ELSE p_kind END;
         said := jsonb_set(p_new::jsonb, '{state}', '"paused"')::text;
+        IF p_old::json ->> 'state' = 'paused' AND p_old::json #>> '{said,why}' = said::json #>> '{said,why}' THEN
+            said := p_old; p_kind := NULL; -- who said it first is remembered
+        END IF;
     END IF;
     UPDATE taskyard.queue SET control = said, state = v_state,
         concurrency = coalesce((said::json ->> 'concurrency')::integer, (settings::json ->> 'concurrency')::integer)
     WHERE name = p_name AND control IS NOT DISTINCT FROM p_old;
     done := FOUND;
-    IF done THEN
+    IF done AND p_kind IS NOT NULL THEN
         told := taskyard.tell_1(0, ARRAY[p_kind], ARRAY[''], ARRAY[p_name], ARRAY[''], ARRAY[p_now]);
     END IF;
     COMMIT;

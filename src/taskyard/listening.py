@@ -1,0 +1,87 @@
+"""Following what happens on a store, from any process: all of it, or what a listener asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any
+from uuid import UUID
+
+from taskyard.errors import EventsMissed, InvalidInput, UnknownGroup, quote
+from taskyard.model.event import Event, EventFilter, EventKind
+from taskyard.model.given import check_count, check_name, check_uuid
+from taskyard.ports.store import Store, TaskFilter
+
+PAGE = 500
+
+
+async def follow(
+    store: Store, changes: asyncio.Event, is_open: Callable[[], bool], *, after: int, where: EventFilter
+) -> AsyncGenerator[Event, None]:
+    """What `where` is about, after event number `after`, until the yard is closed."""
+    seen = after
+    while is_open():
+        changes.clear()
+        page = await store.events(after=seen)
+        if page.missed:
+            raise EventsMissed(seen, page.last)
+        # Past what nobody asked for as well: it need not be kept for this listener.
+        seen = page.last
+        for event in page.events:
+            if where.matches(event):
+                yield event
+        if not page.events:
+            await changes.wait()
+
+
+async def make_filter(
+    store: Store,
+    *,
+    kinds: Iterable[EventKind | str] | EventKind | str | None,
+    queue: str | None,
+    source: str | None,
+    task: str | UUID | None,
+    group: str | UUID | None,
+) -> EventFilter:
+    """What a listener asks for, checked. The tasks of a group are looked up: they are the same for as long as it is
+    there."""
+    uuids = None if task is None else frozenset({check_uuid(task)})
+    if group is not None:
+        members = await _members(store, check_uuid(group))
+        uuids = members if uuids is None else uuids & members
+    return EventFilter(
+        kinds=None if kinds is None else check_kinds(kinds),
+        queue=None if queue is None else check_name("queue", queue),
+        source=None if source is None else check_name("source", source),
+        uuids=uuids,
+    )
+
+
+def check_after(after: Any) -> int | None:
+    if after is None:
+        return None
+    return check_count("after", after, least=0, most=sys.maxsize, hint=", or None for what comes from now on")
+
+
+def check_kinds(kinds: Any) -> frozenset[EventKind]:
+    """One kind or several, by their names."""
+    several = [kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else list(kinds)
+    if not several:
+        raise InvalidInput("kinds is empty, so nothing would ever be heard; leave it out to hear of everything")
+    try:
+        return frozenset(map(EventKind, several))
+    except ValueError:
+        unknown = next(kind for kind in several if kind not in list(EventKind))
+        raise InvalidInput(f"{quote(unknown)} is no kind of event; known are {', '.join(EventKind)}") from None
+
+
+async def _members(store: Store, group: str) -> frozenset[str]:
+    found: set[str] = set()
+    before_id: int | None = None
+    while page := await store.list_ids(TaskFilter(group=group), before_id=before_id, limit=PAGE):
+        found.update(uuid for _, uuid in page)
+        before_id = page[-1][0]
+    if not found:
+        raise UnknownGroup(group)
+    return frozenset(found)

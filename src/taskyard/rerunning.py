@@ -1,0 +1,121 @@
+"""New tasks made of ended ones: one, or all that match, with their arguments or with some changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from taskyard.errors import CommandRefused, InvalidInput, StoreError, TaskyardError, UnknownConsumer, UnknownTask, quote
+from taskyard.handle import TaskHandle
+from taskyard.model.order import Priority
+from taskyard.model.state import ENDED, TaskState
+from taskyard.model.task import TaskRecord, new_uuid
+from taskyard.options import TaskOptions, check_size, make_record
+from taskyard.ports.consumer import Consumer
+from taskyard.ports.store import Add, TaskFilter
+from taskyard.queueing.matching import BulkReport, Tally, list_chunks
+from taskyard.queueing.summary import RESULTS, is_summary, with_results
+
+if TYPE_CHECKING:
+    from taskyard.yard import Yard
+
+NOT_ENDED = "it has not ended yet"
+
+BATCH = 100
+"""Tasks that are submitted at once: each may have a megabyte of arguments."""
+
+Arguments = Mapping[str, Any] | None
+
+
+async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments) -> TaskHandle:
+    if args is not None and changes is not None:
+        raise InvalidInput("give args, all of them, or changes to those of the old task, not both")
+    record = await _make(yard, uuid, args, changes)
+    (added,) = await yard.engine.submit(Add((record,), parent=yard.find_parent()))
+    return TaskHandle(yard, added.uuid, added.is_new)
+
+
+async def run_all_again(yard: Yard, where: TaskFilter, changes: Arguments, *, dry_run: bool) -> BulkReport:
+    """The oldest first. Those in quarantine are left out unless the filter names them."""
+    tally, meant = Tally(), replace(where, states=tuple(s for s in where.states or TaskState if s in ENDED))
+    for state in where.states or ():
+        if state not in ENDED:
+            for_state = [uuids async for uuids in list_chunks(yard.engine, replace(where, states=(state,)))]
+            tally.set_aside(f"it is {state}; {NOT_ENDED}", sum(map(len, for_state)))
+    if meant.quarantined is None:
+        poisoned = list_chunks(yard.engine, replace(meant, quarantined=True))
+        tally.quarantined = sum([len(uuids) async for uuids in poisoned])
+        meant = replace(meant, quarantined=False)
+    # All of them are known before the first is made: what is made may end soon, and match as well.
+    found = [uuid async for uuids in list_chunks(yard.engine, meant) for uuid in uuids][::-1]
+    tally.matched += len(found)
+    for start in range(0, 0 if dry_run else len(found), BATCH):
+        records = await _make_many(yard, found[start : start + BATCH], changes, tally)
+        if records:
+            await yard.engine.submit(Add(records, parent=yard.find_parent()), prompt=False)
+            tally.moved += len(records)
+    return tally.report()
+
+
+async def _make_many(yard: Yard, uuids: list[str], changes: Arguments, tally: Tally) -> list[TaskRecord]:
+    records: list[TaskRecord] = []
+    for uuid in uuids:
+        try:
+            records.append(await _make(yard, uuid, None, changes))
+        except (CommandRefused, UnknownTask):
+            tally.changed_meanwhile += 1
+        except (StoreError, UnknownConsumer):
+            raise
+        except TaskyardError as refused:
+            tally.unfit[str(refused)] += 1
+    return records
+
+
+async def _make(yard: Yard, uuid: str, args: Arguments, changes: Arguments) -> TaskRecord:
+    old = await yard.store.find(uuid)
+    if old is None:
+        raise UnknownTask(uuid)
+    if old.state not in ENDED:
+        raise CommandRefused(old.uuid, "run again", old.state, NOT_ENDED)
+    if is_summary(old):
+        old = await with_results(yard.store, old)  # it is nobody's summary any more, and gets what it got
+    if args is not None:
+        record = _submitted(yard, old, yard.get_consumer(old.source), args)
+    else:
+        now = yard.engine.clock.now()
+        record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, old.args, priority=old.priority)
+        record.key, record.bucket, record.timeout_s, record.retry = old.key, old.bucket, old.timeout_s, old.retry
+        if changes is not None:
+            # What `produce` made of the arguments once is what is kept, and changed here.
+            kept: dict[str, Any] = msgspec.json.decode(old.args)
+            record.args = yard.get_consumer(old.source).encode(kept | _named(changes))
+        # The old arguments need no consumer to check them: this process may be one that only steers.
+        check_size(old.source, record.args, yard.max_payload_bytes)
+    record.origin = old.uuid
+    return record
+
+
+def _submitted(yard: Yard, old: TaskRecord, consumer: Consumer, args: Mapping[str, Any]) -> TaskRecord:
+    """As if it were submitted with these arguments."""
+    given = _named(args)
+    if consumer.takes_results and old.group_id == old.uuid:
+        given[RESULTS] = msgspec.json.decode(old.args)[RESULTS]
+    limits = [limit for limit in (old.timeout_s, consumer.timeout_s) if limit is not None]
+    options = TaskOptions(
+        priority=Priority(old.priority),
+        queue=old.queue,
+        key=old.key,
+        bucket=old.bucket,
+        timeout_s=None if old.timeout_s is None else min(limits),
+        retry=old.retry,
+    )
+    return make_record(consumer, given, options, now=yard.engine.clock.now(), max_bytes=yard.max_payload_bytes)
+
+
+def _named(args: Any) -> dict[str, Any]:
+    if not isinstance(args, Mapping):
+        raise InvalidInput(f"arguments must be a dict of names and values, not {quote(args)}")
+    return dict(args)

@@ -1,0 +1,173 @@
+"""One command for all that match: what is meant, in which order, and what the report says."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from taskyard.errors import InvalidInput, StoreUnavailable
+from taskyard.model.command import FITS, Command, Retry
+from taskyard.model.move import Move
+from taskyard.model.settle import QUARANTINE_AFTER
+from taskyard.model.state import TaskState
+from taskyard.model.task import OnFailure, TaskRecord
+from taskyard.ports.clock import Clock
+from taskyard.ports.store import ANY, Add, Applied, TaskFilter
+from taskyard.queueing.controller import QueueController
+from taskyard.queueing.matching import CHUNK, BulkReport, Matching
+from taskyard.stores.memory import MemoryStore
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.samples import a_node, a_record, an_error, room
+
+A = a_node("a").incarnation
+S = TaskState
+
+
+class Desk(MemoryStore):
+    """A store as `Matching` takes it. `rival` is asked something right before each command; `chunks` are left until it
+    fails."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.clock = clock
+        self.rival: Command | None = None
+        self.chunks = 1_000
+
+    async def apply(
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+    ) -> list[Applied]:
+        if self.chunks == 0:
+            raise StoreUnavailable("the disk is gone")
+        self.chunks -= 1
+        if self.rival is not None:
+            rival, self.rival = self.rival, None
+            await super().apply(uuids[:1], rival)
+        return await super().apply(uuids, command, by=by, where=where)
+
+
+@pytest.fixture
+async def desk() -> Desk:
+    desk = Desk(ManualClock())
+    await desk.open()
+    await desk.join(a_node("a"))
+    return desk
+
+
+async def fail(desk: Desk, *records: TaskRecord, after: dict[str, list[str]] | None = None) -> None:
+    """Add these, and let each that starts fail."""
+    await desk.turn(A, adds=[Add(records, after=after or {})])
+    while claims := (await desk.turn(A, demand=room(100))).claims:
+        failed = Move.failed(at=desk.clock.now(), error=an_error())
+        await desk.turn(A, settles=[(claim, failed) for claim in claims])
+
+
+async def states(desk: Desk, records: Sequence[TaskRecord]) -> list[TaskState]:
+    return [outcome.state for outcome in await desk.outcomes([record.uuid for record in records]) if outcome]
+
+
+@pytest.mark.spec("QUE-15", "QUE-27")
+@pytest.mark.parametrize("to_head", [True, False])
+async def test_a_chain_that_failed_is_sent_again_by_one_call(desk: Desk, to_head: bool):
+    """What failed because another did is sent again with it, however long the chain is, and those that do not wait for
+    each other start in the order of their submit."""
+    chain = [a_record(on_failure=OnFailure.FAIL) for _ in range(4)]
+    alone = [a_record() for _ in range(2)]
+    after = {later.uuid: [earlier.uuid] for earlier, later in pairwise(chain)}
+    await fail(desk, alone[0], *chain, alone[1], after=after)
+    report = await Matching(TaskFilter(states=(S.FAILED,)), desk).retry(to_head=to_head)
+    assert report == BulkReport(matched=6, moved=6)
+    assert await states(desk, chain) == [S.QUEUED, S.BLOCKED, S.BLOCKED, S.BLOCKED]
+    claims = (await desk.turn(A, demand=room(9))).claims
+    assert [claim.uuid for claim in claims] == [alone[0].uuid, chain[0].uuid, alone[1].uuid]
+
+
+async def test_who_waits_for_what_is_final_is_told(desk: Desk):
+    """One whose dependency was not sent again is refused, and counted by why."""
+    parent, child = a_record(), a_record(on_failure=OnFailure.FAIL, source="shrink")
+    await fail(desk, parent, child, after={child.uuid: [parent.uuid]})
+    matching = Matching(TaskFilter(source="shrink"), desk)
+    assert await matching.retry() == BulkReport(matched=1, unfit={"a dependency of it failed": 1})
+    assert parent.uuid in str(matching.first_refused)
+
+
+@pytest.mark.spec("SCH-13")
+async def test_what_took_its_workers_down_is_left_out(desk: Desk):
+    """A retry of all that failed leaves those in quarantine where they are, and says so; whoever asks for them gets
+    them."""
+    poisoned, failed = a_record(crashes=QUARANTINE_AFTER), a_record()
+    await fail(desk, poisoned, failed)
+    matching = Matching(TaskFilter(), desk)
+    assert await matching.retry(dry_run=True) == BulkReport(matched=1, quarantined=1)
+    assert await matching.retry() == BulkReport(matched=1, moved=1, quarantined=1)
+    assert await states(desk, [poisoned, failed]) == [S.FAILED, S.QUEUED]
+    assert (await matching.retry(even_quarantined=True, dry_run=True)).matched == 1
+    assert await Matching(TaskFilter(quarantined=True), desk).retry() == BulkReport(matched=1, moved=1)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_what_a_command_does_not_fit_is_not_meant(desk: Desk, dry_run: bool):
+    """Where no state is named, only what fits is counted; what is named and does not fit is counted by why."""
+    await desk.turn(A, adds=[Add([a_record() for _ in range(3)])])
+    assert await Matching(TaskFilter(), desk).retry(dry_run=dry_run) == BulkReport()
+    report = await Matching(TaskFilter(states=(S.QUEUED, S.FAILED)), desk).retry(dry_run=dry_run)
+    assert report == BulkReport(matched=3, unfit={"it is queued; it has not ended yet": 3})
+    assert (report.fitting, report.refused) == (0, 3)
+
+
+async def test_who_changes_meanwhile_is_counted_apart(desk: Desk):
+    """A task that is no longer what was meant when its turn comes is left alone, and is not among those that do not
+    fit."""
+    first, last = a_record(), a_record()
+    await fail(desk, first, last)
+    desk.rival = Retry()
+    report = await Matching(TaskFilter(states=(S.FAILED,)), desk).retry()
+    assert report == BulkReport(matched=2, moved=1, changed_meanwhile=1)
+
+
+async def test_what_was_done_before_it_failed_is_known(desk: Desk):
+    """When the store fails half way, the report says how far it came."""
+    await desk.turn(A, adds=[Add([a_record() for _ in range(CHUNK + 5)])])
+    desk.chunks = 1
+    matching = Matching(TaskFilter(), desk)
+    with pytest.raises(StoreUnavailable):
+        await matching.cancel()
+    assert matching.report == BulkReport(matched=CHUNK + 5, moved=CHUNK)
+    assert (await desk.count())["default", S.CANCELED] == CHUNK
+
+
+def test_every_command_says_what_it_fits():
+    """The table that a dry run counts by has every command, each with a state that it fits."""
+    assert set(FITS) == set(Command.__args__)
+    assert all(FITS.values())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"states": "failed"}, r"states must be a list of states, such as \['failed'\]"),
+        ({"states": ["broken"]}, "there is no state 'broken'; known are created, "),
+        ({"states": 5}, "states must be a list of states"),
+        ({"created_after": ManualClock().now().replace(tzinfo=None)}, "created_after"),
+        ({"finished_before": "yesterday"}, "finished_before must be a datetime with a time zone"),
+        ({"error": TimeoutError}, "give its name, 'TimeoutError'"),
+        ({"queue": 5}, "queue must be a string, or None for any"),
+        ({"quarantined": "yes"}, "quarantined must be True, False, or None"),
+    ],
+)
+def test_what_is_no_filter_is_told(wrong: dict[str, object], words: str):
+    """A filter that no task could match, or that a store could not read, is refused where it is made."""
+    with pytest.raises(InvalidInput, match=words):
+        TaskFilter(**wrong)  # type: ignore[arg-type]
+
+
+def test_states_may_be_named():
+    """The names of states are as good as the states."""
+    assert TaskFilter(states=["failed", "queued"]) == TaskFilter(states=(S.FAILED, S.QUEUED))  # type: ignore[arg-type]
+
+
+async def test_a_queue_steers_its_own_tasks_only(desk: Desk):
+    """A filter that names another queue than the one that is asked is a mistake, and told."""
+    queue = QueueController("cpu", desk)
+    assert queue.matching(TaskFilter(queue="cpu")).where.queue == queue.matching().where.queue == "cpu"
+    with pytest.raises(InvalidInput, match="the filter names queue 'disk'; this is 'cpu'"):
+        queue.matching(TaskFilter(queue="disk"))
