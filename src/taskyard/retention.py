@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from taskyard.errors import StoreError
 from taskyard.ports.clock import Clock
@@ -23,13 +24,25 @@ PAUSE_S = 0.05
 """Between two batches, so that tasks get their turns while a large backlog is forgotten."""
 
 
-class Retention:
-    """Prunes what ended more than `keep_s` seconds ago, and all but the latest `keep_ended`: once at the start, then
-    every minute. None is no limit."""
+class Keep(NamedTuple):
+    """What is kept of the tasks that ended: those of so many seconds, and of them the latest so many. None is no
+    limit."""
 
-    def __init__(self, store: Store, clock: Clock, *, keep_s: float | None, keep_ended: int | None = None) -> None:
+    age_s: float | None
+    latest: int | None = None
+
+    @property
+    def is_all(self) -> bool:
+        return self.age_s is None and self.latest is None
+
+
+class Retention:
+    """Prunes what is not to be kept: once at the start, then every minute. With `failed`, that holds for the tasks that
+    failed, and `keep` for the others."""
+
+    def __init__(self, store: Store, clock: Clock, keep: Keep, *, failed: Keep | None = None) -> None:
         self._store, self._clock = store, clock
-        self._keep_s, self._keep_ended = keep_s, keep_ended
+        self._rules = [(keep, None)] if failed is None else [(keep, False), (failed, True)]
         self._is_away = False
 
     async def run(self) -> None:
@@ -47,14 +60,15 @@ class Retention:
             await self._sleep(EVERY_S)
 
     async def step(self) -> None:
-        if self._keep_s is not None:
-            await self._prune(self._clock.now() - timedelta(seconds=self._keep_s))
-        # Not so many, but by the time of the last to keep: several nodes that do this at once forget no more than one.
-        if self._keep_ended is not None and (cut := await self._store.find_end(self._keep_ended)) is not None:
-            await self._prune(cut)
+        for keep, failed in self._rules:
+            if keep.age_s is not None:
+                await self._prune(self._clock.now() - timedelta(seconds=keep.age_s), failed)
+            # Not so many, but by the time of the last to keep: several nodes at once forget no more than one.
+            if keep.latest is not None and (cut := await self._store.find_end(keep.latest, failed=failed)) is not None:
+                await self._prune(cut, failed)
 
-    async def _prune(self, before: datetime) -> None:
-        while await self._store.prune(finished_before=before, limit=BATCH) == BATCH:
+    async def _prune(self, before: datetime, failed: bool | None) -> None:
+        while await self._store.prune(finished_before=before, limit=BATCH, failed=failed) == BATCH:
             await self._sleep(PAUSE_S)
 
     async def _sleep(self, seconds: float) -> None:

@@ -54,7 +54,7 @@ from taskyard.ports.store import ANY, Add, Store, TaskFilter
 from taskyard.queueing.matching import BulkReport
 from taskyard.registering import Registering
 from taskyard.rerunning import run_again, run_all_again
-from taskyard.retention import KEEP_S, Retention
+from taskyard.retention import KEEP_S, Keep, Retention
 from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, make_store
 from taskyard.steering import YardSteering
@@ -82,7 +82,7 @@ class Yard(Registering, YardSteering):
     `max_running` tasks run here at once (`threads` of them in threads); leaving the block waits `grace_s` seconds for
     what runs, then interrupts it and gives it back to the store (None: waits for as long as it takes). While it is open
     with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything);
-    `keep_latest` limits that by number as well."""
+    `keep_latest` limits that by number as well, `keep_failed` sets what failed apart."""
 
     def __init__(
         self,
@@ -104,6 +104,7 @@ class Yard(Registering, YardSteering):
         self._where = check_store(store)
         self._grace_s, self._keep_s = check_wait("grace_s", grace_s), check_keep(keep_s)
         self._keep_ended: int | None = None
+        self._keep_failed: Keep | None = None
         self._retention: asyncio.Task[None] | None = None
         self._threads = threads
         self._pools: PoolRules | None = None
@@ -223,9 +224,14 @@ class Yard(Registering, YardSteering):
         ends within a minute."""
         if self._engine is not None:
             raise InvalidInput("say how many ended tasks to keep before the yard is opened")
-        if count is not None:
-            check_count("count", count, least=1, most=sys.maxsize, hint=", or None to keep however many")
-        self._keep_ended = count
+        self._keep_ended = _check_latest("count", count)
+
+    def keep_failed(self, *, age_s: float | None = KEEP_S, latest: int | None = None) -> None:
+        """Keep the tasks that failed for `age_s` seconds, and the `latest` of them (None: however long, however many),
+        whatever becomes of the others: without it `keep_s` and `keep_latest` are for all. Before the yard is opened."""
+        if self._engine is not None:
+            raise InvalidInput("say how long to keep failed tasks before the yard is opened")
+        self._keep_failed = Keep(check_keep(age_s, field="age_s"), _check_latest("latest", latest))
 
     def schedule(
         self,
@@ -343,8 +349,9 @@ class Yard(Registering, YardSteering):
         loop = self._opened(store, engine)
         if self._consumers != known:
             engine.consumers_changed()  # they came or went meanwhile, when there was nobody to tell
-        if serve and (self._keep_s is not None or self._keep_ended is not None):
-            retention = Retention(store, self._clock, keep_s=self._keep_s, keep_ended=self._keep_ended)
+        keep, failed = Keep(self._keep_s, self._keep_ended), self._keep_failed
+        if serve and not (keep.is_all and (failed is None or failed.is_all)):
+            retention = Retention(store, self._clock, keep, failed=failed)
             self._retention = loop.create_task(retention.run(), name="taskyard-retention")
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
@@ -507,3 +514,10 @@ def _named(consumer: str, args: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(args, dict | Mapping):  # a dict is told in a tenth of the time
         raise InvalidArguments(consumer, [f"arguments: must be a dict of names and values, not {quote(args)}"])
     return dict(args)
+
+
+def _check_latest(name: str, count: int | None) -> int | None:
+    """A number of tasks to keep; None is however many."""
+    if count is not None:
+        check_count(name, count, least=1, most=sys.maxsize, hint=", or None to keep however many")
+    return count

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskyard import InvalidInput, StoreUnavailable, TaskHandle, TaskState, Yard
+from taskyard import InvalidInput, RetryPolicy, StoreUnavailable, TaskFailed, TaskHandle, TaskState, Yard
 from taskyard.stores.memory import MemoryStore
 from taskyard.testing.clock import ManualClock
 from tests.scenario.gates import PATIENCE_S
@@ -82,6 +82,36 @@ async def test_only_the_latest_are_kept(url):
             await asyncio.sleep(0.01)
         assert [await handle.state() for handle in latest] == [TaskState.COMPLETED] * 3
         assert await waiting.state() is TaskState.SCHEDULED
+
+
+async def test_what_failed_is_kept_apart(url):
+    """A yard may keep the tasks that failed by an age, here for ever, and a number of their own."""
+    clock = ManualClock()
+    yard = build(url, clock=clock, keep_s=HOUR_S)
+    yard.keep_latest(2)
+    yard.keep_failed(age_s=None, latest=3)
+
+    @yard.consumer(retry=RetryPolicy(max_retries=0))
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    async with yard:
+        failed = []
+        for _ in range(5):
+            clock.advance(0.5)
+            failed.append(await yard.submit("fail"))
+            with pytest.raises(TaskFailed):
+                await failed[-1].result(timeout_s=10)
+        for _ in range(4):
+            clock.advance(0.5)
+            await ended(yard, 1)
+        async with asyncio.timeout(PATIENCE_S):
+            while await count(yard, TaskState.COMPLETED) > 2 or await count(yard, TaskState.FAILED) > 3:
+                clock.advance(61)
+                await asyncio.sleep(0.01)
+        clock.advance(HOUR_S)
+        await gone(yard, clock)
+        assert [await handle.state() for handle in failed[2:]] == [TaskState.FAILED] * 3
 
 
 class Grudging(MemoryStore):

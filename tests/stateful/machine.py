@@ -435,10 +435,15 @@ class StoreMachine(RuleBasedStateMachine):
         assert two == one
         self.compare()
 
-    @rule(handle=handles, seconds=st.sampled_from([0.0, 1.0, 30.0]), limit=st.sampled_from([1, 2, 500]))
-    def old_tasks_are_pruned(self, handle: int, seconds: float, limit: int) -> None:
+    @rule(
+        handle=handles,
+        seconds=st.sampled_from([0.0, 1.0, 30.0]),
+        limit=st.sampled_from([1, 2, 500]),
+        failed=st.sampled_from([None, None, True, False]),
+    )
+    def old_tasks_are_pruned(self, handle: int, seconds: float, limit: int, failed: bool | None) -> None:
         before = self.clock.now() - timedelta(seconds=seconds)
-        one, two = self.both(handle, lambda store: store.prune(finished_before=before, limit=limit))
+        one, two = self.both(handle, lambda store: store.prune(finished_before=before, limit=limit, failed=failed))
         assert two == one
         self.compare()
 

@@ -84,12 +84,12 @@ def check_gpu(value: Any) -> int | str:
     return check_text("gpu", value) if isinstance(value, str) else value
 
 
-def check_keep(value: Any) -> float | None:
+def check_keep(value: Any, *, field: str = "keep_s") -> float | None:
     """How long what ended is kept; None is for ever."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LONGEST_S:
-        raise InvalidInput(f"keep_s must be between 0 and 1e9 seconds, or None to keep everything, not {quote(value)}")
+        raise InvalidInput(f"{field} must be between 0 and 1e9 seconds, or None to keep everything, not {quote(value)}")
     return float(value)
 
 

@@ -392,14 +392,16 @@ class Store(Protocol):
         """How many tasks of the group are in each state, its summary aside."""
         ...
 
-    async def find_end(self, n: int) -> datetime | None:
-        """When the `n`th ended, counted from the one that ended last; None if there are not so many."""
+    async def find_end(self, n: int, *, failed: bool | None = None) -> datetime | None:
+        """When the `n`th ended, counted from the one that ended last; None if there are not so many. `failed` asks for
+        those that failed, or for the others alone."""
         ...
 
-    async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
+    async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
         """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were. Where
         several machines share a store, none that is younger than that by the clock of its server. None that one which
-        has not ended waits, or has waited, for. Slots whose window is over are forgotten with them."""
+        has not ended waits, or has waited, for. Slots whose window is over are forgotten with them. `failed`
+        means those that failed, or the others alone."""
         ...
 
     def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:

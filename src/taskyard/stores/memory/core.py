@@ -393,11 +393,11 @@ class MemoryCore(Claims, Dependencies, Sight):
     def scene(self, records: Sequence[TaskRecord]) -> Scene:
         return self._find_scene(records, self._clock.now())
 
-    def prune(self, finished_before: datetime, limit: int) -> int:
+    def prune(self, finished_before: datetime, limit: int, failed: bool | None = None) -> int:
         self._slots.trim(self._clock.now())
         pruned = 0
-        while pruned < limit and self._ended and self._ended[0][0] < finished_before:
-            pruned += self._forget_oldest()
+        while pruned < limit and (ended := self._find_oldest(failed)) and ended[0][0] < finished_before:
+            pruned += self._forget_first(ended)
         return pruned
 
 

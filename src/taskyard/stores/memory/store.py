@@ -160,11 +160,11 @@ class MemoryStore(ScheduleVerbs):
     async def count_group(self, group: str) -> dict[TaskState, int]:
         return self._core.count_group(group)
 
-    async def find_end(self, n: int) -> datetime | None:
-        return self._core.find_end(n)
+    async def find_end(self, n: int, *, failed: bool | None = None) -> datetime | None:
+        return self._core.find_end(n, failed)
 
-    async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
-        return self._core.prune(finished_before, limit)
+    async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
+        return self._core.prune(finished_before, limit, failed)
 
     # --- telling the other yards ------------------------------------------------------------------------------------
 

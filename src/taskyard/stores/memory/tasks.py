@@ -31,6 +31,10 @@ TOLD_PLAINLY = {state: kind.value for state, kind in TOLD_AS.items()}
 garbage collector."""
 
 
+Ends = list[tuple[datetime, int]]
+"""When tasks ended, and their ids: a heap, the first to end at its top."""
+
+
 class Tasks:
     """`keep_ended` is how many ended tasks are kept, the latest, beside those that others still need; None keeps them
     until they are pruned."""
@@ -47,8 +51,9 @@ class Tasks:
         self._strict: dict[str, defaultdict[str, list[Place]]] = {}
         self._placed: defaultdict[str, HandPlaced] = defaultdict(HandPlaced)
         self._due: list[tuple[datetime, int]] = []
-        self._ended: list[tuple[datetime, int]] = []
-        self._needed: defaultdict[int, list[tuple[datetime, int]]] = defaultdict(list)
+        self._ended: tuple[Ends, Ends] = ([], [])
+        """Those that did not fail, and those that did."""
+        self._needed: defaultdict[int, Ends] = defaultdict(list)
         """By a task that has not ended: what would be forgotten, but for the one that waits, or has waited, for it."""
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
         self._groups: defaultdict[str, dict[int, TaskRecord]] = defaultdict(dict)
@@ -99,12 +104,13 @@ class Tasks:
         """The task has ended; who waits for it is to hear of it."""
         if record.id in self._edges.open:
             self._releasing.append((record.id, record.uuid, record.state))
-        heapq.heappush(self._ended, (at, record.id))
+        heapq.heappush(self._ended[record.state is TaskState.FAILED], (at, record.id))
         if self._needed:
             for ended in self._needed.pop(record.id, ()):
-                heapq.heappush(self._ended, ended)
-        while self._keep_ended is not None and len(self._ended) > self._keep_ended:
-            self._forget_oldest()
+                kept = self._by_id[ended[1]]
+                heapq.heappush(self._ended[kept.state is TaskState.FAILED], ended)
+        while self._keep_ended is not None and sum(map(len, self._ended)) > self._keep_ended:
+            self._forget_first(self._find_oldest())
 
     def _queue_up(self, record: TaskRecord, old: TaskState, move: Move) -> None:
         if move.to_head:
@@ -210,9 +216,15 @@ class Tasks:
     def _settings(self, queue: str) -> QueueSettings:
         return self._queues.get(queue) or QueueSettings(name=queue)
 
-    def _forget_oldest(self) -> bool:
-        """Forget the task that ended first; False if it was sent again since, is gone already, or is needed."""
-        at, task_id = heapq.heappop(self._ended)
+    def _find_oldest(self, failed: bool | None = None) -> Ends:
+        """Those among whom is the one that ended first, of all, of the failed, or of the others."""
+        if failed is not None:
+            return self._ended[failed]
+        return min(filter(None, self._ended), default=[])
+
+    def _forget_first(self, ended: Ends) -> bool:
+        """Forget the first of these; False if it was sent again since, is gone already, or is needed."""
+        at, task_id = heapq.heappop(ended)
         record = self._by_id.get(task_id)
         if record is None or record.state not in ENDED or record.finished_at != at:
             return False
@@ -306,8 +318,12 @@ class Tasks:
         record = self._tasks.get(uuid)
         return list(self._runs.get(record.id, ())) if record is not None else []
 
-    def find_end(self, n: int) -> datetime | None:
-        ends = (record.finished_at for record in self._by_id.values() if record.finished_at is not None)
+    def find_end(self, n: int, failed: bool | None = None) -> datetime | None:
+        ends = (
+            record.finished_at
+            for record in self._by_id.values()
+            if record.finished_at is not None and failed in (None, record.state is TaskState.FAILED)
+        )
         latest = heapq.nlargest(n, ends)
         return latest[-1] if len(latest) == n else None
 

@@ -173,9 +173,10 @@ async def list_runs(conn: Connection, uuid: str) -> list[Run]:
     ]
 
 
-async def find_end(conn: Connection, n: int) -> datetime | None:
+async def find_end(conn: Connection, n: int, failed: bool | None) -> datetime | None:
+    where = {None: "", True: "WHERE state = 'failed'", False: "WHERE state <> 'failed'"}[failed]
     at: datetime | None = await conn.fetchval(
-        "SELECT finished_at FROM taskyard.ended ORDER BY finished_at DESC LIMIT 1 OFFSET $1", n - 1
+        f"SELECT finished_at FROM taskyard.ended {where} ORDER BY finished_at DESC LIMIT 1 OFFSET $1", n - 1
     )
     return at
 

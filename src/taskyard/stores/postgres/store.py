@@ -479,13 +479,13 @@ class PostgresStore(ScheduleVerbs):
     def lease(self, incarnation: str) -> PostgresLease:
         return PostgresLease(self.url, incarnation, lease_s=self._lease_s)
 
-    async def find_end(self, n: int) -> datetime | None:
-        return await self._ask(lambda conn: reader.find_end(conn, n))
+    async def find_end(self, n: int, *, failed: bool | None = None) -> datetime | None:
+        return await self._ask(lambda conn: reader.find_end(conn, n, failed))
 
-    async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
+    async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
         async with self._asked():
             age = self._clock.now() - finished_before
-            row = await self._write("SELECT taskyard.prune_1($1, $2, $3)", finished_before, age, limit)
+            row = await self._write("SELECT taskyard.prune_1($1, $2, $3, $4)", finished_before, age, limit, failed)
             pruned: int = row[0]
             return pruned
 

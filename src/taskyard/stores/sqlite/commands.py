@@ -22,6 +22,7 @@ from taskyard.model.task import TaskRecord
 from taskyard.ports.store import ANY, Applied, Node, TaskFilter
 from taskyard.stores.rows import to_us
 from taskyard.stores.sqlite.dependencies import Dependencies
+from taskyard.stores.sqlite.statements import HAS_ENDED
 
 _PLACE = ("id", "position")
 _IN_NEED = (
@@ -182,9 +183,9 @@ class Commands(Dependencies):
         self._conn.execute("DELETE FROM node WHERE incarnation = ?", (incarnation,))
         return [record.uuid for record in rescued]
 
-    def prune(self, finished_before: datetime, limit: int) -> int:
+    def prune(self, finished_before: datetime, limit: int, failed: bool | None = None) -> int:
         old: Any = self._conn.execute(
-            "SELECT id, queue, source, state FROM task WHERE finished_at IS NOT NULL AND finished_at < ? "
+            f"SELECT id, queue, source, state FROM task WHERE {HAS_ENDED[failed]} AND finished_at < ? "
             f"AND NOT EXISTS ({_IN_NEED}) ORDER BY finished_at, id LIMIT ?",
             (to_us(finished_before), limit),
         ).fetchall()

@@ -27,6 +27,7 @@ from taskyard.stores.rows import (
     to_error,
     to_us_or_none,
 )
+from taskyard.stores.sqlite.statements import HAS_ENDED
 
 T = TypeVar("T")
 
@@ -130,9 +131,9 @@ class SqliteReader:
         )
         return [from_run_row(row) for row in rows][::-1]
 
-    def find_end(self, n: int) -> datetime | None:
+    def find_end(self, n: int, failed: bool | None = None) -> datetime | None:
         found: Any = self._conn.execute(
-            "SELECT finished_at FROM task WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT 1 OFFSET ?",
+            f"SELECT finished_at FROM task WHERE {HAS_ENDED[failed]} ORDER BY finished_at DESC LIMIT 1 OFFSET ?",
             (n - 1,),
         ).get
         return from_us_or_none(found)

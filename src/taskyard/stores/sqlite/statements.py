@@ -26,6 +26,14 @@ IN_LINE = "line IS NOT NULL AND state IN ('queued', 'paused', 'blocked')"
 """What the index `task_line` holds, to the letter: else SQLite would not use the index."""
 
 
+HAS_ENDED = {
+    None: "finished_at IS NOT NULL",
+    True: "state = 'failed' AND finished_at IS NOT NULL",
+    False: "finished_at IS NOT NULL AND state <> 'failed'",
+}
+"""All that ended, what failed, and the others: as the indexes `task_ended` and `task_failed_at` have it."""
+
+
 @cache
 def values(rows: int, width: int) -> str:
     return ", ".join(["(" + ", ".join("?" * width) + ")"] * rows)

@@ -275,11 +275,11 @@ class SqliteStore(ScheduleVerbs):
         self._sidecar.bury(_file_of(incarnation))
         return rescued
 
-    async def find_end(self, n: int) -> datetime | None:
-        return await self._read(partial(self._lister.find_end, n), people=True)
+    async def find_end(self, n: int, *, failed: bool | None = None) -> datetime | None:
+        return await self._read(partial(self._lister.find_end, n, failed), people=True)
 
-    async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
-        return await self._write(partial(self._core.prune, finished_before, limit))
+    async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
+        return await self._write(partial(self._core.prune, finished_before, limit, failed))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

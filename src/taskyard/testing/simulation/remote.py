@@ -231,11 +231,11 @@ class RemoteStore(Line):
     async def count_group(self, group: str) -> dict[TaskState, int]:
         return await self.ask("count_group", lambda: self._core.count_group(group))
 
-    async def find_end(self, n: int) -> datetime | None:
-        return await self.ask("find_end", lambda: self._core.find_end(n))
+    async def find_end(self, n: int, *, failed: bool | None = None) -> datetime | None:
+        return await self.ask("find_end", lambda: self._core.find_end(n, failed))
 
-    async def prune(self, *, finished_before: datetime, limit: int = 500) -> int:
-        return await self.ask("prune", lambda: self._core.prune(finished_before, limit))
+    async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
+        return await self.ask("prune", lambda: self._core.prune(finished_before, limit, failed))
 
 
 class SimulatedLease:

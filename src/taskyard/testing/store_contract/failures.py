@@ -90,6 +90,24 @@ class FailureContract(Desk):
         await store.apply([crashed], Retry())
         assert await store.list_tasks(TaskFilter(quarantined=True)) == []
 
+    async def test_what_failed_is_pruned_apart(self, store: Store, clock: ManualClock) -> None:
+        """The failed can be counted and forgotten without the others, and the others without them."""
+        failed, others = [], []
+        for _ in range(3):
+            failed.append(await fail(store, clock))
+            (held,) = await start(store, a_record())
+            others.append(held.uuid)
+            await settle(store, held, Move.completed(at=tick(clock, 1)))
+        ends = {uuid: (await get(store, a_record(uuid=uuid))).finished_at for uuid in [*failed, *others]}
+        assert await store.find_end(2, failed=True) == ends[failed[1]]
+        assert await store.find_end(3, failed=False) == ends[others[0]]
+        assert await store.find_end(4, failed=False) is None
+        assert await store.prune(finished_before=clock.now(), failed=True, limit=2) == 2
+        assert await store.prune(finished_before=tick(clock, 1), failed=False) == 3
+        assert uuids(await store.list_tasks()) == failed[2:]
+        await store.apply([failed[2]], Retry())
+        assert await store.prune(finished_before=tick(clock, 1), failed=True) == 0
+
     async def test_the_nth_end_is_known(self, store: Store, clock: ManualClock) -> None:
         """When the nth task ended, counted from the last: what to prune to keep so many."""
         assert await store.find_end(1) is None

@@ -98,6 +98,7 @@ CREATE TABLE taskyard.ended (
 
 CREATE UNIQUE INDEX ended_uuid ON taskyard.ended (uuid);
 CREATE INDEX ended_at ON taskyard.ended (finished_at, id);
+CREATE INDEX ended_failed ON taskyard.ended (finished_at, id) WHERE state = 'failed';
 CREATE INDEX ended_other ON taskyard.ended (id) WHERE state <> 'completed';
 
 -- The one table of legal moves (model/state.py), written out here when the function is made. What goes as it mostly does

@@ -1,20 +1,37 @@
 -- History: how it is pruned, told, and put together.
 
+-- Whether one that has not ended waits, or has waited, for this task. Looked for task by task, whatever the planner once
+-- thought of empty tables.
+CREATE FUNCTION taskyard.is_needed_1(p_id bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM taskyard.dependency AS d WHERE d.parent = p_id
+        AND (SELECT c.id FROM taskyard.task AS c WHERE c.id = d.child) IS NOT NULL);
+END $$;
+
 -- Forget at most so many tasks that ended before then, oldest first, and so long ago by the clock of the server: that of
--- one node may be set days ahead, which must not cost the others their results. Those that one which has not ended waits,
--- or has waited, for are kept; it is looked for task by task, whatever the planner once thought of empty tables.
-CREATE FUNCTION taskyard.prune_1(p_before timestamptz, p_age interval, p_limit integer) RETURNS integer
-LANGUAGE plpgsql AS $$
+-- one node may be set days ahead, which must not cost the others their results. Those that are needed are kept.
+-- `p_failed` means those that failed, or the others alone.
+CREATE FUNCTION taskyard.prune_1(p_before timestamptz, p_age interval, p_limit integer, p_failed boolean)
+RETURNS integer LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+    v_ids bigint[];
     v_pruned integer;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);  -- it counts
+    IF p_failed THEN
+        v_ids := ARRAY(
+            SELECT id FROM taskyard.ended AS e WHERE finished_at < least(p_before, now() - p_age) AND state = 'failed'
+                AND NOT taskyard.is_needed_1(e.id)
+            ORDER BY finished_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    ELSE
+        v_ids := ARRAY(
+            SELECT id FROM taskyard.ended AS e WHERE finished_at < least(p_before, now() - p_age)
+                AND (p_failed IS NULL OR state <> 'failed') AND NOT taskyard.is_needed_1(e.id)
+            ORDER BY finished_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    END IF;
     WITH old AS MATERIALIZED (
-        SELECT id FROM taskyard.ended AS e WHERE finished_at < least(p_before, now() - p_age)
-            AND (SELECT true FROM taskyard.dependency AS d WHERE d.parent = e.id
-                AND (SELECT c.id FROM taskyard.task AS c WHERE c.id = d.child) IS NOT NULL LIMIT 1) IS NULL
-        ORDER BY finished_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED
+        SELECT unnest(v_ids) AS id
     ), gone AS (
         DELETE FROM taskyard.ended AS e USING old WHERE e.id = old.id RETURNING e.id, e.queue, e.state
     ), runs AS (

@@ -22,6 +22,9 @@ CREATE INDEX task_held ON task (queue) WHERE state IN ('paused', 'blocked');
 ALTER TABLE task ADD COLUMN origin TEXT;
 ALTER TABLE task ADD COLUMN cancel_forced INTEGER;
 
+-- What failed is kept by an age and a number of its own.
+CREATE INDEX task_failed_at ON task (finished_at) WHERE state = 'failed' AND finished_at IS NOT NULL;
+
 -- Places are handed out in multiples; what lies between was put there by hand.
 CREATE INDEX task_placed ON task (queue, position) WHERE position % {{gap}} <> 0 AND finished_at IS NULL;
 
