@@ -23,7 +23,7 @@ from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
 from taskyard.ports.schedules import ScheduleStatus
 from taskyard.ports.store import ANY, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering
-from taskyard.queueing.matching import Matching
+from taskyard.queueing.matching import BulkReport, Matching
 from taskyard.schedules import Schedules
 from taskyard.yard import Yard
 
@@ -193,6 +193,11 @@ class BlockingQueue(_Part[QueueController], TaskFace[QueueController]):
 
 
 class BlockingMatching(_Part[Matching]):
+    @property
+    def report(self) -> BulkReport:
+        """What the last command has done so far; see `Matching.report`."""
+        return self._target.report
+
     count = verb(Matching.count)
     cancel = verb(Matching.cancel)
     retry = verb(Matching.retry)
