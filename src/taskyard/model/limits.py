@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
@@ -62,8 +63,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def patience(self) -> Patience:
-        wait_s = self.starve_wait_s
-        return Patience(self.starve_after, None if wait_s is None else timedelta(seconds=wait_s))
+        return _patience(self.starve_after, self.starve_wait_s)
 
     @property
     def is_strict(self) -> bool:
@@ -81,6 +81,12 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"queue {self.name!r}: starve_wait_s must be more than 0, or None for never")
         if self.retries_per_s is not None and not 0 < self.retries_per_s < math.inf:
             raise ValueError(f"queue {self.name!r}: retries_per_s must be more than 0, or None for no limit")
+
+
+@lru_cache(maxsize=64)
+def _patience(after: int | None, wait_s: float | None) -> Patience:
+    """Every claim asks for it, and queues have few different ones."""
+    return Patience(after, None if wait_s is None else timedelta(seconds=wait_s))
 
 
 def rooms(
