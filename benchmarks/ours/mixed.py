@@ -42,7 +42,7 @@ class Queue:
     cpu: list[float] = field(default_factory=list)
 
     async def claim(self) -> list[Claim]:
-        began, began_cpu = time.perf_counter(), time.process_time()
+        began_cpu, began = time.process_time(), time.perf_counter()
         turned = await self.store.turn(self.node, demand=self.demand)
         self.wall.append(time.perf_counter() - began)
         self.cpu.append(time.process_time() - began_cpu)

@@ -52,8 +52,7 @@ def _uuid(number: int) -> str:
 
 def steer(folder: Path, few: str, many: str, sizes: dict[str, int], turns: int, between: int) -> Reading:
     """The p50 of each command over `turns`, and the mean of `between` moves to the same spot, by its name and the name
-    of the store, `few` or `many`; and the same of the processor time. The stores are those at the addresses; of files,
-    copies."""
+    of the store, `few` or `many`. The stores are those at the addresses; of files, copies."""
     return asyncio.run(_steer({"few": _own(folder, few), "many": _own(folder, many)}, sizes, turns, between))
 
 
@@ -106,10 +105,9 @@ def _in_four(uuids: list[str]) -> tuple[list[str], ...]:
 
 
 async def _timed(store: Store, uuid: str, command: Command, *, what: str, times: dict[str, list[float]]) -> None:
-    began, began_cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
     (applied,) = await store.apply([uuid], command)
-    elapsed, elapsed_cpu = time.perf_counter() - began, time.process_time() - began_cpu
+    elapsed = time.perf_counter() - began
     if applied.refused is not None:
         raise applied.refused
     times.setdefault(what, []).append(elapsed)
-    times.setdefault(f"{what}, cpu", []).append(elapsed_cpu)

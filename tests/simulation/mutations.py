@@ -103,7 +103,7 @@ def ignore_queue_concurrency(patch: Patch) -> None:
 
 def ignore_keys(patch: Patch) -> None:
     """A claim does not count against the limit of its key."""
-    patch.setattr(MemoryCore, "_hold_key", nothing)
+    patch.setattr(MemoryCore, "_note_claimed", nothing)
 
 
 def ignore_dedupe(patch: Patch) -> None:

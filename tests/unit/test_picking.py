@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.model.fairness import NO_TURNS, Patience, Turns, choose, note_start
+from taskyard.model.fairness import NO_TURNS, Fairness, Patience, Turns
 from taskyard.model.limits import Demand, Quota
-from taskyard.model.picking import ByPriority, Head, InTurn, Offer, RoundRobin, pick
+from taskyard.model.picking import ByPriority, InTurn, Level, Offer, RoundRobin, pick
 from taskyard.testing.samples import NOON, seconds
 
 
 class Waiting(NamedTuple):
-    """A task, as drawn. `n` is its place."""
+    """A task, as drawn."""
 
-    n: int
+    position: int
     queue: str
     source: str
     priority: int
@@ -25,19 +25,20 @@ class Waiting(NamedTuple):
     bucket: str
     can_start: bool
 
+    @property
+    def id(self) -> int:
+        return self.position
+
 
 class ListFeed:
     def __init__(self, tasks: list[Waiting]) -> None:
         self._tasks = sorted(tasks, reverse=True)
 
-    def first(self) -> Head | None:
-        if not self._tasks:
-            return None
-        task = self._tasks[-1]
-        return Head(task.priority, task.n, task.n, task.source, task.due_at, task.can_start)
+    def first(self) -> Waiting | None:
+        return self._tasks[-1] if self._tasks else None
 
-    def take(self) -> Waiting:
-        return self._tasks.pop()
+    def take(self) -> None:
+        self._tasks.pop()
 
 
 PATIENCE = Patience(2, seconds(60))
@@ -50,18 +51,29 @@ def offers(tasks: list[Waiting], turns: Remembered, quota: Quota) -> list[Offer[
         return ListFeed([task for task in tasks if keep(task)])
 
     lanes = sorted({(t.source, t.priority) for t in tasks if t.queue == QUEUES[0] and t.can_start})
+    lanes = [lane for lane in lanes if quota.is_open(QUEUES[0], lane[0])]
     buckets = sorted({t.bucket for t in tasks if t.queue == QUEUES[2]})
-    feeds = [
-        feed(lambda t, lane=lane: t.queue == QUEUES[0] and t.can_start and (t.source, t.priority) == lane)  # type: ignore[misc]
-        for lane in lanes
-    ]
     lines = [(name, feed(lambda t, name=name: t.queue == QUEUES[2] and t.bucket == name)) for name in buckets]  # type: ignore[misc]
+    levels: dict[int, Level[Waiting]] = {}
+    for source, priority in lanes:
+        own = [
+            t for t in tasks if t.queue == QUEUES[0] and t.can_start and (t.source, t.priority) == (source, priority)
+        ]
+        first, *following = own
+        levels.setdefault(priority, []).append((first.position, first.id, first, iter(following)))
     known = [turns.get(queue, NO_TURNS) for queue in QUEUES]
     return [
-        ByPriority(QUEUES[0], known[0], PATIENCE, feeds, quota=quota, now=NOON),
+        ByPriority(QUEUES[0], known[0], PATIENCE, levels, quota=quota, now=NOON),
         InTurn(QUEUES[1], known[1], feed(lambda t: t.queue == QUEUES[1]), quota=quota),
         RoundRobin(QUEUES[2], known[2], lines, quota=quota),
     ]
+
+
+def one_start(heads: dict[int, datetime], turns: Turns, patience: Patience, now: datetime) -> tuple[int, Turns]:
+    fairness = Fairness(turns, patience, now)
+    level, _ = fairness.choose(heads)
+    fairness.note(1, level, heads)
+    return level, fairness.turns
 
 
 tasks = st.lists(
@@ -139,8 +151,7 @@ def test_no_priority_waits_for_more_starts_than_its_patience(arrivals, after):
     patience, turns, waited = Patience(after, None), NO_TURNS, {1: 0, 2: 0}
     for arriving in arrivals:
         heads = dict.fromkeys({arriving, 1, 2}, NOON)
-        level = choose(heads, turns, patience, NOON)
-        turns = note_start(level, heads, turns, patience, NOON)
+        level, turns = one_start(heads, turns, patience, NOON)
         waited = {p: 0 if p == level else n + (level < p) for p, n in waited.items()}
         assert max(waited.values()) <= after + 1
 
@@ -154,8 +165,7 @@ def test_a_long_backlog_does_not_turn_the_order_round(age_s):
     for second in range(120):
         now = NOON + seconds(second)
         heads = {0: now, 2: NOON - seconds(age_s)}
-        level = choose(heads, turns, patience, now)
-        turns = note_start(level, heads, turns, patience, now)
+        level, turns = one_start(heads, turns, patience, now)
         started.append(level)
     assert [n for n, level in enumerate(started) if level == 2] == [0, 60]
 
@@ -164,5 +174,27 @@ def test_endless_patience_remembers_nothing():
     """A queue without patience rules never has anything to write down."""
     heads = {0: NOON, 1: NOON - timedelta(days=9), 2: NOON}
     endless = Patience(None, None)
-    assert choose(heads, NO_TURNS, endless, NOON) == 0
-    assert note_start(0, heads, NO_TURNS, endless, NOON) is NO_TURNS
+    fairness = Fairness(NO_TURNS, endless, NOON)
+    assert fairness.choose(heads) == (0, None)
+    fairness.note(5, 0, heads)
+    assert fairness.turns == NO_TURNS
+
+
+@pytest.mark.spec("QUE-08")
+@given(
+    st.dictionaries(st.integers(0, 2), st.sampled_from([NOON - seconds(s) for s in (0, 59, 60, 600)]), min_size=1),
+    remembered,
+    st.builds(Patience, st.sampled_from([None, 1, 3]), st.sampled_from([None, seconds(60)])),
+)
+def test_who_is_chosen_stays_so_for_as_long_as_is_said(heads, turns, patience):
+    """Of as many starts in a row, each chosen anew would be the same, and the next one would not."""
+    fairness = Fairness(turns, patience, NOON)
+    level, most = fairness.choose(heads)
+    for _ in range(20 if most is None else most):
+        assert fairness.choose(heads)[0] == level
+        fairness.note(1, level, heads)
+    at_once = Fairness(turns, patience, NOON)
+    at_once.note(20 if most is None else most, level, heads)
+    assert at_once.turns == fairness.turns
+    if most is not None and level == min(heads):
+        assert fairness.choose(heads)[0] != level

@@ -43,41 +43,58 @@ Heads = Mapping[int, datetime]
 """Of each priority that has a task to start: when its first one was due."""
 
 
-def choose(heads: Heads, turns: Turns, patience: Patience, now: datetime) -> int:
-    """The priority whose first task starts now. `heads` is not empty."""
-    top = min(heads)
-    lower = sorted(level for level in heads if level > top)
-    if patience.wait is not None:
-        # Counted from when it was last let in: a backlog older than the patience lets one in per wait, else it would
-        # turn the order of priorities round for as long as it lasts.
-        since = {level: max(heads[level], _let_in(turns, level, now) or heads[level]) for level in lower}
-        late = [level for level in lower if now - since[level] >= patience.wait]
-        if late:
-            return min(late, key=lambda level: (since[level], level))
-    if patience.after is not None:
-        passed = [level for level in lower if turns.passed[level] >= (patience.after or 0)]
-        if passed:
-            return min(passed, key=lambda level: (-turns.passed[level], level))
-    return top
+class Fairness:
+    """Whose turn it is, and what the queue remembers of it, while tasks start one after the other at one moment."""
 
+    __slots__ = ("_after", "_bucket", "_horizon", "_let_in_at", "_now", "_passed")
 
-def _let_in(turns: Turns, level: int, now: datetime) -> datetime | None:
-    """When it was; a time to come is that of a clock that has been set back since."""
-    at = turns.let_in_at[level]
-    return at if at is not None and at <= now else None
+    def __init__(self, turns: Turns, patience: Patience, now: datetime) -> None:
+        self._passed, self._let_in_at, self._bucket = list(turns.passed), list(turns.let_in_at), turns.bucket
+        self._after, self._now = patience.after, now
+        self._horizon = None if patience.wait is None else now - patience.wait
 
+    @property
+    def turns(self) -> Turns:
+        return Turns(tuple(self._passed), tuple(self._let_in_at), self._bucket)
 
-def note_start(level: int, heads: Heads, turns: Turns, patience: Patience, now: datetime) -> Turns:
-    """What the queue remembers once the first task of `level`, one of `heads`, has started. A priority that has no task
-    to start is left as it is: another node may have room for what this one has none for."""
-    passed, let_in_at = turns.passed, turns.let_in_at
-    if patience.after is not None:
-        counted = tuple(
-            0 if other == level else n + (other in heads and other > level) for other, n in enumerate(passed)
-        )
-        passed = counted if counted != passed else passed
-    if patience.wait is not None and level != min(heads):
-        let_in_at = (*let_in_at[:level], now, *let_in_at[level + 1 :])
-    if passed is turns.passed and let_in_at is turns.let_in_at:
-        return turns
-    return Turns(passed, let_in_at, turns.bucket)
+    def choose(self, heads: Heads) -> tuple[int, int | None]:
+        """The priority whose first task starts now; and for how many starts in a row that stays so while nothing else
+        changes, None being any number. `heads` is not empty."""
+        top = min(heads)
+        if len(heads) == 1:
+            return top, None
+        horizon, after, passed = self._horizon, self._after, self._passed
+        most, longest = -1, top
+        for level in heads:
+            if level != top and (passed[level] > most or (passed[level] == most and level < longest)):
+                most, longest = passed[level], level
+        if horizon is not None and min(heads.values()) <= horizon and (late := self._late(heads, top, horizon)):
+            return min(late)[1], 1
+        if after is None:
+            return top, None
+        return (longest, 1) if most >= after else (top, after - most)
+
+    def _late(self, heads: Heads, top: int, horizon: datetime) -> list[tuple[datetime, int]]:
+        """Who waits for too long, and since when. That counts from when it was last let in: a backlog older than the
+        patience lets one in per wait, else it would turn the order of priorities round for as long as it lasts."""
+        since = [(max(due_at, self._let_in(level) or due_at), level) for level, due_at in heads.items()]
+        return [(at, level) for at, level in since if level != top and at <= horizon]
+
+    def _let_in(self, level: int) -> datetime | None:
+        """When it was; a time to come is that of a clock that has been set back since."""
+        at = self._let_in_at[level]
+        return at if at is not None and at <= self._now else None
+
+    def note(self, count: int, level: int, heads: Heads) -> None:
+        """The first `count` tasks of `level`, one of `heads`, have started one after the other. A priority that has no
+        task to start is left as it is: another node may have room for what this one has none for."""
+        is_let_in = False
+        if self._after is not None:
+            self._passed[level] = 0
+        for other in heads:
+            if other < level:
+                is_let_in = True
+            elif other > level and self._after is not None:
+                self._passed[other] += count
+        if is_let_in and self._horizon is not None:
+            self._let_in_at[level] = self._now

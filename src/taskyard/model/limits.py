@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from enum import StrEnum
+from functools import lru_cache
+from typing import TypeVar
 
 import msgspec
 
 from taskyard.model.control import QueueControl
 from taskyard.model.fairness import Patience
 from taskyard.model.retry import RetryPolicy
+
+AnyLane = TypeVar("AnyLane", tuple[str, str], tuple[str, str, int])
 
 RETRIES_PER_S = 500.0
 """More than a node has to try again in ordinary times, and far less than what it could send at whoever is down."""
@@ -62,8 +66,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def patience(self) -> Patience:
-        wait_s = self.starve_wait_s
-        return Patience(self.starve_after, None if wait_s is None else timedelta(seconds=wait_s))
+        return _patience(self.starve_after, self.starve_wait_s)
 
     @property
     def is_strict(self) -> bool:
@@ -81,6 +84,12 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"queue {self.name!r}: starve_wait_s must be more than 0, or None for never")
         if self.retries_per_s is not None and not 0 < self.retries_per_s < math.inf:
             raise ValueError(f"queue {self.name!r}: retries_per_s must be more than 0, or None for no limit")
+
+
+@lru_cache(maxsize=64)
+def _patience(after: int | None, wait_s: float | None) -> Patience:
+    """Every claim asks for it, and queues have few different ones."""
+    return Patience(after, None if wait_s is None else timedelta(seconds=wait_s))
 
 
 def rooms(
@@ -110,12 +119,14 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class Quota:
-    """Counts a demand and the queues' room down as tasks are admitted; the tightest limit wins."""
+    """Counts a demand and the queues' room down as tasks are admitted; the tightest limit wins. `closed` counts how
+    often a source or a queue was filled by that."""
 
-    __slots__ = ("_others", "_queues", "_sources", "left")
+    __slots__ = ("_others", "_queues", "_sources", "closed", "left")
 
     def __init__(self, demand: Demand, queues: Mapping[str, int]) -> None:
         self.left = demand.total
+        self.closed = 0
         self._sources = dict(demand.sources)
         self._others = demand.others
         self._queues = dict(queues)
@@ -124,15 +135,29 @@ class Quota:
         """How many more of this lane may be admitted. A queue that is not named has no limit."""
         return min(self.left, self._sources.get(source, self._others), self._queues.get(queue, self.left))
 
-    def is_full(self, source: str) -> bool:
-        """Whether no more of this source may be admitted, in whatever queue."""
-        return self._sources.get(source, self._others) <= 0
+    def select(self, lanes: Iterable[AnyLane]) -> list[AnyLane]:
+        """Those of which something may be admitted. A lane begins with its queue and its source."""
+        sources, others, queues = self._sources, self._others, self._queues
+        if self.left <= 0:
+            return []
+        return [lane for lane in lanes if sources.get(lane[1], others) > 0 and queues.get(lane[0], 1) > 0]
 
-    def admit(self, queue: str, source: str, n: int = 1) -> None:
+    def is_open(self, queue: str, source: str) -> bool:
+        """Whether one more may be."""
+        return self.left > 0 and self._sources.get(source, self._others) > 0 and self._queues.get(queue, 1) > 0
+
+    def admit(self, queue: str, source: str, n: int = 1) -> bool:
+        """Count them; whether more of this lane may be."""
         self.left -= n
-        if source in self._sources:
-            self._sources[source] -= n
+        room = self._sources.get(source)
+        if room is not None:
+            self._sources[source] = room = room - n
         else:
-            self._others -= n
+            self._others = room = self._others - n
         if queue in self._queues:
             self._queues[queue] -= n
+            room = min(room, self._queues[queue])
+        if room <= 0:
+            self.closed += 1
+            return False
+        return self.left > 0

@@ -8,102 +8,152 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from taskyard.model.fairness import Patience, Turns, choose, note_start
+from taskyard.model.fairness import Fairness, Patience, Turns
 from taskyard.model.limits import Quota
 from taskyard.model.order import Priority
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 Bid = tuple[int, int, int]
 """Priority, position and id: the smallest of all queues is served next. Places made by hand are different within their
 queue; in two queues they may be the same, and then the older task goes first."""
 
 
-class Head(NamedTuple):
+class Head(Protocol):
     """The first task of a feed. `can_start` is false for one that stands in line and cannot leave it now."""
 
-    priority: int
-    position: int
-    id: int
-    source: str
-    due_at: datetime
-    can_start: bool = True
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def due_at(self) -> datetime: ...
+
+    @property
+    def can_start(self) -> bool: ...
+
+
+T = TypeVar("T", bound=Head)
+T_co = TypeVar("T_co", bound=Head, covariant=True)
 
 
 class Feed(Protocol[T_co]):
-    """Tasks in the order of their places, read as they are needed."""
+    """All that stand in one line, in the order of their places, read as they are needed."""
 
-    def first(self) -> Head | None:
-        """The first of those that were not taken; asked again and again, so it costs nothing the second time."""
+    def first(self) -> T_co | None:
+        """The first of those that were not taken; asked again and again, so it costs little the second time."""
         ...
 
-    def take(self) -> T_co:
-        """The first one, which is gone from here."""
+    def take(self) -> None:
+        """Whoever is first, by what was just asked, is gone from here."""
         ...
 
 
-class Offer(Protocol[T_co]):
+class Offer(Protocol[T]):
     """One queue while tasks are picked."""
 
     queue: str
-    turns: Turns
+
+    @property
+    def turns(self) -> Turns: ...
 
     def bid(self) -> Bid | None:
         """For what it is served next; None if nothing of it may start."""
         ...
 
-    def take(self) -> tuple[str, T_co]:
-        """The source and the task it gives, after a bid."""
+    def take(self, limit: Bid | None) -> list[T]:
+        """What it gives after a bid, and admits: one task, or as many as it would give one by one while its bids stay
+        below `limit`, that of the next queue."""
         ...
 
 
+Level = list[tuple[int, int, T, Iterator[T]]]
+"""The lanes of one priority: of each its first task, with place and id, and those that follow. A lane is of one source
+and has only tasks that can start, in the order of their places; to ask for the next one is to take the one before."""
+
+
 class ByPriority(Generic[T]):
-    """High, normal, low, with patience. `feeds` are lanes: of one priority and one source each. It bids with its first
-    task, whichever it then gives."""
+    """High, normal, low, with patience. It bids with its first task, whichever it then gives. `levels` are, by
+    priority, the lanes of which something may be admitted."""
 
     def __init__(
-        self, queue: str, turns: Turns, patience: Patience, feeds: Iterable[Feed[T]], *, quota: Quota, now: datetime
+        self, queue: str, turns: Turns, patience: Patience, levels: dict[int, Level[T]], *, quota: Quota, now: datetime
     ) -> None:
-        self.queue, self.turns = queue, turns
-        self._patience, self._quota, self._now = patience, quota, now
-        self._levels: dict[int, list[tuple[int, int, Head, Feed[T]]]] = {}
-        for number, feed in enumerate(feeds):
-            head = feed.first()
-            if head is not None:
-                self._levels.setdefault(head.priority, []).append((head.position, number, head, feed))
-        for lanes in self._levels.values():
+        self.queue = queue
+        self._fairness = Fairness(turns, patience, now)
+        self._levels, self._quota, self._closed = levels, quota, quota.closed
+        for lanes in levels.values():
             heapq.heapify(lanes)
 
+    @property
+    def turns(self) -> Turns:
+        return self._fairness.turns
+
     def bid(self) -> Bid | None:
-        for level, lanes in list(self._levels.items()):
-            # A lane whose source is full has nothing more to give: room only ever shrinks while tasks are picked.
-            while lanes and self._quota.room(self.queue, lanes[0][2].source) <= 0:
-                heapq.heappop(lanes)
-            if not lanes:
-                del self._levels[level]
+        if self._closed != self._quota.closed:
+            self._leave_closed()
         if not self._levels:
             return None
         top = min(self._levels)
-        head = self._levels[top][0][2]
-        return top, head.position, head.id
+        return top, *self._levels[top][0][:2]
 
-    def take(self) -> tuple[str, T]:
-        heads = {level: lanes[0][2].due_at for level, lanes in self._levels.items()}
-        level = choose(heads, self.turns, self._patience, self._now)
-        self.turns = note_start(level, heads, self.turns, self._patience, self._now)
-        lanes = self._levels[level]
-        _, number, head, feed = lanes[0]
-        taken, following = feed.take(), feed.first()
-        if following is None:
-            heapq.heappop(lanes)
-        else:
-            heapq.heapreplace(lanes, (following.position, number, following, feed))
-        return head.source, taken
+    def _leave_closed(self) -> None:
+        """A lane whose source is full has nothing more to give: room only ever shrinks while tasks are picked."""
+        self._closed = self._quota.closed
+        for level, lanes in list(self._levels.items()):
+            still = [entry for entry in lanes if self._quota.is_open(self.queue, entry[2].source)]
+            heapq.heapify(still)
+            self._levels[level] = still
+            if not still:
+                del self._levels[level]
+
+    def take(self, limit: Bid | None) -> list[T]:
+        taken: list[T] = []
+        quota, fairness, levels = self._quota, self._fairness, self._levels
+        heads = {level: lanes[0][2].due_at for level, lanes in levels.items()}
+        while heads:
+            level, most = fairness.choose(heads)
+            before = len(taken)
+            self._take(taken, level, limit, quota.left if most is None else most)
+            fairness.note(len(taken) - before, level, heads)
+            if quota.left <= 0 or quota.closed != self._closed:
+                break
+            if level in levels:
+                heads[level] = levels[level][0][2].due_at
+            else:
+                del heads[level]
+            if limit is not None and ((bid := self.bid()) is None or bid > limit):
+                break
+        return taken
+
+    def _take(self, taken: list[T], level: int, limit: Bid | None, most: int) -> None:
+        """The first of a level, until something changes for the others: it has no more, or a source is full."""
+        lanes, queue, admit = self._levels[level], self.queue, self._quota.admit
+        while True:
+            _, _, head, lane = lanes[0]
+            taken.append(head)
+            has_room = admit(queue, head.source)
+            following = next(lane, None) if has_room else None  # a lane that is full may be long
+            if following is not None:
+                heapq.heapreplace(lanes, (following.position, following.id, following, lane))
+            else:
+                heapq.heappop(lanes)
+                if not lanes:
+                    del self._levels[level]
+                    return
+            most -= 1
+            if most == 0 or not has_room or (limit is not None and (level, *lanes[0][:2]) > limit):
+                return
 
 
 class InTurn(Generic[T]):
@@ -118,10 +168,12 @@ class InTurn(Generic[T]):
         head = self._line.first()
         return _bid(head) if _may_start(head, self.queue, self._quota) and head is not None else None
 
-    def take(self) -> tuple[str, T]:
+    def take(self, limit: Bid | None) -> list[T]:
         head = self._line.first()
         assert head is not None
-        return head.source, self._line.take()
+        self._line.take()
+        self._quota.admit(self.queue, head.source)
+        return [head]
 
 
 class RoundRobin(Generic[T]):
@@ -142,17 +194,19 @@ class RoundRobin(Generic[T]):
             self._ring.popleft()  # nothing that happens while tasks are picked lets it start
         return None
 
-    def take(self) -> tuple[str, T]:
+    def take(self, limit: Bid | None) -> list[T]:
         name, line = self._ring[0]
         head = line.first()
         assert head is not None
         self._ring.rotate(-1)
         self.turns = Turns(self.turns.passed, self.turns.let_in_at, name)
-        return head.source, line.take()
+        line.take()
+        self._quota.admit(self.queue, head.source)
+        return [head]
 
 
 def _may_start(head: Head | None, queue: str, quota: Quota) -> bool:
-    return head is not None and head.can_start and quota.room(queue, head.source) > 0
+    return head is not None and head.can_start and quota.is_open(queue, head.source)
 
 
 def _bid(head: Head) -> Bid:
@@ -165,11 +219,12 @@ def pick(offers: Iterable[Offer[T]], quota: Quota) -> list[T]:
     picked: list[T] = []
     bids = _bids(offers)
     while bids and quota.left > 0:
+        closed = quota.closed
         _, number, offer = bids[0]
-        source, taken = offer.take()
-        picked.append(taken)
-        quota.admit(offer.queue, source)
-        if quota.is_full(source):
+        picked += offer.take(min(bids[1:3])[0] if len(bids) > 1 else None)
+        if quota.left <= 0:
+            break
+        if quota.closed != closed:
             bids = _bids(offer for _, _, offer in bids)  # others may have had this source in mind
         elif (bid := offer.bid()) is None:
             heapq.heappop(bids)

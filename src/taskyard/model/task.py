@@ -249,6 +249,11 @@ class TaskRecord(msgspec.Struct, gc=False):
         return self.state in STANDS_IN_LINE and not (self.parked and self.state is TaskState.PAUSED)
 
     @property
+    def can_start(self) -> bool:
+        """As far as it says itself: its queue and its source may have no room."""
+        return self.state is TaskState.QUEUED and not self.parked
+
+    @property
     def task(self) -> Task:
         return Task(source=self.source, args=msgspec.json.decode(self.args), schedule_at=self.due_at, uuid=self.uuid)
 

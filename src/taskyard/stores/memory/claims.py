@@ -9,14 +9,20 @@ from datetime import datetime
 from taskyard.model.event import EventKind
 from taskyard.model.fairness import NO_TURNS, Turns
 from taskyard.model.limits import Demand, QueueOrder, Quota, rooms
-from taskyard.model.picking import ByPriority, Head, InTurn, Offer, RoundRobin, pick
+from taskyard.model.picking import ByPriority, InTurn, Level, Offer, RoundRobin, pick
 from taskyard.model.state import QUEUED, RUNNING
 from taskyard.model.task import Claim, DedupeScope, TaskRecord
-from taskyard.stores.memory.lines import Entry, Lane, Line, Place
+from taskyard.stores.memory.lines import Lane, Place
 from taskyard.stores.memory.tasks import Tasks
 
 STARTED = EventKind.STARTED.value
 WHILE_QUEUED = DedupeScope.QUEUED
+
+EMPTY_LANES = 8
+"""More than so many in which nothing is left are forgotten: each would be looked at by every claim."""
+
+OpenLanes = dict[str, dict[int, Level[TaskRecord]]]
+"""Of each queue and priority, the lines from which something may start, with the first task of each."""
 
 
 class Claims(Tasks):
@@ -26,78 +32,86 @@ class Claims(Tasks):
 
     def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
         quota = Quota(demand, rooms(self._queues, self._controls, self._running_in))
-        heads = [
-            (entry, lane)
-            for lane in self._lanes
-            if quota.room(lane[0], lane[1]) > 0 and (entry := self._head(lane)) is not None
-        ]
-        if self._strict or not self._is_plain([lane for _, lane in heads]):
-            picked = self._pick_in_turn([lane for _, lane in heads], quota, now)
+        opened = self._open_lanes(quota.select(self._lanes))
+        if self._strict or not self._is_plain(opened):
+            picked = self._pick_in_turn(opened, quota, now)
         else:
-            picked = self._pick(heads, quota)
+            picked = self._pick(opened, quota)
         return self._start(picked, node, now)
 
-    def _is_plain(self, lanes: list[Lane]) -> bool:
-        """Whether priority and place alone say who goes first: no queue has tasks of several priorities to start."""
-        levels: dict[str, int] = {}
-        for queue, _, priority in lanes:
-            if levels.setdefault(queue, priority) != priority and not self._settings(queue).patience.is_endless:
-                return False
-        return not any(self._turns[queue].passed[level] for queue, level in levels.items() if queue in self._turns)
+    def _open_lanes(self, lanes: list[Lane]) -> OpenLanes:
+        opened: OpenLanes = {}
+        empty: list[tuple[Lane, int]] = []
+        for lane in lanes:
+            levels = opened.get(lane[0])
+            if levels is None:
+                opened[lane[0]] = levels = {}
+            for priority, line in self._lanes[lane].items():
+                tasks = iter(line)
+                first = next(tasks, None)
+                if first is None:
+                    empty.append((lane, priority))
+                elif priority in levels:
+                    levels[priority].append((first.position, first.id, first, tasks))
+                else:
+                    levels[priority] = [(first.position, first.id, first, tasks)]
+        if len(empty) > EMPTY_LANES:
+            self._forget_lanes(empty)
+        return opened
 
-    def _pick(self, heads: list[tuple[Entry, Lane]], quota: Quota) -> list[TaskRecord]:
+    def _forget_lanes(self, empty: list[tuple[Lane, int]]) -> None:
+        for lane, priority in empty:
+            del self._lanes[lane][priority]
+            if not self._lanes[lane]:
+                del self._lanes[lane]
+
+    def _is_plain(self, opened: OpenLanes) -> bool:
+        """Whether priority and place alone say who goes first: no queue has tasks of several priorities to start."""
+        for queue, levels in opened.items():
+            if len(levels) > 1 and not self._settings(queue).patience.is_endless:
+                return False
+            if queue in self._turns and any(self._turns[queue].passed[level] for level in levels):
+                return False
+        return True
+
+    def _pick(self, opened: OpenLanes, quota: Quota) -> list[TaskRecord]:
         """What goes next over all lanes, by priority and place, for as long as the quota lasts."""
-        picked: list[TaskRecord] = []
+        heads = [
+            ((priority, position, task_id), queue, first.source, self._lanes[queue, first.source][priority])
+            for queue, levels in opened.items()
+            for priority, lanes in levels.items()
+            for position, task_id, first, _ in lanes
+        ]
+        if len(heads) == 1:  # nearly all there is
+            _, queue, source, line = heads[0]
+            return line.take_before(None, quota.room(queue, source))
         heapq.heapify(heads)
+        picked: list[TaskRecord] = []
         while heads:
-            _, lane = heads[0]
-            queue, source, _ = lane
+            _, queue, source, line = heads[0]
             room = quota.room(queue, source)
-            # All that stands before the next lane's head is taken in one go: of a single lane, all there is room for.
-            limit = min(heads[1:3])[0] if len(heads) > 1 else None
-            taken = self._take(self._lanes[lane], room, limit)
+            # All that stands before the next lane's head is taken in one go.
+            taken = line.take_before(min(heads[1:3])[0] if len(heads) > 1 else None, room)
             picked += taken
             quota.admit(queue, source, len(taken))
-            entry = self._head(lane)
-            if entry is None or len(taken) == room:
+            following = None if len(taken) == room else next(iter(line), None)
+            if following is None:
                 heapq.heappop(heads)
             else:
-                heapq.heapreplace(heads, (entry, lane))
+                entry = following.priority, following.position, following.id
+                heapq.heapreplace(heads, (entry, queue, source, line))
         return picked
-
-    def _take(self, lane: Line, room: int, limit: Entry | None) -> list[TaskRecord]:
-        """The first of a lane, at most `room`, that stand before `limit`; they run from here on."""
-        taken: list[TaskRecord] = []
-        find = self._by_id.get
-        while len(taken) < room and (entry := lane.first()) is not None and (limit is None or entry < limit):
-            lane.pop()
-            record = find(entry[2])
-            if record is not None and _stands_at(record, entry):
-                record.state = RUNNING  # now: the lane may hold the same entry twice
-                taken.append(record)
-        return taken
-
-    def _head(self, name: Lane) -> Entry | None:
-        lane = self._lanes[name]
-        while (entry := lane.first()) is not None:
-            record = self._by_id.get(entry[2])
-            if record is not None and _stands_at(record, entry):
-                return entry
-            lane.pop()
-        return None
 
     # --- queues with an order of their own ------------------------------------------------------------------------
 
-    def _pick_in_turn(self, lanes: list[Lane], quota: Quota, now: datetime) -> list[TaskRecord]:
-        by_queue: dict[str, list[Lane]] = {}
-        for lane in lanes:
-            by_queue.setdefault(lane[0], []).append(lane)
+    def _pick_in_turn(self, opened: OpenLanes, quota: Quota, now: datetime) -> list[TaskRecord]:
         offers: list[Offer[TaskRecord]] = [self._strict_offer(queue, quota) for queue in self._strict]
-        for queue, own in by_queue.items():
+        for queue, levels in opened.items():
             patience, turns = self._settings(queue).patience, self._turns.get(queue, NO_TURNS)
-            feeds = [_LaneFeed(self, lane) for lane in own]
-            offers.append(ByPriority(queue, turns, patience, feeds, quota=quota, now=now))
+            offers.append(ByPriority(queue, turns, patience, levels, quota=quota, now=now))
         picked = pick(offers, quota)
+        for record in picked:
+            record.state = RUNNING  # of a lane the last one, after which nobody asked for the next
         self._turns.update({offer.queue: offer.turns for offer in offers})
         return picked
 
@@ -109,26 +123,10 @@ class Claims(Tasks):
             queue, turns, [(name, _LineFeed(self, line)) for name, line in sorted(lines.items())], quota=quota
         )
 
-    def lane_head(self, lane: Lane) -> Head | None:
-        entry = self._head(lane)
-        return None if entry is None else _head_of(self._by_id[entry[2]])
+    def take_of_line(self, line: list[Place]) -> None:
+        self._by_id[heapq.heappop(line)[1]].state = RUNNING
 
-    def take_of_lane(self, lane: Lane) -> TaskRecord:
-        (taken,) = self._take(self._lanes[lane], 1, None)
-        return taken
-
-    def line_head(self, line: list[Place]) -> Head | None:
-        record = self._first_in_line(line)
-        return None if record is None else _head_of(record)
-
-    def take_of_line(self, line: list[Place]) -> TaskRecord:
-        record = self._first_in_line(line)
-        assert record is not None
-        heapq.heappop(line)
-        record.state = RUNNING
-        return record
-
-    def _first_in_line(self, line: list[Place]) -> TaskRecord | None:
+    def first_in_line(self, line: list[Place]) -> TaskRecord | None:
         while line:
             position, task_id = line[0]
             record = self._by_id.get(task_id)
@@ -162,8 +160,6 @@ class Claims(Tasks):
             if record.dedupe_slot is not None and record.dedupe_scope is WHILE_QUEUED:
                 self._slots.swap(record.uuid, record.dedupe_slot, None)
                 record.dedupe_slot = None
-            if record.key is not None:
-                self._hold_key(record)
             claims.append(Claim(record.clone(), attempt, token))
         self._seq = token
         self._events.extend([(STARTED, record, now) for record in records])
@@ -176,21 +172,6 @@ class Claims(Tasks):
         return claims
 
 
-class _LaneFeed:
-    """One lane, read one task at a time."""
-
-    __slots__ = ("_claims", "_lane")
-
-    def __init__(self, claims: Claims, lane: Lane) -> None:
-        self._claims, self._lane = claims, lane
-
-    def first(self) -> Head | None:
-        return self._claims.lane_head(self._lane)
-
-    def take(self) -> TaskRecord:
-        return self._claims.take_of_lane(self._lane)
-
-
 class _LineFeed:
     """All that stands in one line, startable or not."""
 
@@ -199,19 +180,8 @@ class _LineFeed:
     def __init__(self, claims: Claims, line: list[Place]) -> None:
         self._claims, self._line = claims, line
 
-    def first(self) -> Head | None:
-        return self._claims.line_head(self._line)
+    def first(self) -> TaskRecord | None:
+        return self._claims.first_in_line(self._line)
 
-    def take(self) -> TaskRecord:
-        return self._claims.take_of_line(self._line)
-
-
-def _head_of(record: TaskRecord) -> Head:
-    can_start = record.state is QUEUED and not record.parked
-    return Head(record.priority, record.position, record.id, record.source, record.due_at, can_start)
-
-
-def _stands_at(record: TaskRecord, entry: Entry) -> bool:
-    """Whether an entry of a lane still counts."""
-    priority, position, _ = entry
-    return record.state is QUEUED and not record.parked and record.position == position and record.priority == priority
+    def take(self) -> None:
+        self._claims.take_of_line(self._line)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections import deque
+from collections.abc import Callable, Iterator
 
 from taskyard.model.places import Put
+from taskyard.model.state import QUEUED, RUNNING
+from taskyard.model.task import TaskRecord
 
-Lane = tuple[str, str, int]
-"""Queue, source and priority."""
+Lane = tuple[str, str]
+"""Queue and source; it has a line for each priority."""
 
 Entry = tuple[int, int, int]
 """Priority, position and id of a task: the order in which tasks start."""
@@ -19,12 +22,15 @@ Place = tuple[int, int]
 
 
 class Line:
-    """Entries, smallest first. Nearly all come in order: those wait in a deque, where the first is taken at no cost;
-    in a heap of 20,000 that would take fourteen comparisons. The few that were put forward are in a heap."""
+    """The tasks of a lane, smallest entry first. Nearly all come in order: those wait in a deque, where the first is
+    taken at no cost; in a heap of 20,000 that would take fourteen comparisons. The few that were put forward are in a
+    heap. An entry counts while the task that `find` has under its id still stands there; others are dropped when they
+    come first."""
 
-    __slots__ = ("_ahead", "_in_order")
+    __slots__ = ("_ahead", "_find", "_in_order")
 
-    def __init__(self) -> None:
+    def __init__(self, find: Callable[[int], TaskRecord | None]) -> None:
+        self._find = find
         self._in_order: deque[Entry] = deque()
         self._ahead: list[Entry] = []
 
@@ -34,18 +40,52 @@ class Line:
         else:
             heapq.heappush(self._ahead, entry)
 
-    def first(self) -> Entry | None:
-        if not self._in_order:
-            return self._ahead[0] if self._ahead else None
-        if self._ahead and self._ahead[0] < self._in_order[0]:
-            return self._ahead[0]
-        return self._in_order[0]
+    def __iter__(self) -> Iterator[TaskRecord]:
+        """The tasks, first to start first. Whoever asks for the next one has taken the one before, which runs from then
+        on: there may be the same entry twice."""
+        in_order, ahead, find = self._in_order, self._ahead, self._find
+        while in_order or ahead:
+            is_ahead = bool(ahead) and (not in_order or ahead[0] < in_order[0])
+            priority, position, task_id = ahead[0] if is_ahead else in_order[0]
+            record = find(task_id)
+            if (
+                record is not None
+                and record.state is QUEUED
+                and record.position == position
+                and record.priority == priority
+                and not record.parked
+            ):
+                yield record
+                record.state = RUNNING
+            if is_ahead:
+                heapq.heappop(ahead)
+            else:
+                in_order.popleft()
 
-    def pop(self) -> None:
-        if not self._in_order or (self._ahead and self._ahead[0] < self._in_order[0]):
-            heapq.heappop(self._ahead)
-        else:
-            self._in_order.popleft()
+    def take_before(self, limit: Entry | None, most: int) -> list[TaskRecord]:
+        """All that stand before `limit`, at most so many: they run from here on."""
+        taken: list[TaskRecord] = []
+        in_order, ahead, find = self._in_order, self._ahead, self._find
+        while len(taken) < most and (in_order or ahead):
+            is_ahead = bool(ahead) and (not in_order or ahead[0] < in_order[0])
+            entry = ahead[0] if is_ahead else in_order[0]
+            if limit is not None and entry > limit:
+                break
+            if is_ahead:
+                heapq.heappop(ahead)
+            else:
+                in_order.popleft()
+            record = find(entry[2])
+            if record is not None and _stands_at(record, entry):
+                record.state = RUNNING
+                taken.append(record)
+        return taken
+
+
+def _stands_at(record: TaskRecord, entry: Entry) -> bool:
+    """Whether an entry of a lane still counts."""
+    priority, position, _ = entry
+    return record.state is QUEUED and not record.parked and record.position == position and record.priority == priority
 
 
 class HandPlaced:
@@ -77,7 +117,8 @@ class HandPlaced:
 
 class KeyLine:
     """The tasks of one queue with one key: which of them hold it, and which wait, first to start first. `offered` are
-    those of the waiting that may start; the rest are parked. Entries of `waiting` may be stale, as those of lanes."""
+    those of the waiting that may start, and those claimed since somebody looked; the rest are parked. Entries of
+    `waiting` may be stale, as those of lanes."""
 
     __slots__ = ("holding", "offered", "waiting")
 

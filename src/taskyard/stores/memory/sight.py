@@ -33,6 +33,7 @@ class Sight(Tasks):
         line = self._keyed.get(key)
         if line is None:
             return None
+        self._note_claimed(line)
         holding = [self._by_id[task_id] for task_id in sorted(line.holding)]
         running = [record for record in holding if record.state is RUNNING]
         first = running or holding or [self._by_id[task_id] for task_id in sorted(line.offered)]

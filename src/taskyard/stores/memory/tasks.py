@@ -47,7 +47,7 @@ class Tasks:
         self._ids: list[int] = []
         self._queues: dict[str, QueueSettings] = {}
         self._controls: dict[str, QueueControl] = {}
-        self._lanes: defaultdict[Lane, Line] = defaultdict(Line)
+        self._lanes: defaultdict[Lane, dict[int, Line]] = defaultdict(dict)
         self._strict: dict[str, defaultdict[str, list[Place]]] = {}
         self._placed: defaultdict[str, HandPlaced] = defaultdict(HandPlaced)
         self._due: list[tuple[datetime, int]] = []
@@ -142,8 +142,11 @@ class Tasks:
     def _offer(self, record: TaskRecord) -> None:
         """It may start. Where places alone count, it stands in line already."""
         if record.queue not in self._strict:
-            lane = self._lanes[record.queue, record.source, record.priority]
-            lane.push((record.priority, record.position, record.id))
+            lane = self._lanes[record.queue, record.source]
+            line = lane.get(record.priority)
+            if line is None:
+                lane[record.priority] = line = Line(self._by_id.get)
+            line.push((record.priority, record.position, record.id))
 
     def _line_up(self, record: TaskRecord) -> None:
         """It has got a place in a queue that may be strict about places."""
@@ -184,15 +187,9 @@ class Tasks:
         if not line.holding and not line.offered:
             del self._keyed[record.queue, record.key]
 
-    def _hold_key(self, record: TaskRecord) -> None:
-        """A task with a key was claimed. That leaves the room of the key, and who is parked, as they were."""
-        assert record.key is not None
-        line = self._keyed[record.queue, record.key]
-        line.offered.discard(record.id)
-        line.holding.add(record.id)
-
     def _repark(self, line: KeyLine, queue: str) -> None:
         """Of the tasks waiting with this key, exactly the first ones that fit under its limit may start."""
+        self._note_claimed(line)
         free = self._settings(queue).per_key - len(line.holding)
         first: dict[int, Entry] = {}
         while line.waiting and len(first) < free:
@@ -208,6 +205,13 @@ class Tasks:
             self._by_id[task_id].parked = False
             self._offer(self._by_id[task_id])
         line.offered = set(first)
+
+    def _note_claimed(self, line: KeyLine) -> None:
+        """Who was offered and has been claimed since, holds the key. That leaves its room, and who is parked, as they
+        were, so that claims need not look it up."""
+        claimed = {task_id for task_id in line.offered if self._by_id[task_id].state is RUNNING}
+        line.offered -= claimed
+        line.holding |= claimed
 
     def _turn_of(self, record: TaskRecord) -> Entry:
         """Its place among those with its key, as among all: where places alone count, priorities do not."""

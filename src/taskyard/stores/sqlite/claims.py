@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from taskyard.model.event import EventKind
 from taskyard.model.fairness import NO_TURNS
 from taskyard.model.limits import Demand, QueueOrder, Quota, rooms
-from taskyard.model.picking import ByPriority, Feed, Head, InTurn, Offer, RoundRobin, pick
+from taskyard.model.picking import ByPriority, Feed, InTurn, Level, Offer, RoundRobin, pick
 from taskyard.model.state import QUEUED, RUNNING
 from taskyard.model.task import Claim, DedupeScope, TaskRecord
 from taskyard.stores.rows import WAITING, from_us, to_running, to_us
@@ -65,12 +65,24 @@ LINES = (
 )
 
 
+class RowHead(NamedTuple):
+    """A `Head`, and the row it is of."""
+
+    priority: int
+    position: int
+    id: int
+    source: str
+    due_at: datetime
+    can_start: bool
+    row: Row
+
+
 class Claims(Commands):
     def _quota(self, demand: Demand) -> Quota:
         return Quota(demand, rooms(self._queues, self._controls, self._running_in))
 
     def _open_lanes(self, quota: Quota) -> list[Lane]:
-        return [lane for lane in self._queued if quota.room(lane[0], lane[1]) > 0]
+        return quota.select(self._queued)
 
     def _could_claim(self, demand: Demand) -> bool:
         """Whether there is anything to claim; changes nothing."""
@@ -191,7 +203,7 @@ class Claims(Commands):
 
     def _pick_in_turn(self, lanes: list[Lane], quota: Quota, now: datetime) -> list[Row]:
         offers = self._offers(lanes, quota, now)
-        picked = pick(offers, quota)
+        picked = [head.row for head in pick(offers, quota)]
         for offer in offers:
             if offer.turns != self._turns.get(offer.queue, NO_TURNS):
                 self._turns[offer.queue] = offer.turns
@@ -199,12 +211,12 @@ class Claims(Commands):
                 self._conn.execute("INSERT OR REPLACE INTO turns VALUES (?, ?)", (offer.queue, text))
         return picked
 
-    def _offers(self, lanes: list[Lane], quota: Quota, now: datetime) -> list[Offer[Row]]:
+    def _offers(self, lanes: list[Lane], quota: Quota, now: datetime) -> list[Offer[RowHead]]:
         by_queue: dict[str, list[Lane]] = {}
         for lane in lanes:
             by_queue.setdefault(lane[0], []).append(lane)
         share = max(4, 2 * quota.left // max(1, len(lanes)))
-        offers: list[Offer[Row]] = []
+        offers: list[Offer[RowHead]] = []
         for queue, own in by_queue.items():
             settings, turns = self._settings(queue), self._turns.get(queue, NO_TURNS)
             if settings.order is QueueOrder.FIFO:
@@ -214,11 +226,15 @@ class Claims(Commands):
                 lines = [(name, self._line(queue, name, share)) for name in names]
                 offers.append(RoundRobin(queue, turns, lines, quota=quota))
             else:
-                feeds = [_RowFeed(rows) for rows in self._follow_lanes(own, min(share, quota.left))]
-                offers.append(ByPriority(queue, turns, settings.patience, feeds, quota=quota, now=now))
+                levels: dict[int, Level[RowHead]] = {}
+                for rows in self._follow_lanes(own, min(share, quota.left)):
+                    heads = map(_head_of, rows)
+                    first = next(heads)
+                    levels.setdefault(first.priority, []).append((first.position, first.id, first, heads))
+                offers.append(ByPriority(queue, turns, settings.patience, levels, quota=quota, now=now))
         return offers
 
-    def _line(self, queue: str, name: str, chunk: int) -> Feed[Row]:
+    def _line(self, queue: str, name: str, chunk: int) -> Feed[RowHead]:
         return _RowFeed(self._follow(OF_LINE, (queue, name), max(1, chunk)))
 
 
@@ -226,28 +242,27 @@ def _position(row: Row) -> Any:
     return row[1]
 
 
-class _RowFeed:
-    """Rows as they are read; those of a line say at their end whether they can start."""
+def _head_of(row: Row) -> RowHead:
+    """Rows of a line say at their end whether they can start."""
+    can_start = len(row) == len(WAITING) or bool(row.pop())
+    priority, position, id_, _, source, _, due_at = row[:7]
+    return RowHead(priority, position, id_, source, from_us(due_at), can_start, row)
 
-    __slots__ = ("_head", "_row", "_rows")
+
+class _RowFeed:
+    """Rows as they are read."""
+
+    __slots__ = ("_head", "_rows")
 
     def __init__(self, rows: Iterator[Row]) -> None:
         self._rows = rows
-        self._row: Row | None = None
-        self._head: Head | None = None
+        self._head: RowHead | None = None
 
-    def first(self) -> Head | None:
-        if self._row is None:
-            self._row = row = next(self._rows, None)
-            if row is None:
-                return None
-            can_start = len(row) == len(WAITING) or bool(row.pop())
-            priority, position, id_, _, source, _, due_at = row[:7]
-            self._head = Head(priority, position, id_, source, from_us(due_at), can_start)
+    def first(self) -> RowHead | None:
+        if self._head is None:
+            row = next(self._rows, None)
+            self._head = None if row is None else _head_of(row)
         return self._head
 
-    def take(self) -> Row:
-        row, self._row = self._row, None
+    def take(self) -> None:
         self._head = None
-        assert row is not None
-        return row
