@@ -50,7 +50,7 @@ def no_fence(core: MemoryCore, claim: Claim) -> TaskRecord | None:
     return record if record is not None and record.token is not None else None
 
 
-def no_cancel(move: Move, reason: str) -> Move:
+def no_cancel(move: Move, reason: str, note: str | None) -> Move:
     return move
 
 
