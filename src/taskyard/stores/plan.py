@@ -67,9 +67,12 @@ def make_plan(add: Add, find_holder: Callable[[str], Holder | None]) -> Plan | T
             twins[slot] = asked.uuid
         plan.new.append(asked.clone())
         plan.added.append(Added(asked.uuid))
+    gone = {holder: place for place, (holder, _) in enumerate(plan.replaced)}
     for record in plan.new:
         if parents := add.after.get(record.uuid):
-            plan.after[record.uuid] = list(dict.fromkeys(stands_for.get(parent, parent) for parent in parents))
+            meant = dict.fromkeys(stands_for.get(parent, parent) for parent in parents)
+            # Those that make way end first, and are what it hears of first.
+            plan.after[record.uuid] = sorted(meant, key=lambda parent: gone.get(parent, len(gone)))
             record.on_failure = record.on_failure or OnFailure.FAIL
     cycle = find_cycle({record.uuid: plan.after.get(record.uuid, ()) for record in plan.new})
     return plan if cycle is None else DependencyCycle(cycle)

@@ -355,6 +355,21 @@ class DependencyContract(Desk):
         await end(store, running, TaskState.COMPLETED, clock)
         assert await state_of(store, other) is QUEUED
 
+    async def test_of_several_it_hears_first_of_the_one_it_replaces(self, store: Store) -> None:
+        """A task that waits for one that was canceled, and for one that makes way for it, fails with the latter,
+        whoever else waits for that."""
+        for slot, others in (("a", 0), ("b", 2)):
+            await add(store, canceled := a_record())
+            await store.apply([canceled.uuid], Cancel())
+            await add(store, old := a_record(dedupe_slot=slot), dedupe=Dedupe.REPLACE)
+            for _ in range(others):
+                await add_after(store, child(), after=[old])
+            new = a_record(dedupe_slot=slot)
+            await store.turn(A, adds=[Add([new], Dedupe.REPLACE, after={new.uuid: [canceled.uuid, old.uuid]})])
+            error = (await get(store, new)).error
+            assert error is not None
+            assert error.details["task"] == old.uuid
+
     async def test_what_gives_up_at_once_keeps_what_it_came_with(self, store: Store, clock: ManualClock) -> None:
         """A task that ends as it is added, since what it waits for has failed, keeps its bucket and its origin."""
         (parent,) = await start(store, a_record())
