@@ -21,7 +21,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     # A node that has beaten since it was looked at is taken for dead all the same.
     "rescue-without-looking": [(r"AND \(p_beats IS NULL OR beats = p_beats\)", "")],
     # A queue's room is looked for without counting what runs.
-    "forget-what-runs": [(r"v_lane\.concurrency - coalesce\(sum\(t\.n\), 0\)", "v_lane.concurrency + 0 * count(*)")],
+    "forget-what-runs": [(r"p_concurrency - coalesce\(sum\(t\.n\), 0\)", "p_concurrency + 0 * count(*)")],
     # Turns do not wait for each other, and take their time between looking for room and filling it.
     "drop-the-queue-lock": [
         (rf"PERFORM pg_advisory_xact_lock\({Lock.QUEUE}, h\)\s+FROM", "PERFORM FROM"),
