@@ -21,7 +21,7 @@ DECLARE
     v_ended text[];
     v_has_freed boolean := false;
     v_patience text := current_setting('lock_timeout');
-    v_moved bigint[] := c_id || ARRAY(SELECT id FROM json_to_recordset(p_moves) AS m(id bigint));
+    v_moved bigint[] := c_id;
 BEGIN
     told := 0;
     -- Before anything is written: who reads events can then tell which of our transactions still go on.
@@ -41,7 +41,12 @@ BEGIN
                 ORDER BY due_at, id LIMIT {{promote_at_most}}) AS due);
     END IF;
     IF p_total > 0 THEN
-        v_queues := v_queues || taskyard.startable_1(p_sources, p_others > 0);
+        IF EXISTS (SELECT FROM taskyard.lane WHERE (p_others > 0 OR source = ANY (p_sources)) AND queue <> ALL (v_queues)) THEN
+            v_queues := v_queues || taskyard.startable_1(p_sources, p_others > 0);
+        END IF;
+    END IF;
+    IF p_moves IS NOT NULL THEN
+        v_moved := v_moved || ARRAY(SELECT id FROM json_to_recordset(p_moves) AS m(id bigint));
     END IF;
     v_queues := v_queues || taskyard.listeners_1(v_moved);
     IF p_adds IS NOT NULL THEN
