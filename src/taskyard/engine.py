@@ -48,10 +48,6 @@ from taskyard.version import VERSION
 
 log = logging.getLogger("taskyard")
 
-AFTER_HINT_S = 0.01
-"""So long after a hint it is looked what was asked of this node: what may start goes first, many hints are one look,
-and a cancel has a second."""
-
 TICK_S = 1.0
 """The one periodic wake-up of a node: steps of the wall clock, dead nodes, a sign of life of the loop."""
 
@@ -508,7 +504,6 @@ class Engine:
         """What was asked elsewhere: cancels, and that this node drains."""
         while True:
             await self._hint.wait()
-            await asyncio.sleep(AFTER_HINT_S)
             self._hint.clear()
             try:
                 signals = await self._store.signals(self.incarnation)
