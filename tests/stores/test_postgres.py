@@ -806,7 +806,7 @@ async def test_others_hear_of_a_commit(store, other, stranger, monkeypatch, list
         if not listens:
             await stranger.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
         await store.turn(A.incarnation, adds=[an_add(a_record())])
-        await heard.wait()
+        assert await heard.wait()
 
 
 async def test_listening_goes_on_whatever_went_wrong(store, other, stranger, monkeypatch):

@@ -229,6 +229,7 @@ async def test_a_node_of_the_version_before_goes_on(postgres_grown):
         while await is_lost(store):
             pass
     await a_day_of(store)
+    assert not await is_lost(store)
     await store.close()
 
 
