@@ -39,7 +39,7 @@ _BLOCKERS = (
     "SELECT 'head', asked.queue, asked.name, head.uuid, head.state, NULL "
     "FROM unnest($3::text[], $4::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
     "SELECT uuid, state FROM taskyard.task WHERE queue = asked.queue AND line = asked.name AND line IS NOT NULL "
-    "AND state IN ('queued', 'paused', 'blocked') ORDER BY position LIMIT 1) AS head UNION ALL "
+    "AND state IN ('queued', 'paused') ORDER BY position LIMIT 1) AS head UNION ALL "
     "SELECT 'parent', waits.child::text, NULL, parent.uuid, parent.state, NULL "
     "FROM (SELECT child, min(parent) AS parent FROM taskyard.dependency "
     "WHERE child = ANY ($5::bigint[]) AND NOT done GROUP BY child) AS waits "

@@ -58,7 +58,7 @@ CREATE INDEX task_waits ON taskyard.task (queue, key, parked, priority, position
 CREATE INDEX task_holds ON taskyard.task (queue, key) WHERE key IS NOT NULL AND state IN ('running', 'retrying');
 CREATE UNIQUE INDEX task_dedupe ON taskyard.task (dedupe_slot) WHERE dedupe_slot IS NOT NULL;
 CREATE INDEX task_line ON taskyard.task (queue, line, position)
-    WHERE line IS NOT NULL AND state IN ('queued', 'paused', 'blocked');
+    WHERE line IS NOT NULL AND state IN ('queued', 'paused');
 -- Places are handed out in multiples; what lies between was put there by hand.
 CREATE INDEX task_placed ON taskyard.task (queue, position) WHERE position % {{gap}} <> 0;
 

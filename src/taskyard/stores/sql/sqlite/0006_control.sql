@@ -15,7 +15,7 @@ CREATE TABLE turns (
 ALTER TABLE task ADD COLUMN bucket TEXT;
 ALTER TABLE task ADD COLUMN line TEXT;
 CREATE INDEX task_line ON task (queue, line, position)
-    WHERE line IS NOT NULL AND state IN ('queued', 'paused', 'blocked');
+    WHERE line IS NOT NULL AND state IN ('queued', 'paused');
 CREATE INDEX task_held ON task (queue) WHERE state IN ('paused', 'blocked');
 
 -- The ended task that this one was made of, and whether its run is to be killed. Both are null for nearly all.
