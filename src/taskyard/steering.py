@@ -45,7 +45,8 @@ class YardSteering(Opened, TaskSteering):
 
     async def why(self, uuid: str | UUID) -> Why | None:
         """What holds a task that waits: a reason, since when, what would free it, and who is in the way. None if it
-        runs or has ended. Any process may ask, whoever runs the tasks."""
+        runs or has ended; of one whose node is silent, that, since when, and who takes it back. Any process may ask,
+        whoever runs the tasks."""
         record = await self.store.find(check_uuid(uuid))
         if record is None:
             raise UnknownTask(str(uuid))

@@ -1,5 +1,6 @@
 """`taskyard why` and `taskyard failures`, and what `ls` and `show` say of tasks that wait."""
 
+import signal
 from datetime import UTC, datetime
 
 import pytest
@@ -25,6 +26,21 @@ def test_why_follows_the_chain(shell: Shell) -> None:
     assert (chain[0]["why"]["reason"], chain[0]["why"]["blocker"], chain[1]["why"]) == ("key busy", held, None)
     listed = shell.here("ls", "--store", shell.url).out.splitlines()
     assert f"key 'k' is busy: task {held[-8:]} holds it" in listed[1]
+
+
+def test_what_a_dead_worker_ran_is_told(shell: Shell) -> None:
+    """After the only worker was killed, why, show and ls say of what it ran that there is nobody to take it back, and a
+    cancel says when it comes true."""
+    worker = shell.start_worker()
+    uuid = shell.ok("submit", "hold", "--app", "app:yard").out.strip()
+    worker.hear("hold has begun")
+    worker.signal(signal.SIGKILL)
+    worker.end()
+    text = "has died, and there is no other to take the task back"
+    for command in ("why", "show"):
+        assert text in " ".join(shell.here(command, uuid, "--store", shell.url).out.split())
+    assert "has died" in shell.here("ls", "--store", shell.url).out
+    assert f"{text}; it is canceled then" in shell.here("cancel", uuid, "--store", shell.url).out
 
 
 def test_ls_and_show_say_why(shell: Shell) -> None:
