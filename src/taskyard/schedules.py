@@ -150,7 +150,8 @@ class Schedules:
     async def backfill(
         self, name: str, start: datetime, end: datetime, *, limit: int = 1_000, again: bool = False
     ) -> list[TaskHandle]:
-        """A task for each of its fire times from `start` on and before `end` that has had none, due at once. Of each
+        """A task for each of its fire times from `start` on and before `end` that has had none, due at once; `start_at`
+        and `end_at` of the schedule bound it here as well. Of each
         schedule the last 2,000 fire times are known: a range that reaches back to others, which may have had theirs, is
         refused unless `again` says that they may fire twice."""
 
