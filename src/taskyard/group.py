@@ -10,7 +10,8 @@ import msgspec
 from taskyard.errors import BatchTooLarge, InvalidInput, TaskyardError, UnknownGroup, quote
 from taskyard.handle import BoundTask, TaskHandle
 from taskyard.model.command import Cancel, Command
-from taskyard.model.given import check_text
+from taskyard.model.given import check_by, check_text
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.state import COMPLETED, ENDED, TaskState
 from taskyard.model.task import Dedupe, TaskRecord, new_uuid
 from taskyard.options import MAX_BATCH
@@ -46,6 +47,7 @@ class GroupProgress(msgspec.Struct, frozen=True):
         return self.ended / self.total
 
 
+@checked_verbs
 class Group:
     """A group of a yard, known by its `id`, which is also the uuid of its summary. `tasks` are the handles that
     `submit_group` returned, in order; a group that was made of its id alone has none."""
@@ -72,7 +74,7 @@ class Group:
 
     async def cancel(self, *, reason: str = "", by: str = "") -> int:
         """Cancel all that have not ended; those that run are asked to stop. How many that were. `by` is who asks."""
-        command = Cancel(check_text("reason", reason))
+        command, by = Cancel(check_text("reason", reason)), check_by(by)
         # Who waits for others goes first: it would end with them, and say so instead.
         count = 0
         for states in ((TaskState.BLOCKED,), tuple(state for state in TaskState if state not in ENDED)):

@@ -14,6 +14,7 @@ from taskyard.model.command import Command
 from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
 from taskyard.model.given import check_count, check_uuid
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.task import DEFAULT_QUEUE, Run, TaskRecord
 from taskyard.model.why import Why
 from taskyard.opened import Opened
@@ -23,6 +24,7 @@ from taskyard.queueing.matching import Matching
 from taskyard.queueing.waiting import explain_waits
 
 
+@checked_verbs
 class YardSteering(Opened, TaskSteering):
     """The part of a yard that needs no consumers: any process on the store may look and steer."""
 

@@ -25,7 +25,8 @@ from taskyard.model.command import (
     StartNow,
     why_unfit,
 )
-from taskyard.model.given import check_priority, check_text, check_time
+from taskyard.model.given import check_by, check_priority, check_text, check_time
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.ports.clock import Clock
@@ -143,6 +144,7 @@ async def in_chunks(bulk: Bulk, uuids: Sequence[str], *, size: int = CHUNK) -> A
         yield uuids[start : start + size]
 
 
+@checked_verbs
 class Matching:
     """All tasks that match and that the command fits, newest first, save where they go to the tail. Each chunk is a
     transaction of its own, between which others have their turn; whoever comes later is not among them. A task that
@@ -153,7 +155,7 @@ class Matching:
 
     def __init__(self, where: TaskFilter, bulk: Bulk, *, by: str = "") -> None:
         self.where = where
-        self._bulk, self._by = bulk, by
+        self._bulk, self._by = bulk, check_by(by)
         self._tally = Tally()
 
     @property
