@@ -72,6 +72,10 @@ class TaskForm(Signature):
         return False  # nearly always a model
 
     @cached_property
+    def is_json(self) -> bool:
+        return False
+
+    @cached_property
     def _dump(self) -> Callable[..., Any]:
         dump: Callable[..., Any] = _adapter(self.name, self._gives).dump_python
         return dump

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -25,6 +25,8 @@ from typing import (
     get_type_hints,
 )
 from uuid import UUID
+
+import msgspec
 
 from taskyard.errors import (
     InvalidArguments,
@@ -111,16 +113,45 @@ class Signature:
         hints = get_type_hints(self._function, include_extras=True)
         return all(_is_plain(hint) for name, hint in hints.items() if name != "return")
 
+    @cached_property
+    def is_json(self) -> bool:
+        """Whether all parameters are of types that JSON has, so that a checked value is written in one way only."""
+        hints = get_type_hints(self._function, include_extras=True)
+        return all(p.kind is not p.VAR_KEYWORD and _is_json(hints.get(p.name, Any)) for p in self.parameters)
+
+    # The adapter's own methods cost twice as much as the parts it is made of.
+
+    @cached_property
+    def _check(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        check: Callable[[Mapping[str, Any]], dict[str, Any]] = self.adapter.validator.validate_python
+        return check
+
+    @cached_property
+    def _write(self) -> Callable[[dict[str, Any]], bytes]:
+        """Writes what was checked: pydantic, or, where it would write the same, msgspec in a quarter of the time."""
+        by_pydantic = partial(self.adapter.serializer.to_json, by_alias=True, round_trip=True)
+
+        def by_msgspec(checked: dict[str, Any]) -> bytes:
+            try:
+                return msgspec.json.encode(checked)
+            except ValueError:
+                return by_pydantic(checked)  # a number of thousands of digits, which will be refused as it is read
+
+        return by_msgspec if self.is_json else by_pydantic
+
+    @cached_property
+    def _read(self) -> Callable[[str], dict[str, Any]]:
+        read: Callable[[str], dict[str, Any]] = self.adapter.validator.validate_json
+        return read
+
     def warm_up(self) -> None:
         """Import pydantic and read the signature now, a third of a second: not while the first task is waited for."""
-        _ = self.adapter, self.is_plain
+        _ = self._check, self._write, self._read, self.is_plain
 
     def encode(self, args: Mapping[str, Any]) -> str:
-        adapter = self.adapter
         try:
-            # The adapter's own methods cost twice as much as the two parts it is made of.
-            checked = adapter.validator.validate_python(args)
-            text: str = adapter.serializer.to_json(checked, by_alias=True, round_trip=True).decode()
+            checked = self._check(args)
+            text = self._write(checked).decode()
         except ValueError as exc:
             raise self._refusal(exc) from None
         if not self.is_plain:
@@ -128,7 +159,7 @@ class Signature:
             return text
         if is_large(text):
             self.decode(text)  # what could be written may be nested too deep, or have too many digits, to be read
-        if "null" in text and not is_finite(adapter.serializer.to_python(checked)):
+        if "null" in text and not is_finite(self.adapter.serializer.to_python(checked)):
             # What is typed as a float was refused above; inside of `Any` a NaN has become null.
             raise NotJson(f"an argument of {self.name!r}", NOT_FINITE)
         return text
@@ -147,10 +178,9 @@ class Signature:
 
     def decode(self, args: str) -> dict[str, Any]:
         try:
-            decoded: dict[str, Any] = self.adapter.validator.validate_json(args)
+            return self._read(args)
         except ValueError as exc:
             raise self._refusal(exc) from None
-        return decoded
 
     def _refusal(self, exc: ValueError) -> InvalidInput:
         from pydantic import ValidationError
@@ -174,6 +204,18 @@ def _is_plain(hint: Any) -> bool:
     if origin is not None:
         return origin in PLAIN and all(_is_plain(arg) for arg in get_args(hint))
     return hint in PLAIN or (isinstance(hint, type) and issubclass(hint, Enum))
+
+
+JSON = frozenset({None, NoneType, bool, int, float, str})
+
+
+def _is_json(hint: Any) -> bool:
+    """Whether a value that was checked against this type is one that JSON has, or a list of such, and nothing else:
+    not even of a class derived from it."""
+    origin = get_origin(hint)
+    if origin is not None:
+        return origin in (list, Union, UnionType) and all(_is_json(arg) for arg in get_args(hint))
+    return hint in JSON
 
 
 def _problems(exc: ValidationError) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -19,7 +20,6 @@ from taskyard.consumers import check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
-    InvalidArguments,
     InvalidConsumer,
     InvalidInput,
     quote,
@@ -46,7 +46,7 @@ from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, to_json
-from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, check_size, make_record
+from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, check_size, make_record, make_records, named
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import (
     BaseTaskConsumer,
@@ -402,7 +402,7 @@ class Yard(Registering, YardSteering):
         PostgreSQL `connection` as well, which makes the task part of the transaction that is open there."""
         consumer = self.get_consumer(name)
         checked = TaskOptions.of(**options) if options else DEFAULTS
-        add = self.prepare(consumer, _named(name, args or {}), checked)
+        add = self.prepare(consumer, named(name, args or {}), checked)
         connection, engine = checked.connection, self.engine
         (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))
         return TaskHandle(self, added.uuid, added.is_new)
@@ -421,7 +421,7 @@ class Yard(Registering, YardSteering):
 
     def encode(self, consumer: Consumer, given: Mapping[str, Any]) -> str:
         """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
-        args = _named(consumer.name, given)
+        args = named(consumer.name, given)
         text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
         check_size(consumer.name, text, self.max_payload_bytes)
         return text
@@ -437,11 +437,12 @@ class Yard(Registering, YardSteering):
             raise InvalidInput(f"submit_many takes a list of dicts of arguments, not {quote(arguments)}")
         now, limit = self._clock.now(), self.max_payload_bytes
         records: list[TaskRecord] = []
-        for args in arguments:
-            if len(records) == MAX_BATCH:
+        given = iter(arguments)
+        while part := make_records(consumer, islice(given, BREATHE_EVERY), options, now=now, max_bytes=limit):
+            records += part
+            if len(records) > MAX_BATCH:
                 raise BatchTooLarge(MAX_BATCH)
-            records.append(make_record(consumer, _named(consumer.name, args), options, now=now, max_bytes=limit))
-            if len(records) % BREATHE_EVERY == 0:
+            if len(part) == BREATHE_EVERY:
                 await asyncio.sleep(0)
         if not records:
             return []
@@ -455,7 +456,7 @@ class Yard(Registering, YardSteering):
     def bind(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> BoundTask:
         """A task for the consumer `name` that is to be submitted in a group: arguments and options as for `submit`."""
         checked = TaskOptions.of(**options) if options else DEFAULTS
-        return BoundTask(self.get_consumer(name), _named(name, args or {}), checked)
+        return BoundTask(self.get_consumer(name), named(name, args or {}), checked)
 
     @checked
     async def submit_group(self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None) -> Group:
@@ -507,12 +508,6 @@ class Yard(Registering, YardSteering):
         """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
         them. `moved` in the report are the new tasks."""
         return await run_all_again(self, where, changes, dry_run=dry_run)
-
-
-def _named(consumer: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(args, dict | Mapping):  # a dict is told in a tenth of the time
-        raise InvalidArguments(consumer, [f"arguments: must be a dict of names and values, not {quote(args)}"])
-    return dict(args)
 
 
 def _check_latest(name: str, count: int | None) -> int | None:

@@ -40,7 +40,7 @@ from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add, Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
-from taskyard.stores.migrate import LOCKED_AT_MOST
+from taskyard.stores.migrate import CHANNEL, LOCKED_AT_MOST
 from taskyard.stores.postgres import PostgresStore, commands, connection, hints, reader, within
 from taskyard.stores.postgres.connection import COMMAND_S, Connection
 from taskyard.stores.postgres.scene import find_scene
@@ -882,7 +882,7 @@ async def test_a_commit_of_the_users_is_heard_of_and_notifies_nobody_itself(
     async with asyncio.timeout(PATIENCE_S):
         await here.wait()  # the first look
         here.clear()
-        await stranger.add_listener(hints.CHANNEL, told)
+        await stranger.add_listener(CHANNEL, told)
         async with DRIVERS[driver](postgres_url) as theirs:
             await store.add_within(theirs.connection, an_add(a_record()))
             store._transactions._look(within.LOOK_CAP_S)
@@ -894,6 +894,28 @@ async def test_a_commit_of_the_users_is_heard_of_and_notifies_nobody_itself(
         await here.wait()
         await there.wait()
     assert pid not in told_by
+    await store.close()
+
+
+async def test_one_turn_tells_others_with_its_commit_and_who_comes_at_the_same_time_apart_from_it(
+    postgres_url, clock, stranger
+):
+    """Others hear of a submit by the commit that brings it, unless somebody else just notifies with his: then they hear
+    of it by a notification of its own, because such commits wait for each other."""
+    store = PostgresStore(postgres_url, clock=clock)
+    await store.open()
+    heard: asyncio.Queue[int] = asyncio.Queue()
+    await stranger.add_listener(CHANNEL, lambda _conn, pid, *_: heard.put_nowait(pid))
+    async with store._turns.use() as conn:
+        pid = conn.get_server_pid()
+    async with asyncio.timeout(PATIENCE_S):
+        await store.turn(A.incarnation, adds=[an_add(a_record())])
+        assert await heard.get() == pid
+        store._hints._offer_from_mono = 0.0  # as if it were some time later
+        async with stranger.transaction():
+            await stranger.execute("SELECT pg_advisory_xact_lock($1, 0)", int(Lock.HINT))
+            await store.turn(A.incarnation, adds=[an_add(a_record())])
+        assert await heard.get() != pid
     await store.close()
 
 

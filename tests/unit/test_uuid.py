@@ -31,6 +31,16 @@ def test_ids_are_sorted_and_unique():
     assert all(uuid.UUID(text).version == 7 and uuid.UUID(text).variant == uuid.RFC_4122 for text in ids[::1000])
 
 
+def test_several_at_once_are_sorted_and_unique():
+    """Ids that are made many at a time stand in one order with those made one by one, and none is made twice."""
+    ids: list[str] = []
+    for _ in range(300):
+        ids += [new_uuid(), *new_uuid.several(100), new_uuid()]
+    assert len(ids) == 300 * 102
+    assert ids == sorted(set(ids))
+    assert new_uuid.several(0) == []
+
+
 def test_threads_never_share_an_id():
     """Eight threads making ids at once make no id twice, and each thread's are in order."""
     made: list[list[str]] = [[] for _ in range(8)]
@@ -38,7 +48,8 @@ def test_threads_never_share_an_id():
 
     def make(into: list[str]) -> None:
         start.wait()
-        into.extend(new_uuid() for _ in range(5_000))
+        for _ in range(100):
+            into.extend([new_uuid(), *new_uuid.several(49)])
 
     threads = [threading.Thread(target=make, args=(into,)) for into in made]
     for thread in threads:

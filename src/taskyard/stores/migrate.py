@@ -29,6 +29,9 @@ RAISE_AFTER = 500 * GAP
 LOCKED_AT_MOST = 1000
 """Slots of one add that are locked each by itself: a server has room for some thousands of locks."""
 
+CHANNEL = "taskyard"
+"""Where processes tell each other of what they wrote, over PostgreSQL."""
+
 LOWEST = -(2**62)
 """Below every place that a store comes to in practice; and a place less this one is still a number of 64 bits."""
 
@@ -84,6 +87,7 @@ def _fill(sql: str, database: str) -> str:
         "reason": REASON.replace("\x01", "\\u0001"),  # as JSON writes it
         "parent": PARENT.replace("\x01", "\\u0001"),
         "locked_at_most": str(LOCKED_AT_MOST),
+        "channel": CHANNEL,
     } | {f"lock_{lock.name.lower()}": str(int(lock)) for lock in Lock}
     if database == "postgres":
         values["illegal_move"] = sql_guard("v_old", "NEW.state").replace("instr(", "strpos(")

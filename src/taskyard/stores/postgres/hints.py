@@ -1,7 +1,8 @@
 """Telling other processes that something happened, and hearing of it: hints, with a look once a second behind them.
 
-A hint is sent apart from what it tells of: a commit that notifies waits for every other such commit on the server. It
-goes out at once, unless there is much to tell: then what follows soon goes together.
+A commit that notifies waits for every other such commit on the server. So a hint goes with what it tells of only if no
+other does so at the time, and else apart from it. It goes out at once, unless there is much to tell: then what follows
+soon goes together.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from typing import Any
 
 from taskyard.errors import StoreError
 from taskyard.model.task import new_uuid
+from taskyard.stores.migrate import CHANNEL
 from taskyard.stores.postgres.connection import Connection, connect
 from taskyard.stores.postgres.errors import typed_errors
 from taskyard.stores.postgres.gate import Gate, Rank
 from taskyard.stores.postgres.link import Links
 
 log = logging.getLogger("taskyard")
-
-CHANNEL = "taskyard"
 
 APART_S, APART_CAP_S = 0.002, 0.02
 """Between two hints of one process, at least and at most: doubled while there is much to tell, else halved. Others look
@@ -49,6 +49,7 @@ class Hints:
         self._is_sending = False
         self._unsent: str | None = None
         self._told = 0
+        self._offer_from_mono = 0.0
         self._snapshot = ""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -85,6 +86,15 @@ class Hints:
         if not self._is_sending:
             self._is_sending = True
             self._spawn(self._tell)
+
+    def offer(self) -> str | None:
+        """A hint for a turn to take along; None if there is much to tell."""
+        now_mono = asyncio.get_running_loop().time()
+        return f"{self._me} tasks" if not self._is_sending and now_mono >= self._offer_from_mono else None
+
+    def is_told(self) -> None:
+        """A turn has taken it along."""
+        self._offer_from_mono = asyncio.get_running_loop().time() + APART_S
 
     def tell_all(self) -> None:
         """Others, and whoever watches here: somebody else's transaction has ended."""

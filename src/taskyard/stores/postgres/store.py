@@ -226,7 +226,11 @@ class PostgresStore(ScheduleVerbs):
             await self._make_lanes(turn)
         row = await self._call(turn)
         turned = turn.answer(row)
-        self._tell_of(turned, row["told"], adds, is_settling=bool(turned.settled))
+        if row["hinted"]:
+            self._hints.is_told()
+        elif _concerns_others(turned, row["told"], adds):
+            self._hints.tell()
+        self._tidy_after(row["told"])
         return turned
 
     async def _add_apart(self, node: str, adds: Sequence[Add]) -> list[list[Added] | TaskyardError]:
@@ -262,7 +266,7 @@ class PostgresStore(ScheduleVerbs):
     async def _send(self, conn: Connection, turn: Turn) -> Any:
         retried = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
         try:
-            return await conn.fetchrow(CALL, *turn.arguments())
+            return await conn.fetchrow(CALL, *turn.arguments(self._hints.offer()))
         except (*retried, asyncpg.TransactionRollbackError):
             raise
         except asyncpg.LockNotAvailableError as exc:
@@ -293,11 +297,7 @@ class PostgresStore(ScheduleVerbs):
                 raise
             self._lanes.add(lane)
 
-    def _tell_of(self, turned: Turned, told: int, adds: Sequence[Add], *, is_settling: bool) -> None:
-        """Others hear of what they may start, or wait for; that this node has started something is nothing to them, be
-        it new or old."""
-        if is_settling or told > len(turned.claims) * 2 or told > len(turned.claims) + _count_new(turned.claims, adds):
-            self._hints.tell()
+    def _tidy_after(self, told: int) -> None:
         self._written += max(told, 10)
         if self._written >= TIDY_AFTER and self._tidying is None:
             self._written = 0
@@ -553,10 +553,13 @@ class PostgresStore(ScheduleVerbs):
 _INFO = "SELECT info, beats FROM taskyard.node WHERE incarnation = $1"
 
 
-def _count_new(claims: Sequence[Claim], adds: Sequence[Add]) -> int:
-    """How many of the claims are of tasks that were added with them."""
+def _concerns_others(turned: Turned, told: int, adds: Sequence[Add]) -> bool:
+    """Others hear of what they may start, or wait for; that this node has started something is nothing to them, be it
+    new or old."""
+    if turned.settled or told > len(turned.claims) * 2:
+        return True
     new = {record.uuid for add in adds for record in add.records}
-    return sum(claim.uuid in new for claim in claims)
+    return told > len(turned.claims) + sum(claim.uuid in new for claim in turned.claims)
 
 
 async def _give_way(n: int) -> None:

@@ -29,7 +29,7 @@ from taskyard.stores.migrate import REASON
 from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
 from taskyard.stores.rows import has_ties, json_or_none
 
-CALL = f"CALL taskyard.turn_1({', '.join(f'${n}' for n in range(1, 30))}, NULL, NULL, NULL, NULL, NULL, NULL)"
+CALL = f"CALL taskyard.turn_1({', '.join(f'${n}' for n in range(1, 31))}, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
 
 HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
 
@@ -92,7 +92,8 @@ class Turn:
 
     # --- there --------------------------------------------------------------------------------------------------------
 
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self, hint: str | None = None) -> tuple[Any, ...]:
+        """`hint` is for others, if there is anything to tell them."""
         completed, moves, queues = self._split()
         records = self._records()
         queues.update([record.queue for record in records])
@@ -104,6 +105,7 @@ class Turn:
             *_columns(records, one_by_one=self.is_careful),
             *((0, [], [], 0) if demand is None else
               (demand.total, list(demand.sources), list(demand.sources.values()), demand.others)),
+            hint if self._settles or demand is None else None,
         )  # fmt: skip
 
     def _split(self) -> tuple[tuple[list[Any] | None, ...], str | None, set[str]]:
@@ -165,7 +167,7 @@ class Turn:
     # --- and back -----------------------------------------------------------------------------------------------------
 
     def answer(self, row: Any) -> Turned:
-        settled, answers, columns, next_due, _, said = row
+        settled, answers, columns, next_due, _, said, _ = row
         claims = [] if columns is None else to_claims(columns, self._node, self._now)
         ties = {} if said is None else msgspec.json.decode(said)
         tie(claims, ties.get("claims") or [])

@@ -233,6 +233,7 @@ CREATE FUNCTION taskyard.pick_1(
 #variable_conflict use_column
 DECLARE
     v_queues text[];
+    v_is_plain boolean;
     s_room integer[] := p_rooms || p_others;
     -- One entry a queue.
     q_name text[] := '{}'; q_order text[] := '{}'; q_room bigint[] := '{}'; q_after integer[] := '{}';
@@ -248,16 +249,16 @@ DECLARE
     h_e integer[]; h_due timestamptz[]; h_1 timestamptz; h_2 timestamptz;
     p_1 integer; p_2 integer;
 BEGIN
-    v_queues := ARRAY(SELECT u.name FROM unnest(p_queues) AS u(name) LEFT JOIN taskyard.queue AS q ON q.name = u.name
-        WHERE coalesce(q.state, 'running') = 'running');
-    IF NOT EXISTS (SELECT FROM taskyard.queue WHERE name = ANY (v_queues) AND ordering <> 'priority')
-        AND NOT EXISTS (
-            SELECT FROM taskyard.lane AS l LEFT JOIN taskyard.queue AS q ON q.name = l.queue
-            WHERE l.queue = ANY (v_queues)
-                AND (q.name IS NULL OR q.starve_after IS NOT NULL OR q.starve_wait IS NOT NULL)
-            GROUP BY l.queue
-            HAVING (count(l.low_0) > 0)::integer + (count(l.low_1) > 0)::integer + (count(l.low_2) > 0)::integer > 1)
-    THEN
+    SELECT coalesce(array_agg(u.name), '{}'), bool_and(coalesce(q.ordering, 'priority') = 'priority'
+        AND (l.levels <= 1 OR q.name IS NOT NULL AND q.starve_after IS NULL AND q.starve_wait IS NULL))
+    INTO v_queues, v_is_plain
+    FROM unnest(p_queues) AS u(name) LEFT JOIN taskyard.queue AS q ON q.name = u.name
+    CROSS JOIN LATERAL (
+        SELECT (count(low_0) > 0)::integer + (count(low_1) > 0)::integer + (count(low_2) > 0)::integer AS levels
+        FROM taskyard.lane WHERE queue = u.name
+    ) AS l
+    WHERE coalesce(q.state, 'running') = 'running';
+    IF v_is_plain IS NOT FALSE THEN
         RETURN taskyard.pick_plain_1(v_queues, p_total, p_sources, p_rooms, p_others);
     END IF;
     FOR v_row IN
@@ -417,8 +418,8 @@ CREATE TYPE taskyard.claims_1 AS (
     progress text[], error text[], checkpoint text[], bucket text[], origin text[]
 );
 
--- Claims begin to read behind what was taken, from now and then on, so that it costs next to nothing: when some hundreds
--- of tasks have been taken since the last time. The arrays have an entry a lane.
+-- Claims begin to read behind what was taken, when some hundreds of tasks have been taken since the last time. Whether it
+-- is so, a claim of a few looks now and then, which costs next to nothing. The arrays have an entry a lane.
 CREATE FUNCTION taskyard.raise_1(p_queues text[], p_sources text[], h_0 bigint[], h_1 bigint[], h_2 bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -448,27 +449,44 @@ DECLARE
     v_0 bigint; v_1 bigint; v_2 bigint;
     l_queues text[]; l_sources text[]; l_0 bigint[]; l_1 bigint[]; l_2 bigint[];
 BEGIN
-    WITH p AS MATERIALIZED (
-        SELECT x.id, nextval('taskyard.seq') AS token FROM unnest(p_ids) AS x(id)
-    ), started AS (
+    IF cardinality(p_ids) = 1 THEN
+        -- As it is on a node with little to do, where somebody waits for it: with nothing to put together, sooner done.
         UPDATE taskyard.task AS t
-        SET state = 'running', attempt = t.attempt + 1, token = p.token, node = p_node, started_at = p_now,
+        SET state = 'running', attempt = t.attempt + 1, token = nextval('taskyard.seq'), node = p_node, started_at = p_now,
             updated_at = p_now, note = NULL
-        FROM p WHERE t.id = p.id
-        RETURNING t.*
-    )
-    SELECT array_agg(id), array_agg(token), array_agg(position), array_agg(due_at), array_agg(created_at),
-        array_agg(attempt), array_agg(priority), array_agg(uuid), array_agg(source), array_agg(queue), array_agg(args),
-        bool_or(num_nonnulls(timeout_s, key, dedupe_slot, retry, progress, error, checkpoint, bucket, origin) > 0
-            OR retries + crashes + recoveries > 0),
-        count(*)::integer, min(queue) = max(queue) AND min(source) = max(source),
-        max(position) FILTER (WHERE priority = 0), max(position) FILTER (WHERE priority = 1),
-        max(position) FILTER (WHERE priority = 2)
-    INTO v_claims.id, v_claims.token, v_claims.position, v_claims.due_at, v_claims.created_at, v_claims.attempt,
-        v_claims.priority, v_claims.uuid, v_claims.source, v_claims.queue, v_claims.args, v_has_more,
-        v_n, v_is_one_lane,
-        v_0, v_1, v_2
-    FROM started;
+        WHERE t.id = p_ids[1]
+        RETURNING ARRAY[id], ARRAY[token], ARRAY[position], ARRAY[due_at], ARRAY[created_at], ARRAY[attempt],
+            ARRAY[priority], ARRAY[uuid], ARRAY[source], ARRAY[queue], ARRAY[args],
+            num_nonnulls(timeout_s, key, dedupe_slot, retry, progress, error, checkpoint, bucket, origin) > 0
+                OR retries + crashes + recoveries > 0,
+            1, true, CASE WHEN priority = 0 THEN position END, CASE WHEN priority = 1 THEN position END,
+            CASE WHEN priority = 2 THEN position END
+        INTO v_claims.id, v_claims.token, v_claims.position, v_claims.due_at, v_claims.created_at, v_claims.attempt,
+            v_claims.priority, v_claims.uuid, v_claims.source, v_claims.queue, v_claims.args, v_has_more,
+            v_n, v_is_one_lane, v_0, v_1, v_2;
+    ELSE
+        WITH p AS MATERIALIZED (
+            SELECT x.id, nextval('taskyard.seq') AS token FROM unnest(p_ids) AS x(id)
+        ), started AS (
+            UPDATE taskyard.task AS t
+            SET state = 'running', attempt = t.attempt + 1, token = p.token, node = p_node, started_at = p_now,
+                updated_at = p_now, note = NULL
+            FROM p WHERE t.id = p.id
+            RETURNING t.*
+        )
+        SELECT array_agg(id), array_agg(token), array_agg(position), array_agg(due_at), array_agg(created_at),
+            array_agg(attempt), array_agg(priority), array_agg(uuid), array_agg(source), array_agg(queue), array_agg(args),
+            bool_or(num_nonnulls(timeout_s, key, dedupe_slot, retry, progress, error, checkpoint, bucket, origin) > 0
+                OR retries + crashes + recoveries > 0),
+            count(*)::integer, min(queue) = max(queue) AND min(source) = max(source),
+            max(position) FILTER (WHERE priority = 0), max(position) FILTER (WHERE priority = 1),
+            max(position) FILTER (WHERE priority = 2)
+        INTO v_claims.id, v_claims.token, v_claims.position, v_claims.due_at, v_claims.created_at, v_claims.attempt,
+            v_claims.priority, v_claims.uuid, v_claims.source, v_claims.queue, v_claims.args, v_has_more,
+            v_n, v_is_one_lane,
+            v_0, v_1, v_2
+        FROM started;
+    END IF;
     IF v_has_more THEN
         -- What most have nothing of. To look for it in each column would take as long as to start a task.
         SELECT CASE WHEN count(timeout_s) > 0 THEN array_agg(timeout_s ORDER BY ord) END,
@@ -495,7 +513,9 @@ BEGIN
             ARRAY[p_now], v_claims.uuid);
         INSERT INTO taskyard.tally (queue, state, n)
         VALUES (v_claims.queue[1], 'queued', -v_n), (v_claims.queue[1], 'running', v_n);
-        PERFORM taskyard.raise_1(v_claims.queue[1:1], v_claims.source[1:1], ARRAY[v_0], ARRAY[v_1], ARRAY[v_2]);
+        IF random() * 16 < v_n THEN
+            PERFORM taskyard.raise_1(v_claims.queue[1:1], v_claims.source[1:1], ARRAY[v_0], ARRAY[v_1], ARRAY[v_2]);
+        END IF;
         RETURN v_claims;
     END IF;
     PERFORM taskyard.tell_1(

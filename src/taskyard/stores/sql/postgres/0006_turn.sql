@@ -1,6 +1,6 @@
 -- One turn: settle, report, add, promote what is due, claim. It commits by itself before it answers: the answer may be
 -- large, and a client that does not read it must not keep the queues locked. `ties` says what the claimed tasks have to do
--- with others, and who ended without having run.
+-- with others, and who ended without having run; `hinted` whether others were told by `p_hint`.
 CREATE PROCEDURE taskyard.turn_1(
     p_node text, p_now timestamptz, p_queues text[],
     c_id bigint[], c_token bigint[], c_attempt integer[], c_at timestamptz[], c_result text[], c_note text[],
@@ -8,18 +8,20 @@ CREATE PROCEDURE taskyard.turn_1(
     a_uuid text[], a_source text[], a_queue text[], a_args text[], a_priority smallint[], a_key text[], a_slot text[],
     a_timeout_s double precision[], a_retry text[], a_due_at timestamptz[], a_created_at timestamptz[],
     a_bucket text[], a_origin text[], p_total integer, p_sources text[], p_rooms integer[], p_others integer,
-    INOUT settled bigint[], INOUT answers json[], INOUT claims taskyard.claims_1, INOUT next_due timestamptz,
-    INOUT told integer, INOUT ties json
+    p_hint text, INOUT settled bigint[], INOUT answers json[], INOUT claims taskyard.claims_1, INOUT next_due timestamptz,
+    INOUT told integer, INOUT ties json, INOUT hinted boolean
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_queues text[];
+    v_more text[];
     v_ids bigint[];
     v_done record;
     v_key_queues text[];
     v_keys text[];
     v_ended text[];
     v_has_freed boolean := false;
+    v_last text COLLATE "C";
     v_patience text := current_setting('lock_timeout');
     v_moved bigint[] := c_id;
 BEGIN
@@ -41,7 +43,11 @@ BEGIN
                 ORDER BY due_at, id LIMIT {{promote_at_most}}) AS due);
     END IF;
     IF p_total > 0 THEN
-        IF EXISTS (SELECT FROM taskyard.lane WHERE (p_others > 0 OR source = ANY (p_sources)) AND queue <> ALL (v_queues)) THEN
+        v_more := ARRAY(SELECT queue FROM taskyard.lane WHERE (p_others > 0 OR source = ANY (p_sources))
+            AND queue <> ALL (v_queues) LIMIT 2);
+        IF cardinality(v_more) = 1 AND v_queues = '{}' THEN
+            v_queues := v_more;  -- without a look: if there is nothing to start, the turn is over at once
+        ELSIF cardinality(v_more) > 0 THEN
             v_queues := v_queues || taskyard.startable_1(p_sources, p_others > 0);
         END IF;
     END IF;
@@ -87,7 +93,8 @@ BEGIN
         v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
     ELSIF a_uuid IS NOT NULL THEN
         -- Ids are made in the order of time: most batches lie beyond all that has ended, which one look can tell.
-        IF (SELECT min(u.uuid COLLATE "C") FROM unnest(a_uuid) AS u(uuid)) <= (SELECT max(uuid) FROM taskyard.ended) THEN
+        SELECT max(uuid) INTO v_last FROM taskyard.ended;
+        IF v_last >= ANY (a_uuid) THEN
             IF EXISTS (SELECT FROM unnest(a_uuid) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = u.uuid) THEN
                 RAISE unique_violation;  -- it is asked again, add by add
             END IF;
@@ -133,6 +140,15 @@ BEGIN
     END IF;
     IF ties IS NOT NULL OR v_ended IS NOT NULL THEN
         ties := json_build_object('claims', ties, 'ended', v_ended);
+    END IF;
+    hinted := false;
+    IF p_hint IS NOT NULL AND told > 0 THEN
+        -- With the commit itself, unless somebody else does so just now: such commits wait for each other. Nor if far too
+        -- many hints lie there unread, because of somebody's forgotten session: with no room for one more, the turn fails.
+        hinted := pg_notification_queue_usage() < 0.5 AND pg_try_advisory_xact_lock({{lock_hint}}, 0);
+        IF hinted THEN
+            PERFORM pg_notify('{{channel}}', p_hint);
+        END IF;
     END IF;
     COMMIT;
 END $$;
