@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,7 +38,9 @@ async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments) 
     return TaskHandle(yard, added.uuid, added.is_new)
 
 
-async def run_all_again(yard: Yard, where: TaskFilter, changes: Arguments, *, dry_run: bool) -> BulkReport:
+async def run_all_again(
+    yard: Yard, where: TaskFilter, changes: Arguments, *, dry_run: bool, so_far: Callable[[BulkReport], None] | None
+) -> BulkReport:
     """The oldest first. Those in quarantine are left out unless the filter names them."""
     tally, meant = Tally(), replace(where, states=tuple(s for s in where.states or TaskState if s in ENDED))
     for state in where.states or ():
@@ -57,6 +59,8 @@ async def run_all_again(yard: Yard, where: TaskFilter, changes: Arguments, *, dr
         if records:
             await yard.engine.submit(Add(records, parent=yard.find_parent()), prompt=False)
             tally.moved += len(records)
+        if so_far is not None:
+            so_far(tally.report())
     return tally.report()
 
 

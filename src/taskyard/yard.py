@@ -503,11 +503,17 @@ class Yard(Registering, YardSteering):
 
     @checked
     async def run_all_again(
-        self, where: TaskFilter = ANY, *, changes: Mapping[str, Any] | None = None, dry_run: bool = False
+        self,
+        where: TaskFilter = ANY,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+        so_far: Callable[[BulkReport], None] | None = None,
     ) -> BulkReport:
         """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
-        them. `moved` in the report are the new tasks."""
-        return await run_all_again(self, where, changes, dry_run=dry_run)
+        them. `moved` in the report are the new tasks; `so_far` gets it after every hundred, so that it is known what
+        was done if this is interrupted."""
+        return await run_all_again(self, where, changes, dry_run=dry_run, so_far=so_far)
 
 
 def _check_latest(name: str, count: int | None) -> int | None:
