@@ -13,15 +13,14 @@ from taskyard.model.command import Cancel, Command
 from taskyard.model.given import check_by, check_text
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.state import COMPLETED, ENDED, TaskState
-from taskyard.model.task import Dedupe, TaskRecord, new_uuid
+from taskyard.model.task import Dedupe, new_uuid
 from taskyard.options import MAX_BATCH
+from taskyard.ports.paging import id_pages
 from taskyard.ports.store import Add, TaskFilter
 from taskyard.queueing.summary import RESULTS, expect_results
 
 if TYPE_CHECKING:
     from taskyard.yard import Yard
-
-PAGE = 500
 
 
 class GroupProgress(msgspec.Struct, frozen=True):
@@ -94,12 +93,8 @@ class Group:
 
     async def _list(self, states: tuple[TaskState, ...]) -> list[str]:
         """The tasks in these states, oldest first."""
-        found: list[TaskRecord] = []
-        where, before_id = TaskFilter(group=self.id, states=states), None
-        while page := await self._yard.store.list_tasks(where, before_id=before_id, limit=PAGE):
-            found += page
-            before_id = page[-1].id
-        return [record.uuid for record in reversed(found)]
+        pages = id_pages(self._yard.store.list_ids, TaskFilter(group=self.id, states=states))
+        return [uuid async for page in pages for _, uuid in page][::-1]
 
     async def _apply(self, uuids: Sequence[str], command: Command, by: str) -> tuple[int, dict[str, TaskyardError]]:
         applied = await self._yard.engine.apply(uuids, command, by=by) if uuids else []

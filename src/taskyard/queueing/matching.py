@@ -30,6 +30,7 @@ from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.ports.clock import Clock
+from taskyard.ports.paging import id_pages
 from taskyard.ports.store import Applied, TaskFilter
 
 CHUNK = 500
@@ -125,15 +126,14 @@ async def list_chunks(bulk: Bulk, where: TaskFilter) -> AsyncIterator[list[str]]
     is done with it before the next is asked for, is one step, for which is given way."""
     if where.states == ():
         return
-    pace, before_id = Pace(bulk.clock), None
-    while True:
+    pace = Pace(bulk.clock)
+
+    async def read(where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]:
         await pace.step()
-        page = await bulk.list_ids(where, before_id=before_id, limit=CHUNK)
-        if page:
-            yield [uuid for _, uuid in page]
-        if len(page) < CHUNK:
-            break
-        before_id = page[-1][0]
+        return await bulk.list_ids(where, before_id=before_id, limit=limit)
+
+    async for page in id_pages(read, where, size=CHUNK):
+        yield [uuid for _, uuid in page]
 
 
 async def in_chunks(bulk: Bulk, uuids: Sequence[str], *, size: int = CHUNK) -> AsyncIterator[Sequence[str]]:
