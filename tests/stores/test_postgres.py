@@ -642,6 +642,22 @@ async def test_a_node_that_does_not_beat_is_dead_after_its_lease(store, other, c
     await lease.close()
 
 
+async def test_a_silent_node_is_told_of_what_it_runs(store, other, stranger):
+    """From two missed beats on, long before it is given up, whoever asks about its tasks is told when it last beat."""
+    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    record = await other.find(held.uuid)
+    quiet = "UPDATE taskyard.node SET beat_at = now() - make_interval(secs => $1 * lease_s) RETURNING beat_at"
+    await stranger.execute(quiet, 0.3)
+    assert explain_wait(record, await other.scene([record])) is None
+    for leases, nodes in ((0.5, 2), (1.5, 0)):
+        beat_at = await stranger.fetchval(quiet, leases)
+        scene = await other.scene([record])
+        why = explain_wait(record, scene)
+        assert why is not None
+        assert (why.reason, why.since, len(scene.nodes)) == (Reason.NODE_SILENT, beat_at, nodes)
+        assert "there is no other to take the task back" in why.text
+
+
 async def test_a_beat_at_the_last_moment_prevents_the_rescue(store, other, clock):
     """A node that was seen dead and beats before it is rescued keeps its tasks."""
     lease = store.lease(A.incarnation)

@@ -96,7 +96,7 @@ class ScheduleVerbs:
     async def schedules(self, name: str | None = None) -> list[ScheduleStatus]:
         if name is not None and clean(name) != name:
             return []
-        return await self._ask(partial(_read_schedules, name=name))
+        return await self._ask(partial(read_schedules, name=name))
 
     async def list_fires(self, name: str, *, limit: int = 20) -> list[FireRow]:
         if clean(name) != name:
@@ -162,7 +162,7 @@ def _changes(decided: commands.Decided) -> tuple[Any, ...]:
     return queues, None if decided.changes_nothing else changes, *events, now
 
 
-async def _read_schedules(conn: Connection, name: str | None) -> list[ScheduleStatus]:
+async def read_schedules(conn: Connection, name: str | None = None) -> list[ScheduleStatus]:
     rows = await conn.fetch(
         f"SELECT name, definition, state, version, by, from_code, EXISTS ({_PENDING}) "
         "FROM taskyard.schedule AS s WHERE $1::text IS NULL OR name = $1 ORDER BY name",
