@@ -230,6 +230,8 @@ CREATE TABLE taskyard.event (
     uuids  text[] COLLATE "C" NOT NULL,
     PRIMARY KEY (xid, first)
 ) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+-- They live for minutes: to compress them takes longer than to write them.
+ALTER TABLE taskyard.event ALTER COLUMN uuids SET STORAGE EXTERNAL;
 
 -- How far it was tidied up: the number of the last event that was trimmed, and where to begin reading what was counted.
 -- One row, which is replaced by one with a larger `n`, for the reason that `mark` has.
