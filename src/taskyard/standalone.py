@@ -21,7 +21,8 @@ from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import value_of
 from taskyard.model.execution import INLINE, THREAD
-from taskyard.model.given import LARGEST_COUNT, LARGEST_PAYLOAD, check_count, check_uuid
+from taskyard.model.given import LARGEST_COUNT, LARGEST_PAYLOAD, check_count, check_order, check_retry, check_uuid
+from taskyard.model.kinds import checked, checked_verbs
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.retry import NO_RETRY, RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, to_json
@@ -210,6 +211,7 @@ class Scheduler:
             log.info("Scheduler stopped")
 
 
+@checked_verbs
 class StandaloneQueue(QueueController):
     """One queue alone: at most `concurrency` tasks at a time, the others wait in order, and people steer them with the
     verbs of `QueueController`. `async with queue:` runs it; what it is when that ends stays in `store`, by default a
@@ -217,12 +219,13 @@ class StandaloneQueue(QueueController):
 
     `retry` is how often a task that fails is tried again; `auto_recover` how often one whose process died is."""
 
+    @checked
     def __init__(
         self,
         registry: TaskConsumerRegistry,
         *,
         concurrency: int = 1,
-        order: QueueOrder = QueueOrder.PRIORITY,
+        order: QueueOrder | str = QueueOrder.PRIORITY,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - a value
         auto_recover: int = 1,
         store: Store | None = None,
@@ -232,7 +235,11 @@ class StandaloneQueue(QueueController):
         check_count("concurrency", concurrency, least=1)
         self.store = store or MemoryStore(clock, keep_ended=KEEP_ENDED)
         self._rules = QueueSettings(
-            name=DEFAULT_QUEUE, concurrency=concurrency, order=order, retry=retry, auto_recover=auto_recover
+            name=DEFAULT_QUEUE,
+            concurrency=concurrency,
+            order=check_order(order),
+            retry=check_retry(retry),
+            auto_recover=check_count("auto_recover", auto_recover, least=0),
         )
         self._registered = _Registered(registry)
         self._engine = Engine(
@@ -284,17 +291,17 @@ class StandaloneQueue(QueueController):
 
     async def why(self, uuid: str | UUID) -> Why | None:
         """What holds a task that waits; None if it runs or has ended."""
-        return (await explain_waits(self.store, [await self.get(check_uuid(uuid))]))[0]
+        return (await explain_waits(self.store, [await self.get(uuid)]))[0]
 
-    async def outcome(self, uuid: str) -> Any:
+    async def outcome(self, uuid: str | UUID) -> Any:
         """What the task returned, when it has ended; raises as `TaskHandle.result` does."""
-        return value_of(await self._engine.outcome(uuid))
+        return value_of(await self._engine.outcome(check_uuid(uuid)))
 
-    async def get(self, uuid: str) -> TaskRecord:
+    async def get(self, uuid: str | UUID) -> TaskRecord:
         """All that is known of a task."""
-        record = await self.store.find(uuid)
+        record = await self.store.find(check_uuid(uuid))
         if record is None:
-            raise UnknownTask(uuid)
+            raise UnknownTask(str(uuid))
         return record
 
 

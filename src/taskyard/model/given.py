@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from taskyard.errors import InvalidInput, quote
+from taskyard.model.limits import QueueOrder
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import aware
@@ -35,6 +36,11 @@ def check_name(field: str, value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
         raise InvalidInput(f"{field} must be a string of 1 to {LONGEST_NAME} characters, not {quote(value)}")
     return check_text(field, value)
+
+
+def check_by(value: Any) -> str:
+    """Who asks, as it is kept in a note; nobody is named by an empty text."""
+    return value if value == "" else check_name("by", value)
 
 
 def check_text(field: str, value: Any) -> str:
@@ -98,6 +104,13 @@ def check_priority(value: Any) -> Priority:
         return Priority.of(value)
     except ValueError as exc:
         raise InvalidInput(str(exc)) from None
+
+
+def check_order(value: Any) -> QueueOrder:
+    try:
+        return QueueOrder(value)
+    except ValueError:
+        raise InvalidInput(f"order {quote(value)} is not one of {', '.join(QueueOrder)}") from None
 
 
 def check_time(field: str, value: Any) -> datetime:
