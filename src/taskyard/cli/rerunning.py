@@ -14,7 +14,7 @@ from taskyard.cli.console import make_console, say_json
 from taskyard.cli.errors import DONE, REFUSED, UsageError, error_document
 from taskyard.cli.looks import state_text
 from taskyard.cli.selecting import Selection
-from taskyard.cli.steering import tell_report
+from taskyard.cli.steering import tell_interrupted, tell_report
 from taskyard.cli.target import opened, resolve
 from taskyard.cli.text import clean, counted
 from taskyard.cli.values import Arguments, parse_arguments
@@ -54,9 +54,8 @@ async def _run_all(chosen: Selection, where: TaskFilter, given: Arguments, *, dr
     async with opened(_yard(chosen, given)) as yard:
         try:
             return await yard.run_all_again(where, changes=given.values or None, dry_run=dry_run, so_far=note)
-        except BaseException:  # also Ctrl-C: what was done is told, then why it went no further
-            if done.moved:
-                tell_report(chosen, done, RUN_AGAIN)
+        except BaseException as exc:
+            tell_interrupted(chosen, done, RUN_AGAIN, exc)
             raise
 
 
