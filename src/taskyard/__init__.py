@@ -95,7 +95,7 @@ from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.ports.store import QueueStatus, TaskFilter
 from taskyard.queueing.controller import QueueController
-from taskyard.queueing.matching import BulkReport, Matching
+from taskyard.queueing.matching import BulkReport, Matching, RerunReport
 from taskyard.schedules import Schedules
 from taskyard.standalone import Scheduler, StandaloneQueue
 from taskyard.version import VERSION
@@ -247,6 +247,7 @@ __all__ = [
     "QueueState",
     "QueueStatus",
     "Reason",
+    "RerunReport",
     "ResultGone",
     "ResultsPruned",
     "RetryLater",

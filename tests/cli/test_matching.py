@@ -238,3 +238,10 @@ def test_all_that_match_are_run_again_with_an_argument_changed(shell: Shell) -> 
     new = [shell.record(row["uuid"]) for row in shell.here("ls", "--store", shell.url, "--json").json["tasks"]]
     made = [(record.origin, record.args) for record in new if record.origin is not None]
     assert sorted(made) == sorted((uuid, '{"a":5}') for uuid in old[:2])
+    left = "2 left out: they were run again before; --repeat runs them once more"
+    once_more = ("run-again", "--all", "--source", "add", "--store", shell.url)
+    assert shell.here(*once_more).out == f"no task matches   {left}\n"
+    said = shell.here(*once_more, "--repeat", "--json").json
+    assert (said["moved"], said["run_again"]) == (2, 0)
+    assert sorted(shell.record(uuid).origin or "" for uuid in said["made"]) == sorted(old[:2])
+    assert shell.here("run-again", old[0], "--repeat", "--store", shell.url).code == 2

@@ -39,7 +39,7 @@ from taskyard.model.task import TaskRecord
 from taskyard.model.why import Reason, Why
 from taskyard.ports.store import TaskFilter
 from taskyard.queueing.controller import ask_one
-from taskyard.queueing.matching import BulkReport
+from taskyard.queueing.matching import BulkReport, RerunReport
 from taskyard.yard import Yard
 
 
@@ -208,6 +208,9 @@ def _summary(report: BulkReport, what: str, *, dry_run: bool, interrupted: bool)
         line.append(f"   ✘ {count:,} not: {why}", "bold red")
     if report.quarantined:
         left = f"{report.quarantined:,} in quarantine left out: they took their workers down; --quarantined sends them"
+        line.append(f"   {left}", "yellow")
+    if isinstance(report, RerunReport) and report.run_again:
+        left = f"{report.run_again:,} left out: they were run again before; --repeat runs them once more"
         line.append(f"   {left}", "yellow")
     if interrupted:
         line.append("; all others are as they were", "dim")

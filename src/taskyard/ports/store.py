@@ -371,6 +371,10 @@ class Store(Protocol):
         """The same, but only their ids and uuids: for who wants to do something with many."""
         ...
 
+    async def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        """Those of these tasks that others were made of (`origin`), as far as the others are still kept."""
+        ...
+
     async def list_runs(self, uuid: str) -> list[Run]:
         """The attempts of a task that have ended, in order, the latest `RUNS_KEPT`."""
         ...

@@ -64,6 +64,14 @@ class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.changed_meanwhile + sum(self.unfit.values())
 
 
+class RerunReport(BulkReport, frozen=True, kw_only=True):
+    """The same where new tasks were made of those that match: `made` are their ids, oldest first. `run_again` were left
+    out from the start: new ones were made of them before."""
+
+    run_again: int = 0
+    made: tuple[str, ...] = ()
+
+
 class Tally:
     """A report that grows."""
 
