@@ -254,6 +254,26 @@ async def test_a_group_that_can_never_complete_says_why(url):
             await group.retry()
 
 
+async def test_a_summary_says_what_keeps_it_from_running(url):
+    """When a group is sent again, and its summary cannot be because another task was canceled, it names that one: the
+    one that it failed with completes."""
+    shop = Shop(url)
+    shop.broken.append("bad")
+    async with shop.yard:
+        group = await shop.yard.submit_group([shop.work.bind("bad"), shop.wait.bind()], summary=shop.report.bind("all"))
+        bad, slow = group.tasks
+        with pytest.raises(TaskFailed, match=f"its dependency {bad.uuid} failed"):
+            await group.summary.result(timeout_s=10)
+        await slow.cancel()
+        with pytest.raises(TaskCanceled):
+            await slow.result(timeout_s=10)
+        shop.broken.clear()
+        assert await group.retry() == 1
+        assert await bad.result(timeout_s=10) == "bad"
+        with pytest.raises(TaskFailed, match=f"its dependency {slow.uuid} was canceled"):
+            await group.summary.result(timeout_s=10)
+
+
 @pytest.mark.spec("QUE-27")
 async def test_a_group_is_canceled(url):
     """All that has not ended is canceled, also what waits for others of the group; what has ended is left alone."""

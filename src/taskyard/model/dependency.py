@@ -44,16 +44,21 @@ def unblock(record: TaskRecord, *, now: datetime) -> Move:
 
 
 def give_up(record: TaskRecord, parent: str, state: TaskState, *, now: datetime) -> Move:
-    """One that it waited for, `parent`, has ended as `state` and can no longer complete.
+    """One that it waited for, `parent`, has ended as `state` and can no longer complete."""
+    error = lost_to(parent, state)
+    if record.on_failure is OnFailure.SKIP:
+        return Move(state=TaskState.SKIPPED, at=now, note=error.message)
+    return Move.failed(at=now, error=error)
+
+
+def lost_to(parent: str, state: str) -> ExecutionError:
+    """The error of a task that cannot run, because `parent` has ended as `state`. Who is sent again in vain gets that
+    of the one that is in the way then.
 
     Of the six kinds of errors an executor knows, `rejected` is the one of a run that never began."""
-    why = f"its dependency {parent} {_HOW[state]}"
-    if record.on_failure is OnFailure.SKIP:
-        return Move(state=TaskState.SKIPPED, at=now, note=why)
-    error = ExecutionError(
-        kind=ErrorKind.REJECTED, message=why, types=(DEPENDENCY_FAILED,), details={"task": parent, "state": str(state)}
-    )
-    return Move.failed(at=now, error=error)
+    why = f"its dependency {parent} {_HOW[TaskState(state)]}"
+    details = {"task": parent, "state": str(state)}
+    return ExecutionError(kind=ErrorKind.REJECTED, message=why, types=(DEPENDENCY_FAILED,), details=details)
 
 
 def refuse_revival(record: TaskRecord, parent: str, state: TaskState) -> DependencyLost:

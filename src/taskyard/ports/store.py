@@ -336,7 +336,7 @@ class Store(Protocol):
         asks. An unknown task is `UnknownTask`; one that no longer fits is `CommandRefused`; one that is not among those
         of `where`, or that others change all the time, is `ChangedMeanwhile`. A failed task that is sent again takes
         its slot again, or is `SlotTaken`; it waits again for those of its dependencies that have not completed, or is
-        `DependencyLost` if one of them never will."""
+        `DependencyLost` if one of them never will, and its error then names that one."""
         ...
 
     async def signals(self, node: str) -> Signals:

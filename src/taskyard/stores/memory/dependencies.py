@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from taskyard.errors import SlotTaken, TaskyardError
 from taskyard.model.dedupe import replaced, take_slot
-from taskyard.model.dependency import Stand, give_up, refuse_revival, stand_of, unblock
+from taskyard.model.dependency import Stand, give_up, lost_to, refuse_revival, stand_of, unblock
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
@@ -102,6 +102,7 @@ class Dependencies(Tasks):
         stands = [(parent, stand_of(parent.state, record.on_failure)) for parent in known]
         for parent, stand in stands:
             if stand is Stand.LOST:
+                record.error = lost_to(parent.uuid, parent.state)
                 return refuse_revival(record, parent.uuid, parent.state)
         for parent, stand in stands:
             if stand is Stand.OPEN:

@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import ChangedMeanwhile, CommandRefused, SlotTaken, UnknownTask
+from taskyard.errors import ChangedMeanwhile, CommandRefused, DependencyLost, SlotTaken, UnknownTask
 from taskyard.model.command import VERBS, Asked, Change, Reorder, apply_change, decide
-from taskyard.model.dependency import Stand, refuse_revival, stand_of
+from taskyard.model.dependency import Stand, lost_to, refuse_revival, stand_of
 from taskyard.model.event import TOLD_AS, EventKind
+from taskyard.model.execution import ExecutionError
 from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move, apply_move
 from taskyard.model.settle import rescue
@@ -29,6 +30,10 @@ from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
 from taskyard.stores.rows import json_or_none
 
 CHANGE = "CALL taskyard.change_1($1, $2, $3, $4, $5, $6, $7, false, NULL, NULL, NULL)"
+EXPLAIN = (
+    "UPDATE taskyard.ended AS e SET error = l.error FROM unnest($1::bigint[], $2::text[], $3::text[]) "
+    "AS l(id, version, error) WHERE e.id = l.id AND e.xmin::text = l.version"
+)
 CONTROL = "CALL taskyard.control_1($1, $2, $3, $4, $5, $6, NULL, NULL, NULL)"
 RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL)"
 
@@ -47,6 +52,8 @@ class Decided:
         self._queues: set[str] = set()
         self._found: dict[str, TaskState] = {}
         self.applied: list[Applied] = []
+        self.lost: list[tuple[int, str, str | None]] = []
+        """Tasks that cannot be sent again because of another than their error says: id, version, what it is to say."""
 
     @property
     def changes_nothing(self) -> bool:
@@ -70,6 +77,8 @@ class Decided:
         change["was"] = self._said(record, "was") or record.state
         if isinstance(decision, Move):
             if record.state in ENDED_STATES and (refusal := self._bonds.refuse(record)) is not None:
+                if isinstance(refusal, DependencyLost):
+                    self._explain(record, version, lost_to(refusal.parent, refusal.ended))
                 self.applied.append(Applied(uuid, refused=refusal))
                 return
             kind = self._move(record, decision, change)
@@ -91,6 +100,11 @@ class Decided:
         self._events.append((kind, record))
         self._queues.add(record.queue)
         self.applied.append(Applied(uuid, record=record))
+
+    def _explain(self, record: TaskRecord, version: str, error: ExecutionError) -> None:
+        if record.error != error:
+            record.error = error
+            self.lost.append((record.id, version, json_or_none(error)))
 
     def _move(self, record: TaskRecord, move: Move, change: dict[str, Any]) -> EventKind:
         is_again = record.state in ENDED_STATES

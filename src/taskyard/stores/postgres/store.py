@@ -343,6 +343,8 @@ class PostgresStore(ScheduleVerbs):
                 decided.place(row["places"])
                 stale = row["stale"]
                 self._hints.tell()
+            if decided.lost:
+                await self._write(commands.EXPLAIN, *map(list, zip(*decided.lost, strict=True)))
             answers |= dict(zip(left, decided.applied, strict=True))
             left = [i for i in left if uuids[i] in stale]
             if not left:

@@ -11,13 +11,13 @@ import msgspec
 
 from taskyard.errors import SlotTaken, TaskyardError
 from taskyard.model.dedupe import replaced
-from taskyard.model.dependency import Stand, give_up, refuse_revival, stand_of, unblock
+from taskyard.model.dependency import Stand, give_up, lost_to, refuse_revival, stand_of, unblock
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Add
 from taskyard.stores.plan import RELEASE_AT_MOST, Holder, Plan
-from taskyard.stores.rows import to_on_failure, to_us
+from taskyard.stores.rows import json_or_none, to_on_failure, to_us
 from taskyard.stores.sqlite.statements import blocks, values
 from taskyard.stores.sqlite.transaction import HAS_TIES, Ended, Transaction
 
@@ -224,6 +224,7 @@ class Dependencies(Transaction):
         stands = [stand_of(state, record.on_failure) for _, _, state in parents]
         for (_, uuid, state), stand in zip(parents, stands, strict=True):
             if stand is Stand.LOST:
+                self._update_rows(("id", "error"), [(record.id, json_or_none(lost_to(uuid, state)))])
                 return refuse_revival(record, uuid, state)
         edges = [(record.id, id_, int(stand is Stand.DONE)) for (id_, *_), stand in zip(parents, stands, strict=True)]
         self._set_done(edges)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.errors import ClaimLost, CommandRefused, DependencyCycle, InvalidInput, UnknownTask
+from taskyard.errors import ClaimLost, CommandRefused, DependencyCycle, DependencyLost, InvalidInput, UnknownTask
 from taskyard.model.command import Cancel, Hold, MoveBefore, Release, Reschedule, Retry, SetPriority, StartNow
 from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.event import EventKind
@@ -591,6 +591,25 @@ class DependencyContract(Desk):
         assert isinstance(applied.refused, CommandRefused)
         assert parent.uuid in str(applied.refused)
         assert await state_of(store, waits) is TaskState.FAILED
+
+    async def test_sent_again_in_vain_it_names_what_is_in_the_way(self, store: Store, clock: ManualClock) -> None:
+        """The one that it failed with may run again, or have completed: refused, its error names the one that now
+        keeps it from running."""
+        one, two, three = await start(store, a_record(), a_record(), a_record())
+        await add_after(store, waits := child(), after=[one.record, two.record, three.record])
+        for held, how in ((one, TaskState.FAILED), (two, TaskState.CANCELED), (three, TaskState.COMPLETED)):
+            await end(store, held, how, clock)
+        await store.apply([one.uuid], Retry())
+        error = (await get(store, waits)).error
+        assert error is not None
+        assert error.details == {"task": one.uuid, "state": "failed"}
+        (applied,) = await store.apply([waits.uuid], Retry())
+        assert isinstance(applied.refused, DependencyLost)
+        record = await get(store, waits)
+        assert record.error is not None
+        assert record.error.message == f"its dependency {two.uuid} was canceled"
+        assert record.error.details == {"task": two.uuid, "state": "canceled"}
+        assert (record.state, record.error.type) == (TaskState.FAILED, DEPENDENCY_FAILED)
 
     async def test_sent_again_when_the_other_has_completed_it_runs(self, store: Store, clock: ManualClock) -> None:
         """A task that failed by itself, or whose dependency has completed since, is sent again as any other."""

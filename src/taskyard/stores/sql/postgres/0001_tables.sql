@@ -63,8 +63,9 @@ CREATE INDEX task_origin ON taskyard.task (origin) WHERE origin IS NOT NULL;
 -- Places are handed out in multiples; what lies between was put there by hand.
 CREATE INDEX task_placed ON taskyard.task (queue, position) WHERE position % {{gap}} <> 0;
 
--- What has ended: written once, read by people, pruned by age. A completed run has no row of its own in `run`: all there
--- is to say of it stands here (run_token, run_node, attempt, started_at, finished_at). `was` is the state it came from.
+-- What has ended: written once (but for the error of a task that is sent again in vain), read by people, pruned by age. A
+-- completed run has no row of its own in `run`: all there is to say of it stands here (run_token, run_node, attempt,
+-- started_at, finished_at). `was` is the state it came from.
 CREATE TABLE taskyard.ended (
     id          bigint PRIMARY KEY,
     run_token   bigint,
