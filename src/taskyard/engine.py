@@ -193,6 +193,10 @@ class Engine:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
         return self._dispatcher.add(add)
 
+    def submit_now(self, add: Add) -> list[Added] | None:
+        """The same on the spot, where the store and what else is going on allow it; None if they do not."""
+        return self._dispatcher.add_now(add)
+
     async def submit(self, add: Add, *, prompt: bool = True) -> list[Added]:
         """The same, on the spot where the store and what else is going on allow it, unless not `prompt`. While the same
         work is being submitted in a transaction that has not ended, that is waited for, then `SubmitPending`."""

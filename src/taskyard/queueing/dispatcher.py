@@ -60,6 +60,8 @@ BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.1, 2.0
 STRIKES = 3
 """How often a settle must fail alone, with the store answering right after, before it is taken to be at fault."""
 
+REPLACE = Dedupe.REPLACE  # looked at once, not once per submit
+
 Settle = tuple[Claim, Move]
 Waiter = asyncio.Future[list[Added]]
 
@@ -179,7 +181,7 @@ class Dispatcher:
     def add_now(self, add: Add) -> list[Added] | None:
         """The same on the spot. None, and nothing was added, if the store is not prompt, if others wait for the next
         turn, or if this asyncio task has had too many such answers since the last one."""
-        if self._prompt is None or self._waiting or self._closed or add.after or add.dedupe is Dedupe.REPLACE:
+        if self._prompt is None or self._waiting or self._closed or add.after or add.dedupe is REPLACE:
             return None  # what ends others is a turn's: it is told of them
         submitter = asyncio.current_task(self._loop)
         if submitter is not self._submitter:
@@ -361,7 +363,7 @@ class Dispatcher:
             self._flushed.set()
 
     def _answered(self, settles: list[Settle], answers: list[ClaimLost | None]) -> None:
-        for (claim, move), lost in zip(settles, answers, strict=True):
+        for (claim, move), lost in zip(settles, answers, strict=True) if any(answers) else ():
             if lost is not None:
                 # After a commit whose outcome is unknown the first settle may well have been written: then this is it.
                 is_known = claim.token in self._doubtful
