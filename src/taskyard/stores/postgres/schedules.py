@@ -24,15 +24,13 @@ from taskyard.ports.store import ANY, Add
 from taskyard.stores.postgres import commands, within
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.hints import Hints
+from taskyard.stores.postgres.patience import TRIES, give_way
 from taskyard.stores.postgres.rows import clean
 from taskyard.stores.schedules import Fires, cancel_for, read_status, to_text
 
 T = TypeVar("T")
 
 FIRE = "CALL taskyard.fire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL, NULL)"
-
-TRIES = 20
-"""How often it is decided anew what to cancel, because some of it has changed meanwhile."""
 
 _PENDING = (
     "SELECT FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = f.task "
@@ -116,7 +114,10 @@ class ScheduleVerbs:
             return None
         async with self._asked():
             add = within.encode(Add([record for _, record in fires]), await self._find_where())
-            for _ in range(TRIES):
+            # What is to be canceled may have changed each time it comes to it: then it is decided anew.
+            for n in range(TRIES):
+                if n > 1:
+                    await give_way(n)
                 decided = await self._decide(name) if cancels else commands.Decided(self._cancel(name), ANY, NO_BONDS)
                 row = await self._write(
                     FIRE,
