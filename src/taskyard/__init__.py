@@ -93,7 +93,7 @@ from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.ports.store import QueueStatus, TaskFilter
 from taskyard.queueing.controller import QueueController
-from taskyard.queueing.matching import BulkReport, Matching
+from taskyard.queueing.matching import BulkReport, Matching, RerunReport
 from taskyard.schedules import Schedules
 from taskyard.version import VERSION
 from taskyard.yard import Yard
@@ -251,6 +251,7 @@ __all__ = [
     "QueueState",
     "QueueStatus",
     "Reason",
+    "RerunReport",
     "ResultGone",
     "ResultsPruned",
     "RetryLater",

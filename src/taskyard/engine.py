@@ -29,7 +29,7 @@ from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import Claim, Outcome
+from taskyard.model.task import Claim, Outcome, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
@@ -279,6 +279,9 @@ class Engine:
 
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]:
         return await self._store.list_ids(where, before_id=before_id, limit=limit)
+
+    async def list_tasks(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[TaskRecord]:
+        return await self._store.list_tasks(where, before_id=before_id, limit=limit)
 
     @property
     def clock(self) -> Clock:

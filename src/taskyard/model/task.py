@@ -18,7 +18,7 @@ from taskyard.errors import InvalidInput, NaiveDatetime, NotJson, quote
 from taskyard.model.execution import ExecutionError, Progress
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.state import STANDS_IN_LINE, TaskState
+from taskyard.model.state import HAS_PLACE, STANDS_IN_LINE, TaskState
 
 DEFAULT_QUEUE = "default"
 
@@ -263,8 +263,13 @@ class TaskRecord(msgspec.Struct, gc=False):
 
     @property
     def stands_in_line(self) -> bool:
-        """Whether it has a place that counts, where places alone do."""
-        return self.state in STANDS_IN_LINE and not (self.parked and self.state is TaskState.PAUSED)
+        """Whether those behind it wait for it, where places alone count."""
+        return self.state in STANDS_IN_LINE and self.has_place
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it has a place that counts, now or once nothing else holds it."""
+        return self.state in HAS_PLACE and not (self.parked and self.state is TaskState.PAUSED)
 
     @property
     def can_start(self) -> bool:

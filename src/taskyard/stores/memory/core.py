@@ -204,8 +204,6 @@ class MemoryCore(Claims, Dependencies, Sight):
         record.updated_at = now
         if record.waits:
             record.state = TaskState.BLOCKED
-            if self._strict:
-                self._line_up(record)
         elif record.due_at > now:
             record.state = TaskState.SCHEDULED
             heapq.heappush(self._due, (record.due_at, seq))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice, takewhile
@@ -346,6 +346,9 @@ class Tasks:
         for at in range(bisect_left(self._ids, before_id) - 1, -1, -1):
             if (record := self._by_id.get(self._ids[at])) is not None:
                 yield record
+
+    def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        return {record.origin for record in self._by_id.values() if record.origin is not None}.intersection(uuids)
 
     def list_runs(self, uuid: str) -> list[Run]:
         record = self._tasks.get(uuid)

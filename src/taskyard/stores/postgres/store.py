@@ -526,6 +526,9 @@ class PostgresStore(ScheduleVerbs):
     ) -> list[tuple[int, str]]:
         return await self._ask(partial(reader.list_ids, where=where, before_id=before_id, limit=limit))
 
+    async def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        return await self._ask(partial(reader.list_origins, uuids=uuids))
+
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))
 
