@@ -34,6 +34,7 @@ from taskyard.model.given import (
     check_count,
     check_keep,
     check_name,
+    check_order,
     check_rate,
     check_retry,
     check_timeout,
@@ -211,8 +212,8 @@ class Yard(Registering, YardSteering):
             concurrency=concurrency,
             per_key=check_count("per_key", per_key, least=1),
             auto_recover=check_count("auto_recover", auto_recover, least=0),
-            retry=check_retry(retry or RetryPolicy()),
-            order=_order(order),
+            retry=check_retry(RetryPolicy() if retry is None else retry),
+            order=check_order(order),
             starve_after=None if starve_after is None else check_count("starve_after", starve_after, least=1),
             starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
             retries_per_s=None if retries_per_s is None else check_rate("retries_per_s", retries_per_s),
@@ -502,13 +503,6 @@ class Yard(Registering, YardSteering):
         """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
         them. `moved` in the report are the new tasks."""
         return await run_all_again(self, where, changes, dry_run=dry_run)
-
-
-def _order(value: QueueOrder | str) -> QueueOrder:
-    try:
-        return QueueOrder(value)
-    except ValueError:
-        raise InvalidInput(f"order {quote(value)} is not one of {', '.join(QueueOrder)}") from None
 
 
 def _check_latest(name: str, count: int | None) -> int | None:

@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from taskyard.errors import InvalidInput, quote
+from taskyard.model.limits import QueueOrder
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import aware
@@ -98,6 +99,13 @@ def check_priority(value: Any) -> Priority:
         return Priority.of(value)
     except ValueError as exc:
         raise InvalidInput(str(exc)) from None
+
+
+def check_order(value: Any) -> QueueOrder:
+    try:
+        return QueueOrder(value)
+    except ValueError:
+        raise InvalidInput(f"order {quote(value)} is not one of {', '.join(QueueOrder)}") from None
 
 
 def check_time(field: str, value: Any) -> datetime:
