@@ -110,7 +110,7 @@ class Yard(Registering, YardSteering):
         self._threads = threads
         self._pools: PoolRules | None = None
         self._settings = EngineSettings(
-            name=name,
+            name=name if name == "" else check_name("the name of a yard", name),
             max_running=max_running,
             runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )

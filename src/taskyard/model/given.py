@@ -53,6 +53,11 @@ def check_text(field: str, value: Any) -> str:
     return value
 
 
+def check_by(value: Any) -> str:
+    """Who asks, or "" where nobody says who."""
+    return value if value == "" else check_name("by", value)
+
+
 def check_uuid(value: Any) -> str:
     """The id of a task, which may also be given as a `uuid.UUID`."""
     return check_name("uuid", str(value) if isinstance(value, UUID) else value)
