@@ -416,14 +416,15 @@ class NotOpen(TaskyardError):
 
 
 class EventsMissed(TaskyardError):
-    """The reader fell so far behind that events after `after` are gone: look at the records, then go on with
-    `yard.events(after=error.now)`, or without a number."""
+    """The reader fell so far behind that events after `after` are gone, or the store has been restored, or begun anew,
+    and has not come to that number: look at the records, then go on with `yard.events(after=error.now)`, or without a
+    number."""
 
     def __init__(self, after: int, now: int) -> None:
         self.after, self.now = after, now
+        why = "are no longer kept" if after < now else "are of another store, or of this one before it was restored"
         super().__init__(
-            f"events after number {after} are no longer kept; look at the tasks themselves, then go on with "
-            f"events(after={now})"
+            f"events after number {after} {why}; look at the tasks themselves, then go on with events(after={now})"
         )
 
 

@@ -349,7 +349,9 @@ class Store(Protocol):
 
     async def events(self, *, after: int, limit: int = 1000) -> EventPage:
         """What happened after event number `after`, in the order of commits, each number once. The ring keeps a bounded
-        number; `missed` tells a reader that came too late. `after=-1` answers only with where the ring stands now."""
+        number; `missed` tells a reader that came too late, or with a number that this store has not come to: it was
+        begun anew, or restored, and what happened since is unknown to that reader. `after=-1` answers only with where the ring
+        stands now."""
         ...
 
     async def find(self, uuid: str) -> TaskRecord | None: ...

@@ -266,8 +266,8 @@ class Tasks:
         return None if record is None else Outcome(uuid, record.state, record.result, record.error)
 
     def events(self, after: int, limit: int) -> EventPage:
-        if after < 0 or not self._events:
-            return EventPage([], self.event_seq)
+        if after < 0 or not self._events or after > self.event_seq:
+            return EventPage([], self.event_seq, missed=after > self.event_seq)
         first = self.event_seq - len(self._events) + 1
         start = max(first, after + 1)
         kept = islice(self._events, start - first, start - first + limit)
