@@ -27,7 +27,6 @@ from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
-from taskyard.model.given import check_by
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Outcome
@@ -232,7 +231,7 @@ class Engine:
     ) -> list[Applied]:
         """Carry out a command, and let it take effect on this node at once; also when the caller is cancelled, since
         the store may have carried it out already."""
-        applying = asyncio.get_running_loop().create_task(self._apply(uuids, command, check_by(by), where))
+        applying = asyncio.get_running_loop().create_task(self._apply(uuids, command, by, where))
         self._applying.add(applying)
         applying.add_done_callback(self._applied)
         return await asyncio.shield(applying)

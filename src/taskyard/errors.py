@@ -181,13 +181,16 @@ class BatchTooLarge(InvalidInput):
 
 
 class DuplicateTask(InvalidInput):
-    """The same work is pending already, or was asked for within its window, under `existing`: wait for that one. Or it
-    was twice in one batch, which `existing` being empty says: leave one of the two out."""
+    """The task `existing` stands for the same work: it has not ended, or its window is not over. Wait for that one, or
+    cancel it if it is pending. Or the work was twice in one batch, which `existing` being empty says: leave one of the
+    two out."""
 
     def __init__(self, existing: str, slot: str) -> None:
         self.existing, self.slot = existing, slot
         super().__init__(
-            f"the same work is pending already as task {existing}; wait for it, or submit with dedupe='allow'"
+            f"task {existing} stands for the same work: it has not ended, or its window is not over. Wait for it "
+            "(dedupe='merge' gives you its handle), cancel it if it is pending, or submit with dedupe='allow' to have "
+            "both; dedupe='replace' replaces only what has not started"
             if existing
             else "the same work is in this batch twice, so nothing of it was stored; leave one out, or submit with "
             "dedupe='merge'"

@@ -11,9 +11,8 @@ from uuid import UUID
 from taskyard.errors import EventsMissed, InvalidInput, UnknownGroup, quote
 from taskyard.model.event import Event, EventFilter, EventKind
 from taskyard.model.given import check_count, check_name, check_uuid
+from taskyard.ports.paging import id_pages
 from taskyard.ports.store import Store, TaskFilter
-
-PAGE = 500
 
 
 async def follow(
@@ -77,11 +76,8 @@ def check_kinds(kinds: Any) -> frozenset[EventKind]:
 
 
 async def _members(store: Store, group: str) -> frozenset[str]:
-    found: set[str] = set()
-    before_id: int | None = None
-    while page := await store.list_ids(TaskFilter(group=group), before_id=before_id, limit=PAGE):
-        found.update(uuid for _, uuid in page)
-        before_id = page[-1][0]
+    pages = id_pages(store.list_ids, TaskFilter(group=group))
+    found = frozenset([uuid async for page in pages for _, uuid in page])
     if not found:
         raise UnknownGroup(group)
-    return frozenset(found)
+    return found

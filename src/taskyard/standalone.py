@@ -23,6 +23,7 @@ from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import value_of
 from taskyard.model.execution import INLINE, THREAD
 from taskyard.model.given import LARGEST_COUNT, LARGEST_PAYLOAD, check_count, check_order, check_retry, check_uuid
+from taskyard.model.kinds import checked, checked_verbs
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.retry import NO_RETRY, RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, to_json
@@ -116,6 +117,7 @@ class Scheduler:
     `add_task` is synchronous and may be called from any thread, also before `start`. `store` holds the record of every
     task that has not ended, and of the last 10,000 that have."""
 
+    @checked
     def __init__(
         self,
         registry: TaskConsumerRegistry | None = None,
@@ -124,7 +126,7 @@ class Scheduler:
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
-        self._registry = TaskConsumerRegistry.default() if registry is None else _check_registry(registry)
+        self._registry = registry or TaskConsumerRegistry.default()
         self._max_running = check_count("max_running", max_running, least=1)
         self._handed_in: list[_HandedIn] = []
         self._lock = threading.Lock()
@@ -138,7 +140,8 @@ class Scheduler:
 
         A uuid stands for one task: handing in the same task again, while its record is kept, is logged as an error and
         changes nothing. Make a new `Task` to fire the same work again."""
-        _check_task(task)
+        if not isinstance(task, Task):
+            raise InvalidInput(f"task must be a Task, not {quote(task)}")
         self._hand_in((task, to_json(f"the arguments of task {task.uuid}", task.args)))
 
     def _hand_in(self, item: _HandedIn) -> None:
@@ -213,6 +216,7 @@ class Scheduler:
             log.info("Scheduler stopped")
 
 
+@checked_verbs
 class StandaloneQueue(QueueController):
     """One queue alone: at most `concurrency` tasks at a time, the others wait in order, and people steer them with the
     verbs of `QueueController`. `async with queue:` runs it; what it is when that ends stays in `store`, an address or a
@@ -221,6 +225,7 @@ class StandaloneQueue(QueueController):
 
     `retry` is how often a task that fails is tried again; `auto_recover` how often one whose process died is."""
 
+    @checked
     def __init__(
         self,
         registry: TaskConsumerRegistry,
@@ -242,7 +247,7 @@ class StandaloneQueue(QueueController):
             retry=check_retry(RetryPolicy() if retry is None else retry),
             auto_recover=check_count("auto_recover", auto_recover, least=0),
         )
-        self._registered = _Registered(_check_registry(registry))
+        self._registered = _Registered(registry)
         self._engine = Engine(
             self.store,
             clock=clock,
@@ -280,7 +285,7 @@ class StandaloneQueue(QueueController):
         return [added.uuid for added in await self._engine.submit(add)]
 
     def _make_record(self, task: Task, options: TaskOptions) -> TaskRecord:
-        if _check_task(task).source not in self._registered:
+        if task.source not in self._registered:
             raise UnknownConsumer(task.source, self._registered)
         # `produce` is how the task came about.
         consumer = replace(self._registered[task.source], queue=DEFAULT_QUEUE, produce=None)
@@ -311,20 +316,6 @@ def _find_store(given: object, clock: Clock) -> Store:
     if store is None:
         return MemoryStore(clock, keep_ended=KEEP_ENDED)
     return make_store(store, clock) if isinstance(store, str) else store
-
-
-def _check_registry(registry: object) -> TaskConsumerRegistry:
-    if not isinstance(registry, TaskConsumerRegistry):
-        raise InvalidInput(f"the consumers are given as a TaskConsumerRegistry, not as {quote(registry)}")
-    return registry
-
-
-def _check_task(task: object) -> Task:
-    if not isinstance(task, Task):
-        raise InvalidInput(
-            f"a task is given as Task(source, args), or as a consumer's produce makes it, not as {quote(task)}"
-        )
-    return task
 
 
 async def _start(store: Store, engine: Engine, *queues: QueueSettings) -> None:

@@ -14,6 +14,7 @@ from taskyard.model.command import Command
 from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
 from taskyard.model.given import check_count, check_uuid
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.task import DEFAULT_QUEUE, Run, TaskRecord
 from taskyard.model.why import Why
 from taskyard.opened import Opened
@@ -23,6 +24,7 @@ from taskyard.queueing.matching import Matching
 from taskyard.queueing.waiting import explain_waits
 
 
+@checked_verbs
 class YardSteering(Opened, TaskSteering):
     """The part of a yard that needs no consumers: any process on the store may look and steer."""
 
@@ -45,7 +47,8 @@ class YardSteering(Opened, TaskSteering):
 
     async def why(self, uuid: str | UUID) -> Why | None:
         """What holds a task that waits: a reason, since when, what would free it, and who is in the way. None if it
-        runs or has ended. Any process may ask, whoever runs the tasks."""
+        runs or has ended; of one whose node is silent, that, since when, and who takes it back. Any process may ask,
+        whoever runs the tasks."""
         record = await self.store.find(check_uuid(uuid))
         if record is None:
             raise UnknownTask(str(uuid))

@@ -41,6 +41,7 @@ from taskyard.model.given import (
     check_uuid,
     check_wait,
 )
+from taskyard.model.kinds import checked
 from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
@@ -152,6 +153,7 @@ class Yard(Registering, YardSteering):
         self._register(consumer)
         return ConsumerFunction(self, function, consumer, signature)
 
+    @checked
     def register(self, source: BaseTaskConsumer) -> None:
         """Add a consumer in its class form."""
         if not source.name:
@@ -456,6 +458,7 @@ class Yard(Registering, YardSteering):
         checked = TaskOptions.of(**options) if options else DEFAULTS
         return BoundTask(self.get_consumer(name), named(name, args or {}), checked)
 
+    @checked
     async def submit_group(self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None) -> Group:
         """Store tasks that belong together, all or nothing, and `summary` to run after all of them. If its consumer has
         an argument `results`, it gets what they returned, in their order; None for one that did not complete, where the
@@ -489,6 +492,7 @@ class Yard(Registering, YardSteering):
         """The handle of a task that was submitted elsewhere, or earlier."""
         return TaskHandle(self, check_uuid(uuid))
 
+    @checked
     async def run_again(
         self, uuid: str | UUID, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
     ) -> TaskHandle:
@@ -497,12 +501,19 @@ class Yard(Registering, YardSteering):
         the tasks of its group have now."""
         return await run_again(self, check_uuid(uuid), args, changes)
 
+    @checked
     async def run_all_again(
-        self, where: TaskFilter = ANY, *, changes: Mapping[str, Any] | None = None, dry_run: bool = False
+        self,
+        where: TaskFilter = ANY,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+        so_far: Callable[[BulkReport], None] | None = None,
     ) -> BulkReport:
         """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
-        them. `moved` in the report are the new tasks."""
-        return await run_all_again(self, where, changes, dry_run=dry_run)
+        them. `moved` in the report are the new tasks; `so_far` gets it after every hundred, so that it is known what
+        was done if this is interrupted."""
+        return await run_all_again(self, where, changes, dry_run=dry_run, so_far=so_far)
 
 
 def _check_latest(name: str, count: int | None) -> int | None:

@@ -1,9 +1,12 @@
 """The same command for all tasks that match: `--all`, with its question, its dry run and its report."""
 
 import os
+from typing import Any
 
 import pytest
 
+from taskyard import rerunning
+from taskyard.errors import StoreUnavailable
 from taskyard.model.state import TaskState
 from tests.cli.shell import Shell
 
@@ -152,6 +155,23 @@ def test_a_user_without_a_name_is_a_number(shell: Shell, monkeypatch: pytest.Mon
     nameless = dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME"), "")
     assert shell.here("hold", uuid, "--store", shell.url, **nameless).code == 0
     assert shell.record(uuid).note == f"held by cli:{os.getuid()}"
+
+
+def test_what_was_run_again_before_an_interrupt_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the store fails while many are run again, it is told how many new tasks there are."""
+    shell.seed(*[("add", {"a": n}) for n in range(5)], work=True)
+    monkeypatch.setattr(rerunning, "BATCH", 2)
+    make_many, rounds = rerunning._make_many, iter(range(9))
+
+    async def interrupted(*args: Any) -> Any:
+        if next(rounds) == 2:
+            raise StoreUnavailable("the disk is gone")
+        return await make_many(*args)
+
+    monkeypatch.setattr(rerunning, "_make_many", interrupted)
+    done = shell.here("run-again", "--all", "--yes", "--store", shell.url)
+    assert (done.code, "the disk is gone" in done.err) == (3, True)
+    assert done.out == "5 tasks matched   ✔ 4 changed\n"
 
 
 def test_all_that_match_are_run_again_with_an_argument_changed(shell: Shell) -> None:

@@ -1,6 +1,7 @@
 """One command for all that match: what is meant, in which order, and what the report says."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -11,10 +12,9 @@ from taskyard.model.move import Move
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import TaskState
 from taskyard.model.task import OnFailure, TaskRecord
-from taskyard.ports.clock import Clock
 from taskyard.ports.store import ANY, Add, Applied, TaskFilter
 from taskyard.queueing.controller import QueueController
-from taskyard.queueing.matching import CHUNK, BulkReport, Matching
+from taskyard.queueing.matching import CHUNK, PATIENCE, BulkReport, Matching
 from taskyard.stores.memory import MemoryStore
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_node, a_record, an_error, room
@@ -25,13 +25,20 @@ S = TaskState
 
 class Desk(MemoryStore):
     """A store as `Matching` takes it. `rival` is asked something right before each command; `chunks` are left until it
-    fails."""
+    fails; to read a page and to change a chunk take so many seconds."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
         self.clock = clock
         self.rival: Command | None = None
         self.chunks = 1_000
+        self.read_s = self.change_s = 0.0
+
+    async def list_ids(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = CHUNK
+    ) -> list[tuple[int, str]]:
+        self.clock.advance(self.read_s)
+        return await super().list_ids(where, before_id=before_id, limit=limit)
 
     async def apply(
         self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
@@ -42,6 +49,7 @@ class Desk(MemoryStore):
         if self.rival is not None:
             rival, self.rival = self.rival, None
             await super().apply(uuids[:1], rival)
+        self.clock.advance(self.change_s)
         return await super().apply(uuids, command, by=by, where=where)
 
 
@@ -133,6 +141,31 @@ async def test_what_was_done_before_it_failed_is_known(desk: Desk):
         await matching.cancel()
     assert matching.report == BulkReport(matched=CHUNK + 5, moved=CHUNK)
     assert (await desk.count())["default", S.CANCELED] == CHUNK
+
+
+async def rests(desk: Desk, doing: Awaitable[BulkReport]) -> list[float]:
+    """How long others have the store to themselves meanwhile, each time."""
+    task, found = asyncio.ensure_future(doing), list[float]()
+    while not task.done():
+        await asyncio.sleep(0)
+        if desk.clock.next_wake_s is not None:
+            found.append(desk.clock.next_wake_s)
+            desk.clock.advance(desk.clock.next_wake_s)
+    await task
+    return found
+
+
+@pytest.mark.spec("QUE-15")
+async def test_others_have_their_turn_between_chunks(desk: Desk):
+    """After each chunk but the last others have the store to themselves for twice as long as it took, to find it as
+    well as to change it; also while those are only counted, and where all are found before the first is changed."""
+    await fail(desk, *[a_record() for _ in range(2 * CHUNK + 5)])
+    desk.read_s, desk.change_s = 3.0, 5.0
+    matching = Matching(TaskFilter(states=(S.FAILED,), quarantined=False), desk)
+    assert await rests(desk, matching.retry(dry_run=True)) == [PATIENCE * 3.0] * 2
+    assert await rests(desk, matching.retry(to_head=False)) == [PATIENCE * 3.0] * 2 + [PATIENCE * 5.0] * 2
+    assert await rests(desk, Matching(TaskFilter(), desk).hold()) == [PATIENCE * 8.0] * 2
+    assert PATIENCE == 2
 
 
 def test_every_command_says_what_it_fits():

@@ -1,11 +1,13 @@
 """Failed tasks: seen by what they have in common, and sent again."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from taskyard import (
     BaseTaskConsumer,
+    BulkReport,
     InvalidInput,
     PayloadTooLarge,
     RetryPolicy,
@@ -14,6 +16,7 @@ from taskyard import (
     TaskFilter,
     TaskState,
     Yard,
+    rerunning,
 )
 
 ONCE_MORE = RetryPolicy(max_retries=1, first_s=0.01, jitter=0)
@@ -103,6 +106,30 @@ async def test_all_dead_letters_are_run_again_with_an_argument_changed(url):
         assert [record.origin for record in new] == [handle.uuid for handle in handles]
         results = [await yard.handle(record.uuid).result(timeout_s=30) for record in new]
         assert results == ["right 0", "right 1", "right 2"]
+
+
+async def test_what_was_run_again_before_an_interrupt_is_known(url, monkeypatch):
+    """Who is interrupted while many are run again has heard how far it came, and so many new tasks there are."""
+    monkeypatch.setattr(rerunning, "BATCH", 2)
+    async with Yard(url) as yard:
+
+        @yard.consumer
+        async def fetch(n: int) -> int:
+            return n
+
+        for handle in await yard.submit_many("fetch", [{"n": n} for n in range(7)]):
+            await handle.result(timeout_s=30)
+        heard: list[BulkReport] = []
+
+        def hear(report: BulkReport) -> None:
+            heard.append(report)
+            if len(heard) == 2:
+                raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            await yard.run_all_again(so_far=hear)
+        assert heard == [BulkReport(matched=7, moved=2), BulkReport(matched=7, moved=4)]
+        assert sum(record.origin is not None for record in await yard.store.list_tasks()) == 4
 
 
 @pytest.mark.spec("QUE-15")

@@ -110,13 +110,13 @@ async def test_it_says_why_a_task_waits():
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
-        ({"retry": 3}, r"RetryPolicy\(max_retries=3\)"),
+        ({"retry": 3}, "must be a RetryPolicy"),
         ({"retry": 0}, "must be a RetryPolicy"),
         ({"order": "junk"}, "not one of priority, fifo, buckets"),
         ({"order": None}, "not one of priority, fifo, buckets"),
         ({"concurrency": 0}, "whole number from 1"),
         ({"auto_recover": -1}, "whole number from 0"),
-        ({"auto_recover": "1"}, "whole number from 0"),
+        ({"auto_recover": "1"}, "a whole number"),
         ({"store": 5}, "sqlite:///work.db"),
         ({"store": "work.db"}, "sqlite:///path/to/work.db"),
         ({"registry": None}, "TaskConsumerRegistry"),
@@ -133,9 +133,9 @@ async def test_what_is_no_task_is_refused():
     async with StandaloneQueue(registry_of(Crowd(1))) as queue:
         nothing: list[Any] = [5, None, "crowd", Crowd(1)]
         for wrong in nothing:
-            with pytest.raises(InvalidInput, match=r"Task\(source, args\)"):
+            with pytest.raises(InvalidInput, match="must be a Task"):
                 await queue.add(wrong)
-            with pytest.raises(InvalidInput, match=r"Task\(source, args\)"):
+            with pytest.raises(InvalidInput, match="must be a Task"):
                 Scheduler(registry_of()).add_task(wrong)
         for ask in (queue.get, queue.outcome, queue.why):
             with pytest.raises(InvalidInput, match="uuid must be"):

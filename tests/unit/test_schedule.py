@@ -15,6 +15,7 @@ from taskyard.model.recurrence import TICK, Cron, Every, count_fires, fires_betw
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.schedule import (
     AT_ONCE,
+    LEAST_GRACE_S,
     Fire,
     FireKind,
     Missed,
@@ -420,7 +421,7 @@ schedules = st.builds(
     missed=st.sampled_from(Missed),
     overlap=st.sampled_from(Overlap),
     catch_up_s=spans,
-    grace_s=st.sampled_from([0, 60, 3600]),
+    grace_s=st.sampled_from([LEAST_GRACE_S, 60, 3600]),
     start_at=st.none() | st.just(NOON + HOUR),
     end_at=st.none() | st.just(NOON + 30 * HOUR),
 )
@@ -500,7 +501,7 @@ def test_no_fire_is_lost_where_all_are_made_up_for(rule: Every | Cron, walk: lis
 @given(rules, st.sampled_from(Missed), st.integers(1, 40))
 def test_who_looks_when_told_misses_nothing(rule: Every | Cron, missed: Missed, n: int):
     """A node that looks exactly when the plan before has said fires every time, on time, whatever the policy."""
-    schedule = hourly(rule=rule, missed=missed, grace_s=0)
+    schedule = hourly(rule=rule, missed=missed, grace_s=LEAST_GRACE_S)
     plan, seen = due(schedule, BEGUN, now=NOON, is_busy=False), []
     for _ in range(n):
         assert plan.look_at is not None
@@ -534,10 +535,22 @@ def test_jitter_spreads_and_is_the_same_everywhere():
 
 @pytest.mark.spec("SCH-21")
 def test_a_backfill_takes_every_fire_time_of_a_range():
-    """From its start on and before its end, whenever the schedule began, all due now."""
-    made = backfill(hourly(start_at=NOON), start=at("02:00"), end=at("05:00"), now=at("12:34"))
+    """From its start on and before its end, all due now."""
+    made = backfill(hourly(), start=at("02:00"), end=at("05:00"), now=at("12:34"))
     assert [fire.fire_at for fire in made] == [at("02:00"), at("03:00"), at("04:00")]
     assert {(fire.due_at, fire.kind) for fire in made} == {(at("12:34"), FireKind.BACKFILL)}
+
+
+@pytest.mark.spec("SCH-21")
+def test_a_backfill_stays_within_the_bounds_of_the_schedule():
+    """What lies before `start_at`, or from `end_at` on, is no time of the schedule; a range with none of its times is
+    refused."""
+    schedule = hourly(start_at=at("03:00"), end_at=at("05:00"))
+    made = backfill(schedule, start=at("01:00"), end=at("08:00"), now=NOON, limit=2)
+    assert [fire.fire_at for fire in made] == [at("03:00"), at("04:00")]
+    for start, end in (("01:00", "03:00"), ("05:00", "08:00")):
+        with pytest.raises(InvalidInput, match="within the bounds of the schedule"):
+            backfill(schedule, start=at(start), end=at(end), now=NOON)
 
 
 @pytest.mark.spec("SCH-21")
@@ -609,6 +622,8 @@ def test_a_schedule_survives_a_store():
         {"catch_up_s": float("nan")},
         {"grace_s": "60"},
         {"grace_s": True},
+        {"grace_s": 0, "missed": "skip"},
+        {"grace_s": 0.9, "missed": "skip"},
         {"jitter_s": 3600},
         {"jitter_s": 1e6, "rule": Cron("@weekly")},
         {"start_at": "tomorrow"},

@@ -12,7 +12,7 @@ from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Holder, NodeScene, QueueScene, Reason, Scene, explain_wait
+from taskyard.model.why import Busy, Holder, NodeScene, QueueScene, Reason, Scene, Silence, Why, explain_wait
 
 NOW = datetime(2026, 3, 1, 12, 3, tzinfo=UTC)
 EARLIER = NOW - timedelta(minutes=5)
@@ -61,6 +61,54 @@ def test_whatever_waits_has_a_reason(state, now):
     assert why is not None
     assert why.text
     assert why.remedy
+
+
+OTHER = NodeScene(label="two (00aa11bb)", sources=[])
+DIED = Silence("gone (dead0000)")
+SILENT = Silence("gone (dead0000)", since=NOW - timedelta(seconds=7), lease_s=15.0)
+
+
+@pytest.mark.parametrize(
+    ("silence", "nodes", "text", "remedy", "until"),
+    [
+        (DIED, [OTHER], "has died; another takes the task back", "wait", None),
+        (DIED, [], "has died, and there is no other to take the task back", "start a worker", None),
+        (
+            SILENT,
+            [OTHER],
+            "has been silent since 2026-03-01 12:02:53 UTC; another takes the task back when that was so for 15 s",
+            "wait",
+            NOW + timedelta(seconds=8),
+        ),
+        (
+            SILENT,
+            [NodeScene(label=SILENT.label, sources=["zip"])],  # it is not given up yet
+            "has been silent since 2026-03-01 12:02:53 UTC, and there is no other to take the task back",
+            "start a worker; it takes the task back after 15 s",
+            None,
+        ),
+    ],
+)
+def test_a_run_on_a_silent_node_waits_to_be_taken_back(silence, nodes, text, remedy, until):
+    """What runs on a node that has died or is silent is told so, since when, and who takes it back and when."""
+    record = a_record(state=TaskState.RUNNING, node="dead")
+    why = explain_wait(record, a_scene(nodes=nodes, silent={"dead": silence}))
+    assert why == Why(
+        reason=Reason.NODE_SILENT,
+        text=f"its node gone (dead0000) {text}",
+        remedy=remedy,
+        since=silence.since,
+        until=until,
+    )
+    assert explain_wait(record, a_scene(silent={"another": silence})) is None
+
+
+def test_what_was_to_be_taken_back_long_ago_has_no_time_in_the_past():
+    """When the lease is over, the time of its end is not promised any more."""
+    scene = a_scene(nodes=[OTHER], silent={"dead": SILENT}, now=NOW + timedelta(minutes=1))
+    why = explain_wait(a_record(state=TaskState.RUNNING, node="dead"), scene)
+    assert why is not None
+    assert why.until is None
 
 
 def test_a_time_that_has_not_come_is_named():

@@ -24,6 +24,8 @@ from taskyard.ports.store import TaskFilter
 from taskyard.queueing.matching import BulkReport
 from taskyard.yard import Yard
 
+RUN_AGAIN = "run them again"
+
 
 def run_again(chosen: Selection, changes: Sequence[str]) -> int:
     """Submit each again; 1 if any was refused. With changes the consumer is needed, to check them."""
@@ -37,14 +39,25 @@ def run_again(chosen: Selection, changes: Sequence[str]) -> int:
         found = asyncio.run(_run_all(chosen, where, given, dry_run=True)).fitting
         confirm(f"run {counted(found, 'task')} again", found, yes=False)
     report = asyncio.run(_run_all(chosen, where, given, dry_run=chosen.dry_run))
-    tell_report(chosen, report, "run them again")
+    tell_report(chosen, report, RUN_AGAIN)
     return REFUSED if report.refused else DONE
 
 
 async def _run_all(chosen: Selection, where: TaskFilter, given: Arguments, *, dry_run: bool) -> BulkReport:
     """As the arguments were typed: what one consumer takes as JSON, another may want as text."""
+    done = BulkReport()
+
+    def note(report: BulkReport) -> None:
+        nonlocal done
+        done = report
+
     async with opened(_yard(chosen, given)) as yard:
-        return await yard.run_all_again(where, changes=given.values or None, dry_run=dry_run)
+        try:
+            return await yard.run_all_again(where, changes=given.values or None, dry_run=dry_run, so_far=note)
+        except BaseException:  # also Ctrl-C: what was done is told, then why it went no further
+            if done.moved:
+                tell_report(chosen, done, RUN_AGAIN)
+            raise
 
 
 def _yard(chosen: Selection, given: Arguments) -> Yard:

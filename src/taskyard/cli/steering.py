@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -36,6 +36,7 @@ from taskyard.model.command import (
 )
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
+from taskyard.model.why import Reason, Why
 from taskyard.ports.store import TaskFilter
 from taskyard.queueing.controller import ask_one
 from taskyard.queueing.matching import BulkReport
@@ -44,11 +45,13 @@ from taskyard.yard import Yard
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one task: its record after the command, or why it was refused."""
+    """What became of one task: its record after the command, or why it was refused; and what it waits for that was to
+    be told at once."""
 
     asked: str
     record: TaskRecord | None = None
     refused: TaskyardError | None = None
+    why: Why | None = None
 
     def document(self) -> dict[str, object]:
         if self.refused is not None:
@@ -72,6 +75,8 @@ def steer(chosen: Selection, command: Command) -> int:
 async def _steer_named(chosen: Selection, command: Command) -> int:
     async with opened(chosen.target.bare()) as yard:
         answers = [await _ask(yard, fragment, command) for fragment in dict.fromkeys(chosen.ids)]
+        if isinstance(command, Cancel):
+            answers = [await _look_at_node(yard, answer) for answer in answers]
     return tell(answers, command, as_json=chosen.as_json)
 
 
@@ -100,6 +105,13 @@ async def _ask(yard: Yard, fragment: str, command: Command) -> Answer:
         return Answer(fragment, refused=exc)
 
 
+async def _look_at_node(yard: Yard, answer: Answer) -> Answer:
+    """A run is asked in vain if its node is dead: then that is told."""
+    if answer.record is None or answer.record.state is not TaskState.RUNNING:
+        return answer
+    return replace(answer, why=await yard.why(answer.record.uuid))
+
+
 def tell(answers: Sequence[Answer], command: Command, *, as_json: bool) -> int:
     if as_json:
         say_json([answer.document() for answer in answers])
@@ -116,6 +128,8 @@ def _line(answer: Answer, command: Command, now: datetime) -> Text:
         return Text.assemble(("✘ refused  ", "bold red"), clean(str(answer.refused)))
     line = Text.assemble(clean(record.uuid), "  ", (clean(record.source), "bold"), "  ", state_text(record.state))
     words = _words(record, command, now)
+    if answer.why is not None and answer.why.reason is Reason.NODE_SILENT:
+        words = f"{clean(answer.why.text)}; it is canceled then"
     return line.append(f"; {words}", "dim") if words else line
 
 

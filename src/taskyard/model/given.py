@@ -38,6 +38,11 @@ def check_name(field: str, value: Any) -> str:
     return check_text(field, value)
 
 
+def check_by(value: Any) -> str:
+    """Who asks, as it is kept in a note; nobody is named by an empty text."""
+    return value if value == "" else check_name("by", value)
+
+
 def check_text(field: str, value: Any) -> str:
     """`value` if it is text that every store takes."""
     if not isinstance(value, str):
@@ -51,11 +56,6 @@ def check_text(field: str, value: Any) -> str:
     if "\0" in value:
         raise InvalidInput(f"{field} must be text without NUL characters, not {quote(value)}")
     return value
-
-
-def check_by(value: Any) -> str:
-    """Who asks, or "" where nobody says who."""
-    return value if value == "" else check_name("by", value)
 
 
 def check_uuid(value: Any) -> str:

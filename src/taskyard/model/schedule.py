@@ -39,6 +39,9 @@ AT_ONCE = 100
 
 LONGEST_JITTER_S = 86_400.0
 
+LEAST_GRACE_S = 1.0
+"""Where what is late is skipped: nobody looks at the very moment, so with less a schedule would never fire."""
+
 LONGEST_NOTE = 500
 
 FARTHEST = timedelta(days=1)
@@ -74,7 +77,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A task for `source`, again and again: `rule` says when, from `start_at` on and before `end_at`. `args` is JSON
     text; `queue`, `timeout_s` and `retry` are as the consumer has them if they are None.
 
-    A fire time is late when `grace_s` have passed; `missed` and `catch_up_s` say what then. Tasks are due up to
+    A fire time is late when `grace_s` have passed (a second at least, where what is late is skipped); `missed` and
+    `catch_up_s` say what then. Tasks are due up to
     `jitter_s` after their fire time, by a lot that is the same on every node."""
 
     name: str
@@ -111,6 +115,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
             start_at=_check_bound("start_at", self.start_at),
             end_at=_check_bound("end_at", self.end_at),
         )
+        if self.missed is Missed.SKIP and self.grace_s < LEAST_GRACE_S:
+            raise InvalidInput(
+                f"with missed='skip' and grace_s={self.grace_s:g} it would never fire: nobody looks at the very "
+                f"moment. Give grace_s at least {LEAST_GRACE_S:g}"
+            )
         if isinstance(self.rule, Every) and self.jitter_s >= self.rule.seconds:
             raise InvalidInput(f"jitter_s={self.jitter_s:g} must be shorter than the interval, {self.rule.seconds:g} s")
         if self.start_at is not None and self.end_at is not None and self.start_at >= self.end_at:
@@ -404,8 +413,8 @@ def backfill(
     limit: int = 1_000,
     known_since: datetime | None = None,
 ) -> tuple[Fire, ...]:
-    """The fire times from `start` on and before `end`, which must be past, whatever the bounds and the state of the
-    schedule are; all due now. For those later than `known_since` that have fired there is a row, and no second task.
+    """The fire times from `start` on and before `end`, which must be past, within the bounds of the schedule, whatever
+    its state is; all due now. For those later than `known_since` that have fired there is a row, and no second task.
     More than `limit` are refused, and those that the store may have forgotten."""
     start, end = _check_moment("start", start), _check_moment("end", end)
     check_count("limit", limit, least=1)
@@ -416,10 +425,16 @@ def backfill(
             f"which of its times up to {known_since} have fired is not known any more; begin later, or say again=True "
             "(--again) to fire them whether or not they have"
         )
-    n = count_fires(schedule.rule, after=start - TICK, until=end - TICK)
+    first, last = _bounds(schedule, start - TICK, end - TICK)
+    if first >= last:
+        raise InvalidInput(
+            f"nothing from {start} to {end} is within the bounds of the schedule: "
+            f"start_at={schedule.start_at}, end_at={schedule.end_at}"
+        )
+    n = count_fires(schedule.rule, after=first, until=last)
     if n > limit:
         raise InvalidInput(f"{n:,} fire times from {start} to {end} are more than {limit:,}; take less at a time")
-    found = fires_between(schedule.rule, after=start - TICK, until=end - TICK)
+    found = fires_between(schedule.rule, after=first, until=last)
     return tuple(Fire(fire_at=at, due_at=now, kind=FireKind.BACKFILL) for at in found)
 
 

@@ -8,7 +8,7 @@ itself, then of its queue, then who could run it at all, then who is in the way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 import msgspec
@@ -35,6 +35,8 @@ class Reason(StrEnum):
     SOURCE_FULL = "source full"
     EXECUTOR_FULL = "executor full"
     NODES_FULL = "nodes full"
+    NODE_SILENT = "node silent"
+    """It runs, by what is known, on a node that has died or seems to have: it waits to be taken back."""
     TURN = "turn"
     """Nothing holds it: it starts when those before it have, which is at once if there are none."""
 
@@ -122,14 +124,24 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
     started_at: datetime | None
 
 
+class Silence(msgspec.Struct, frozen=True, gc=False):
+    """A node that has died; or, where nodes have to say that they live, one that has said nothing since then, and is
+    given up when that was so for `lease_s`."""
+
+    label: str
+    since: datetime | None = None
+    lease_s: float | None = None
+
+
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands around some tasks, at `now`: their queues; the nodes that live; by queue and key, who holds the key
-    or goes first; by the uuid of a task, the first that it waits for; and by queue and line, who stands first where
-    nobody is passed over."""
+    """What stands around some tasks, at `now`: their queues; the nodes that live; by incarnation, those that have died
+    or are silent (which live until they are given up); by queue and key, who holds the key or goes first; by the uuid
+    of a task, the first that it waits for; and by queue and line, who stands first where nobody is passed over."""
 
     now: datetime
     queues: Mapping[str, QueueScene]
     nodes: Sequence[NodeScene]
+    silent: Mapping[str, Silence] = {}
     holders: Mapping[tuple[str, str], Holder] = {}
     parents: Mapping[str, tuple[str, TaskState]] = {}
     heads: Mapping[tuple[str, str], tuple[str, TaskState]] = {}
@@ -143,8 +155,10 @@ def line_of(record: TaskRecord, settings: QueueSettings) -> str | None:
 
 
 def explain_wait(record: TaskRecord, scene: Scene) -> Why | None:
-    """What holds the task; None if it runs or has ended."""
+    """What holds the task; None if it runs on a node that lives, or has ended."""
     match record.state:
+        case TaskState.RUNNING:
+            return _explain_silence(record, scene)
         case TaskState.PAUSED:
             return _explain_hold(record)
         case TaskState.BLOCKED:
@@ -155,6 +169,29 @@ def explain_wait(record: TaskRecord, scene: Scene) -> Why | None:
             return _explain_turn(record, scene)
         case _:
             return None
+
+
+def _explain_silence(record: TaskRecord, scene: Scene) -> Why | None:
+    silence = scene.silent.get(record.node or "")
+    if silence is None:
+        return None
+    since, lease_s = silence.since, silence.lease_s
+    what = f"its node {silence.label} has " + ("died" if since is None else f"been silent since {_moment(since)}")
+    until = None if since is None or lease_s is None else since + timedelta(seconds=lease_s)
+    quiet = {node.label for node in scene.silent.values()}
+    if all(node.label in quiet for node in scene.nodes):
+        text, until = f"{what}, and there is no other to take the task back", None
+        remedy = "start a worker" + ("" if lease_s is None else f"; it takes the task back after {lease_s:g} s")
+    else:
+        patience = "" if lease_s is None else f" when that was so for {lease_s:g} s"
+        text, remedy = f"{what}; another takes the task back{patience}", "wait"
+    return Why(
+        reason=Reason.NODE_SILENT,
+        text=text,
+        remedy=remedy,
+        since=since,
+        until=until if until is not None and until > scene.now else None,
+    )
 
 
 def _explain_turn(record: TaskRecord, scene: Scene) -> Why:

@@ -164,8 +164,9 @@ class Applied(msgspec.Struct, frozen=True):
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks to list, or to ask something of; None means any. `node` is the incarnation that runs the task;
-    `error` the name of a class among those of its last error, its bases included; `uuid` how its id begins or ends;
-    `quarantined` whether it was failed because it took its workers down."""
+    `error` the name of a class among those of its last error, its bases included, or the kind of one that nobody
+    raised, such as "system"; `uuid` how its id begins or ends; `quarantined` whether it was failed because it took its
+    workers down."""
 
     states: tuple[TaskState, ...] | None = None
     queue: str | None = None
@@ -207,7 +208,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.group is None or record.group_id == self.group)
             and (self.key is None or record.key == self.key)
             and (self.node is None or record.node == self.node)
-            and (self.error is None or (record.error is not None and self.error in record.error.types))
+            and (self.error is None or (record.error is not None and self.error in record.error.names))
             and (self.uuid is None or record.uuid.startswith(self.uuid) or record.uuid.endswith(self.uuid))
             and _is_within(record.created_at, self.created_after, self.created_before)
             and _is_within(record.finished_at, self.finished_after, self.finished_before)
@@ -350,8 +351,8 @@ class Store(Protocol):
     async def events(self, *, after: int, limit: int = 1000) -> EventPage:
         """What happened after event number `after`, in the order of commits, each number once. The ring keeps a bounded
         number; `missed` tells a reader that came too late, or with a number that this store has not come to: it was
-        begun anew, or restored, and what happened since is unknown to that reader. `after=-1` answers only with where the ring
-        stands now."""
+        begun anew, or restored, and what happened since is unknown to that reader. `after=-1` answers only with where
+        the ring stands now."""
         ...
 
     async def find(self, uuid: str) -> TaskRecord | None: ...
@@ -379,8 +380,9 @@ class Store(Protocol):
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         """What stands around these tasks, so that `explain_wait` can say why each of them waits: read in at most four
-        queries, however many they are. Nodes that are certainly dead, or silent, are not in it. It may be a little
-        younger than the records."""
+        queries, however many they are. Nodes that are certainly dead, or were silent for their lease, are not among
+        those that live; they and those that have just fallen silent are told apart. It may be a little younger than the
+        records."""
         ...
 
     async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:

@@ -25,7 +25,8 @@ from taskyard.model.command import (
     StartNow,
 )
 from taskyard.model.control import Pause, QueueCommand, Resume, SetConcurrency, StopAfterCurrent
-from taskyard.model.given import check_count, check_name, check_priority, check_text, check_time, check_uuid
+from taskyard.model.given import check_by, check_count, check_name, check_priority, check_text, check_time, check_uuid
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
 from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
@@ -53,6 +54,7 @@ class Steering(Protocol):
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
 
 
+@checked_verbs
 class TaskSteering(ABC):
     """The verbs for one task; whoever has them says where they go. Each answers with the task as it is then, and raises
     `CommandRefused` with the state it found if it no longer fits, `UnknownTask` if there is none. `by` is who asks: it
@@ -109,6 +111,7 @@ async def ask_one(
     steering: Steering, uuid: str | UUID, command: Command, *, by: str, where: TaskFilter | None = None
 ) -> TaskRecord:
     """Carry out a command for one task, or raise why not."""
+    check_by(by)
     (applied,) = await steering.apply([check_uuid(uuid)], command, by=by, where=where or TaskFilter())
     if applied.refused is not None:
         raise applied.refused
@@ -116,6 +119,7 @@ async def ask_one(
     return applied.record
 
 
+@checked_verbs
 class QueueController(TaskSteering):
     """One queue, as people steer it, from any process. What is said of it is kept with `by`, the time and the reason,
     and survives restarts; every answer is the queue as it is then. Its tasks are steered by the verbs of

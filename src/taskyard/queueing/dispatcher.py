@@ -37,6 +37,7 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
+from taskyard.ports.paging import task_pages
 from taskyard.ports.probe import SILENT, Probes
 from taskyard.ports.store import Add, Added, LeasedStore, PromptStore, Report, Store, TaskFilter, Turned
 from taskyard.queueing.admission import Slots
@@ -456,12 +457,10 @@ class Dispatcher:
         return True
 
     async def _running_tasks(self, node: str) -> AsyncIterator[TaskRecord]:
-        before_id = None
         where = TaskFilter(states=(TaskState.RUNNING,), node=node)
-        while page := await self._store.list_tasks(where, before_id=before_id):
+        async for page in task_pages(self._store.list_tasks, where):
             for task in page:
                 yield task
-            before_id = page[-1].id
 
     async def _suspect(self, batch: _Batch, error: Exception) -> None:
         """Not the store but something in the batch may be at fault. Sent apart, it can only hold up itself."""

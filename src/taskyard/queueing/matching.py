@@ -25,14 +25,20 @@ from taskyard.model.command import (
     StartNow,
     why_unfit,
 )
-from taskyard.model.given import check_priority, check_text, check_time
+from taskyard.model.given import check_by, check_priority, check_text, check_time
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.ports.clock import Clock
+from taskyard.ports.paging import id_pages
 from taskyard.ports.store import Applied, TaskFilter
 
 CHUNK = 500
 """Tasks a transaction changes: some ten milliseconds, in which nobody else writes."""
+
+PATIENCE = 2
+"""How many times as long as a chunk took, reading included, others have the store to themselves before the next: while
+all that match are changed, the others keep two thirds of what they had at least."""
 
 
 class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,18 +106,45 @@ class Bulk(Protocol):
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
 
 
+class Pace:
+    """Of something that takes many steps: before each but the first, others have their turn."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_mono: float | None = None
+
+    async def step(self) -> None:
+        """Whatever happens until the next call is one step."""
+        now = self._clock.monotonic()
+        if self._began_mono is not None:
+            await self._clock.wait(asyncio.Event(), now + PATIENCE * (now - self._began_mono))
+        self._began_mono = self._clock.monotonic()
+
+
 async def list_chunks(bulk: Bulk, where: TaskFilter) -> AsyncIterator[list[str]]:
-    """The ids of those that match, newest first; whoever comes later is not among them."""
+    """The ids of those that match, newest first; whoever comes later is not among them. To read a chunk, and whatever
+    is done with it before the next is asked for, is one step, for which is given way."""
     if where.states == ():
         return
-    before_id: int | None = None
-    while page := await bulk.list_ids(where, before_id=before_id, limit=CHUNK):
+    pace = Pace(bulk.clock)
+
+    async def read(where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]:
+        await pace.step()
+        return await bulk.list_ids(where, before_id=before_id, limit=limit)
+
+    async for page in id_pages(read, where, size=CHUNK):
         yield [uuid for _, uuid in page]
-        before_id = page[-1][0]
-        if len(page) < CHUNK:
-            break
 
 
+async def in_chunks(bulk: Bulk, uuids: Sequence[str], *, size: int = CHUNK) -> AsyncIterator[Sequence[str]]:
+    """The same for ids that are known."""
+    pace = Pace(bulk.clock)
+    for start in range(0, len(uuids), size):
+        await pace.step()
+        yield uuids[start : start + size]
+
+
+@checked_verbs
 class Matching:
     """All tasks that match and that the command fits, newest first, save where they go to the tail. Each chunk is a
     transaction of its own, between which others have their turn; whoever comes later is not among them. A task that
@@ -122,7 +155,7 @@ class Matching:
 
     def __init__(self, where: TaskFilter, bulk: Bulk, *, by: str = "") -> None:
         self.where = where
-        self._bulk, self._by = bulk, by
+        self._bulk, self._by = bulk, check_by(by)
         self._tally = Tally()
 
     @property
@@ -187,26 +220,25 @@ class Matching:
 
     async def _change_all(self, meant: TaskFilter, command: Command) -> None:
         tally, failed = self._tally, list[Applied]()
-        async for uuids in (
+        chunks: AsyncIterator[Sequence[str]] = (
             self._oldest_first(meant) if command == Retry(to_head=False) else list_chunks(self._bulk, meant)
-        ):
+        )
+        async for uuids in chunks:
             tally.matched += len(uuids)
             failed += await self._change(uuids, command, meant)
         # Who failed with another is refused until that is sent again, which may have been later in the same round.
         moved = 0
         while failed and tally.moved > moved:
-            moved, again, failed = tally.moved, failed, []
-            for start in range(0, len(again), CHUNK):
-                uuids = [one.uuid for one in again[start : start + CHUNK]]
+            moved, again, failed = tally.moved, [one.uuid for one in failed], []
+            async for uuids in in_chunks(self._bulk, again):
                 failed += await self._change(uuids, command, meant)
         for one in failed:
             assert one.refused is not None
             tally.refuse(one.refused)
 
-    async def _change(self, uuids: list[str], command: Command, meant: TaskFilter) -> list[Applied]:
+    async def _change(self, uuids: Sequence[str], command: Command, meant: TaskFilter) -> list[Applied]:
         """Those that may be sent again once another is."""
-        clock, failed = self._bulk.clock, list[Applied]()
-        began = clock.monotonic()
+        failed: list[Applied] = []
         for one in await self._bulk.apply(uuids, command, by=self._by, where=meant):
             if one.refused is None:
                 self._tally.moved += 1
@@ -214,15 +246,13 @@ class Matching:
                 failed.append(one)
             else:
                 self._tally.refuse(one.refused)
-        # As long as it took, others have the store to themselves: they keep half of what they had at least.
-        now = clock.monotonic()
-        await clock.wait(asyncio.Event(), now + (now - began))
         return failed
 
     async def _count(self, where: TaskFilter) -> int:
         return sum([len(uuids) async for uuids in list_chunks(self._bulk, where)])
 
-    async def _oldest_first(self, where: TaskFilter) -> AsyncIterator[list[str]]:
+    async def _oldest_first(self, where: TaskFilter) -> AsyncIterator[Sequence[str]]:
         """Who goes to the tail one after the other has to go in order: all of them are found before the first goes."""
-        for uuids in reversed([uuids async for uuids in list_chunks(self._bulk, where)]):
-            yield uuids[::-1]
+        found = [uuid async for uuids in list_chunks(self._bulk, where) for uuid in uuids]
+        async for uuids in in_chunks(self._bulk, found[::-1]):
+            yield uuids

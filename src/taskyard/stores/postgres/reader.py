@@ -103,6 +103,10 @@ async def list_ids(conn: Connection, where: TaskFilter, before_id: int | None, l
     return [(id_, uuid) for id_, uuid in await _select(conn, "id, uuid", "id, uuid", where, before_id, limit)]
 
 
+# An error that nobody raised has no types, and goes by its kind.
+_NAMED = "coalesce(error::jsonb -> 'types', jsonb_build_array(error::jsonb -> 'kind')) ? ${n}"
+
+
 def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
     """What a filter asks, as `TaskFilter.matches` puts it, but for states and the time of the end; adds to `values`."""
     terms = []
@@ -111,7 +115,7 @@ def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
         ("source = ${n}", clean(where.source)),
         ("key = ${n}", clean(where.key)),
         ("node = ${n}", clean(where.node)),
-        ("error::jsonb -> 'types' ? ${n}", clean(where.error)),
+        (_NAMED, clean(where.error)),
         ("(starts_with(uuid, ${n}) OR right(uuid, length(${n})) = ${n})", clean(where.uuid)),
         ("created_at >= ${n}", where.created_after),
         ("created_at < ${n}", where.created_before),

@@ -44,6 +44,11 @@ _FAILED = "state = 'failed'"
 _FIELD = "CASE WHEN json_valid(error) THEN coalesce({}, '') ELSE '' END"
 _TYPE = _FIELD.format("error ->> '$.types[0]', error ->> '$.kind'")
 _MESSAGE = _FIELD.format("error ->> '$.message'")
+# An error that nobody raised has no types, and goes by its kind.
+_NAMED = (
+    "json_valid(error) AND ? IN (SELECT value FROM json_each(error, '$.types') UNION ALL "
+    "SELECT error ->> '$.kind' WHERE error ->> '$.types[0]' IS NULL)"
+)
 # Its uuid and message are those of the row with the largest time: SQLite promises that of bare columns beside max().
 _FAILURES = (
     f"SELECT {_TYPE}, source, crashes >= {QUARANTINE_AFTER}, count(*), max(finished_at), uuid, {_MESSAGE} "
@@ -227,7 +232,7 @@ def _terms(where: TaskFilter) -> tuple[list[str], list[Any]]:
         ("group_id = ?", where.group),
         ("key = ?", where.key),
         ("node = ?", where.node),
-        ("json_valid(error) AND EXISTS (SELECT 1 FROM json_each(error, '$.types') WHERE value = ?)", where.error),
+        (_NAMED, where.error),
         ("created_at >= ?", to_us_or_none(where.created_after)),
         ("created_at < ?", to_us_or_none(where.created_before)),
         ("finished_at >= ?", to_us_or_none(where.finished_after)),

@@ -13,7 +13,7 @@ from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Holder, Scene
+from taskyard.model.why import Busy, Holder, Scene, Silence
 from taskyard.ports.store import Node
 from taskyard.stores.rows import from_us
 from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
@@ -61,19 +61,22 @@ def _find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) ->
     rules: dict[str, QueueSettings] = {}
     controls: dict[str, QueueControl] = {}
     nodes: list[tuple[Node, bool]] = []
+    silent: dict[str, Silence] = {}
     rows: Any = conn.execute(_PLACES)
     for what, name, text, boot_id, draining in rows:
         if what == "rules":
             rules[name] = msgspec.json.decode(text, type=QueueSettings)
         elif what == "said":
             controls[name] = msgspec.json.decode(text, type=QueueControl)
-        elif not is_dead(node := msgspec.json.decode(text, type=Node), boot_id):
+        elif is_dead(node := msgspec.json.decode(text, type=Node), boot_id):
+            silent[name] = Silence(node.label)
+        else:
             nodes.append((node, bool(draining)))
     counted: Any = conn.execute(_RUNNING)
     running = [
         Running(queue, source, node, Busy(n, uuid, from_us(since))) for queue, source, node, n, uuid, since in counted
     ]
-    return Places(rules, controls, nodes, running)
+    return Places(rules, controls, nodes, running, silent)
 
 
 def _find_blockers(conn: apsw.Connection, wanted: Wanted) -> Found:
