@@ -10,6 +10,7 @@ from datetime import datetime
 from itertools import islice, takewhile
 
 from taskyard.model.control import QueueControl
+from taskyard.model.dedupe import counts_as_done
 from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
 from taskyard.model.failures import FailureGroup, group_failures
 from taskyard.model.limits import QueueOrder, QueueSettings
@@ -57,7 +58,7 @@ class Tasks:
         """By a task that has not ended: what would be forgotten, but for the one that waits, or has waited, for it."""
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
         self._groups: defaultdict[str, dict[int, TaskRecord]] = defaultdict(dict)
-        self._slots = Slots()
+        self._slots = Slots(lambda uuid: uuid not in self._tasks or counts_as_done(self._tasks[uuid].state))
         self._edges = Edges()
         self._releasing: deque[tuple[int, str, TaskState]] = deque()
         self._unrun: list[str] = []
