@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
-from uuid import UUID
 
 import msgspec
 
@@ -22,7 +21,15 @@ from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import value_of
 from taskyard.model.execution import INLINE, THREAD
-from taskyard.model.given import LARGEST_COUNT, LARGEST_PAYLOAD, check_count, check_order, check_retry, check_uuid
+from taskyard.model.given import (
+    LARGEST_COUNT,
+    LARGEST_PAYLOAD,
+    AnyTask,
+    check_count,
+    check_order,
+    check_retry,
+    check_uuid,
+)
 from taskyard.model.kinds import checked, checked_verbs
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.retry import NO_RETRY, RetryPolicy
@@ -295,19 +302,20 @@ class StandaloneQueue(QueueController):
         record.uuid = task.uuid
         return record
 
-    async def why(self, uuid: str | UUID) -> Why | None:
+    async def why(self, uuid: AnyTask) -> Why | None:
         """What holds a task that waits; None if it runs or has ended."""
         return (await explain_waits(self.store, [await self.get(uuid)]))[0]
 
-    async def outcome(self, uuid: str | UUID) -> Any:
+    async def outcome(self, uuid: AnyTask) -> Any:
         """What the task returned, when it has ended; raises as `TaskHandle.result` does."""
         return value_of(await self._engine.outcome(check_uuid(uuid)))
 
-    async def get(self, uuid: str | UUID) -> TaskRecord:
+    async def get(self, uuid: AnyTask) -> TaskRecord:
         """All that is known of a task."""
-        record = await self.store.find(check_uuid(uuid))
+        asked = check_uuid(uuid)
+        record = await self.store.find(asked)
         if record is None:
-            raise UnknownTask(str(uuid))
+            raise UnknownTask(asked)
         return record
 
 

@@ -31,6 +31,7 @@ from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
+    AnyTask,
     check_count,
     check_keep,
     check_name,
@@ -488,13 +489,13 @@ class Yard(Registering, YardSteering):
 
     # --- looking and steering -----------------------------------------------------------------------------------------
 
-    def handle(self, uuid: str | UUID) -> TaskHandle:
+    def handle(self, uuid: AnyTask) -> TaskHandle:
         """The handle of a task that was submitted elsewhere, or earlier."""
         return TaskHandle(self, check_uuid(uuid))
 
     @checked
     async def run_again(
-        self, uuid: str | UUID, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
+        self, uuid: AnyTask, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
     ) -> TaskHandle:
         """Make a new task of one that has ended, which names the old one as its `origin`: with its arguments; with
         other `args`, as `submit` takes them; or with `changes` to those that it had. A summary gets the results that
