@@ -22,7 +22,7 @@ from taskyard.cluster.leader import Leadership
 from taskyard.cluster.membership import Hooks as MemberHooks
 from taskyard.cluster.membership import LeaseSettings, Membership
 from taskyard.cluster.rescuer import Rescuer
-from taskyard.errors import NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
+from taskyard.errors import DuplicateTask, NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
@@ -204,6 +204,8 @@ class Engine:
             return (self._dispatcher.add_now(add) if prompt else None) or await self._dispatcher.add(add)
         except SubmitPending:
             return await insist(lambda: self._dispatcher.add(add), self._clock)
+        except DuplicateTask as refused:
+            raise await self._say_where(refused) from None
 
     async def submit_within(self, connection: object, add: Add) -> list[Added]:
         """The same inside of a transaction of the user's own."""
@@ -217,6 +219,16 @@ class Engine:
             return await store.add_within(connection, add)
         except SubmitPending:
             return await insist(lambda: store.add_within(connection, add), self._clock)
+        except DuplicateTask as refused:
+            raise await self._say_where(refused) from None
+
+    async def _say_where(self, refused: DuplicateTask) -> DuplicateTask:
+        """The same, with the state of who stands for the work: what to do depends on it."""
+        try:
+            record = await self._store.find(refused.existing) if refused.existing else None
+        except StoreError:
+            return refused
+        return refused if record is None else DuplicateTask(record.uuid, refused.slot, record.state)
 
     def find_outcome(self, uuid: str) -> Outcome | None:
         """How the task ended, if this node remembers; None says nothing."""

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from taskyard.errors import EventsMissed, InvalidInput, UnknownGroup, quote
 from taskyard.model.event import Event, EventFilter, EventKind
-from taskyard.model.given import check_count, check_name, check_uuid
+from taskyard.model.given import AnyTask, check_count, check_name, check_uuid
 from taskyard.ports.paging import id_pages
 from taskyard.ports.store import Store, TaskFilter
 
@@ -40,7 +40,7 @@ async def make_filter(
     kinds: Iterable[EventKind | str] | EventKind | str | None,
     queue: str | None,
     source: str | None,
-    task: str | UUID | None,
+    task: AnyTask | None,
     group: str | UUID | None,
 ) -> EventFilter:
     """What a listener asks for, checked. The tasks of a group are looked up: they are the same for as long as it is

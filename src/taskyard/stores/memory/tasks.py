@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice, takewhile
 
 from taskyard.model.control import QueueControl
+from taskyard.model.dedupe import counts_as_done
 from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
 from taskyard.model.failures import FailureGroup, group_failures
 from taskyard.model.limits import QueueOrder, QueueSettings
@@ -60,7 +61,7 @@ class Tasks:
         """By a task that has not ended: what would be forgotten, but for the one that waits, or has waited, for it."""
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
         self._groups: defaultdict[str, dict[int, TaskRecord]] = defaultdict(dict)
-        self._slots = Slots()
+        self._slots = Slots(lambda uuid: uuid not in self._tasks or counts_as_done(self._tasks[uuid].state))
         self._edges = Edges()
         self._releasing: deque[tuple[int, str, TaskState]] = deque()
         self._unrun: list[str] = []
@@ -295,8 +296,8 @@ class Tasks:
         return None if record is None else Outcome(uuid, record.state, record.result, record.error)
 
     def events(self, after: int, limit: int) -> EventPage:
-        if after < 0 or not self._events:
-            return EventPage([], self.event_seq)
+        if after < 0 or not self._events or after > self.event_seq:
+            return EventPage([], self.event_seq, missed=after > self.event_seq)
         first = self.event_seq - len(self._events) + 1
         start = max(first, after + 1)
         kept = islice(self._events, start - first, start - first + limit)
