@@ -110,3 +110,17 @@ def test_a_verbose_worker_is_stopped_while_the_server_is_away(shell: Shell, serv
     finally:
         server.start()
     assert "error: " not in worker.said
+
+
+def test_a_database_that_lacks_letters_is_named(shell: Shell, server: Server) -> None:
+    """A database in another encoding than UTF8 is refused by every command, and a problem for `doctor`, with what to
+    do."""
+    databases = Databases(server.url)
+    databases.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    url = at_database(server.url, "latin")
+    for command in ("migrate", "migrate --check", "submit add a=1 --app app:yard", "ls"):
+        done = shell.here(*command.split(), TASKYARD_STORE=url)
+        assert (done.code, "ENCODING 'UTF8' TEMPLATE template0" in done.err) == (3, True), done
+    examined = shell.here("doctor", TASKYARD_STORE=url)
+    assert (examined.code, "has the encoding LATIN1" in examined.out) == (1, True), examined
+    databases.execute("DROP DATABASE latin")

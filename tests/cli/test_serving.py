@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -115,7 +117,17 @@ def test_code_that_ignores_its_cancellation_does_not_keep_the_process(shell: She
     assert "everything that ended is recorded" not in worker.said
 
 
+@pytest.fixture
+def levels() -> Iterator[None]:
+    """A worker in this process says how much is logged; afterwards it is as before."""
+    log = logging.getLogger("taskyard")
+    before = log.level
+    yield
+    log.setLevel(before)
+
+
 @pytest.mark.anyio
+@pytest.mark.usefixtures("levels")
 async def test_a_worker_that_ends_by_an_error_gives_back_what_it_holds(shell: Shell) -> None:
     """However a worker ends, unless it is killed, what it runs ends or goes back first: no task is left claimed."""
     service = Service(grace_s=0.0, verbose=False, live=False, ends_drained=True)
