@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Iterator
+from contextlib import aclosing
 
 import asyncpg
 import pytest
@@ -18,7 +19,7 @@ SECRET = "sesame"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """One that a test may halt, if it starts it again."""
+    """One that a test may halt, if it starts it again; on this thread, with which it ends."""
     server = Server(settings=FAST)
     try:
         server.start()
@@ -57,7 +58,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    handler, log = Lines(), logging.getLogger("taskyard.worker")
+    handler, log = Lines(), logging.getLogger("taskyard")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     yield handler
@@ -124,3 +125,44 @@ def test_a_database_that_lacks_letters_is_named(shell: Shell, server: Server) ->
     examined = shell.here("doctor", TASKYARD_STORE=url)
     assert (examined.code, "has the encoding LATIN1" in examined.out) == (1, True), examined
     databases.execute("DROP DATABASE latin")
+
+
+def test_watching_goes_on_after_an_outage(shell: Shell, server: Server, url: str) -> None:
+    """`taskyard watch` waits for a database that is away, says so once, and tells what happens afterwards."""
+    shell.ok("migrate", TASKYARD_STORE=url)
+    watching = shell.start("watch", TASKYARD_STORE=url)
+    watching.hear("watching: ")
+    server.halt(signal.SIGQUIT)
+    server.start()
+    submitted = shell.ok("submit", "add", "a=1", "--app", "app:yard", "--json", TASKYARD_STORE=url).json["uuid"]
+    watching.hear(f"submitted  add {submitted}")
+    watching.signal(signal.SIGTERM)
+    assert watching.end() == 0
+    assert watching.said.count("the store is away since") <= 1
+
+
+@pytest.mark.anyio
+async def test_a_listener_waits_for_a_store_that_is_away(server: Server, url: str, lines: Lines) -> None:
+    """Events are read on where a reader was when the database went away, without a gap, and that is logged once."""
+    async with Yard(url) as yard, Yard(url).client() as reader:
+
+        @yard.consumer
+        async def add(a: int) -> int:
+            return a + 1
+
+        first = await add.submit(1)
+        await first.result(timeout_s=LONG_S)
+        seen = (await anext(reader.events(after=0, task=first.uuid))).seq
+        server.halt()
+        try:
+            async with aclosing(reader.events(after=seen, kinds=["running", "completed"])) as events:
+                following = asyncio.ensure_future(anext(events))
+                await lines.hear("events are read on when the store answers")
+                server.start()
+                async with asyncio.timeout(LONG_S):
+                    told = [(await following).kind, (await anext(events)).kind]
+        finally:
+            if not server.is_running:
+                server.start()
+    assert told == ["running", "completed"]
+    assert len([line for line in lines.said if "events are read on" in line]) == 1
