@@ -169,6 +169,11 @@ class Engine:
         return self._membership.incarnation
 
     @property
+    def name(self) -> str:
+        """Under which people know this node; the same for as long as the process lives."""
+        return self._settings.name or f"{socket.gethostname()}-{os.getpid()}"
+
+    @property
     def refused(self) -> int:
         """Results the store did not take, because their tasks had been given to other nodes by then."""
         return self._dispatcher.refused
@@ -457,7 +462,7 @@ class Engine:
     def _describe(self, incarnation: str, since: datetime) -> Node:
         return Node(
             incarnation=incarnation,
-            name=self._settings.name or f"{socket.gethostname()}-{os.getpid()}",
+            name=self.name,
             pid=os.getpid(),
             host=socket.gethostname(),
             sources=tuple(self._consumers),
