@@ -22,7 +22,7 @@ from taskyard.cluster.leader import Leadership
 from taskyard.cluster.membership import Hooks as MemberHooks
 from taskyard.cluster.membership import LeaseSettings, Membership
 from taskyard.cluster.rescuer import Rescuer
-from taskyard.errors import NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
+from taskyard.errors import DuplicateTask, NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
@@ -169,6 +169,11 @@ class Engine:
         return self._membership.incarnation
 
     @property
+    def name(self) -> str:
+        """Under which people know this node; the same for as long as the process lives."""
+        return self._settings.name or f"{socket.gethostname()}-{os.getpid()}"
+
+    @property
     def refused(self) -> int:
         """Results the store did not take, because their tasks had been given to other nodes by then."""
         return self._dispatcher.refused
@@ -193,6 +198,10 @@ class Engine:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
         return self._dispatcher.add(add)
 
+    def submit_now(self, add: Add) -> list[Added] | None:
+        """The same on the spot, where the store and what else is going on allow it; None if they do not."""
+        return self._dispatcher.add_now(add)
+
     async def submit(self, add: Add, *, prompt: bool = True) -> list[Added]:
         """The same, on the spot where the store and what else is going on allow it, unless not `prompt`. While the same
         work is being submitted in a transaction that has not ended, that is waited for, then `SubmitPending`."""
@@ -200,6 +209,8 @@ class Engine:
             return (self._dispatcher.add_now(add) if prompt else None) or await self._dispatcher.add(add)
         except SubmitPending:
             return await insist(lambda: self._dispatcher.add(add), self._clock)
+        except DuplicateTask as refused:
+            raise await self._say_where(refused) from None
 
     async def submit_within(self, connection: object, add: Add) -> list[Added]:
         """The same inside of a transaction of the user's own."""
@@ -213,6 +224,16 @@ class Engine:
             return await store.add_within(connection, add)
         except SubmitPending:
             return await insist(lambda: store.add_within(connection, add), self._clock)
+        except DuplicateTask as refused:
+            raise await self._say_where(refused) from None
+
+    async def _say_where(self, refused: DuplicateTask) -> DuplicateTask:
+        """The same, with the state of who stands for the work: what to do depends on it."""
+        try:
+            record = await self._store.find(refused.existing) if refused.existing else None
+        except StoreError:
+            return refused
+        return refused if record is None else DuplicateTask(record.uuid, refused.slot, record.state)
 
     def find_outcome(self, uuid: str) -> Outcome | None:
         """How the task ended, if this node remembers; None says nothing."""
@@ -441,7 +462,7 @@ class Engine:
     def _describe(self, incarnation: str, since: datetime) -> Node:
         return Node(
             incarnation=incarnation,
-            name=self._settings.name or f"{socket.gethostname()}-{os.getpid()}",
+            name=self.name,
             pid=os.getpid(),
             host=socket.gethostname(),
             sources=tuple(self._consumers),

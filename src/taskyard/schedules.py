@@ -181,11 +181,12 @@ class Schedules:
         return await self._store.list_fires(name, limit=check_count("limit", limit, least=1))
 
     def next_fires(self, status: ScheduleStatus, *, count: int = 5) -> list[datetime]:
-        """When it fires next, in UTC: none while it is paused."""
+        """When it fires next, in UTC: none while it is paused, nor before it was begun, by the clock of who did."""
         check_count("count", count, least=0)
         if status.schedule is None or status.state.paused_at is not None:
             return []
-        return upcoming(status.schedule, after=self._yard.now(), count=count)
+        now = self._yard.now()
+        return upcoming(status.schedule, after=max(now, status.state.since or now), count=count)
 
     # --- how ----------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from taskyard.listening import check_after, follow, make_filter
 from taskyard.model.command import Command
 from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
-from taskyard.model.given import check_count, check_uuid
+from taskyard.model.given import AnyTask, check_count, check_uuid
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.task import DEFAULT_QUEUE, Run, TaskRecord
 from taskyard.model.why import Why
@@ -45,13 +45,14 @@ class YardSteering(Opened, TaskSteering):
         """Every queue that has rules, tasks, or something said about it."""
         return await self.store.queues()
 
-    async def why(self, uuid: str | UUID) -> Why | None:
+    async def why(self, uuid: AnyTask) -> Why | None:
         """What holds a task that waits: a reason, since when, what would free it, and who is in the way. None if it
         runs or has ended; of one whose node is silent, that, since when, and who takes it back. Any process may ask,
         whoever runs the tasks."""
-        record = await self.store.find(check_uuid(uuid))
+        asked = check_uuid(uuid)
+        record = await self.store.find(asked)
         if record is None:
-            raise UnknownTask(str(uuid))
+            raise UnknownTask(asked)
         return (await self.why_many([record]))[0]
 
     async def why_many(self, records: Sequence[TaskRecord]) -> list[Why | None]:
@@ -63,7 +64,7 @@ class YardSteering(Opened, TaskSteering):
         groups first. What each run of one ended with: `runs`; to send them again: `retry`, `matching`, `run_again`."""
         return await self.store.failures(where, limit=check_count("limit", limit, least=1))
 
-    async def runs(self, uuid: str | UUID) -> list[Run]:
+    async def runs(self, uuid: AnyTask) -> list[Run]:
         """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
         return await self.store.list_runs(check_uuid(uuid))
 
@@ -71,7 +72,7 @@ class YardSteering(Opened, TaskSteering):
         """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
         return Matching(where, self.engine, by=by)
 
-    async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
+    async def _ask(self, uuid: AnyTask, command: Command, by: str) -> TaskRecord:
         return await ask_one(self.engine, uuid, command, by=by)
 
     async def events(
@@ -81,15 +82,16 @@ class YardSteering(Opened, TaskSteering):
         kinds: Iterable[EventKind | str] | EventKind | str | None = None,
         queue: str | None = None,
         source: str | None = None,
-        task: str | UUID | None = None,
+        task: AnyTask | None = None,
         group: str | UUID | None = None,
     ) -> AsyncGenerator[Event, None]:
         """What happens from now on, or after event number `after`, in this process and in others, until the yard is
         closed: all of it, or only what is of these `kinds`, and of this queue, consumer, task or group (its summary
         included). Who remembers the `seq` of the last event goes on there, with the same filter or another.
 
-        A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more) gets `EventsMissed`:
-        look at the records, then start anew."""
+        A store that is away is waited for. A reader so far behind that the store has forgotten some (it keeps the last
+        10,000 or more), or with a number that a store which was restored has not come to, gets `EventsMissed`: look at
+        the records, then start anew."""
         after, store, engine = check_after(after), self.store, self.engine
         if after is None:
             after = (await store.events(after=-1)).last  # before the tasks of a group are looked up

@@ -31,6 +31,7 @@ from taskyard.group import Group, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
+    AnyTask,
     check_count,
     check_keep,
     check_name,
@@ -111,7 +112,7 @@ class Yard(Registering, YardSteering):
         self._threads = threads
         self._pools: PoolRules | None = None
         self._settings = EngineSettings(
-            name=name,
+            name=name if name == "" else check_name("the name of a yard", name),
             max_running=max_running,
             runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )
@@ -214,7 +215,7 @@ class Yard(Registering, YardSteering):
             concurrency=concurrency,
             per_key=check_count("per_key", per_key, least=1),
             auto_recover=check_count("auto_recover", auto_recover, least=0),
-            retry=check_retry(retry or RetryPolicy()),
+            retry=check_retry(RetryPolicy() if retry is None else retry),
             order=check_order(order),
             starve_after=None if starve_after is None else check_count("starve_after", starve_after, least=1),
             starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
@@ -488,13 +489,13 @@ class Yard(Registering, YardSteering):
 
     # --- looking and steering -----------------------------------------------------------------------------------------
 
-    def handle(self, uuid: str | UUID) -> TaskHandle:
+    def handle(self, uuid: AnyTask) -> TaskHandle:
         """The handle of a task that was submitted elsewhere, or earlier."""
         return TaskHandle(self, check_uuid(uuid))
 
     @checked
     async def run_again(
-        self, uuid: str | UUID, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
+        self, uuid: AnyTask, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
     ) -> TaskHandle:
         """Make a new task of one that has ended, which names the old one as its `origin`: with its arguments; with
         other `args`, as `submit` takes them; or with `changes` to those that it had. A summary gets the results that

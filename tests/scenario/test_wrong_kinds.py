@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -19,12 +20,14 @@ from taskyard import (
     Task,
     TaskConsumerRegistry,
     TaskFilter,
+    TaskState,
     TaskyardError,
     Yard,
 )
 from taskyard.model.task import new_uuid
 from taskyard.queueing.matching import Matching
 from taskyard.schedules import Schedules
+from tests.scenario.jobs import build
 
 SOON = datetime(2030, 1, 1, tzinfo=UTC)
 PAST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -180,7 +183,7 @@ def test_every_verb_is_tried():
 
 
 REFUSED = [
-    ("cancel", {"uuid": 5}, "uuid must be a string or a UUID, not 5"),
+    ("cancel", {"uuid": 5}, "uuid must be a string of 1 to 200 characters, not 5"),
     ("cancel", {"uuid": ID, "reason": None}, "reason must be a string, not None"),
     ("cancel", {"uuid": ID, "force": "no"}, "force must be True or False, not 'no'"),
     ("hold", {"uuid": ID, "by": b"ann"}, "by must be a string, not b'ann'"),
@@ -206,11 +209,20 @@ async def test_what_is_refused_is_said_in_words(verb: str, given: dict[str, Any]
             await call(yard, verb, given)
 
 
-async def test_a_handle_where_an_id_is_meant_is_told():
-    """Who gives a handle to a verb that takes ids is told what to give."""
-    async with a_target(Yard, "hold") as yard:
-        with pytest.raises(InvalidInput, match="give its uuid"):
-            await yard.hold(yard.handle(ID))
+async def test_a_task_is_named_by_its_handle_as_well():
+    """A handle, a record or an id: the verbs for one task take each, of a yard and of a queue; what has no id is
+    told."""
+    yard = build("memory://")
+    async with yard.client():
+        handle = await yard.submit("add", {"a": 1})
+        assert (await yard.hold(handle)).state is TaskState.PAUSED
+        assert (await yard.queue().release(await handle.record())).state is TaskState.QUEUED
+        assert await yard.why(handle) == await yard.why(UUID(handle.uuid))
+        assert await yard.runs(handle) == []
+        assert yard.handle(handle) == handle
+        nothing: Any = yard
+        with pytest.raises(InvalidInput, match="uuid must be a string"):
+            await yard.hold(nothing)
 
 
 @pytest.mark.parametrize(

@@ -353,6 +353,49 @@ def test_nothing_is_decided_again_of_which_the_store_knows_no_more():
     assert forget(ahead, at("16:00")).forgotten_at == at("16:00")
 
 
+@pytest.mark.spec("SCH-21")
+@pytest.mark.parametrize("slow", [timedelta(minutes=10), timedelta(hours=20)], ids=str)
+@pytest.mark.parametrize("begun", ["added", "resumed", "changed"])
+def test_a_slow_clock_goes_back_no_further_than_a_schedule_was_begun(begun: str, slow: timedelta):
+    """Nor behind its resume, or another rule; seen by a clock that is right, nothing of before is made up for, and
+    nothing is counted."""
+    state, now = BEGUN, at("13:40")
+    if begun == "added":
+        state = ScheduleState.begin(now)
+    elif begun == "resumed":
+        state = resume(hourly(), pause(state, now=at("12:10")), now=now)
+    else:
+        state = amend(hourly(), state, now=now)
+    minutely = hourly(rule=Every(60), missed=Missed.ALL)
+    state = rewind(state, now=now - slow)
+    plan = due(minutely, state, now=now + timedelta(seconds=30), is_busy=False)
+    assert (plan.fires, plan.state) == ((), state)
+    state = due(minutely, state, now=at("13:43"), is_busy=False).state
+    assert fired(due(minutely, rewind(state, now=now - slow), now=at("13:44"), is_busy=False)) == ["13:44 on time"]
+
+
+def test_what_was_decided_is_not_decided_again_for_a_clock_that_was_set_back_for_a_while():
+    """What was skipped or missed then does not fire now, and is not counted a second time."""
+    schedule = hourly(rule=Every(60), missed=Missed.ALL, overlap=Overlap.SKIP)
+    state = due(schedule, BEGUN, now=at("12:01"), is_busy=True).state
+    state = due(schedule, state, now=at("12:02"), is_busy=True).state
+    assert counts(state) == (0, 0, 2)
+    plan = due(schedule, rewind(state, now=NOON - HOUR), now=at("12:02:30"), is_busy=False)
+    assert (plan.fires, counts(plan.state)) == ((), (0, 0, 2))
+    assert resume(schedule, pause(plan.state, now=at("12:02:40")), now=at("12:03")).skipped == 3
+    plan = due(schedule, plan.state, now=at("12:03"), is_busy=False)
+    assert (fired(plan), plan.state.reached_at) == (["12:03 on time"], None)
+
+
+def test_a_schedule_that_was_begun_by_a_clock_years_ahead_is_made_good():
+    """It fires from now on, and not when that clock's time has come; a day is what a slow clock is believed of."""
+    ahead = ScheduleState.begin(NOON + timedelta(days=3650))
+    state = rewind(ahead, now=at("12:30"))
+    assert (state.handled_at, state.since) == (at("12:30"), at("12:30"))
+    assert fired(due(hourly(), state, now=at("13:00"), is_busy=False)) == ["13:00 on time"]
+    assert rewind(BEGUN, now=NOON - timedelta(days=1)) == BEGUN
+
+
 def test_a_fire_that_was_there_already_is_not_counted():
     """Only what the rule fires is: what a person fires was never counted."""
     state = ScheduleState(handled_at=NOON, fired=5)
@@ -413,6 +456,26 @@ def test_every_fire_time_is_decided_exactly_once(schedule: Schedule, looks: Sequ
     in_bounds = count_fires(schedule.rule, after=first, until=min(last, state.handled_at))
     assert len(seen) == len(set(seen)) == state.fired
     assert sum(counts(state)) + (state.buffered_at is not None) == in_bounds
+
+
+@pytest.mark.spec("SCH-21")
+@given(schedules, looks)
+def test_nothing_fires_of_before_a_schedule_was_begun(schedule: Schedule, looks: Sequence[tuple[timedelta, bool, str]]):
+    """However often a clock is set and the schedule sent back: all that fires is later than its last beginning."""
+    state, now = BEGUN, NOON
+    for step, is_busy, what in looks:
+        now = max(now + step, NOON - timedelta(hours=20))
+        if what == "pause":
+            state = pause(state, now=now)
+        elif what == "resume":
+            state = resume(schedule, state, now=now)
+        else:
+            state = rewind(state, now=now)
+            plan = due(schedule, state, now=now, is_busy=is_busy)
+            new = [fire.fire_at for fire in plan.fires if fire.kind is not FireKind.BUFFERED]
+            state = plan.state
+            assert state.since is not None
+            assert all(fire_at > state.since for fire_at in new)
 
 
 @pytest.mark.spec("SCH-21")

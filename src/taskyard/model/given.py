@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
@@ -58,9 +58,22 @@ def check_text(field: str, value: Any) -> str:
     return value
 
 
+class HasUuid(Protocol):
+    """A handle or a record of a task."""
+
+    @property
+    def uuid(self) -> str: ...
+
+
+AnyTask = str | UUID | HasUuid
+"""Which task is meant: by its id, or by what has one."""
+
+
 def check_uuid(value: Any) -> str:
-    """The id of a task, which may also be given as a `uuid.UUID`."""
-    return check_name("uuid", str(value) if isinstance(value, UUID) else value)
+    """The id of a task, which may also be given as a `uuid.UUID`, or by what has one."""
+    if isinstance(value, UUID):
+        return str(value)
+    return check_name("uuid", value if isinstance(value, str) else getattr(value, "uuid", value))
 
 
 def check_count(field: str, value: Any, *, least: int, most: int = LARGEST_COUNT, hint: str = "") -> int:

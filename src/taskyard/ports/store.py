@@ -21,7 +21,7 @@ from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
 from taskyard.model.failures import FailureGroup, is_quarantined
-from taskyard.model.given import check_time
+from taskyard.model.given import check_text, check_time
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -191,6 +191,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and not isinstance(value, str):
                 hint = f"; give its name, {value.__name__!r}" if isinstance(value, type) else ""
                 raise InvalidInput(f"{name} must be a string, or None for any, not {quote(value)}{hint}")
+            if value is not None:
+                check_text(name, value)
         for name in ("created_after", "created_before", "finished_after", "finished_before"):
             if (at := getattr(self, name)) is not None:
                 force_setattr(self, name, check_time(name, at))
@@ -349,7 +351,9 @@ class Store(Protocol):
 
     async def events(self, *, after: int, limit: int = 1000) -> EventPage:
         """What happened after event number `after`, in the order of commits, each number once. The ring keeps a bounded
-        number; `missed` tells a reader that came too late. `after=-1` answers only with where the ring stands now."""
+        number; `missed` tells a reader that came too late, or with a number that this store has not come to: it was
+        begun anew, or restored, and what happened since is unknown to that reader. `after=-1` answers only with where
+        the ring stands now."""
         ...
 
     async def find(self, uuid: str) -> TaskRecord | None: ...

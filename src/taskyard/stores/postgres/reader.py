@@ -61,7 +61,14 @@ async def events(conn: Connection, after: int, limit: int) -> EventPage:
             if number + place > after and len(found) < limit:
                 at: datetime = ats[place] if len(ats) > 1 else ats[0]
                 found.append(Event(number + place, at, _KINDS[kind], uuid, source, queue))
-    return EventPage(found, found[-1].seq if found else max(newest, after), missed=0 <= after < gone)
+    if after > newest:
+        # Where that is may lie before what was told already, for as long as it is not known who is still writing.
+        last = await conn.fetchval(_LAST_EVENT) or gone
+        return EventPage([], min(after, last), missed=after > last)
+    return EventPage(found, found[-1].seq if found else newest, missed=0 <= after < gone)
+
+
+_LAST_EVENT = f"SELECT xid * {EVENTS_AT_MOST} + first + n - 1 FROM taskyard.event ORDER BY xid DESC, first DESC LIMIT 1"
 
 
 async def find(conn: Connection, uuid: str) -> TaskRecord | None:

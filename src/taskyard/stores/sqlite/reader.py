@@ -85,9 +85,9 @@ class SqliteReader:
         return [found.get(uuid) for uuid in uuids]
 
     def events(self, after: int, limit: int) -> EventPage:
-        newest: Any = self._conn.execute("SELECT max(last) FROM event").get
-        if after < 0 or newest is None or after >= newest:
-            return EventPage([], newest or 0)
+        newest: Any = self._conn.execute("SELECT max(last) FROM event").get or 0
+        if after < 0 or after >= newest:
+            return EventPage([], newest, missed=after > newest)
         oldest: Any = self._conn.execute("SELECT min(first) FROM event").get
         events: list[Event] = []
         pages = self._conn.execute("SELECT first, body FROM event WHERE last > ? ORDER BY last LIMIT ?", (after, limit))
