@@ -69,6 +69,14 @@ def test_submit_tells_whether_a_worker_runs(shell: Shell) -> None:
     assert "note" not in shell.ok("submit", "add", "a=1", "--app", "app:yard").err
 
 
+def test_who_gave_up_waiting_knows_which_task_goes_on(shell: Shell) -> None:
+    """The id stands in a field of its own: nobody has to look for it in a sentence."""
+    late = shell.run("submit", "add", "a=1", "--app", "app", "--wait-timeout", "0.1", "--json")
+    assert late.code == 1
+    (task,) = shell.here("ls", "--store", shell.url, "--json").json["tasks"]
+    assert json.loads(late.err.splitlines()[-1])["uuid"] == task["uuid"]
+
+
 def test_submit_can_wait_for_the_result(shell: Shell) -> None:
     """With --wait standard output is the result and nothing else; a task that fails is exit code 1 and says why."""
     shell.start_worker()

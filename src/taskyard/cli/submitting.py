@@ -190,6 +190,9 @@ async def _wait(handle: TaskHandle, record: TaskRecord, order: Order, *, as_json
         result = await handle.result(timeout_s=order.wait_s)
     except TaskEnded as ended:
         raise Revealed(record).error(ended) from None
+    except TimeoutError as late:
+        vars(late)["uuid"] = record.uuid  # for programs: the task was taken, and goes on
+        raise
     if as_json:
         say_json({**task_document(await handle.record()), "result": result, "is_new": handle.is_new})
     else:

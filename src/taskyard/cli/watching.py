@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from taskyard.cli.board import Board
-from taskyard.cli.console import complain, make_console, say_json, show
+from taskyard.cli.console import complain, json_text, make_console, say_json, show
 from taskyard.cli.documents import Revealed, error_fields, event_document, task_document
 from taskyard.cli.errors import DONE, REFUSED
 from taskyard.cli.live import LiveView
@@ -103,7 +103,7 @@ class Lines:
         store = self._yard.store
         cursor = (await store.events(after=-1)).last
         await self._tell([_as_event(cursor, await self._yard.handle(uuid).record()) for uuid in self._only])
-        complain("watching", describe_store(self._yard))
+        self._remark("watching", describe_store(self._yard))
         with self._yard.engine.changes() as changes:
             while True:
                 changes.clear()
@@ -113,12 +113,18 @@ class Lines:
                 page = await store.events(after=cursor)
                 cursor = page.last
                 if page.missed:
-                    complain("note", "some events were gone before they could be read")
+                    self._remark("note", "some events were gone before they could be read")
                 await self._tell(page.events)
                 if over and not page.events:
                     return
                 if not page.events:
                     await changes.wait()
+
+    def _remark(self, kind: str, text: str) -> None:
+        if self._as_json:
+            print(json_text({kind: text}, pretty=False), file=sys.stderr, flush=True)
+        else:
+            complain(kind, text)
 
     async def _tell(self, events: Sequence[Event]) -> None:
         async for happening in self._teller.tell([event for event in events if self._where.matches(event)]):
