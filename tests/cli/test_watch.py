@@ -101,4 +101,5 @@ def test_some_events_only_are_lines(shell: Shell) -> None:
     assert f"completed  add {good}" in line
     assert len(elsewhere.heard) == 1
     refused = shell.here("watch", "--kind", "finished", "--store", shell.url)
+    assert refused.code == 2
     assert "'finished' is no kind of event; known are submitted" in refused.err
