@@ -29,7 +29,7 @@ from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import Claim, Outcome
+from taskyard.model.task import Claim, Outcome, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
@@ -169,6 +169,11 @@ class Engine:
         return self._membership.incarnation
 
     @property
+    def name(self) -> str:
+        """Under which people know this node; the same for as long as the process lives."""
+        return self._settings.name or f"{socket.gethostname()}-{os.getpid()}"
+
+    @property
     def refused(self) -> int:
         """Results the store did not take, because their tasks had been given to other nodes by then."""
         return self._dispatcher.refused
@@ -192,6 +197,10 @@ class Engine:
     def add(self, add: Add) -> asyncio.Future[list[Added]]:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
         return self._dispatcher.add(add)
+
+    def submit_now(self, add: Add) -> list[Added] | None:
+        """The same on the spot, where the store and what else is going on allow it; None if they do not."""
+        return self._dispatcher.add_now(add)
 
     async def submit(self, add: Add, *, prompt: bool = True) -> list[Added]:
         """The same, on the spot where the store and what else is going on allow it, unless not `prompt`. While the same
@@ -287,6 +296,9 @@ class Engine:
 
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]:
         return await self._store.list_ids(where, before_id=before_id, limit=limit)
+
+    async def list_tasks(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[TaskRecord]:
+        return await self._store.list_tasks(where, before_id=before_id, limit=limit)
 
     @property
     def clock(self) -> Clock:
@@ -450,7 +462,7 @@ class Engine:
     def _describe(self, incarnation: str, since: datetime) -> Node:
         return Node(
             incarnation=incarnation,
-            name=self._settings.name or f"{socket.gethostname()}-{os.getpid()}",
+            name=self.name,
             pid=os.getpid(),
             host=socket.gethostname(),
             sources=tuple(self._consumers),

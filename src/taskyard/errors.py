@@ -629,6 +629,18 @@ class StoreTooOld(StoreError):
         )
 
 
+class StoreNotUtf8(StoreError):
+    """The database has an encoding that lacks most of the world's letters: use one in UTF8."""
+
+    def __init__(self, url: str, found: str) -> None:
+        self.url, self.found = url, found
+        super().__init__(
+            f"the database {url} has the encoding {found}, in which not every text can be stored; use one that was "
+            f"made with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0 (and LOCALE 'C', where that is refused). "
+            f"Nothing was changed"
+        )
+
+
 class OutcomeUnknown(StoreError):
     """The store did not confirm what was asked: it may or may not have happened. Look before you ask for it again."""
 

@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from taskyard.errors import EventsMissed, InvalidInput, UnknownGroup, quote
+from taskyard.errors import EventsMissed, InvalidInput, StoreBusy, StoreUnavailable, UnknownGroup, quote
 from taskyard.model.event import Event, EventFilter, EventKind
 from taskyard.model.given import AnyTask, check_count, check_name, check_uuid
 from taskyard.ports.paging import id_pages
 from taskyard.ports.store import Store, TaskFilter
 
+log = logging.getLogger("taskyard")
+
+AWAY = (StoreUnavailable, StoreBusy)
+"""What passes by itself, sooner or later."""
+
+AGAIN_S = 1.0
+"""Between two tries to read on."""
+
 
 async def follow(
     store: Store, changes: asyncio.Event, is_open: Callable[[], bool], *, after: int, where: EventFilter
 ) -> AsyncGenerator[Event, None]:
-    """What `where` is about, after event number `after`, until the yard is closed."""
-    seen = after
+    """What `where` is about, after event number `after`, until the yard is closed. A store that is away is waited for:
+    the events are read on where it was lost."""
+    seen, is_away = after, False
     while is_open():
         changes.clear()
-        page = await store.events(after=seen)
+        try:
+            page = await store.events(after=seen)
+        except AWAY as error:
+            if not is_away:
+                log.warning("events are read on when the store answers: %s", error)
+            is_away = True
+            await pause(changes)
+            continue
+        is_away = False
         if page.missed:
             raise EventsMissed(seen, page.last)
         # Past what nobody asked for as well: it need not be kept for this listener.
@@ -31,6 +50,13 @@ async def follow(
             if where.matches(event):
                 yield event
         if not page.events:
+            await changes.wait()
+
+
+async def pause(changes: asyncio.Event) -> None:
+    """Before the store is asked again that was away: for a while, or until something has happened."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(AGAIN_S):
             await changes.wait()
 
 

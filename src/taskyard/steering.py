@@ -89,8 +89,9 @@ class YardSteering(Opened, TaskSteering):
         closed: all of it, or only what is of these `kinds`, and of this queue, consumer, task or group (its summary
         included). Who remembers the `seq` of the last event goes on there, with the same filter or another.
 
-        A reader so far behind that the store has forgotten some (it keeps the last 10,000 or more), or with a number
-        that a store which was restored has not come to, gets `EventsMissed`: look at the records, then start anew."""
+        A store that is away is waited for. A reader so far behind that the store has forgotten some (it keeps the last
+        10,000 or more), or with a number that a store which was restored has not come to, gets `EventsMissed`: look at
+        the records, then start anew."""
         after, store, engine = check_after(after), self.store, self.engine
         if after is None:
             after = (await store.events(after=-1)).last  # before the tasks of a group are looked up

@@ -54,7 +54,7 @@ from taskyard.ports.consumer import (
     Consumer,
 )
 from taskyard.ports.store import ANY, Add, Store, TaskFilter
-from taskyard.queueing.matching import BulkReport
+from taskyard.queueing.matching import RerunReport
 from taskyard.registering import Registering
 from taskyard.rerunning import run_again, run_all_again
 from taskyard.retention import KEEP_S, Keep, Retention
@@ -508,13 +508,15 @@ class Yard(Registering, YardSteering):
         where: TaskFilter = ANY,
         *,
         changes: Mapping[str, Any] | None = None,
+        repeat: bool = False,
         dry_run: bool = False,
-        so_far: Callable[[BulkReport], None] | None = None,
-    ) -> BulkReport:
+        so_far: Callable[[RerunReport], None] | None = None,
+    ) -> RerunReport:
         """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
-        them. `moved` in the report are the new tasks; `so_far` gets it after every hundred, so that it is known what
-        was done if this is interrupted."""
-        return await run_all_again(self, where, changes, dry_run=dry_run, so_far=so_far)
+        them, and those of which a new task was made before only to `repeat` that. So the same call again does not run
+        anything twice, and goes on where it was interrupted. The report names the new tasks; `so_far` gets it after
+        every hundred, so that it is known what was done if this is interrupted."""
+        return await run_all_again(self, where, changes, repeat=repeat, dry_run=dry_run, so_far=so_far)
 
 
 def _check_latest(name: str, count: int | None) -> int | None:

@@ -1,9 +1,22 @@
 """`taskyard run` and `taskyard worker`: starting, telling, stopping."""
 
+import asyncio
+import contextlib
+import logging
+import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 
+import pytest
+
+from taskyard import Yard
+from taskyard.cli.serving import Service, serve
+from taskyard.cli.target import Target
 from taskyard.model.state import TaskState
-from tests.cli.shell import Shell
+from taskyard.testing.samples import a_record, an_add
+from tests.cli.shell import LONG_S, Shell
 
 
 def test_a_worker_says_what_it_serves(shell: Shell) -> None:
@@ -102,3 +115,50 @@ def test_code_that_ignores_its_cancellation_does_not_keep_the_process(shell: She
     assert worker.end() == 1
     assert "cannot be stopped" in worker.said
     assert "everything that ended is recorded" not in worker.said
+
+
+@pytest.fixture
+def levels() -> Iterator[None]:
+    """A worker in this process says how much is logged; afterwards it is as before."""
+    log = logging.getLogger("taskyard")
+    before = log.level
+    yield
+    log.setLevel(before)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("levels")
+async def test_a_worker_that_ends_by_an_error_gives_back_what_it_holds(shell: Shell) -> None:
+    """However a worker ends, unless it is killed, what it runs ends or goes back first: no task is left claimed."""
+    service = Service(grace_s=0.0, verbose=False, live=False, ends_drained=True)
+    with contextlib.chdir(shell.folder):
+        serving = asyncio.create_task(serve(Target(shell.url, "tests.cli.sample_app:yard"), service))
+        async with Yard(f"sqlite:///{shell.path}").client() as other:
+            await other.store.turn("nobody", adds=[an_add(a_record(source="hold"))])
+            started = await anext(other.events(after=0, kinds="running"))
+            serving.cancel()
+            await asyncio.wait({serving})
+            record = await other.handle(started.uuid).record()
+    assert (serving.cancelled(), record.state, record.attempt) == (True, TaskState.QUEUED, 0)
+
+
+def test_a_worker_whose_words_nobody_reads_goes_on(shell: Shell) -> None:
+    """When the reader of its log goes away, a verbose worker goes on, and ends with 0 when it is asked to."""
+    reads, writes = os.pipe()
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "taskyard.cli", "worker", "app:yard", "-v"],
+        cwd=shell.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=writes, text=True,
+    )  # fmt: skip
+    os.close(writes)
+    assert worker.stdout is not None
+    try:
+        assert "is running" in worker.stdout.readline()
+        os.close(reads)
+        for a in ("1", "2"):
+            shell.ok("submit", "add", f"a={a}", "--app", "app:yard", "--wait")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LONG_S) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()

@@ -8,6 +8,7 @@ import pytest
 
 from taskyard.errors import InvalidInput, StoreUnavailable
 from taskyard.model.command import FITS, Command, Retry
+from taskyard.model.execution import ErrorKind
 from taskyard.model.move import Move
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import TaskState
@@ -61,12 +62,19 @@ async def desk() -> Desk:
     return desk
 
 
-async def fail(desk: Desk, *records: TaskRecord, after: dict[str, list[str]] | None = None) -> None:
-    """Add these, and let each that starts fail."""
+async def fail(
+    desk: Desk,
+    *records: TaskRecord,
+    after: dict[str, list[str]] | None = None,
+    errors: dict[str, str] | None = None,
+) -> None:
+    """Add these, and let each that starts fail, some sources with an error of their own."""
+    own = {source: an_error(ErrorKind.RUNTIME, "no", error) for source, error in (errors or {}).items()}
     await desk.turn(A, adds=[Add(records, after=after or {})])
     while claims := (await desk.turn(A, demand=room(100))).claims:
-        failed = Move.failed(at=desk.clock.now(), error=an_error())
-        await desk.turn(A, settles=[(claim, failed) for claim in claims])
+        ends = [own.get(claim.record.source) or an_error() for claim in claims]
+        moves = [Move.failed(at=desk.clock.now(), error=error) for error in ends]
+        await desk.turn(A, settles=list(zip(claims, moves, strict=True)))
 
 
 async def states(desk: Desk, records: Sequence[TaskRecord]) -> list[TaskState]:
@@ -87,6 +95,24 @@ async def test_a_chain_that_failed_is_sent_again_by_one_call(desk: Desk, to_head
     assert await states(desk, chain) == [S.QUEUED, S.BLOCKED, S.BLOCKED, S.BLOCKED]
     claims = (await desk.turn(A, demand=room(9))).claims
     assert [claim.uuid for claim in claims] == [alone[0].uuid, chain[0].uuid, alone[1].uuid]
+
+
+@pytest.mark.spec("QUE-15", "QUE-27")
+@pytest.mark.parametrize("to_head", [True, False])
+async def test_what_failed_with_those_that_are_meant_goes_with_them(desk: Desk, to_head: bool):
+    """Where the error is named, those are sent again as well that failed only because one of these did, however far
+    down; what failed because of another error's task stays, and so does what the filter leaves out otherwise."""
+    chain = [a_record(on_failure=OnFailure.FAIL) for _ in range(4)]
+    elsewhere = a_record(on_failure=OnFailure.FAIL, queue="cpu")
+    other, its = a_record(source="shrink"), a_record(on_failure=OnFailure.FAIL)
+    after = {later.uuid: [earlier.uuid] for earlier, later in pairwise(chain)}
+    after |= {its.uuid: [other.uuid], elsewhere.uuid: [chain[0].uuid]}
+    await fail(desk, chain[0], *chain[:0:-1], elsewhere, other, its, after=after, errors={"shrink": "KeyError"})
+    named = TaskFilter(error="OSError", queue="default")
+    assert await Matching(named, desk).retry(to_head=to_head, dry_run=True) == BulkReport(matched=4)
+    assert await Matching(named, desk).retry(to_head=to_head) == BulkReport(matched=4, moved=4)
+    assert await states(desk, chain) == [S.QUEUED, S.BLOCKED, S.BLOCKED, S.BLOCKED]
+    assert await states(desk, [elsewhere, other, its]) == [S.FAILED] * 3
 
 
 async def test_who_waits_for_what_is_final_is_told(desk: Desk):

@@ -57,6 +57,7 @@ EXAMPLES = [
     errors.StoreReadOnly("work.db", "EACCES"),
     errors.StoreReplaced("work.db", "work.db-wal"),
     errors.StoreTooNew("work.db", 9, 3),
+    errors.StoreNotUtf8("postgresql://db/app", "LATIN1"),
     errors.StoreTooOld("postgresql://db/app", 9, 15),
     errors.StoreUnavailable("no idea"),
     errors.StoreUnreachable("postgresql://db/app", "no answer"),

@@ -11,6 +11,8 @@ from rich.live import Live
 
 from taskyard.cli.board import Board
 from taskyard.cli.frame import Frame
+from taskyard.cli.text import clock_time
+from taskyard.listening import AWAY
 from taskyard.yard import Yard
 
 FRAME_S = 0.2
@@ -43,13 +45,17 @@ class LiveView:
     ) -> None:
         self._yard, self._board, self._console = yard, board, console
         self._title, self._header, self._stays = title, header, stays
+        self._away_since: datetime | None = None
 
     def draw(self, *, height: int | None = None) -> RenderableType:
         width = self._console.width
         above, lines = self._header(width)
         # One line is left free: a frame as high as the window would scroll it.
         room = height or self._console.height - 1
-        frame = Frame(self._board, title=self._title, width=width, height=room, now=datetime.now(UTC))
+        title = self._title
+        if self._away_since is not None:
+            title += f" · away since {clock_time(self._away_since)}"
+        frame = Frame(self._board, title=title, width=width, height=room, now=datetime.now(UTC))
         return frame.draw(above=above, lines_above=lines)
 
     async def run(self, is_over: Callable[[], bool]) -> None:
@@ -67,8 +73,17 @@ class LiveView:
                 if changes.is_set() or now - looked_at >= LOOK_S:
                     changes.clear()
                     looked_at = now
-                    await self._board.look()
+                    await self._look()
                 live.update(self.draw(), refresh=True)
                 if is_over():
                     return
                 await asyncio.sleep(FRAME_S)
+
+    async def _look(self) -> None:
+        """While the store is away the view shows what was seen last, and since when."""
+        try:
+            await self._board.look()
+        except AWAY:
+            self._away_since = self._away_since or datetime.now(UTC)
+        else:
+            self._away_since = None

@@ -54,6 +54,8 @@ class LineHandler(logging.Handler):
                 trace = logging.Formatter().formatException(record.exc_info)
                 line.append("\n" + clean(hide(trace), lines=True), "dim")
             self._console.print(line, soft_wrap=True)
+        except SystemExit:
+            pass  # so rich takes it that nobody reads on; whoever logs goes on
         except Exception:
             self.handleError(record)
 

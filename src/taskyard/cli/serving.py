@@ -29,7 +29,7 @@ from taskyard.cli.looks import counts_text
 from taskyard.cli.narrator import narrated
 from taskyard.cli.target import Target, describe_store, patiently, refuse_held
 from taskyard.cli.text import clean, counted, duration
-from taskyard.errors import NotOpen
+from taskyard.errors import NotOpen, StoreError
 from taskyard.model.task import DEFAULT_QUEUE
 from taskyard.yard import Yard
 
@@ -70,15 +70,20 @@ async def serve(target: Target, service: Service) -> int:
     refuse_held(yard)
     await patiently(yard, yard.start())
     stop = Stop()
+    tell = partial(_tell, console if live else make_console(stderr=True))
     async with contextlib.AsyncExitStack() as company:
         company.enter_context(stop.listening())
-        show(console, await banner(yard, service))
-        if service.verbose:
-            await company.enter_async_context(narrated(yard))
-        if live:
-            await company.enter_async_context(_status_line(yard, console))
-        tell = partial(_tell, console if live else make_console(stderr=True))
-        await _until_over(yard, service, stop, tell)
+        try:
+            show(console, banner(yard, service))
+            if service.verbose:
+                await company.enter_async_context(narrated(yard))
+            if live:
+                await company.enter_async_context(_status_line(yard, console))
+            await _until_over(yard, service, stop, tell)
+        except BaseException:
+            # Whatever it was, tasks may have been claimed by now: they end, or go back, before the process does.
+            await _stop(yard, service, stop, tell)
+            raise
         return await _stop(yard, service, stop, tell)
 
 
@@ -98,8 +103,10 @@ async def _until_over(yard: Yard, service: Service, stop: Stop, tell: Callable[[
 
 
 def _tell(console: Console, kind: str, text: str) -> None:
-    """On the console that has the line of status, if there is one: it goes above that line."""
-    console.print(Text.assemble((f"{kind}: ", "yellow"), text), soft_wrap=not console.is_terminal)
+    """On the console that has the line of status, if there is one: it goes above that line. If nobody reads there any
+    more, the worker stops as it would have."""
+    with contextlib.suppress(OSError, SystemExit):
+        console.print(Text.assemble((f"{kind}: ", "yellow"), text), soft_wrap=not console.is_terminal)
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------------
@@ -175,15 +182,14 @@ def _exit_over_it() -> NoReturn:
 # --- on the screen ----------------------------------------------------------------------------------------------------
 
 
-async def banner(yard: Yard, service: Service) -> RenderableType:
-    own = yard.engine.incarnation
-    name = next((one.node.name for one in await yard.store.nodes() if one.node.incarnation == own), "")
+def banner(yard: Yard, service: Service) -> RenderableType:
+    engine = yard.engine
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     store = describe_store(yard)
     table.add_row("  store", Text(clean(store) + (" (gone when this process ends)" if store == "memory://" else "")))
-    table.add_row("  node", Text(clean(f"{name} ({own[:8]})")))
+    table.add_row("  node", Text(clean(f"{engine.name} ({engine.incarnation[:8]})")))
     table.add_row("  consumers", _consumers(yard))
     table.add_row("  stop", Text(f"Ctrl-C; what runs then has {duration(service.grace_s)} to end", "dim"))
     title = Text.assemble(("Taskyard", "bold"), (f" {taskyard.__version__}", "dim"), "  is running")
@@ -221,7 +227,12 @@ async def _keep_status(yard: Yard, live: Live) -> None:
     with yard.engine.changes() as changes, contextlib.suppress(NotOpen):
         while True:
             changes.clear()
-            await board.look()
+            try:
+                await board.look()
+            except StoreError:
+                live.update(Text("the store does not answer", "yellow"), refresh=True)
+                await asyncio.sleep(2 * STATUS_EVERY_S)
+                continue
             rate = Text(f"   {board.rate:.1f} tasks/s", "dim")
             live.update(Text.assemble(counts_text(board.counts), rate), refresh=True)
             await asyncio.sleep(STATUS_EVERY_S)

@@ -39,7 +39,7 @@ from taskyard.model.task import TaskRecord
 from taskyard.model.why import Reason, Why
 from taskyard.ports.store import TaskFilter
 from taskyard.queueing.controller import ask_one
-from taskyard.queueing.matching import BulkReport
+from taskyard.queueing.matching import BulkReport, RerunReport
 from taskyard.yard import Yard
 
 
@@ -175,23 +175,32 @@ async def _apply(chosen: Selection, where: TaskFilter, command: Command, *, dry_
         matching = yard.matching(where, by=asker())
         try:
             return await matching.apply(command, dry_run=dry_run)
-        except BaseException:  # also Ctrl-C: what was done is told, then why it went no further
-            if matching.report.moved:
-                tell_report(chosen, matching.report, f"{VERBS[type(command)]} them")
+        except BaseException as exc:
+            tell_interrupted(chosen, matching.report, f"{VERBS[type(command)]} them", exc)
             raise
 
 
-def tell_report(chosen: Selection, report: BulkReport, what: str) -> None:
+def tell_interrupted(chosen: Selection, report: BulkReport, what: str, exc: BaseException) -> None:
+    """What was done until Ctrl-C, or an error, which is told by itself: then only if there is something."""
+    if report.moved or isinstance(exc, asyncio.CancelledError):
+        tell_report(chosen, report, what, interrupted=True)
+
+
+def tell_report(chosen: Selection, report: BulkReport, what: str, *, interrupted: bool = False) -> None:
     """`what` is what was done to those that match, or would be."""
     if chosen.as_json:
-        say_json({**msgspec.structs.asdict(report), "dry_run": chosen.dry_run})
+        ends = {"dry_run": chosen.dry_run, "interrupted": interrupted}
+        say_json({**msgspec.structs.asdict(report), **ends})
     else:
-        make_console().print(_summary(report, what, dry_run=chosen.dry_run), soft_wrap=True)
+        line = _summary(report, what, dry_run=chosen.dry_run, interrupted=interrupted)
+        make_console().print(line, soft_wrap=True)
 
 
-def _summary(report: BulkReport, what: str, *, dry_run: bool) -> Text:
+def _summary(report: BulkReport, what: str, *, dry_run: bool, interrupted: bool) -> Text:
     line = Text(f"{counted(report.matched, 'task')} matched") if report.matched else Text("no task matches", "dim")
-    if report.matched and not dry_run:
+    if interrupted:
+        line = Text.assemble(("interrupted: ", "bold yellow"), f"{counted(report.matched, 'task')} matched so far")
+    if (report.matched or interrupted) and not dry_run:
         line.append("   ").append(f"✔ {report.moved:,} changed", "green")
     if report.changed_meanwhile:
         line.append(f"   ✘ {report.changed_meanwhile:,} changed meanwhile, and left alone", "bold red")
@@ -200,6 +209,11 @@ def _summary(report: BulkReport, what: str, *, dry_run: bool) -> Text:
     if report.quarantined:
         left = f"{report.quarantined:,} in quarantine left out: they took their workers down; --quarantined sends them"
         line.append(f"   {left}", "yellow")
-    if report.matched and dry_run:
+    if isinstance(report, RerunReport) and report.run_again:
+        left = f"{report.run_again:,} left out: they were run again before; --repeat runs them once more"
+        line.append(f"   {left}", "yellow")
+    if interrupted:
+        line.append("; all others are as they were", "dim")
+    elif report.matched and dry_run:
         line.append(f"; nothing was changed: without --dry-run it would {what}", "dim")
     return line

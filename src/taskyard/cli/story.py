@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -56,11 +56,11 @@ class Happening:
             return None
         return seconds_between(self.run.started_at, self.run.ended_at)
 
-    def is_of(self, node: str) -> bool:
-        """Whether it began or ended a run on this node."""
+    def is_of(self, nodes: Container[str]) -> bool:
+        """Whether it began or ended a run on one of these nodes."""
         if self.run is not None:
-            return self.run.node == node
-        return self.event.kind is _K.STARTED and self.record is not None and self.record.node == node
+            return self.run.node in nodes
+        return self.event.kind is _K.STARTED and self.record is not None and self.record.node in nodes
 
     def detail(self, width: int = 200) -> str:
         """What there is to say besides who and what."""
@@ -92,10 +92,10 @@ class Happening:
 
 
 class Teller:
-    """Looks up what events are about. `node` narrows the story to the runs of one node."""
+    """Looks up what events are about. `nodes` narrows the story to the runs of these; it may grow."""
 
-    def __init__(self, store: Store, *, node: str | None = None, only: Sequence[str] = ()) -> None:
-        self._store, self._node, self._only = store, node, frozenset(only)
+    def __init__(self, store: Store, *, nodes: Container[str] | None = None, only: Sequence[str] = ()) -> None:
+        self._store, self._nodes, self._only = store, nodes, frozenset(only)
         self._last_progress: dict[str, float] = {}
 
     async def tell(self, events: Sequence[Event]) -> AsyncIterator[Happening]:
@@ -105,7 +105,7 @@ class Teller:
             if event.kind is _K.PROGRESS and not self._is_due(event):
                 continue
             happening = await self._look_up(event)
-            if self._node is None or happening.is_of(self._node):
+            if self._nodes is None or happening.is_of(self._nodes):
                 yield happening
 
     def _is_due(self, event: Event) -> bool:

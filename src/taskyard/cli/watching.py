@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from taskyard.cli.looks import SIGNS
 from taskyard.cli.story import Happening, Teller, subject
 from taskyard.cli.target import Target, describe_store, opened, resolve_all
 from taskyard.cli.text import clock_time
+from taskyard.listening import AWAY, pause
 from taskyard.model.event import Event, EventFilter, EventKind
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import TaskRecord
@@ -98,26 +100,30 @@ class Lines:
         self._yard, self._board, self._only, self._where, self._as_json = yard, board, only, where, as_json
         self._teller = Teller(yard.store, only=only)
         self._console = make_console()
+        self._cursor = 0
 
     async def run(self, *, until_idle: bool) -> None:
-        store = self._yard.store
-        cursor = (await store.events(after=-1)).last
-        await self._tell([_as_event(cursor, await self._yard.handle(uuid).record()) for uuid in self._only])
+        self._cursor = (await self._yard.store.events(after=-1)).last
+        await self._tell([_as_event(self._cursor, await self._yard.handle(uuid).record()) for uuid in self._only])
         self._remark("watching", describe_store(self._yard))
+        is_away = False
         with self._yard.engine.changes() as changes:
             while True:
                 changes.clear()
-                # Looked at before the events are read: what is over by then has all its events on this page.
-                await self._board.look()
-                over = is_over(self._board, self._only, until_idle)
-                page = await store.events(after=cursor)
-                cursor = page.last
-                if page.missed:
-                    self._remark("note", "some events were gone before they could be read")
-                await self._tell(page.events)
-                if over and not page.events:
+                try:
+                    over, is_news = await self._look(until_idle)
+                except AWAY as error:
+                    if not is_away:
+                        self._remark("note", f"the store is away since {clock_time(datetime.now(UTC))}: {error}")
+                    is_away = True
+                    await pause(changes)
+                    continue
+                if is_away:
+                    self._remark("note", "the store is back")
+                is_away = False
+                if over and not is_news:
                     return
-                if not page.events:
+                if not is_news:
                     await changes.wait()
 
     def _remark(self, kind: str, text: str) -> None:
@@ -125,6 +131,20 @@ class Lines:
             print(json_text({kind: text}, pretty=False), file=sys.stderr, flush=True)
         else:
             complain(kind, text)
+
+    async def _look(self, until_idle: bool) -> tuple[bool, bool]:
+        """Whether all is over, and whether there was something to tell."""
+        # Looked at before the events are read: what is over by then has all its events on this page.
+        await self._board.look()
+        over = is_over(self._board, self._only, until_idle)
+        page = await self._yard.store.events(after=self._cursor)
+        if page.missed:
+            self._remark("note", "some events were gone before they could be read")
+        for event in page.events:
+            await self._tell([event])
+            self._cursor = event.seq
+        self._cursor = page.last
+        return over, bool(page.events)
 
     async def _tell(self, events: Sequence[Event]) -> None:
         async for happening in self._teller.tell([event for event in events if self._where.matches(event)]):
@@ -138,7 +158,7 @@ def print_line(console: Console, happening: Happening) -> None:
     event = happening.event
     style = STYLES.get(event.kind, "")
     line = Text.assemble(
-        (clock_time(event.at), "dim"), "  ", (f"{happening.verb:<11}", style), subject(event), "  ",
+        (clock_time(event.at), "dim"), "  ", (f"{happening.verb:<10} ", style), subject(event), "  ",
         (happening.detail(), "dim"),
     )  # fmt: skip
     line.rstrip()

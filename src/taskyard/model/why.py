@@ -42,10 +42,11 @@ class Reason(StrEnum):
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """`text` is the answer in words, `remedy` what would free it. `since` is from when it has held the task, as far as
-    that is known, and never before the task was there to be held; of one that is held, or waits to be tried again, it
-    is the last change to it. `until` is when it ends by itself; `blocker` the uuid of the task in the way, if it is
-    one."""
+    """`text` is the answer in words, `remedy` what would free it. `since` is from when it has held the task, and
+    never before the task was there to be held; of one that is held, or waits to be tried again, it is the last change
+    to it. Where nobody has noted when it began, as that no node serves it, it is from when the task could have started:
+    since then it has waited, for this or for something before it. `until` is when it ends by itself; `blocker` the uuid
+    of the task in the way, if it is one."""
 
     reason: Reason
     text: str
@@ -133,6 +134,14 @@ class Silence(msgspec.Struct, frozen=True, gc=False):
     lease_s: float | None = None
 
 
+class First(msgspec.Struct, frozen=True, gc=False):
+    """Who stands first in a line, and from when on it has been as it is: queued, held or given another place."""
+
+    uuid: str
+    state: TaskState
+    since: datetime
+
+
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """What stands around some tasks, at `now`: their queues; the nodes that live; by incarnation, those that have died
     or are silent (which live until they are given up); by queue and key, who holds the key or goes first; by the uuid
@@ -144,7 +153,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     silent: Mapping[str, Silence] = {}
     holders: Mapping[tuple[str, str], Holder] = {}
     parents: Mapping[str, tuple[str, TaskState]] = {}
-    heads: Mapping[tuple[str, str], tuple[str, TaskState]] = {}
+    heads: Mapping[tuple[str, str], First] = {}
 
 
 def line_of(record: TaskRecord, settings: QueueSettings) -> str | None:
@@ -283,14 +292,14 @@ def _explain_nodes(record: TaskRecord, scene: Scene) -> Why | None:
         others = f" ({len(scene.nodes)} serve other consumers)" if scene.nodes else ""
         text = f"no node that serves {record.source!r} is alive{others}"
         remedy = f"start a worker whose app has the consumer {record.source!r}"
-    return Why(reason=Reason.NO_NODE, text=text, remedy=remedy)
+    return Why(reason=Reason.NO_NODE, text=text, remedy=remedy, since=_ready_at(record))
 
 
 def _explain_key(record: TaskRecord, scene: Scene) -> Why | None:
     if not record.parked or record.key is None:
         return None
     holder = scene.holders.get((record.queue, record.key))
-    since = None
+    since = _ready_at(record)
     if holder is None:
         text = f"another task with key {record.key!r} goes first"
     elif holder.state is TaskState.QUEUED:
@@ -312,15 +321,15 @@ def _explain_key(record: TaskRecord, scene: Scene) -> Why | None:
 def _explain_head(record: TaskRecord, queue: QueueScene, scene: Scene) -> Why | None:
     line = line_of(record, queue.settings)
     head = None if line is None else scene.heads.get((record.queue, line))
-    if head is None or head[0] == record.uuid:
+    if head is None or head.uuid == record.uuid:
         return None
-    first, state = head
     where = f"queue {record.queue!r}" + (f", bucket {line!r}," if line else "")
     return Why(
         reason=Reason.HEAD_OF_LINE,
-        text=f"{where} keeps to the order of arrival, and task {first}, which is {state}, stands first",
+        text=f"{where} keeps to the order of arrival, and task {head.uuid}, which is {head.state}, stands first",
         remedy="ask why that one waits; move this one before it, or cancel it",
-        blocker=first,
+        since=_ready_at(record, head.since),
+        blocker=head.uuid,
     )
 
 

@@ -315,11 +315,12 @@ class Store(Protocol):
         """One transaction, in this order: settle, report, add, promote what is due (at most `PROMOTE_AT_MOST`, by due
         time, then by age), claim.
 
-        A task that waits for others is blocked until each of them has completed, then takes the place it has had since
-        it was added; if one of them ends otherwise, it is failed, skipped or goes on, as its `on_failure` says, and so
-        are those that wait for it. Whoever is waited for and has ended already counts at once. The end of one task is
-        told to about a thousand that wait for it; `next_due` is now while others are still to be told, and every turn
-        goes on with them. An add that waits for an unknown task is `UnknownTask`, for itself `DependencyCycle`.
+        A task that waits for others is blocked until each of them has completed, and holds up nobody, then takes the
+        place it has had since it was added; if one of them ends otherwise, it is failed, skipped or goes on, as its
+        `on_failure` says, and so are those that wait for it. Whoever is waited for and has ended already counts at
+        once. The end of one task is told to about a thousand that wait for it; `next_due` is now while others are still
+        to be told, and every turn goes on with them. An add that waits for an unknown task is `UnknownTask`, for itself
+        `DependencyCycle`.
 
         A slot is held until its task starts, until it has ended, or, whatever becomes of the task, for the window. Who
         comes later is merged into the holder, refused (`DuplicateTask`), or replaces it: the holder is canceled, unless
@@ -374,6 +375,10 @@ class Store(Protocol):
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
     ) -> list[tuple[int, str]]:
         """The same, but only their ids and uuids: for who wants to do something with many."""
+        ...
+
+    async def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        """Those of these tasks that others were made of (`origin`), as far as the others are still kept."""
         ...
 
     async def list_runs(self, uuid: str) -> list[Run]:

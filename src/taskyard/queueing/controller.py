@@ -61,6 +61,8 @@ class Steering(Protocol):
 
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
 
+    async def list_tasks(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[TaskRecord]: ...
+
 
 @checked_verbs
 class TaskSteering(ABC):

@@ -32,6 +32,7 @@ from taskyard.errors import (
     StoreUnavailable,
     TaskyardError,
 )
+from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -57,8 +58,13 @@ MANY = 48
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 0.1, 2.0
 """Between tries while the store is away: at most 2 s, so that claims resume soon after it is back."""
 
+REASON_CHARS = 500
+"""Of an error that is told in a task's own."""
+
 STRIKES = 3
 """How often a settle must fail alone, with the store answering right after, before it is taken to be at fault."""
+
+REPLACE = Dedupe.REPLACE  # looked at once, not once per submit
 
 Settle = tuple[Claim, Move]
 Waiter = asyncio.Future[list[Added]]
@@ -130,6 +136,8 @@ class Dispatcher:
         # Tokens of settles that failed without anything else in their turn: they are the first of `_settles`.
         self._suspects: set[int] = set()
         self._strikes: Counter[int] = Counter()
+        # Of those, the ones that are now to be settled as failed, because their own end could not be stored.
+        self._failed: set[int] = set()
         self._dropped: set[int] = set()
 
     def connect(self, hooks: Hooks) -> None:
@@ -179,7 +187,7 @@ class Dispatcher:
     def add_now(self, add: Add) -> list[Added] | None:
         """The same on the spot. None, and nothing was added, if the store is not prompt, if others wait for the next
         turn, or if this asyncio task has had too many such answers since the last one."""
-        if self._prompt is None or self._waiting or self._closed or add.after or add.dedupe is Dedupe.REPLACE:
+        if self._prompt is None or self._waiting or self._closed or add.after or add.dedupe is REPLACE:
             return None  # what ends others is a turn's: it is told of them
         submitter = asyncio.current_task(self._loop)
         if submitter is not self._submitter:
@@ -274,7 +282,7 @@ class Dispatcher:
             self._put_back(batch, error)
             if not isinstance(error, Exception):
                 raise
-            if not isinstance(error, StoreError):
+            if _is_refusal(error):
                 await self._suspect(batch, error)
             await self._back_off(error)
             return
@@ -361,7 +369,7 @@ class Dispatcher:
             self._flushed.set()
 
     def _answered(self, settles: list[Settle], answers: list[ClaimLost | None]) -> None:
-        for (claim, move), lost in zip(settles, answers, strict=True):
+        for (claim, move), lost in zip(settles, answers, strict=True) if any(answers) else ():
             if lost is not None:
                 # After a commit whose outcome is unknown the first settle may well have been written: then this is it.
                 is_known = claim.token in self._doubtful
@@ -431,6 +439,10 @@ class Dispatcher:
             later = self._reports.get(report.claim.token)
             self._reports[report.claim.token] = report if later is None else later.after(report)
         self._look = True
+        if not self._is_apart and batch.settles and _is_refusal(error):
+            # It may be a settle that is at fault: who submits is told when his tasks have been refused by themselves.
+            self._waiting.extendleft(zip(reversed(batch.adds), reversed(batch.waiting), strict=True))
+            return
         told = _as_ours(error)
         for waiter in batch.waiting:
             if not waiter.done():
@@ -479,7 +491,8 @@ class Dispatcher:
 
     async def _strike(self, error: Exception) -> None:
         """The first settle has failed all by itself. If the store takes a turn without it, that counts against it; the
-        other suspects are next, or it is given up."""
+        other suspects are next. How it ended may be what the store cannot take: the task is failed then, with words of
+        ours; if that cannot be stored either, it is given up."""
         try:
             await self._store.turn(self._node)
         except Exception:
@@ -488,6 +501,12 @@ class Dispatcher:
         self._strikes[claim.token] += 1
         if self._strikes[claim.token] < STRIKES:
             self._settles.insert(len(self._suspects) - 1, (claim, move))
+            return
+        if claim.token not in self._failed:
+            log.error("task %s is failed: that it is %s cannot be stored", claim.uuid, move.state, exc_info=error)
+            self._failed.add(claim.token)
+            del self._strikes[claim.token]
+            self._settles.insert(len(self._suspects) - 1, (claim, _unstorable(move, error)))
             return
         self._suspects.discard(claim.token)
         self._dropped.add(claim.token)
@@ -503,7 +522,9 @@ class Dispatcher:
     async def _back_off(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1 and not isinstance(error, StoreReplaced):  # which the store itself has told
-            log.warning("the store does not answer, trying again until it does: %s", error, exc_info=_trace(error))
+            is_away = isinstance(error, StoreUnavailable | OutcomeUnknown)
+            what = "does not answer, trying again until it does" if is_away else "did not take it, trying again"
+            log.warning("the store %s: %s", what, error, exc_info=_trace(error))
         self._probes.outage(error)
         wait = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
         await self._clock.wait(asyncio.Event(), self._clock.monotonic() + wait)
@@ -514,9 +535,11 @@ class Dispatcher:
             self._suspects.difference_update(claim.token for claim, _ in batch.settles)
         if self._is_apart and (self._part != 2 or self._suspects):
             return
-        log.warning("the store answers again, after %d failed tries", self._failures)
+        tries = "1 failed try" if self._failures == 1 else f"{self._failures} failed tries"
+        log.warning("the store answers again, after %s", tries)
         self._failures, self._is_apart = 0, False
         self._strikes.clear()
+        self._failed.clear()
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
@@ -558,6 +581,19 @@ def _answer(waiter: Waiter, answer: list[Added] | TaskyardError) -> None:
         waiter.set_exception(answer)
     else:
         waiter.set_result(answer)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether not the store but something in the turn may be at fault."""
+    return isinstance(error, Exception) and not isinstance(error, StoreError)
+
+
+def _unstorable(move: Move, error: Exception) -> Move:
+    """In plain letters, whatever it is that the store does not take."""
+    why = ascii(str(error))[1:-1][:REASON_CHARS]
+    message = f"the run ended as {move.state}, which cannot be stored: {why}"
+    failure = ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=(type(error).__name__,))
+    return Move.failed(at=move.at, error=failure)
 
 
 def _as_ours(error: BaseException) -> TaskyardError:

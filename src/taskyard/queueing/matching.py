@@ -25,12 +25,14 @@ from taskyard.model.command import (
     StartNow,
     why_unfit,
 )
+from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.given import check_by, check_priority, check_text, check_time
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.paging import id_pages
+from taskyard.ports.paging import id_pages, task_pages
 from taskyard.ports.store import Applied, TaskFilter
 
 CHUNK = 500
@@ -60,6 +62,14 @@ class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def refused(self) -> int:
         return self.changed_meanwhile + sum(self.unfit.values())
+
+
+class RerunReport(BulkReport, frozen=True, kw_only=True):
+    """The same where new tasks were made of those that match: `made` are their ids, oldest first. `run_again` were left
+    out from the start: new ones were made of them before."""
+
+    run_again: int = 0
+    made: tuple[str, ...] = ()
 
 
 class Tally:
@@ -104,6 +114,8 @@ class Bulk(Protocol):
     ) -> list[Applied]: ...
 
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
+
+    async def list_tasks(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[TaskRecord]: ...
 
 
 class Pace:
@@ -157,6 +169,8 @@ class Matching:
         self.where = where
         self._bulk, self._by = bulk, check_by(by)
         self._tally = Tally()
+        # Who was sent again, where others are to be found that failed because of them.
+        self._sent: set[str] | None = None
 
     @property
     def report(self) -> BulkReport:
@@ -175,8 +189,9 @@ class Matching:
         return await self.apply(Cancel(check_text("reason", reason), force), dry_run=dry_run)
 
     async def retry(self, *, to_head: bool = True, even_quarantined: bool = False, dry_run: bool = False) -> BulkReport:
-        """Send them again, the oldest first, before the others that wait or behind them; also what failed because
-        another of them did. Those in quarantine only if the filter names them, or `even_quarantined`."""
+        """Send them again, the oldest first, before the others that wait or behind them. What failed because one of
+        them did goes with them: a filter that names an error, or quarantine, need not match it in that. Those in
+        quarantine only if the filter names them, or `even_quarantined`."""
         return await self._run(Retry(to_head), dry_run=dry_run, even_quarantined=even_quarantined)
 
     async def skip(self, *, reason: str = "", dry_run: bool = False) -> BulkReport:
@@ -212,20 +227,41 @@ class Matching:
         if isinstance(command, Retry) and meant.quarantined is None and not even_quarantined:
             tally.quarantined = await self._count(replace(meant, quarantined=True))
             meant = replace(meant, quarantined=False)
-        if dry_run:
-            tally.matched += await self._count(meant)
-        else:
-            await self._change_all(meant, command)
+        named_by_cause = isinstance(command, Retry) and (meant.error is not None or meant.quarantined)
+        self._sent = set() if named_by_cause else None
+        await self._do(self._in_order(meant, command), command, meant, dry_run)
+        if self._sent:
+            theirs = replace(meant, states=(TaskState.FAILED,), error=DEPENDENCY_FAILED, quarantined=None)
+            found = await self._find_failed_with(self._sent, theirs, oldest_first=_is_to_tail(command))
+            await self._do(in_chunks(self._bulk, found), command, theirs, dry_run)
         return tally.report()
 
-    async def _change_all(self, meant: TaskFilter, command: Command) -> None:
+    async def _find_failed_with(self, sent: set[str], theirs: TaskFilter, *, oldest_first: bool) -> list[str]:
+        """Those that failed because one of these did, then those that did because of those, and so on."""
+        failed = [
+            (record.uuid, record.error.details.get("task"))
+            async for page in task_pages(self._bulk.list_tasks, theirs)
+            for record in page
+            if record.error is not None and record.uuid not in sent
+        ]
+        because_of: dict[object, list[str]] = {}
+        for uuid, cause in failed[::-1] if oldest_first else failed:
+            because_of.setdefault(cause, []).append(uuid)
+        found = [uuid for cause, uuids in because_of.items() if cause in sent for uuid in uuids]
+        for uuid in found:  # it grows meanwhile
+            found += because_of.get(uuid, ())
+        return found
+
+    async def _do(
+        self, chunks: AsyncIterator[Sequence[str]], command: Command, meant: TaskFilter, dry_run: bool
+    ) -> None:
         tally, failed = self._tally, list[Applied]()
-        chunks: AsyncIterator[Sequence[str]] = (
-            self._oldest_first(meant) if command == Retry(to_head=False) else list_chunks(self._bulk, meant)
-        )
         async for uuids in chunks:
             tally.matched += len(uuids)
-            failed += await self._change(uuids, command, meant)
+            if not dry_run:
+                failed += await self._change(uuids, command, meant)
+            elif self._sent is not None:
+                self._sent.update(uuids)
         # Who failed with another is refused until that is sent again, which may have been later in the same round.
         moved = 0
         while failed and tally.moved > moved:
@@ -242,6 +278,8 @@ class Matching:
         for one in await self._bulk.apply(uuids, command, by=self._by, where=meant):
             if one.refused is None:
                 self._tally.moved += 1
+                if self._sent is not None:
+                    self._sent.add(one.uuid)
             elif isinstance(one.refused, DependencyLost) and one.refused.ended == TaskState.FAILED:
                 failed.append(one)
             else:
@@ -251,8 +289,16 @@ class Matching:
     async def _count(self, where: TaskFilter) -> int:
         return sum([len(uuids) async for uuids in list_chunks(self._bulk, where)])
 
-    async def _oldest_first(self, where: TaskFilter) -> AsyncIterator[Sequence[str]]:
+    async def _in_order(self, where: TaskFilter, command: Command) -> AsyncIterator[Sequence[str]]:
         """Who goes to the tail one after the other has to go in order: all of them are found before the first goes."""
+        if not _is_to_tail(command):
+            async for uuids in list_chunks(self._bulk, where):
+                yield uuids
+            return
         found = [uuid async for uuids in list_chunks(self._bulk, where) for uuid in uuids]
-        async for uuids in in_chunks(self._bulk, found[::-1]):
-            yield uuids
+        async for some in in_chunks(self._bulk, found[::-1]):
+            yield some
+
+
+def _is_to_tail(command: Command) -> bool:
+    return command == Retry(to_head=False)

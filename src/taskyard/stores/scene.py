@@ -12,7 +12,7 @@ from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Holder, NodeScene, QueueScene, Scene, Silence, line_of
+from taskyard.model.why import Busy, First, Holder, NodeScene, QueueScene, Scene, Silence, line_of
 from taskyard.ports.store import Node
 
 K = TypeVar("K")
@@ -48,7 +48,7 @@ class Found(msgspec.Struct, frozen=True):
 
     holders: dict[Held, Holder] = {}
     parents: dict[int, tuple[str, TaskState]] = {}
-    heads: dict[Held, tuple[str, TaskState]] = {}
+    heads: dict[Held, First] = {}
 
 
 class Running(msgspec.Struct, frozen=True):

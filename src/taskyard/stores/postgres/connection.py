@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from taskyard.errors import StoreTooOld, hide_password
+from taskyard.errors import StoreNotUtf8, StoreTooOld, hide_password
 from taskyard.stores.postgres.errors import LOST, connecting, typed_errors
 
 T = TypeVar("T")
@@ -23,6 +23,9 @@ COMMAND_S = 8.0
 """How long an answer may take. A connection that died silently is given up then, and claims go on over another."""
 
 OLDEST_SERVER = 15
+
+ENCODINGS = frozenset({"UTF8", "SQL_ASCII"})
+"""Of a database that takes every text. In the second it is bytes, which are ours."""
 
 LOCK, STATEMENT = 5 / 8, 7 / 8
 """Of the time for an answer: how long the server waits for a lock, and works on a statement. Shorter than the client
@@ -83,6 +86,10 @@ async def connect(url: str, *, settings: dict[str, str] | None = None, command_s
     if version < OLDEST_SERVER:
         conn.terminate()
         raise StoreTooOld(hide_password(url), version, OLDEST_SERVER)
+    encoding = getattr(conn.get_settings(), "server_encoding", "UTF8")  # a pooler need not say it
+    if encoding not in ENCODINGS:
+        conn.terminate()
+        raise StoreNotUtf8(hide_password(url), encoding)
     _limit_socket(conn)
     return conn
 

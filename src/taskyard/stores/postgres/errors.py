@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from taskyard.errors import (
+    InvalidInput,
     OutcomeUnknown,
     StoreBusy,
     StoreDenied,
@@ -32,6 +33,9 @@ LOST = (
 """After one of these it is not known what became of a statement that was sent. TimeoutError is an OSError."""
 
 
+_NO_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
+"""A character that the database cannot store, such as NUL."""
+
 _OPTIONS_REFUSED = (
     asyncpg.UndefinedObjectError,
     asyncpg.InvalidParameterValueError,
@@ -45,17 +49,19 @@ def connecting(url: str) -> Iterator[None]:
     try:
         yield
     except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as exc:
-        raise StoreDenied(hide_password(url), str(exc), "correct the user and the password in the address") from exc
+        raise StoreDenied(
+            hide_password(url), describe(exc), "correct the user and the password in the address"
+        ) from exc
     except asyncpg.InvalidCatalogNameError as exc:
         name = urlsplit(url).path.lstrip("/") or urlsplit(url).username or ""
         hint = f"create it with `createdb {name}`, or correct the address"
-        raise StoreDenied(hide_password(url), str(exc), hint) from exc
+        raise StoreDenied(hide_password(url), describe(exc), hint) from exc
     except asyncpg.InsufficientPrivilegeError as exc:
-        raise StoreDenied(hide_password(url), str(exc), "give this user the right to connect") from exc
+        raise StoreDenied(hide_password(url), describe(exc), "give this user the right to connect") from exc
     except asyncpg.ClientConfigurationError as exc:
         raise StoreUrlInvalid(url, f"correct its options: {hide_password(describe(exc))}") from exc
     except _OPTIONS_REFUSED as exc:
-        raise StoreDenied(hide_password(url), str(exc), "correct the options after the ? in the address") from exc
+        raise StoreDenied(hide_password(url), describe(exc), "correct the options after the ? in the address") from exc
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
         raise StoreUnreachable(hide_password(url), describe(exc), *_list_hints(url, exc)) from exc
 
@@ -83,9 +89,11 @@ def typed_errors(url: str, *, writes: bool = False) -> Iterator[None]:
         raise StoreFull(hide_password(url)) from exc
     except (asyncpg.LockNotAvailableError, asyncpg.TransactionRollbackError) as exc:
         raise StoreBusy(hide_password(url)) from exc
+    except _NO_TEXT as exc:
+        raise InvalidInput(f"this cannot be stored: {describe(exc)}") from exc
     except asyncpg.InsufficientPrivilegeError as exc:
         hint = "give this user all rights on the schema taskyard, or use the user that owns it"
-        raise StoreDenied(hide_password(url), str(exc), hint) from exc
+        raise StoreDenied(hide_password(url), describe(exc), hint) from exc
     except LOST as exc:
         if writes:
             raise OutcomeUnknown(describe(exc)) from exc
@@ -95,4 +103,9 @@ def typed_errors(url: str, *, writes: bool = False) -> Iterator[None]:
 
 
 def describe(exc: BaseException) -> str:
+    """In one line. What the server has to say in detail may be a row, with all that is in it."""
+    if isinstance(exc, asyncpg.InternalClientError):
+        return "the connection was lost"  # the driver tells of its own states
+    if isinstance(exc, asyncpg.PostgresError) and exc.message:
+        return str(exc.message)
     return str(exc) or ("no answer in time" if isinstance(exc, TimeoutError) else type(exc).__name__)

@@ -103,6 +103,11 @@ async def list_ids(conn: Connection, where: TaskFilter, before_id: int | None, l
     return [(id_, uuid) for id_, uuid in await _select(conn, "id, uuid", "id, uuid", where, before_id, limit)]
 
 
+async def list_origins(conn: Connection, uuids: Sequence[str]) -> set[str]:
+    parts = (f"SELECT origin FROM taskyard.{table} WHERE origin = ANY ($1::text[])" for table in ("task", "ended"))
+    return {origin for (origin,) in await conn.fetch(" UNION ".join(parts), list(uuids))}
+
+
 # An error that nobody raised has no types, and goes by its kind.
 _NAMED = "coalesce(error::jsonb -> 'types', jsonb_build_array(error::jsonb -> 'kind')) ? ${n}"
 

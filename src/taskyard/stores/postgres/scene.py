@@ -11,7 +11,7 @@ from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Holder, Scene, Silence
+from taskyard.model.why import Busy, First, Holder, Scene, Silence
 from taskyard.ports.store import BEATS_PER_LEASE, Node
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
@@ -40,10 +40,10 @@ _BLOCKERS = (
     "FROM unnest($1::text[], $2::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
     "SELECT uuid, state, started_at FROM taskyard.task "
     f"WHERE id = coalesce({', '.join(map(_WITH_KEY.format, _WAYS))})) AS holder UNION ALL "
-    "SELECT 'head', asked.queue, asked.name, head.uuid, head.state, NULL "
+    "SELECT 'head', asked.queue, asked.name, head.uuid, head.state, head.updated_at "
     "FROM unnest($3::text[], $4::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
-    "SELECT uuid, state FROM taskyard.task WHERE queue = asked.queue AND line = asked.name AND line IS NOT NULL "
-    "AND state IN ('queued', 'paused', 'blocked') ORDER BY position LIMIT 1) AS head UNION ALL "
+    "SELECT uuid, state, updated_at FROM taskyard.task WHERE queue = asked.queue AND line = asked.name "
+    "AND line IS NOT NULL AND state IN ('queued', 'paused') ORDER BY position LIMIT 1) AS head UNION ALL "
     "SELECT 'parent', waits.child::text, NULL, parent.uuid, parent.state, NULL "
     "FROM (SELECT child, min(parent) AS parent FROM taskyard.dependency "
     "WHERE child = ANY ($5::bigint[]) AND NOT done GROUP BY child) AS waits "
@@ -88,7 +88,7 @@ async def _find_blockers(conn: Connection, wanted: Wanted) -> Found:
         if what == "parent":
             found.parents[int(where)] = uuid, TaskState(state)
         elif what == "head":
-            found.heads[where, name] = uuid, TaskState(state)
+            found.heads[where, name] = First(uuid, TaskState(state), since)
         else:
             found.holders[where, name] = Holder(uuid, TaskState(state), since)
     return found

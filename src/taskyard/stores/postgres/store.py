@@ -255,7 +255,7 @@ class PostgresStore(ScheduleVerbs):
             except (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.ProgramLimitExceededError) as exc:
                 is_too_much = isinstance(exc, asyncpg.ProgramLimitExceededError)
                 if not turn.refuse_unstorable() and not (is_too_much and turn.claim_less()):
-                    raise InvalidInput(f"this cannot be stored: {exc}") from exc
+                    raise InvalidInput(f"this cannot be stored: {describe(exc)}") from exc
         raise StoreBusy(hide_password(self.url))
 
     async def _send(self, conn: Connection, turn: Turn) -> Any:
@@ -286,7 +286,7 @@ class PostgresStore(ScheduleVerbs):
                     queue,
                     source,
                 )
-            except StoreError:
+            except (StoreError, InvalidInput):
                 if turn.refuse_unstorable():
                     continue
                 raise
@@ -525,6 +525,9 @@ class PostgresStore(ScheduleVerbs):
         self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
     ) -> list[tuple[int, str]]:
         return await self._ask(partial(reader.list_ids, where=where, before_id=before_id, limit=limit))
+
+    async def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        return await self._ask(partial(reader.list_origins, uuids=uuids))
 
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))

@@ -128,6 +128,14 @@ class SqliteReader:
         sql = f"SELECT {columns} FROM task {index or 'WHERE'} {asked} ORDER BY id DESC LIMIT ?"
         return self._conn.execute(sql, (before_id if before_id is not None else 1 << 62, *values, limit))
 
+    def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        rows: Any = self._conn.execute(
+            "SELECT origin FROM json_each(?) AS v CROSS JOIN task INDEXED BY task_origin "
+            "ON task.origin = v.value AND task.origin IS NOT NULL",
+            (msgspec.json.encode(list(uuids)).decode(),),
+        )
+        return {origin for (origin,) in rows}
+
     def list_runs(self, uuid: str) -> list[Run]:
         rows = self._conn.execute(
             f"SELECT {', '.join(RUN_COLUMNS)} FROM run "

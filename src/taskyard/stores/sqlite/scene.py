@@ -13,7 +13,7 @@ from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Holder, Scene, Silence
+from taskyard.model.why import Busy, First, Holder, Scene, Silence
 from taskyard.ports.store import Node
 from taskyard.stores.rows import from_us
 from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
@@ -44,7 +44,7 @@ _BLOCKERS = (
     f"FROM json_each(?1) AS asked JOIN task ON task.id = coalesce({_HOLDER}) "
     "UNION ALL SELECT * FROM (SELECT 'parent', child, min(parent), task.uuid, task.state, NULL FROM dependency "
     "JOIN task ON task.id = parent WHERE child IN (SELECT value FROM json_each(?2)) AND done = 0 GROUP BY child) "
-    "UNION ALL SELECT 'head', asked.value ->> 0, asked.value ->> 1, task.uuid, task.state, NULL "
+    "UNION ALL SELECT 'head', asked.value ->> 0, asked.value ->> 1, task.uuid, task.state, task.updated_at "
     f"FROM json_each(?3) AS asked JOIN task ON task.id = ({_HEAD})"
 )
 
@@ -87,7 +87,7 @@ def _find_blockers(conn: apsw.Connection, wanted: Wanted) -> Found:
         if what == "parent":
             found.parents[where] = uuid, TaskState(state)
         elif what == "head":
-            found.heads[where, name] = uuid, TaskState(state)
+            found.heads[where, name] = First(uuid, TaskState(state), from_us(since))
         else:
             found.holders[where, name] = Holder(uuid, TaskState(state), None if since is None else from_us(since))
     return found

@@ -54,6 +54,15 @@ class ReadingContract(Desk):
         found = await store.outcomes(uuids(tasks))
         assert [one.uuid for one in found if one is not None] == uuids(tasks)
 
+    async def test_those_are_found_that_others_were_made_of(self, store: Store, clock: ManualClock) -> None:
+        """Of the tasks asked for, those that others name as their origin, whether these wait or have ended."""
+        one, two, three = await start(store, a_record(), a_record(), a_record())
+        (again,) = await start(store, a_record(origin=one.uuid))
+        await settle(store, again, Move.completed(at=clock.now()))
+        await add(store, a_record(origin=two.uuid), a_record(origin=two.uuid))
+        assert await store.list_origins(uuids([one, two, three, again])) == {one.uuid, two.uuid}
+        assert await store.list_origins([three.uuid, "nobody"]) == await store.list_origins([]) == set()
+
     async def test_a_part_of_an_id_finds_it(self, store: Store) -> None:
         """An id is found by how it begins and by how it ends, and what is no part of any finds none."""
         await add(store, *(tasks := [a_record() for _ in range(3)]))

@@ -1,0 +1,168 @@
+"""Commands that go on for long, on a server that is away for a while or has no connection left."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import asyncpg
+import pytest
+
+from taskyard import Yard
+from taskyard.cli.narrator import narrated
+from taskyard.testing.postgres import FAST, Databases, Server, as_user, at_database
+from tests.cli.shell import LONG_S, Shell
+
+SECRET = "sesame"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One that a test may halt, if it starts it again; on this thread, with which it ends."""
+    server = Server(settings=FAST)
+    try:
+        server.start()
+        Databases(server.url).execute(f"CREATE ROLE app LOGIN PASSWORD '{SECRET}'")
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    """The address of an empty database, for a user of no special rights."""
+    databases = Databases(server.url)
+    databases.execute("DROP DATABASE IF EXISTS app WITH (FORCE)")
+    databases.execute("CREATE DATABASE app OWNER app")
+    return as_user(at_database(server.url, "app"), "app", SECRET)
+
+
+class Lines(logging.Handler):
+    """What is logged, to be waited for, on one loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self._new: asyncio.Queue[str] = asyncio.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+        self._new.put_nowait(record.getMessage())
+
+    async def hear(self, text: str) -> None:
+        async with asyncio.timeout(LONG_S):
+            while text not in await self._new.get():
+                pass
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    handler, log = Lines(), logging.getLogger("taskyard")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler
+    log.removeHandler(handler)
+    log.setLevel(logging.NOTSET)
+
+
+async def let_connect(server: Server, number: int) -> None:
+    """How many connections the user may have; -1 for any number. Those that are open stay."""
+    conn = await asyncpg.connect(server.url)
+    await conn.execute(f"ALTER ROLE app CONNECTION LIMIT {number}")
+    await conn.close()
+
+
+@pytest.mark.anyio
+async def test_a_story_that_cannot_be_read_waits(server: Server, url: str, lines: Lines) -> None:
+    """A verbose worker that gets no connection for its story runs its tasks all the same, says once that nothing is
+    told, and tells all of it when there is one."""
+    yard = Yard(url)
+
+    @yard.consumer
+    async def add(a: int) -> int:
+        return a + 1
+
+    async with yard:
+        await (await add.submit(0)).result(timeout_s=LONG_S)  # what this needs is open now
+        await let_connect(server, 0)
+        try:
+            async with narrated(yard):
+                await lines.hear("nothing is told before the store answers")
+                handle = await add.submit(1)
+                assert await handle.result(timeout_s=LONG_S) == 2
+                await let_connect(server, -1)
+                await lines.hear(f"completed add {handle.uuid}")
+        finally:
+            await let_connect(server, -1)
+    assert len([line for line in lines.said if "nothing is told" in line]) == 1
+
+
+def test_a_verbose_worker_is_stopped_while_the_server_is_away(shell: Shell, server: Server, url: str) -> None:
+    """An idle verbose worker that is stopped while the database is away ends with 0, as one that is not verbose."""
+    worker = shell.start("worker", "app:yard", "-v", TASKYARD_STORE=url)
+    worker.hear("is running")
+    shell.ok("submit", "add", "a=1", "--app", "app:yard", "--wait", TASKYARD_STORE=url)
+    worker.hear("completed add")
+    server.halt()
+    try:
+        worker.signal(signal.SIGTERM)
+        assert worker.end() == 0, worker.said
+    finally:
+        server.start()
+    assert "error: " not in worker.said
+
+
+def test_a_database_that_lacks_letters_is_named(shell: Shell, server: Server) -> None:
+    """A database in another encoding than UTF8 is refused by every command, and a problem for `doctor`, with what to
+    do."""
+    databases = Databases(server.url)
+    databases.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    url = at_database(server.url, "latin")
+    for command in ("migrate", "migrate --check", "submit add a=1 --app app:yard", "ls"):
+        done = shell.here(*command.split(), TASKYARD_STORE=url)
+        assert (done.code, "ENCODING 'UTF8' TEMPLATE template0" in done.err) == (3, True), done
+    examined = shell.here("doctor", TASKYARD_STORE=url)
+    assert (examined.code, "has the encoding LATIN1" in examined.out) == (1, True), examined
+    databases.execute("DROP DATABASE latin")
+
+
+def test_watching_goes_on_after_an_outage(shell: Shell, server: Server, url: str) -> None:
+    """`taskyard watch` waits for a database that is away, says so once, and tells what happens afterwards."""
+    shell.ok("migrate", TASKYARD_STORE=url)
+    watching = shell.start("watch", TASKYARD_STORE=url)
+    watching.hear("watching: ")
+    server.halt(signal.SIGQUIT)
+    server.start()
+    submitted = shell.ok("submit", "add", "a=1", "--app", "app:yard", "--json", TASKYARD_STORE=url).json["uuid"]
+    watching.hear(f"submitted  add {submitted}")
+    watching.signal(signal.SIGTERM)
+    assert watching.end() == 0
+    assert watching.said.count("the store is away since") <= 1
+
+
+@pytest.mark.anyio
+async def test_a_listener_waits_for_a_store_that_is_away(server: Server, url: str, lines: Lines) -> None:
+    """Events are read on where a reader was when the database went away, without a gap, and that is logged once."""
+    async with Yard(url) as yard, Yard(url).client() as reader:
+
+        @yard.consumer
+        async def add(a: int) -> int:
+            return a + 1
+
+        first = await add.submit(1)
+        await first.result(timeout_s=LONG_S)
+        seen = (await anext(reader.events(after=0, task=first.uuid))).seq
+        server.halt()
+        try:
+            async with aclosing(reader.events(after=seen, kinds=["running", "completed"])) as events:
+                following = asyncio.ensure_future(anext(events))
+                await lines.hear("events are read on when the store answers")
+                server.start()
+                async with asyncio.timeout(LONG_S):
+                    told = [(await following).kind, (await anext(events)).kind]
+        finally:
+            if not server.is_running:
+                server.start()
+    assert told == ["running", "completed"]
+    assert len([line for line in lines.said if "events are read on" in line]) == 1
