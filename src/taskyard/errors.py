@@ -560,7 +560,7 @@ class StoreFull(StoreError):
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            f"no room left for the store {path}; free some disk space and submit again. Nothing acknowledged is lost"
+            f"no room left for the store {path}; free some disk space and try again. Nothing acknowledged is lost"
         )
 
 

@@ -266,7 +266,7 @@ async def put(
         if found:
             (old,) = found
             if not replace:
-                raise ScheduleExists(schedule.name, "remove it first (`taskyard schedule rm`), or take another name")
+                raise ScheduleExists(schedule.name, "replace it (--replace), remove it first, or take another name")
             if old.from_code and not from_code:
                 raise ScheduleExists(schedule.name, "a program defines it whenever it starts: change it there")
             if old.schedule == schedule and old.from_code == from_code:

@@ -54,6 +54,23 @@ def test_ls_filters_and_pages(shell: Shell) -> None:
     assert ids("--state", "ended") == []
 
 
+def test_the_next_page_is_asked_for_as_this_one_was(shell: Shell) -> None:
+    """What the list says to type for more has the same filter and number."""
+    shell.seed(*[("add", {"a": n}) for n in range(5)])
+    out = shell.here("ls", "--store", shell.url, "--source", "add", "--state", "queued,running", "-n", "2").out
+    (hint,) = [line for line in out.splitlines() if line.startswith("the next ones: taskyard ls")]
+    first = shell.here("ls", "--store", shell.url, "--json", "-n", "2").json
+    assert hint.endswith(f"ls --state queued,running --source add -n 2 --before {first['before'][-8:]}")
+    assert shell.here(*hint.split()[4:], "--store", shell.url, "--json").json["before"] is not None
+
+
+def test_lines_are_not_cut_in_a_pipe(shell: Shell) -> None:
+    """What an error says, or a task waits for, is whole: a program may look for what stands at its end."""
+    shell.seed(("boom", {"why": "a long story " * 20 + "and its end"}), work=True)
+    assert "and its end" in shell.here("ls", "--store", shell.url).out
+    assert "and its end" not in shell.here("ls", "--store", shell.url, COLUMNS="80").out
+
+
 def test_show_tells_everything(shell: Shell) -> None:
     """Arguments, error, traceback and every run of a task are shown."""
     (uuid,) = shell.seed(("flaky", {"host": "example.org"}), work=True)

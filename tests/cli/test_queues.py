@@ -55,7 +55,7 @@ def test_a_paused_queue_starts_nothing_until_it_is_resumed(shell: Shell) -> None
     """A pause holds across the processes that come and go, is shown with who and why, and resume starts the head."""
     shell.seed(("boom", {}), work=True)
     paused = say(shell, "pause", "cpu", "--reason", "backup", LOGNAME="ana")
-    assert paused.out == "cpu  ‖ paused; nothing more starts until it is resumed\n"
+    assert paused.out == "cpu  ‖ paused; nothing more starts until it is resumed, then at most 2 at once\n"
     held, other = (shell.seed((name, {}))[0] for name in ("boom", "hold"))
     worker = shell.start_worker("--verbose")
     worker.hear(f"started   hold {other}")

@@ -69,6 +69,14 @@ def test_submit_tells_whether_a_worker_runs(shell: Shell) -> None:
     assert "note" not in shell.ok("submit", "add", "a=1", "--app", "app:yard").err
 
 
+def test_who_gave_up_waiting_knows_which_task_goes_on(shell: Shell) -> None:
+    """The id stands in a field of its own: nobody has to look for it in a sentence."""
+    late = shell.run("submit", "add", "a=1", "--app", "app", "--wait-timeout", "0.1", "--json")
+    assert late.code == 1
+    (task,) = shell.here("ls", "--store", shell.url, "--json").json["tasks"]
+    assert json.loads(late.err.splitlines()[-1])["uuid"] == task["uuid"]
+
+
 def test_submit_can_wait_for_the_result(shell: Shell) -> None:
     """With --wait standard output is the result and nothing else; a task that fails is exit code 1 and says why."""
     shell.start_worker()
@@ -97,10 +105,10 @@ REFUSED = [
     pytest.param(["add", "a=x"], 1, "a: Input should be a valid integer", id="wrong-type"),
     pytest.param(["add", "b=1"], 1, "a: Field required", id="missing-argument"),
     pytest.param(["add", "a=1", "c=1"], 1, "c: Extra inputs", id="unknown-argument"),
-    pytest.param(["add", "a=1", "--priority", "urgent"], 1, "not one of high, normal, low", id="priority"),
-    pytest.param(["add", "a=1", "--dedupe", "perhaps"], 1, "perhaps", id="dedupe"),
-    pytest.param(["add", "a=1", "--dedupe-scope", "queued"], 1, "has no effect without dedupe", id="scope-alone"),
-    pytest.param(["add", "a=1", "--dedupe", "merge", "--dedupe-window", "5"], 1, "go together", id="window-alone"),
+    pytest.param(["add", "a=1", "--priority", "urgent"], 2, "not one of high, normal, low", id="priority"),
+    pytest.param(["add", "a=1", "--dedupe", "perhaps"], 2, "perhaps", id="dedupe"),
+    pytest.param(["add", "a=1", "--dedupe-scope", "queued"], 2, "has no effect without dedupe", id="scope-alone"),
+    pytest.param(["add", "a=1", "--dedupe", "merge", "--dedupe-window", "5"], 2, "go together", id="window-alone"),
     pytest.param(["add", "a=1", "--dedupe-window", "soon"], 2, "is no duration", id="window"),
     pytest.param(["add", "a=1", "--on-failure", "skip"], 2, "name them with --after", id="on-failure-alone"),
     pytest.param(["add", "a"], 2, "write key=value", id="no-equals"),

@@ -33,7 +33,8 @@ def test_events_are_lines_in_a_pipe(shell: Shell) -> None:
     plain = shell.start("watch", "--until-idle", "--store", shell.url)
     lines = shell.start("watch", "--until-idle", "--json", "--store", shell.url)
     for watcher in (plain, lines):
-        watcher.hear("watching: ")
+        watcher.hear("watching")
+    assert json.loads(lines.heard[0]) == {"watching": shell.url}
     (told,) = shell.seed(("flaky", {"host": "example.org"}))
     shell.start_worker()
     assert (plain.end(), lines.end()) == (0, 0)
@@ -92,7 +93,7 @@ def test_some_events_only_are_lines(shell: Shell) -> None:
     )
     elsewhere = shell.start("watch", "--until-idle", "--json", "--queue", "nowhere", "--store", shell.url)
     for one in (watcher, elsewhere):
-        one.hear("watching: ")
+        one.hear("watching")
     (good,) = shell.seed(("add", {"a": 1}))
     shell.start_worker()
     assert (watcher.end(), elsewhere.end()) == (0, 0)
@@ -100,4 +101,5 @@ def test_some_events_only_are_lines(shell: Shell) -> None:
     assert f"completed  add {good}" in line
     assert len(elsewhere.heard) == 1
     refused = shell.here("watch", "--kind", "finished", "--store", shell.url)
+    assert refused.code == 2
     assert "'finished' is no kind of event; known are submitted" in refused.err

@@ -271,6 +271,7 @@ def test_a_yard_that_makes_no_sense_is_refused(settings, advice):
 
 
 POLICIES = [{"max_retries": "x"}, {"max_retries": 1.5}, {"first_s": "1"}, {"factor": None}, {"cap_s": -1}]
+POLICIES += [{"retry_on": (ValueError,)}, {"give_up_on": "OSError"}, {"retry_on": 5}, {"give_up_on": ("OSError", 5)}]
 
 
 @pytest.mark.parametrize("settings", POLICIES)

@@ -14,7 +14,15 @@ from typing import Annotated, Any
 import typer
 
 from taskyard.cli.console import complain, json_text
-from taskyard.cli.errors import DONE, REFUSED, USAGE, UsageError, error_document, exit_code_of
+from taskyard.cli.errors import (
+    DONE,
+    REFUSED,
+    USAGE,
+    UsageError,
+    error_document,
+    exit_code_of,
+    typed_on_the_command_line,
+)
 from taskyard.cli.options import (
     AppArgument,
     AppOption,
@@ -223,7 +231,8 @@ def watch_command(  # noqa: PLR0917 - a command takes all of its options so
     from taskyard.listening import check_kinds
     from taskyard.model.event import EventFilter
 
-    where = EventFilter(kinds=check_kinds(kind) if kind else None, queue=queue, source=source)
+    with typed_on_the_command_line():
+        where = EventFilter(kinds=check_kinds(kind) if kind else None, queue=queue, source=source)
     return _await(watch(Target(store, yard), tasks or (), where, once=once, until_idle=until_idle, as_json=as_json))
 
 

@@ -17,11 +17,15 @@ PIPE_WIDTH = 160
 """Columns when nobody sees a window: wide enough for a whole id and a whole message."""
 
 
-def make_console(*, stderr: bool = False) -> Console:
+LINE_WIDTH = 1_000
+"""Columns of a table whose lines nobody wants to be cut, where nobody sees a window."""
+
+
+def make_console(*, stderr: bool = False, pipe_width: int = PIPE_WIDTH) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else pipe_width
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=width)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from taskyard.errors import InvalidInput, StoreError, StoreUrlInvalid, TaskyardError, quote
@@ -106,6 +107,15 @@ class StoreHeld(StoreError):
             f"process {pid} ({command}) is stopped while it has the turn to write to {path}, and all others wait for "
             f"it; let it go on with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`"
         )
+
+
+@contextmanager
+def typed_on_the_command_line() -> Iterator[None]:
+    """What is wrong inside stands on the command line, before anything was asked of a store."""
+    try:
+        yield
+    except InvalidInput as wrong:
+        raise wrong if isinstance(wrong, UsageError) else UsageError(str(wrong)) from None
 
 
 def exit_code_of(error: BaseException) -> int:

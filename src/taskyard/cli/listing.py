@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from taskyard.cli.console import make_console, say_json, show
+from taskyard.cli.console import LINE_WIDTH, make_console, say_json, show
 from taskyard.cli.documents import priority_label, sum_states, task_document
 from taskyard.cli.looks import counts_text, detail_text, elapsed, state_text
 from taskyard.cli.target import Target, opened, resolve
@@ -23,6 +24,9 @@ from taskyard.ports.store import TaskFilter
 
 ROOMY, WIDE = 100, 140
 """Columns of a window from which on there is room for everything, and for whole ids as well."""
+
+PAGE = 20
+"""Tasks on a page, unless one asks for another number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,21 @@ async def list_tasks(target: Target, where: TaskFilter, *, before: str | None, l
         ]
         say_json({"tasks": tasks, "counts": counts, "before": listing.before})
     else:
-        console = make_console()
-        show(console, draw(listing, console, now=datetime.now(UTC)))
+        console = make_console(pipe_width=LINE_WIDTH)
+        show(console, draw(listing, console, again=_again(where, limit), now=datetime.now(UTC)))
     return 0
 
 
-def draw(listing: Listing, console: Console, *, now: datetime) -> RenderableType:
+def _again(where: TaskFilter, limit: int) -> str:
+    """What was asked for, as it is typed."""
+    states = [] if where.states is None else ["--state", ",".join(where.states)]
+    queue = [] if where.queue is None else ["--queue", where.queue]
+    source = [] if where.source is None else ["--source", where.source]
+    number = [] if limit == PAGE else ["-n", str(limit)]
+    return clean(shlex.join(["taskyard", "ls", *states, *queue, *source, *number]))
+
+
+def draw(listing: Listing, console: Console, *, again: str = "taskyard ls", now: datetime) -> RenderableType:
     parts: list[RenderableType] = []
     if listing.tasks:
         parts += [_table(listing, console.width, now), Text()]
@@ -67,7 +80,7 @@ def draw(listing: Listing, console: Console, *, now: datetime) -> RenderableType
         parts.append(Text("no task fits; in the store there are:", "dim"))
     parts.append(counts_text(listing.counts))
     if listing.before is not None:
-        parts.append(Text(f"the next ones: taskyard ls --before {short_id(listing.before)}", "dim"))
+        parts.append(Text(f"the next ones: {again} --before {short_id(listing.before)}", "dim"))
     return Group(*parts)
 
 
@@ -75,6 +88,7 @@ def _table(listing: Listing, width: int, now: datetime) -> Table:
     """What would be the same in every row is left out, and in a narrow window what matters less."""
     tasks = listing.tasks
     roomy, wide = width >= ROOMY, width >= WIDE
+    room = LINE_WIDTH if width >= LINE_WIDTH else 120
     columns: dict[str, Callable[[TaskRecord], Text]] = {
         "ID": lambda task: Text(clean(task.uuid) if wide else short_id(task.uuid)),
         "STATE": lambda task: state_text(task.state),
@@ -94,7 +108,7 @@ def _table(listing: Listing, width: int, now: datetime) -> Table:
     table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
     for task in tasks:
         held = listing.held.get(task.uuid)
-        detail = detail_text(task, now, 120) if held is None else Text(one_line(held, 120), "dim")
+        detail = detail_text(task, now, room) if held is None else Text(one_line(held, room), "dim")
         table.add_row(*(cell(task) for cell in columns.values()), detail)
     return table
 

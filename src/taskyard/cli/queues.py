@@ -211,4 +211,4 @@ def _what_next(status: QueueStatus) -> str:
             return f"nothing more starts, and it is paused when what runs has ended: {counted(running, 'task')}"
         case QueueState.PAUSED:
             left = f"; what runs goes on: {counted(running, 'task')}" if running else ""
-            return f"nothing more starts until it is resumed{left}"
+            return f"nothing more starts until it is resumed, then {at_once}{left}"

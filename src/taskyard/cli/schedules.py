@@ -15,7 +15,7 @@ from rich.text import Text
 
 from taskyard.cli.asking import asker
 from taskyard.cli.console import complain, make_console, say, say_json, show
-from taskyard.cli.errors import UsageError
+from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.cli.looks import state_text
 from taskyard.cli.submitting import fitting, stand_in
 from taskyard.cli.target import Target, opened
@@ -27,7 +27,7 @@ from taskyard.model.recurrence import Cron, describe
 from taskyard.model.schedule import Schedule
 from taskyard.model.task import Outcome
 from taskyard.ports.schedules import FireRow, ScheduleStatus
-from taskyard.schedules import Schedules
+from taskyard.schedules import Schedules, make_rule
 from taskyard.yard import Yard
 
 ROOMY = 110
@@ -260,6 +260,8 @@ def make_draft(
         if short in settings:
             settings[option] = parse(settings.pop(short))
     rule = cron if cron is not None else parse_duration(every or "")
+    with typed_on_the_command_line():
+        Schedule(name=name, rule=make_rule(rule, zone), source=consumer, **settings)
     return Draft(name, consumer, parse_arguments(pairs, whole), rule, zone, settings)
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from taskyard.cli.console import complain, json_text, make_console, say, say_json
 from taskyard.cli.documents import Revealed, priority_label, task_document
-from taskyard.cli.errors import UsageError
+from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.cli.looks import state_text
 from taskyard.cli.target import Target, opened, resolve_all
 from taskyard.cli.text import clean, duration
@@ -67,6 +67,8 @@ def make_order(
         raise UsageError("give either --delay or --at, not both")
     if "on_failure" in options and not after:
         raise UsageError("--on-failure is about the tasks that it waits for; name them with --after")
+    with typed_on_the_command_line():
+        TaskOptions.of(**options)
     return Order(
         name=name,
         arguments=parse_arguments(pairs, whole),
@@ -190,6 +192,9 @@ async def _wait(handle: TaskHandle, record: TaskRecord, order: Order, *, as_json
         result = await handle.result(timeout_s=order.wait_s)
     except TaskEnded as ended:
         raise Revealed(record).error(ended) from None
+    except TimeoutError as late:
+        vars(late)["uuid"] = record.uuid  # for programs: the task was taken, and goes on
+        raise
     if as_json:
         say_json({**task_document(await handle.record()), "result": result, "is_new": handle.is_new})
     else:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from taskyard.cli.board import Board
-from taskyard.cli.console import complain, make_console, say_json, show
+from taskyard.cli.console import complain, json_text, make_console, say_json, show
 from taskyard.cli.documents import Revealed, error_fields, event_document, task_document
 from taskyard.cli.errors import DONE, REFUSED
 from taskyard.cli.live import LiveView
@@ -105,7 +105,7 @@ class Lines:
     async def run(self, *, until_idle: bool) -> None:
         self._cursor = (await self._yard.store.events(after=-1)).last
         await self._tell([_as_event(self._cursor, await self._yard.handle(uuid).record()) for uuid in self._only])
-        complain("watching", describe_store(self._yard))
+        self._remark("watching", describe_store(self._yard))
         is_away = False
         with self._yard.engine.changes() as changes:
             while True:
@@ -114,17 +114,23 @@ class Lines:
                     over, is_news = await self._look(until_idle)
                 except AWAY as error:
                     if not is_away:
-                        complain("note", f"the store is away since {clock_time(datetime.now(UTC))}: {error}")
+                        self._remark("note", f"the store is away since {clock_time(datetime.now(UTC))}: {error}")
                     is_away = True
                     await pause(changes)
                     continue
                 if is_away:
-                    complain("note", "the store is back")
+                    self._remark("note", "the store is back")
                 is_away = False
                 if over and not is_news:
                     return
                 if not is_news:
                     await changes.wait()
+
+    def _remark(self, kind: str, text: str) -> None:
+        if self._as_json:
+            print(json_text({kind: text}, pretty=False), file=sys.stderr, flush=True)
+        else:
+            complain(kind, text)
 
     async def _look(self, until_idle: bool) -> tuple[bool, bool]:
         """Whether all is over, and whether there was something to tell."""
@@ -133,7 +139,7 @@ class Lines:
         over = is_over(self._board, self._only, until_idle)
         page = await self._yard.store.events(after=self._cursor)
         if page.missed:
-            complain("note", "some events were gone before they could be read")
+            self._remark("note", "some events were gone before they could be read")
         for event in page.events:
             await self._tell([event])
             self._cursor = event.seq

@@ -129,7 +129,7 @@ def _expand(expression: str) -> str:
     if expression == "@reboot":
         hint = "a schedule outlives the machines it runs on; submit a task where your program starts"
     elif expression.startswith("@every"):
-        hint = "for an interval write Every(seconds)"
+        hint = "an interval is no expression: write Every(seconds), on the command line --every TIME"
     raise InvalidInput(f"cron expression {quote(expression)} is not known here: {hint}")
 
 

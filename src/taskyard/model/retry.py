@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from taskyard.errors import InvalidRetry, quote
 from taskyard.model.execution import ErrorKind, ExecutionError
@@ -51,6 +53,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InvalidRetry(f"{name} of a RetryPolicy must be a number, not {quote(value)}")
+        for name in ("give_up_on", "retry_on"):
+            force_setattr(self, name, _names(name, getattr(self, name)))
         # Written so that NaN, which is neither smaller nor larger than anything, is refused as well.
         waits = 0 <= self.first_s < math.inf and 0 <= self.cap_s < math.inf
         if self.max_retries < 0 or not waits or not 1 <= self.factor < math.inf or not 0 <= self.jitter <= 1:
@@ -98,6 +102,18 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def exhausted(self, retries: int, error: ExecutionError) -> bool:
         return retries >= self.max_retries or not self.retries_error(error)
+
+
+def _names(field: str, given: Any) -> tuple[str, ...]:
+    """Names of exception classes, as they come out of a store."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidRetry(f"{field} of a RetryPolicy must be a list of names, such as ['OSError'], not {quote(given)}")
+    names = tuple(given)
+    for name in names:
+        if not isinstance(name, str):
+            hint = f"; give its name, {name.__name__!r}, or use RetryPolicy.on" if isinstance(name, type) else ""
+            raise InvalidRetry(f"{field} of a RetryPolicy must have names of classes, not {quote(name)}{hint}")
+    return names
 
 
 NO_RETRY = RetryPolicy(max_retries=0)

@@ -219,6 +219,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         """`ChangedMeanwhile` if the record is not, or no longer, among those that the command is for."""
         if self is not ANY and not self.matches(record):
             hint = "it is not among those that were meant, or no longer"
+            if self.queue is not None and self.queue != record.queue:
+                hint = f"it is in queue {quote(record.queue)}, and this is for {quote(self.queue)}"
             raise ChangedMeanwhile(record.uuid, VERBS[type(command)], record.state, hint)
 
 
