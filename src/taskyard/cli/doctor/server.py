@@ -69,6 +69,9 @@ async def _greeting(conn: Conn, took_s: float) -> Finding:
 
 
 async def _inside(conn: Conn) -> AsyncIterator[Finding]:
+    if await conn.fetchval("SELECT pg_is_in_recovery()"):
+        advice = "give the address of the primary; nothing can be submitted or run over this one"
+        yield problem("standby", "this server is a standby: it is read-only", advice)
     async for finding in _settings(conn):
         yield finding
     async for finding in _connections(conn):

@@ -57,7 +57,7 @@ from taskyard.ports.store import (
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import commands, reader, within
 from taskyard.stores.postgres.connection import COMMAND_S, PLANS, READS, Connection, Session, once
-from taskyard.stores.postgres.errors import describe, typed_errors
+from taskyard.stores.postgres.errors import busy, describe, read_only, typed_errors
 from taskyard.stores.postgres.gate import Gate
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease
@@ -127,7 +127,7 @@ class PostgresStore(ScheduleVerbs):
         if self._is_open:
             raise InvalidInput(f"the store {hide_password(self.url)} is open already; make another for another yard")
         self._pid = os.getpid()
-        await self.migrate()
+        await once(self.url, partial(migrate, url=self.url))
         gate = Gate()
         links = partial(Links, self.url, gate, command_s=self._command_s)
         self._turns = links(most=1, settings=PLANS, ghosts=self._ghosts)
@@ -145,7 +145,13 @@ class PostgresStore(ScheduleVerbs):
         return schema_at(version, "postgres")
 
     async def migrate(self) -> Schema:
-        return schema_at(await once(self.url, partial(migrate, url=self.url)), "postgres")
+        return schema_at(await once(self.url, self._migrate), "postgres")
+
+    async def _migrate(self, conn: Connection) -> int:
+        """Not on a standby, also if there is nothing to do: whoever asks wants to write. One may look there."""
+        if await conn.fetchval("SELECT pg_is_in_recovery()"):
+            raise read_only(self.url)
+        return await migrate(conn, self.url)
 
     async def close(self) -> None:
         if not self._is_open:
@@ -201,7 +207,7 @@ class PostgresStore(ScheduleVerbs):
             except StoreBusy as error:
                 if not isinstance(error.__cause__, asyncpg.TransactionRollbackError):
                     raise
-        raise StoreBusy(hide_password(self.url))
+        raise busy(self.url)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -261,7 +267,7 @@ class PostgresStore(ScheduleVerbs):
                 is_too_much = isinstance(exc, asyncpg.ProgramLimitExceededError)
                 if not turn.refuse_unstorable() and not (is_too_much and turn.claim_less()):
                     raise InvalidInput(f"this cannot be stored: {describe(exc)}") from exc
-        raise StoreBusy(hide_password(self.url))
+        raise busy(self.url)
 
     async def _send(self, conn: Connection, turn: Turn) -> Any:
         retried = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
@@ -272,7 +278,7 @@ class PostgresStore(ScheduleVerbs):
         except asyncpg.LockNotAvailableError as exc:
             if re.search(r"\badd_1\(", str(exc.context)):  # and not where turns wait for each other
                 raise _UuidHeld from exc
-            raise StoreBusy(hide_password(self.url)) from exc
+            raise busy(self.url) from exc
         except Exception:
             with typed_errors(self.url, writes=True):
                 raise
@@ -393,7 +399,7 @@ class PostgresStore(ScheduleVerbs):
             if row["done"]:
                 self._hints.tell()
                 return msgspec.json.decode(row["said"], type=QueueControl)
-        raise StoreBusy(hide_password(self.url))
+        raise busy(self.url)
 
     async def queues(self) -> list[QueueStatus]:
         return await self._ask(reader.queues)
