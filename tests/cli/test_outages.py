@@ -5,6 +5,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import aclosing
+from datetime import datetime, timedelta
 
 import asyncpg
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from taskyard import Yard
 from taskyard.cli.narrator import narrated
 from taskyard.engine import FLUSH_S
+from taskyard.ports.clock import SystemClock
+from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.postgres.connection import connect
 from taskyard.testing.postgres import FAST, Databases, Server, as_user, at_database
 from tests.cli.shell import LONG_S, Shell
@@ -232,3 +235,22 @@ async def test_a_session_that_only_listens_is_not_ended(url: str) -> None:
     ours = await connect(url)
     assert await ours.fetchval("SHOW idle_session_timeout") == "0"
     await ours.close()
+
+
+class Ahead(SystemClock):
+    """A clock that was set wrong by an hour."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(hours=1)
+
+
+@pytest.mark.anyio
+async def test_a_node_whose_clock_is_wrong_is_seen(shell: Shell, url: str, lines: Lines) -> None:
+    """A node whose clock differs from the database's says so when it starts, and others see it in `node ls` and
+    `doctor`; one whose clock is right is not mentioned."""
+    for clock, is_off in ((SystemClock(), False), (Ahead(), True)):
+        async with Yard(PostgresStore(url, clock=clock)):
+            for command in ("node ls", "doctor"):
+                done = await asyncio.to_thread(shell.run, *command.split(), TASKYARD_STORE=url)
+                assert ("1 h ahead" in done.out) is is_off, done
+        assert any("the clock of this node is 3600 s ahead" in line for line in lines.said) is is_off

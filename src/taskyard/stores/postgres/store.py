@@ -42,6 +42,7 @@ from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
+    SKEW_S,
     Add,
     Added,
     Applied,
@@ -118,6 +119,7 @@ class PostgresStore(ScheduleVerbs):
         self._written = 0
         self._tidying: asyncio.Task[None] | None = None
         self._where = ""
+        self._ahead_s: float | None = None
         self._ghosts: set[Session] = set()
         """Sessions with which the connection was lost."""
 
@@ -423,19 +425,35 @@ class PostgresStore(ScheduleVerbs):
     async def join(self, node: Node) -> None:
         async with self._asked():
             self._joined.add(node.incarnation)
+            await self._compare_clocks()
             await self._write(
                 "INSERT INTO taskyard.node (incarnation, info, lease_s) VALUES ($1, $2, $3) "
                 "ON CONFLICT (incarnation) DO UPDATE SET info = excluded.info, lease_s = excluded.lease_s, "
                 "beats = node.beats + 1, beat_at = now(), is_draining = false",
                 node.incarnation,
-                msgspec.json.encode(node).decode(),
+                self._info(node),
                 self._lease_s,
             )
             self._hints.tell(of_nodes=True)
 
+    async def _compare_clocks(self) -> None:
+        now = await self._read(lambda conn: conn.fetchval("SELECT clock_timestamp()"))
+        self._ahead_s = (self._clock.now() - now).total_seconds()
+        if abs(self._ahead_s) > SKEW_S:
+            side = "ahead of" if self._ahead_s > 0 else "behind"
+            log.warning(
+                "the clock of this node is %.0f s %s the database's: what is to run at a time runs too early or too "
+                "late here; set it right",
+                abs(self._ahead_s),
+                side,
+            )
+
+    def _info(self, node: Node) -> str:
+        return msgspec.json.encode(msgspec.structs.asdict(node) | {"ahead_s": self._ahead_s}).decode()
+
     async def describe(self, node: Node) -> None:
         async with self._asked():
-            info = msgspec.json.encode(node).decode()
+            info = self._info(node)
             await self._write(
                 "UPDATE taskyard.node SET info = $2 WHERE incarnation = $1 RETURNING 1", node.incarnation, info
             )
