@@ -115,7 +115,7 @@ def read_only(url: str) -> StoreDenied:
 
 def describe(exc: BaseException) -> str:
     """In one line. What the server has to say in detail may be a row, with all that is in it."""
-    if isinstance(exc, asyncpg.InternalClientError):
+    if type(exc) is asyncpg.InternalClientError:
         return "the connection was lost"  # the driver tells of its own states
     if isinstance(exc, asyncpg.PostgresError) and exc.message:
         return str(exc.message)
