@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from taskyard.blocking import BlockingExecutor
-from taskyard.blocking_yard import BlockingYard
 from taskyard.errors import (
     BatchTooLarge,
     BlockingOnLoop,
@@ -96,13 +94,14 @@ from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.ports.store import QueueStatus, TaskFilter
 from taskyard.queueing.controller import QueueController
-from taskyard.queueing.matching import BulkReport, Matching
+from taskyard.queueing.matching import BulkReport, Matching, RerunReport
 from taskyard.schedules import Schedules
-from taskyard.standalone import Scheduler, StandaloneQueue
 from taskyard.version import VERSION
 from taskyard.yard import Yard
 
 if TYPE_CHECKING:
+    from taskyard.blocking import BlockingExecutor
+    from taskyard.blocking_yard import BlockingYard
     from taskyard.execution.algorithm import Algorithm, AlgorithmContext
     from taskyard.execution.circuit import CircuitPolicy, CircuitState
     from taskyard.execution.desk import AlgorithmHealth
@@ -116,6 +115,7 @@ if TYPE_CHECKING:
     from taskyard.execution.starting import WorkerHandle
     from taskyard.manager import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
     from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints, Incident, IncidentKind
+    from taskyard.standalone import Scheduler, StandaloneQueue
 
 __version__ = VERSION
 
@@ -124,6 +124,8 @@ _LATER = {
     "AlgorithmContext": "taskyard.execution.algorithm",
     "AlgorithmHealth": "taskyard.execution.desk",
     "AlgorithmSpec": "taskyard.model.algorithm",
+    "BlockingExecutor": "taskyard.blocking",
+    "BlockingYard": "taskyard.blocking_yard",
     "CallOptions": "taskyard.manager",
     "CircuitPolicy": "taskyard.execution.circuit",
     "CircuitState": "taskyard.execution.circuit",
@@ -140,6 +142,8 @@ _LATER = {
     "PoolNumbers": "taskyard.execution.pool",
     "PoolSettings": "taskyard.execution.pool_settings",
     "ProcessPoolExecutor": "taskyard.execution.process",
+    "Scheduler": "taskyard.standalone",
+    "StandaloneQueue": "taskyard.standalone",
     "WorkerHandle": "taskyard.execution.starting",
     "get_executor_manager": "taskyard.manager",
 }
@@ -248,6 +252,7 @@ __all__ = [
     "QueueState",
     "QueueStatus",
     "Reason",
+    "RerunReport",
     "ResultGone",
     "ResultsPruned",
     "RetryLater",

@@ -19,6 +19,7 @@ from taskyard.errors import NotOpen, UnusableConnection
 from taskyard.execution.context import find_current_run
 from taskyard.group import Group
 from taskyard.handle import BoundTask, TaskHandle
+from taskyard.model.given import AnyTask
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
 from taskyard.ports.schedules import ScheduleStatus
 from taskyard.ports.store import ANY, TaskFilter
@@ -31,9 +32,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
-
-AnyTask = TaskHandle | str | UUID
-"""A task, by its handle or by its id."""
 
 
 class Face(ABC, Generic[S_co]):
@@ -56,22 +54,6 @@ def verb(of: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Co
     return call
 
 
-def task_verb(
-    of: Callable[Concatenate[S, str | UUID, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Face[S], AnyTask, P], T]:
-    """The same of a method for one task, which may also be given by its handle."""
-
-    @wraps(of)
-    def call(self: Face[S], task: AnyTask, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._call(of.__name__, of(self._target, _uuid(task), *args, **kwargs))
-
-    return call
-
-
-def _uuid(task: AnyTask) -> str | UUID:
-    return task.uuid if isinstance(task, TaskHandle) else task
-
-
 async def _do(make: Callable[[], T]) -> T:
     """What has to be made on the loop."""
     return make()
@@ -80,15 +62,15 @@ async def _do(make: Callable[[], T]) -> T:
 class TaskFace(Face[S_co]):
     """The verbs for one task, of a yard and of a queue."""
 
-    cancel = task_verb(TaskSteering.cancel)
-    retry = task_verb(TaskSteering.retry)
-    set_priority = task_verb(TaskSteering.set_priority)
-    hold = task_verb(TaskSteering.hold)
-    release = task_verb(TaskSteering.release)
-    skip = task_verb(TaskSteering.skip)
-    start_now = task_verb(TaskSteering.start_now)
-    move = task_verb(TaskSteering.move)
-    reschedule = task_verb(TaskSteering.reschedule)
+    cancel = verb(TaskSteering.cancel)
+    retry = verb(TaskSteering.retry)
+    set_priority = verb(TaskSteering.set_priority)
+    hold = verb(TaskSteering.hold)
+    release = verb(TaskSteering.release)
+    skip = verb(TaskSteering.skip)
+    start_now = verb(TaskSteering.start_now)
+    move = verb(TaskSteering.move)
+    reschedule = verb(TaskSteering.reschedule)
 
 
 class BlockingYard(TaskFace[Yard]):
@@ -96,7 +78,7 @@ class BlockingYard(TaskFace[Yard]):
     open, it is opened on a loop in a thread of its own until the block ends, with its workers unless `serve=False`.
     Threads that are in such blocks at once share that loop, and the last one to leave closes the yard.
 
-    Its verbs are those of `Yard`; a task is named by its handle or its id, and what `queue`, `matching`, `group`,
+    Its verbs are those of `Yard`, save `events`, which is for a loop; what `queue`, `matching`, `group`,
     `submit_group` and `schedules` give blocks as well."""
 
     def __init__(self, yard: Yard, *, serve: bool = True) -> None:
@@ -143,21 +125,21 @@ class BlockingYard(TaskFace[Yard]):
 
     # --- looking and steering -----------------------------------------------------------------------------------------
 
-    why = task_verb(Yard.why)
+    why = verb(Yard.why)
     why_many = verb(Yard.why_many)
-    runs = task_verb(Yard.runs)
-    run_again = task_verb(Yard.run_again)
+    runs = verb(Yard.runs)
+    run_again = verb(Yard.run_again)
     run_all_again = verb(Yard.run_all_again)
     failures = verb(Yard.failures)
     queues = verb(Yard.queues)
 
     def result(self, task: AnyTask, *, timeout_s: float | None = None) -> Any:
         """What the task returned, when it has ended; see `TaskHandle.result`."""
-        return self._call("result", self._yard.handle(_uuid(task)).result(timeout_s=timeout_s))
+        return self._call("result", self._yard.handle(task).result(timeout_s=timeout_s))
 
     def record(self, task: AnyTask) -> TaskRecord:
         """Everything that is stored of the task now."""
-        return self._call("record", self._yard.handle(_uuid(task)).record())
+        return self._call("record", self._yard.handle(task).record())
 
     def queue(self, name: str = DEFAULT_QUEUE, *, by: str = CODE) -> BlockingQueue:
         """Everything a person can do to a queue; see `QueueController`."""

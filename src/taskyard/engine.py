@@ -22,14 +22,14 @@ from taskyard.cluster.leader import Leadership
 from taskyard.cluster.membership import Hooks as MemberHooks
 from taskyard.cluster.membership import LeaseSettings, Membership
 from taskyard.cluster.rescuer import Rescuer
-from taskyard.errors import NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
+from taskyard.errors import DuplicateTask, NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import Claim, Outcome
+from taskyard.model.task import Claim, Outcome, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
@@ -198,6 +198,10 @@ class Engine:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
         return self._dispatcher.add(add)
 
+    def submit_now(self, add: Add) -> list[Added] | None:
+        """The same on the spot, where the store and what else is going on allow it; None if they do not."""
+        return self._dispatcher.add_now(add)
+
     async def submit(self, add: Add, *, prompt: bool = True) -> list[Added]:
         """The same, on the spot where the store and what else is going on allow it, unless not `prompt`. While the same
         work is being submitted in a transaction that has not ended, that is waited for, then `SubmitPending`."""
@@ -205,6 +209,8 @@ class Engine:
             return (self._dispatcher.add_now(add) if prompt else None) or await self._dispatcher.add(add)
         except SubmitPending:
             return await insist(lambda: self._dispatcher.add(add), self._clock)
+        except DuplicateTask as refused:
+            raise await self._say_where(refused) from None
 
     async def submit_within(self, connection: object, add: Add) -> list[Added]:
         """The same inside of a transaction of the user's own."""
@@ -218,6 +224,16 @@ class Engine:
             return await store.add_within(connection, add)
         except SubmitPending:
             return await insist(lambda: store.add_within(connection, add), self._clock)
+        except DuplicateTask as refused:
+            raise await self._say_where(refused) from None
+
+    async def _say_where(self, refused: DuplicateTask) -> DuplicateTask:
+        """The same, with the state of who stands for the work: what to do depends on it."""
+        try:
+            record = await self._store.find(refused.existing) if refused.existing else None
+        except StoreError:
+            return refused
+        return refused if record is None else DuplicateTask(record.uuid, refused.slot, record.state)
 
     def find_outcome(self, uuid: str) -> Outcome | None:
         """How the task ended, if this node remembers; None says nothing."""
@@ -280,6 +296,9 @@ class Engine:
 
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]:
         return await self._store.list_ids(where, before_id=before_id, limit=limit)
+
+    async def list_tasks(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[TaskRecord]:
+        return await self._store.list_tasks(where, before_id=before_id, limit=limit)
 
     @property
     def clock(self) -> Clock:

@@ -181,17 +181,34 @@ class BatchTooLarge(InvalidInput):
 
 
 class DuplicateTask(InvalidInput):
-    """The same work is pending already, or was asked for within its window, under `existing`: wait for that one. Or it
-    was twice in one batch, which `existing` being empty says: leave one of the two out."""
+    """The task `existing` stands for the same work: it has not ended, or its window is not over; `state` is where it
+    is, None if that is not known. Wait for that one, or cancel it if it is pending. Or the work was twice in one batch,
+    which `existing` being empty says: leave one of the two out."""
 
-    def __init__(self, existing: str, slot: str) -> None:
-        self.existing, self.slot = existing, slot
+    def __init__(self, existing: str, slot: str, state: str | None = None) -> None:
+        self.existing, self.slot, self.state = existing, slot, state
         super().__init__(
-            f"the same work is pending already as task {existing}; wait for it, or submit with dedupe='allow'"
+            f"task {existing} stands for the same work: {_STANDS.get(state or '', _PENDS).format(state=state)}"
             if existing
             else "the same work is in this batch twice, so nothing of it was stored; leave one out, or submit with "
             "dedupe='merge'"
         )
+
+
+_BOTH = "submit with dedupe='allow' to have both"
+_PENDS = (
+    "it is {state}. Wait for it (dedupe='merge' gives you its handle), cancel it, submit with dedupe='replace' to have "
+    f"the new one instead, or {_BOTH}"
+)
+_STANDS = {
+    "": "it has not ended, or its window is not over. Wait for it (dedupe='merge' gives you its handle), cancel it if "
+    f"it is pending, or {_BOTH}; dedupe='replace' replaces only what has not started",
+    "running": f"it is running. Wait for it (dedupe='merge' gives you its handle), cancel it, or {_BOTH}",
+    "completed": "it is completed, and its window is not over. Take its result (dedupe='merge' gives you its handle), "
+    f"or {_BOTH}",
+    "failed": f"it has failed, and its window is not over. Retry that one, or {_BOTH}",
+}
+"""By the state of who stands for the work; the others have not started."""
 
 
 class DependencyCycle(InvalidInput):
@@ -416,14 +433,15 @@ class NotOpen(TaskyardError):
 
 
 class EventsMissed(TaskyardError):
-    """The reader fell so far behind that events after `after` are gone: look at the records, then go on with
-    `yard.events(after=error.now)`, or without a number."""
+    """The reader fell so far behind that events after `after` are gone, or the store has been restored, or begun anew,
+    and has not come to that number: look at the records, then go on with `yard.events(after=error.now)`, or without a
+    number."""
 
     def __init__(self, after: int, now: int) -> None:
         self.after, self.now = after, now
+        why = "are no longer kept" if after < now else "are of another store, or of this one before it was restored"
         super().__init__(
-            f"events after number {after} are no longer kept; look at the tasks themselves, then go on with "
-            f"events(after={now})"
+            f"events after number {after} {why}; look at the tasks themselves, then go on with events(after={now})"
         )
 
 

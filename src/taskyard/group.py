@@ -10,17 +10,17 @@ import msgspec
 from taskyard.errors import BatchTooLarge, InvalidInput, TaskyardError, UnknownGroup, quote
 from taskyard.handle import BoundTask, TaskHandle
 from taskyard.model.command import Cancel, Command
-from taskyard.model.given import check_text
+from taskyard.model.given import check_by, check_text
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.state import COMPLETED, ENDED, TaskState
-from taskyard.model.task import Dedupe, TaskRecord, new_uuid
+from taskyard.model.task import Dedupe, new_uuid
 from taskyard.options import MAX_BATCH
+from taskyard.ports.paging import id_pages
 from taskyard.ports.store import Add, TaskFilter
 from taskyard.queueing.summary import RESULTS, expect_results
 
 if TYPE_CHECKING:
     from taskyard.yard import Yard
-
-PAGE = 500
 
 
 class GroupProgress(msgspec.Struct, frozen=True):
@@ -46,6 +46,7 @@ class GroupProgress(msgspec.Struct, frozen=True):
         return self.ended / self.total
 
 
+@checked_verbs
 class Group:
     """A group of a yard, known by its `id`, which is also the uuid of its summary. `tasks` are the handles that
     `submit_group` returned, in order; a group that was made of its id alone has none."""
@@ -72,7 +73,7 @@ class Group:
 
     async def cancel(self, *, reason: str = "", by: str = "") -> int:
         """Cancel all that have not ended; those that run are asked to stop. How many that were. `by` is who asks."""
-        command = Cancel(check_text("reason", reason))
+        command, by = Cancel(check_text("reason", reason)), check_by(by)
         # Who waits for others goes first: it would end with them, and say so instead.
         count = 0
         for states in ((TaskState.BLOCKED,), tuple(state for state in TaskState if state not in ENDED)):
@@ -92,12 +93,8 @@ class Group:
 
     async def _list(self, states: tuple[TaskState, ...]) -> list[str]:
         """The tasks in these states, oldest first."""
-        found: list[TaskRecord] = []
-        where, before_id = TaskFilter(group=self.id, states=states), None
-        while page := await self._yard.store.list_tasks(where, before_id=before_id, limit=PAGE):
-            found += page
-            before_id = page[-1].id
-        return [record.uuid for record in reversed(found)]
+        pages = id_pages(self._yard.store.list_ids, TaskFilter(group=self.id, states=states))
+        return [uuid async for page in pages for _, uuid in page][::-1]
 
     async def _apply(self, uuids: Sequence[str], command: Command, by: str) -> tuple[int, dict[str, TaskyardError]]:
         applied = await self._yard.engine.apply(uuids, command, by=by) if uuids else []

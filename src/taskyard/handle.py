@@ -140,7 +140,10 @@ class ConsumerFunction(Generic[P, R]):
         yard.check_served(self.consumer)
         add = yard.prepare(self.consumer, self._signature.bind(args, kwargs), self._options)
         connection, engine = self._options.connection, yard.engine
-        (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))
+        if connection is not None:
+            (added,) = await engine.submit_within(connection, add)
+        else:
+            (added,) = engine.submit_now(add) or await engine.submit(add, prompt=False)
         return TaskHandle(yard, added.uuid, added.is_new)
 
     def bind(self, *args: Any, **kwargs: Any) -> BoundTask:

@@ -12,12 +12,11 @@ from uuid import UUID
 
 from taskyard.errors import EventsMissed, InvalidInput, StoreBusy, StoreUnavailable, UnknownGroup, quote
 from taskyard.model.event import Event, EventFilter, EventKind
-from taskyard.model.given import check_count, check_name, check_uuid
+from taskyard.model.given import AnyTask, check_count, check_name, check_uuid
+from taskyard.ports.paging import id_pages
 from taskyard.ports.store import Store, TaskFilter
 
 log = logging.getLogger("taskyard")
-
-PAGE = 500
 
 AWAY = (StoreUnavailable, StoreBusy)
 """What passes by itself, sooner or later."""
@@ -67,7 +66,7 @@ async def make_filter(
     kinds: Iterable[EventKind | str] | EventKind | str | None,
     queue: str | None,
     source: str | None,
-    task: str | UUID | None,
+    task: AnyTask | None,
     group: str | UUID | None,
 ) -> EventFilter:
     """What a listener asks for, checked. The tasks of a group are looked up: they are the same for as long as it is
@@ -103,11 +102,8 @@ def check_kinds(kinds: Any) -> frozenset[EventKind]:
 
 
 async def _members(store: Store, group: str) -> frozenset[str]:
-    found: set[str] = set()
-    before_id: int | None = None
-    while page := await store.list_ids(TaskFilter(group=group), before_id=before_id, limit=PAGE):
-        found.update(uuid for _, uuid in page)
-        before_id = page[-1][0]
+    pages = id_pages(store.list_ids, TaskFilter(group=group))
+    found = frozenset([uuid async for page in pages for _, uuid in page])
     if not found:
         raise UnknownGroup(group)
-    return frozenset(found)
+    return found

@@ -15,7 +15,7 @@ from taskyard.errors import InvalidArguments, InvalidInput, PayloadTooLarge, quo
 from taskyard.model.given import check_delay, check_name, check_retry, check_timeout, check_uuid, check_window
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import Dedupe, DedupeScope, OnFailure, TaskRecord, aware, new_uuid
+from taskyard.model.task import Dedupe, DedupeScope, OnFailure, TaskRecord, aware, new_uuid, new_uuids
 from taskyard.ports.consumer import Consumer
 
 
@@ -147,7 +147,7 @@ def make_record(
     consumer: Consumer, args: dict[str, Any], options: TaskOptions, *, now: datetime, max_bytes: int
 ) -> TaskRecord:
     """The record of one task that is asked for now. Bad arguments raise `InvalidInput`, and nothing is stored."""
-    due_at, uuid = options.due_at(now), None
+    due_at, uuid = now if options is DEFAULTS else options.due_at(now), None
     if consumer.produce is not None:
         task = consumer.produce(args)
         if task.source != consumer.name:
@@ -182,7 +182,7 @@ def make_records(
         texts.append(text)
     records = [
         TaskRecord(uuid, source, due_at, now, now, 0, queue, text)
-        for uuid, text in zip(new_uuid.several(len(texts)), texts, strict=True)
+        for uuid, text in zip(new_uuids(len(texts)), texts, strict=True)
     ]
     if options is not DEFAULTS:
         for record in records:

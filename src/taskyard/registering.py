@@ -63,7 +63,7 @@ class Registering(Opened):
     def get_consumer(self, name: str) -> Consumer:
         try:
             return self._consumers[name]
-        except KeyError:
+        except (KeyError, TypeError):  # of what is no name at all
             raise UnknownConsumer(name, self._consumers) from None
 
     def check_served(self, consumer: Consumer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +16,7 @@ from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.options import TaskOptions, check_size, make_record
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.store import Add, TaskFilter
-from taskyard.queueing.matching import BulkReport, Tally, list_chunks
+from taskyard.queueing.matching import RerunReport, Tally, in_chunks, list_chunks
 from taskyard.queueing.summary import RESULTS, is_summary, with_results
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ NOT_ENDED = "it has not ended yet"
 
 BATCH = 100
 """Tasks that are submitted at once: each may have a megabyte of arguments."""
+
+LOOK_UP = 5_000
+"""Tasks that are asked for at once, whether others were made of them: the memory store goes through all it has."""
 
 Arguments = Mapping[str, Any] | None
 
@@ -38,9 +41,29 @@ async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments) 
     return TaskHandle(yard, added.uuid, added.is_new)
 
 
-async def run_all_again(yard: Yard, where: TaskFilter, changes: Arguments, *, dry_run: bool) -> BulkReport:
-    """The oldest first. Those in quarantine are left out unless the filter names them."""
-    tally, meant = Tally(), replace(where, states=tuple(s for s in where.states or TaskState if s in ENDED))
+class _Tally(Tally):
+    def __init__(self) -> None:
+        super().__init__()
+        self.run_again = 0
+        self.made: list[str] = []
+
+    def report(self) -> RerunReport:
+        so_far = msgspec.structs.asdict(super().report())
+        return RerunReport(**so_far, run_again=self.run_again, made=tuple(self.made))
+
+
+async def run_all_again(
+    yard: Yard,
+    where: TaskFilter,
+    changes: Arguments,
+    *,
+    repeat: bool,
+    dry_run: bool,
+    so_far: Callable[[RerunReport], None] | None,
+) -> RerunReport:
+    """The oldest first. Those in quarantine are left out unless the filter names them; those of which new ones were
+    made before unless they are to be repeated: so the same call goes on where it was interrupted."""
+    tally, meant = _Tally(), replace(where, states=tuple(s for s in where.states or TaskState if s in ENDED))
     for state in where.states or ():
         if state not in ENDED:
             for_state = [uuids async for uuids in list_chunks(yard.engine, replace(where, states=(state,)))]
@@ -51,16 +74,24 @@ async def run_all_again(yard: Yard, where: TaskFilter, changes: Arguments, *, dr
         meant = replace(meant, quarantined=False)
     # All of them are known before the first is made: what is made may end soon, and match as well.
     found = [uuid async for uuids in list_chunks(yard.engine, meant) for uuid in uuids][::-1]
+    if not repeat:
+        over: set[str] = set()
+        async for uuids in in_chunks(yard.engine, found, size=LOOK_UP):
+            over |= await yard.store.list_origins(uuids)
+        found, tally.run_again = [uuid for uuid in found if uuid not in over], len(over)
     tally.matched += len(found)
-    for start in range(0, 0 if dry_run else len(found), BATCH):
-        records = await _make_many(yard, found[start : start + BATCH], changes, tally)
+    async for uuids in in_chunks(yard.engine, [] if dry_run else found, size=BATCH):
+        records = await _make_many(yard, uuids, changes, tally)
         if records:
             await yard.engine.submit(Add(records, parent=yard.find_parent()), prompt=False)
             tally.moved += len(records)
+            tally.made += [record.uuid for record in records]
+        if so_far is not None:
+            so_far(tally.report())
     return tally.report()
 
 
-async def _make_many(yard: Yard, uuids: list[str], changes: Arguments, tally: Tally) -> list[TaskRecord]:
+async def _make_many(yard: Yard, uuids: Sequence[str], changes: Arguments, tally: Tally) -> list[TaskRecord]:
     records: list[TaskRecord] = []
     for uuid in uuids:
         try:

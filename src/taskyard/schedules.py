@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from taskyard.errors import InvalidInput, ScheduleExists, StoreUnavailable, UnknownSchedule, quote, shorten
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.given import check_count, check_name
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.recurrence import TICK, Cron, Every, Rule
 from taskyard.model.schedule import (
     Fire,
@@ -51,6 +52,7 @@ PACE = ("rule", "missed", "catch_up_s", "grace_s", "overlap", "start_at", "end_a
 Decide = Callable[[ScheduleStatus, datetime], tuple[ScheduleState, Sequence[Fire]]]
 
 
+@checked_verbs
 class Schedules:
     """Schedules of a yard's store. What the yard's code defines is put there when it is opened with its workers; what
     is added later stays until it is removed. Every yard that serves the consumer can fire it; each fire time becomes
@@ -150,7 +152,8 @@ class Schedules:
     async def backfill(
         self, name: str, start: datetime, end: datetime, *, limit: int = 1_000, again: bool = False
     ) -> list[TaskHandle]:
-        """A task for each of its fire times from `start` on and before `end` that has had none, due at once. Of each
+        """A task for each of its fire times from `start` on and before `end` that has had none, due at once; `start_at`
+        and `end_at` of the schedule bound it here as well. Of each
         schedule the last 2,000 fire times are known: a range that reaches back to others, which may have had theirs, is
         refused unless `again` says that they may fire twice."""
 
@@ -178,11 +181,12 @@ class Schedules:
         return await self._store.list_fires(name, limit=check_count("limit", limit, least=1))
 
     def next_fires(self, status: ScheduleStatus, *, count: int = 5) -> list[datetime]:
-        """When it fires next, in UTC: none while it is paused."""
+        """When it fires next, in UTC: none while it is paused, nor before it was begun, by the clock of who did."""
         check_count("count", count, least=0)
         if status.schedule is None or status.state.paused_at is not None:
             return []
-        return upcoming(status.schedule, after=self._yard.now(), count=count)
+        now = self._yard.now()
+        return upcoming(status.schedule, after=max(now, status.state.since or now), count=count)
 
     # --- how ----------------------------------------------------------------------------------------------------------
 

@@ -9,19 +9,28 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
-from uuid import UUID
 
 import msgspec
 
 from taskyard.consumers import class_consumer
 from taskyard.engine import Engine, EngineSettings
-from taskyard.errors import InvalidConsumer, InvalidInput, NotOpen, UnknownConsumer, UnknownTask
+from taskyard.errors import InvalidConsumer, InvalidInput, NotOpen, UnknownConsumer, UnknownTask, quote
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.handle import value_of
 from taskyard.model.execution import INLINE, THREAD
-from taskyard.model.given import LARGEST_COUNT, LARGEST_PAYLOAD, check_count, check_uuid
+from taskyard.model.given import (
+    LARGEST_COUNT,
+    LARGEST_PAYLOAD,
+    AnyTask,
+    check_count,
+    check_order,
+    check_retry,
+    check_uuid,
+)
+from taskyard.model.kinds import checked, checked_verbs
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.retry import NO_RETRY, RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, to_json
@@ -32,6 +41,7 @@ from taskyard.ports.consumer import BaseTaskConsumer, Consumer, ConsumerChange, 
 from taskyard.ports.store import Add, Added, Store
 from taskyard.queueing.controller import QueueController
 from taskyard.queueing.waiting import explain_waits
+from taskyard.settings import check_store, make_store
 from taskyard.stores.memory import MemoryStore
 
 log = logging.getLogger("taskyard")
@@ -114,6 +124,7 @@ class Scheduler:
     `add_task` is synchronous and may be called from any thread, also before `start`. `store` holds the record of every
     task that has not ended, and of the last 10,000 that have."""
 
+    @checked
     def __init__(
         self,
         registry: TaskConsumerRegistry | None = None,
@@ -123,7 +134,7 @@ class Scheduler:
     ) -> None:
         self._clock = clock or SystemClock()
         self._registry = registry or TaskConsumerRegistry.default()
-        self._max_running = max_running
+        self._max_running = check_count("max_running", max_running, least=1)
         self._handed_in: list[_HandedIn] = []
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,6 +147,8 @@ class Scheduler:
 
         A uuid stands for one task: handing in the same task again, while its record is kept, is logged as an error and
         changes nothing. Make a new `Task` to fire the same work again."""
+        if not isinstance(task, Task):
+            raise InvalidInput(f"task must be a Task, not {quote(task)}")
         self._hand_in((task, to_json(f"the arguments of task {task.uuid}", task.args)))
 
     def _hand_in(self, item: _HandedIn) -> None:
@@ -210,29 +223,36 @@ class Scheduler:
             log.info("Scheduler stopped")
 
 
+@checked_verbs
 class StandaloneQueue(QueueController):
     """One queue alone: at most `concurrency` tasks at a time, the others wait in order, and people steer them with the
-    verbs of `QueueController`. `async with queue:` runs it; what it is when that ends stays in `store`, by default a
-    store in memory. A consumer runs no more at once than its `concurrent_count` either, which is 1 unless it says so.
+    verbs of `QueueController`. `async with queue:` runs it; what it is when that ends stays in `store`, an address or a
+    store, by default one in memory. A consumer runs no more at once than its `concurrent_count` either, which is 1
+    unless it says so.
 
     `retry` is how often a task that fails is tried again; `auto_recover` how often one whose process died is."""
 
+    @checked
     def __init__(
         self,
         registry: TaskConsumerRegistry,
         *,
         concurrency: int = 1,
-        order: QueueOrder = QueueOrder.PRIORITY,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - a value
+        order: QueueOrder | str = QueueOrder.PRIORITY,
+        retry: RetryPolicy | None = None,
         auto_recover: int = 1,
-        store: Store | None = None,
+        store: str | Path | Store | None = None,
         clock: Clock | None = None,
     ) -> None:
         clock = clock or SystemClock()
         check_count("concurrency", concurrency, least=1)
-        self.store = store or MemoryStore(clock, keep_ended=KEEP_ENDED)
+        self.store = _find_store(store, clock)
         self._rules = QueueSettings(
-            name=DEFAULT_QUEUE, concurrency=concurrency, order=order, retry=retry, auto_recover=auto_recover
+            name=DEFAULT_QUEUE,
+            concurrency=concurrency,
+            order=check_order(order),
+            retry=check_retry(RetryPolicy() if retry is None else retry),
+            auto_recover=check_count("auto_recover", auto_recover, least=0),
         )
         self._registered = _Registered(registry)
         self._engine = Engine(
@@ -282,20 +302,28 @@ class StandaloneQueue(QueueController):
         record.uuid = task.uuid
         return record
 
-    async def why(self, uuid: str | UUID) -> Why | None:
+    async def why(self, uuid: AnyTask) -> Why | None:
         """What holds a task that waits; None if it runs or has ended."""
-        return (await explain_waits(self.store, [await self.get(check_uuid(uuid))]))[0]
+        return (await explain_waits(self.store, [await self.get(uuid)]))[0]
 
-    async def outcome(self, uuid: str) -> Any:
+    async def outcome(self, uuid: AnyTask) -> Any:
         """What the task returned, when it has ended; raises as `TaskHandle.result` does."""
-        return value_of(await self._engine.outcome(uuid))
+        return value_of(await self._engine.outcome(check_uuid(uuid)))
 
-    async def get(self, uuid: str) -> TaskRecord:
+    async def get(self, uuid: AnyTask) -> TaskRecord:
         """All that is known of a task."""
-        record = await self.store.find(uuid)
+        asked = check_uuid(uuid)
+        record = await self.store.find(asked)
         if record is None:
-            raise UnknownTask(uuid)
+            raise UnknownTask(asked)
         return record
+
+
+def _find_store(given: object, clock: Clock) -> Store:
+    store = check_store(given)
+    if store is None:
+        return MemoryStore(clock, keep_ended=KEEP_ENDED)
+    return make_store(store, clock) if isinstance(store, str) else store
 
 
 async def _start(store: Store, engine: Engine, *queues: QueueSettings) -> None:

@@ -13,7 +13,8 @@ from taskyard.listening import check_after, follow, make_filter
 from taskyard.model.command import Command
 from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
-from taskyard.model.given import check_count, check_uuid
+from taskyard.model.given import AnyTask, check_count, check_uuid
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.task import DEFAULT_QUEUE, Run, TaskRecord
 from taskyard.model.why import Why
 from taskyard.opened import Opened
@@ -23,6 +24,7 @@ from taskyard.queueing.matching import Matching
 from taskyard.queueing.waiting import explain_waits
 
 
+@checked_verbs
 class YardSteering(Opened, TaskSteering):
     """The part of a yard that needs no consumers: any process on the store may look and steer."""
 
@@ -43,12 +45,14 @@ class YardSteering(Opened, TaskSteering):
         """Every queue that has rules, tasks, or something said about it."""
         return await self.store.queues()
 
-    async def why(self, uuid: str | UUID) -> Why | None:
+    async def why(self, uuid: AnyTask) -> Why | None:
         """What holds a task that waits: a reason, since when, what would free it, and who is in the way. None if it
-        runs or has ended. Any process may ask, whoever runs the tasks."""
-        record = await self.store.find(check_uuid(uuid))
+        runs or has ended; of one whose node is silent, that, since when, and who takes it back. Any process may ask,
+        whoever runs the tasks."""
+        asked = check_uuid(uuid)
+        record = await self.store.find(asked)
         if record is None:
-            raise UnknownTask(str(uuid))
+            raise UnknownTask(asked)
         return (await self.why_many([record]))[0]
 
     async def why_many(self, records: Sequence[TaskRecord]) -> list[Why | None]:
@@ -60,7 +64,7 @@ class YardSteering(Opened, TaskSteering):
         groups first. What each run of one ended with: `runs`; to send them again: `retry`, `matching`, `run_again`."""
         return await self.store.failures(where, limit=check_count("limit", limit, least=1))
 
-    async def runs(self, uuid: str | UUID) -> list[Run]:
+    async def runs(self, uuid: AnyTask) -> list[Run]:
         """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
         return await self.store.list_runs(check_uuid(uuid))
 
@@ -68,7 +72,7 @@ class YardSteering(Opened, TaskSteering):
         """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
         return Matching(where, self.engine, by=by)
 
-    async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
+    async def _ask(self, uuid: AnyTask, command: Command, by: str) -> TaskRecord:
         return await ask_one(self.engine, uuid, command, by=by)
 
     async def events(
@@ -78,7 +82,7 @@ class YardSteering(Opened, TaskSteering):
         kinds: Iterable[EventKind | str] | EventKind | str | None = None,
         queue: str | None = None,
         source: str | None = None,
-        task: str | UUID | None = None,
+        task: AnyTask | None = None,
         group: str | UUID | None = None,
     ) -> AsyncGenerator[Event, None]:
         """What happens from now on, or after event number `after`, in this process and in others, until the yard is
@@ -86,7 +90,8 @@ class YardSteering(Opened, TaskSteering):
         included). Who remembers the `seq` of the last event goes on there, with the same filter or another.
 
         A store that is away is waited for. A reader so far behind that the store has forgotten some (it keeps the last
-        10,000 or more) gets `EventsMissed`: look at the records, then start anew."""
+        10,000 or more), or with a number that a store which was restored has not come to, gets `EventsMissed`: look at
+        the records, then start anew."""
         after, store, engine = check_after(after), self.store, self.engine
         if after is None:
             after = (await store.events(after=-1)).last  # before the tasks of a group are looked up

@@ -31,15 +31,18 @@ from taskyard.group import Group, refuse_connection, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
+    AnyTask,
     check_count,
     check_keep,
     check_name,
+    check_order,
     check_rate,
     check_retry,
     check_timeout,
     check_uuid,
     check_wait,
 )
+from taskyard.model.kinds import checked
 from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
@@ -51,7 +54,7 @@ from taskyard.ports.consumer import (
     Consumer,
 )
 from taskyard.ports.store import ANY, Add, Store, TaskFilter
-from taskyard.queueing.matching import BulkReport
+from taskyard.queueing.matching import RerunReport
 from taskyard.registering import Registering
 from taskyard.rerunning import run_again, run_all_again
 from taskyard.retention import KEEP_S, Keep, Retention
@@ -109,7 +112,7 @@ class Yard(Registering, YardSteering):
         self._threads = threads
         self._pools: PoolRules | None = None
         self._settings = EngineSettings(
-            name=name,
+            name=name if name == "" else check_name("the name of a yard", name),
             max_running=max_running,
             runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )
@@ -151,6 +154,7 @@ class Yard(Registering, YardSteering):
         self._register(consumer)
         return ConsumerFunction(self, function, consumer, signature)
 
+    @checked
     def register(self, source: BaseTaskConsumer) -> None:
         """Add a consumer in its class form."""
         if not source.name:
@@ -211,8 +215,8 @@ class Yard(Registering, YardSteering):
             concurrency=concurrency,
             per_key=check_count("per_key", per_key, least=1),
             auto_recover=check_count("auto_recover", auto_recover, least=0),
-            retry=check_retry(retry or RetryPolicy()),
-            order=_order(order),
+            retry=check_retry(RetryPolicy() if retry is None else retry),
+            order=check_order(order),
             starve_after=None if starve_after is None else check_count("starve_after", starve_after, least=1),
             starve_wait_s=None if starve_wait_s is None else check_timeout(starve_wait_s, field="starve_wait_s"),
             retries_per_s=None if retries_per_s is None else check_rate("retries_per_s", retries_per_s),
@@ -455,6 +459,7 @@ class Yard(Registering, YardSteering):
         checked = TaskOptions.of(**options) if options else DEFAULTS
         return BoundTask(self.get_consumer(name), named(name, args or {}), checked)
 
+    @checked
     async def submit_group(
         self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None, connection: object = None
     ) -> Group:
@@ -488,31 +493,34 @@ class Yard(Registering, YardSteering):
 
     # --- looking and steering -----------------------------------------------------------------------------------------
 
-    def handle(self, uuid: str | UUID) -> TaskHandle:
+    def handle(self, uuid: AnyTask) -> TaskHandle:
         """The handle of a task that was submitted elsewhere, or earlier."""
         return TaskHandle(self, check_uuid(uuid))
 
+    @checked
     async def run_again(
-        self, uuid: str | UUID, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
+        self, uuid: AnyTask, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
     ) -> TaskHandle:
         """Make a new task of one that has ended, which names the old one as its `origin`: with its arguments; with
         other `args`, as `submit` takes them; or with `changes` to those that it had. A summary gets the results that
         the tasks of its group have now."""
         return await run_again(self, check_uuid(uuid), args, changes)
 
+    @checked
     async def run_all_again(
-        self, where: TaskFilter = ANY, *, changes: Mapping[str, Any] | None = None, dry_run: bool = False
-    ) -> BulkReport:
+        self,
+        where: TaskFilter = ANY,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        repeat: bool = False,
+        dry_run: bool = False,
+        so_far: Callable[[RerunReport], None] | None = None,
+    ) -> RerunReport:
         """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
-        them. `moved` in the report are the new tasks."""
-        return await run_all_again(self, where, changes, dry_run=dry_run)
-
-
-def _order(value: QueueOrder | str) -> QueueOrder:
-    try:
-        return QueueOrder(value)
-    except ValueError:
-        raise InvalidInput(f"order {quote(value)} is not one of {', '.join(QueueOrder)}") from None
+        them, and those of which a new task was made before only to `repeat` that. So the same call again does not run
+        anything twice, and goes on where it was interrupted. The report names the new tasks; `so_far` gets it after
+        every hundred, so that it is known what was done if this is interrupted."""
+        return await run_all_again(self, where, changes, repeat=repeat, dry_run=dry_run, so_far=so_far)
 
 
 def _check_latest(name: str, count: int | None) -> int | None:

@@ -1,11 +1,25 @@
 """The same command for all tasks that match: `--all`, with its question, its dry run and its report."""
 
+import asyncio
+import json
 import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
+from taskyard import rerunning
+from taskyard.cli.rerunning import run_again
+from taskyard.cli.selecting import Selection
+from taskyard.cli.steering import steer
+from taskyard.cli.target import Target
+from taskyard.errors import StoreUnavailable
+from taskyard.model.command import Retry
 from taskyard.model.state import TaskState
-from tests.cli.shell import Shell
+from taskyard.ports.store import TaskFilter
+from taskyard.queueing import matching
+from tests.cli.shell import LONG_S, Shell
 
 
 def states(shell: Shell) -> dict[str, int]:
@@ -21,7 +35,7 @@ def test_retry_all_takes_what_failed_with_this_error(shell: Shell) -> None:
     chosen = ("retry", "--all", "--error", "OSError", "--store", shell.url)
     counted = shell.here(*chosen, "--dry-run", "--json").json
     nobody = {"moved": 0, "changed_meanwhile": 0, "unfit": {}, "quarantined": 0}
-    assert counted == {"matched": 1, **nobody, "dry_run": True}
+    assert counted == {"matched": 1, **nobody, "dry_run": True, "interrupted": False}
     assert shell.record(away).state is TaskState.FAILED
     assert shell.here(*chosen).out == "1 task matched   ✔ 1 changed\n"
     found = [shell.record(uuid).state for uuid in (boom, away, done)]
@@ -154,6 +168,66 @@ def test_a_user_without_a_name_is_a_number(shell: Shell, monkeypatch: pytest.Mon
     assert shell.record(uuid).note == f"held by cli:{os.getuid()}"
 
 
+def test_what_was_run_again_before_an_interrupt_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the store fails while many are run again, it is told how many new tasks there are."""
+    shell.seed(*[("add", {"a": n}) for n in range(5)], work=True)
+    monkeypatch.setattr(rerunning, "BATCH", 2)
+    make_many, rounds = rerunning._make_many, iter(range(9))
+
+    async def interrupted(*args: Any) -> Any:
+        if next(rounds) == 2:
+            raise StoreUnavailable("the disk is gone")
+        return await make_many(*args)
+
+    monkeypatch.setattr(rerunning, "_make_many", interrupted)
+    done = shell.here("run-again", "--all", "--yes", "--store", shell.url)
+    assert (done.code, "the disk is gone" in done.err) == (3, True)
+    assert done.out == "interrupted: 5 tasks matched so far   ✔ 4 changed; all others are as they were\n"
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ctrl-C is pressed when the second batch of two is to be changed."""
+    monkeypatch.setattr(rerunning, "BATCH", 2)
+    monkeypatch.setattr(matching, "CHUNK", 2)
+    rounds = iter(range(9))
+
+    def pressed(change: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def change_but_once(*args: Any) -> Any:
+            if next(rounds) == 1:
+                signal.raise_signal(signal.SIGINT)
+                await asyncio.sleep(LONG_S)
+            return await change(*args)
+
+        return change_but_once
+
+    monkeypatch.setattr(rerunning, "_make_many", pressed(rerunning._make_many))
+    monkeypatch.setattr(matching.Matching, "_change", pressed(matching.Matching._change))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has none
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_who_is_interrupted_is_told_so(
+    shell: Shell, capsys: pytest.CaptureFixture[str], again: bool, as_json: bool
+) -> None:
+    """After Ctrl-C a command says that it was interrupted, and how far it came, as text and as JSON."""
+    shell.seed(*[("boom", {}) for _ in range(5)], work=True)
+    chosen = Selection(Target(f"sqlite:///{shell.path}", None), as_json, where=TaskFilter(), yes=True)
+    with pytest.raises(KeyboardInterrupt):
+        run_again(chosen, ()) if again else steer(chosen, Retry())
+    out, found = capsys.readouterr().out, 5 if again else 4
+    if as_json:
+        said = json.loads(out)
+        assert (said["matched"], said["moved"], said["interrupted"]) == (found, 2, True)
+    else:
+        ends = "✔ 2 changed; all others are as they were"
+        assert out == f"interrupted: {found} tasks matched so far   {ends}\n"
+
+
 def test_all_that_match_are_run_again_with_an_argument_changed(shell: Shell) -> None:
     """`run-again --all --set` makes a new task of each that ended and matches, once it is known how many they are."""
     old = shell.seed(("add", {"a": 1}), ("add", {"a": 2}), ("boom", {}), work=True)
@@ -164,3 +238,10 @@ def test_all_that_match_are_run_again_with_an_argument_changed(shell: Shell) -> 
     new = [shell.record(row["uuid"]) for row in shell.here("ls", "--store", shell.url, "--json").json["tasks"]]
     made = [(record.origin, record.args) for record in new if record.origin is not None]
     assert sorted(made) == sorted((uuid, '{"a":5}') for uuid in old[:2])
+    left = "2 left out: they were run again before; --repeat runs them once more"
+    once_more = ("run-again", "--all", "--source", "add", "--store", shell.url)
+    assert shell.here(*once_more).out == f"no task matches   {left}\n"
+    said = shell.here(*once_more, "--repeat", "--json").json
+    assert (said["moved"], said["run_again"]) == (2, 0)
+    assert sorted(shell.record(uuid).origin or "" for uuid in said["made"]) == sorted(old[:2])
+    assert shell.here("run-again", old[0], "--repeat", "--store", shell.url).code == 2

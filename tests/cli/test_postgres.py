@@ -268,6 +268,15 @@ def test_a_schema_of_somebody_elses(shell: Shell, place: Place, url: str) -> Non
 # --- the doctor -------------------------------------------------------------------------------------------------------
 
 
+def test_a_schedule_that_cannot_be_read_is_named(shell: Shell, place: Place, url: str) -> None:
+    """The doctor says of a schedule that it cannot be read, and so does not fire."""
+    shell.here("migrate", "--store", url)
+    odd = "INSERT INTO taskyard.schedule (name, definition, state, version, by, from_code) "
+    place.databases.execute(odd + "VALUES ('odd', '{}', '{}', 1, 'me', false)", url)
+    done = shell.here("doctor", "--store", url)
+    assert (done.code, "'odd' cannot be read here" in " ".join(done.out.split())) == (1, True)
+
+
 @pytest.fixture
 def frozen(place: Place, url: str) -> Iterator[str]:
     """The address of a server that takes connections and says nothing."""

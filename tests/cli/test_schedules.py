@@ -161,13 +161,17 @@ def test_a_schedule_is_removed(scheduled: Shell) -> None:
 
 
 def test_one_that_cannot_be_read_is_listed_beside_the_others(scheduled: Shell) -> None:
-    """The list says of it what is wrong; the others are as they were, and it can be removed."""
+    """The list and the doctor say of it what is wrong; the others are as they were, and it can be removed."""
     with closing(apsw.Connection(str(scheduled.path))) as conn:
         conn.execute("INSERT INTO schedule SELECT 'odd', definition, '{', version, by, from_code FROM schedule")
     nightly, odd = on(scheduled, "ls", "--json").json
     assert (nightly["state"], odd["state"]) == ("active", "unreadable")
     assert "unreadable" in on(scheduled, "ls").out
     assert odd["problem"] in on(scheduled, "show", "odd").out
+    ill = scheduled.here("doctor", "--store", scheduled.url, "--json")
+    (finding,) = [finding for finding in ill.json["findings"] if finding["topic"] == "schedule"]
+    assert (ill.code, finding["level"], finding["name"]) == (1, "problem", "odd")
+    assert odd["problem"] in finding["text"]
     on(scheduled, "rm", "odd")
     assert [found["name"] for found in on(scheduled, "ls", "--json").json] == ["nightly"]
 

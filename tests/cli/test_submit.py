@@ -34,6 +34,34 @@ def test_submit_stores_a_task_and_prints_its_id(shell: Shell) -> None:
     assert "due in 5 min" in done.err
 
 
+def test_submit_can_wait_for_other_tasks(shell: Shell) -> None:
+    """--after names tasks by any part of their ids; the new one is blocked by all of them, and --on-failure is kept."""
+    others = shell.seed(("add", {"a": 1}), ("add", {"a": 2}))
+    named = [word for uuid in others for word in ("--after", uuid[-8:])]
+    done = shell.here(
+        "submit", "add", "a=3", *named, "--on-failure", "skip", "--bucket", "b", "--app", "tests.cli.sample_app",
+        "--store", shell.url,
+    )  # fmt: skip
+    record = shell.record(done.out.strip())
+    assert (record.state, record.waits, record.on_failure, record.bucket) == (TaskState.BLOCKED, 2, "skip", "b")
+    nobody = shell.here(
+        "submit", "add", "a=3", "--after", "ffffffff", "--app", "tests.cli.sample_app", "--store", shell.url
+    )
+    assert (nobody.code, nobody.out) == (1, "")
+    assert "no task ffffffff" in nobody.err
+
+
+def test_submit_takes_every_way_to_dedupe(shell: Shell) -> None:
+    """A window, and a scope, are those of the library."""
+    of = ["submit", "add", "a=1", "--app", "tests.cli.sample_app", "--store", shell.url, "--json"]
+    window = ["--dedupe", "merge", "--dedupe-scope", "window", "--dedupe-window", "2h"]
+    first, again = shell.here(*of, *window).json, shell.here(*of, *window).json
+    assert (first["is_new"], again["is_new"], again["uuid"]) == (True, False, first["uuid"])
+    assert shell.record(first["uuid"]).dedupe_scope == "window"
+    other = shell.here(*of, "--dedupe", "replace", "--dedupe-scope", "queued", "--dedupe-key", "k").json
+    assert shell.record(other["uuid"]).dedupe_scope == "queued"
+
+
 def test_submit_tells_whether_a_worker_runs(shell: Shell) -> None:
     """Who submits what nobody runs is told how to start a worker; with one there, nothing is said."""
     assert "start one with: taskyard worker app:yard" in shell.ok("submit", "add", "a=1", "--app", "app:yard").err
@@ -71,6 +99,10 @@ REFUSED = [
     pytest.param(["add", "a=1", "c=1"], 1, "c: Extra inputs", id="unknown-argument"),
     pytest.param(["add", "a=1", "--priority", "urgent"], 1, "not one of high, normal, low", id="priority"),
     pytest.param(["add", "a=1", "--dedupe", "perhaps"], 1, "perhaps", id="dedupe"),
+    pytest.param(["add", "a=1", "--dedupe-scope", "queued"], 1, "has no effect without dedupe", id="scope-alone"),
+    pytest.param(["add", "a=1", "--dedupe", "merge", "--dedupe-window", "5"], 1, "go together", id="window-alone"),
+    pytest.param(["add", "a=1", "--dedupe-window", "soon"], 2, "is no duration", id="window"),
+    pytest.param(["add", "a=1", "--on-failure", "skip"], 2, "name them with --after", id="on-failure-alone"),
     pytest.param(["add", "a"], 2, "write key=value", id="no-equals"),
     pytest.param(["add", "a=1", "a=2"], 2, "given twice", id="twice"),
     pytest.param(["add", "--args", "[1]"], 2, "must be a JSON object", id="args-not-an-object"),

@@ -1,5 +1,13 @@
 """`taskyard why` and `taskyard failures`, and what `ls` and `show` say of tasks that wait."""
 
+import signal
+from datetime import UTC, datetime
+
+import pytest
+from rich.console import Console
+
+from taskyard.cli.failures import draw
+from taskyard.model.failures import FailureGroup
 from tests.cli.shell import Shell
 
 
@@ -18,6 +26,21 @@ def test_why_follows_the_chain(shell: Shell) -> None:
     assert (chain[0]["why"]["reason"], chain[0]["why"]["blocker"], chain[1]["why"]) == ("key busy", held, None)
     listed = shell.here("ls", "--store", shell.url).out.splitlines()
     assert f"key 'k' is busy: task {held[-8:]} holds it" in listed[1]
+
+
+def test_what_a_dead_worker_ran_is_told(shell: Shell) -> None:
+    """After the only worker was killed, why, show and ls say of what it ran that there is nobody to take it back, and a
+    cancel says when it comes true."""
+    worker = shell.start_worker()
+    uuid = shell.ok("submit", "hold", "--app", "app:yard").out.strip()
+    worker.hear("hold has begun")
+    worker.signal(signal.SIGKILL)
+    worker.end()
+    text = "has died, and there is no other to take the task back"
+    for command in ("why", "show"):
+        assert text in " ".join(shell.here(command, uuid, "--store", shell.url).out.split())
+    assert "has died" in shell.here("ls", "--store", shell.url).out
+    assert f"{text}; it is canceled then" in shell.here("cancel", uuid, "--store", shell.url).out
 
 
 def test_ls_and_show_say_why(shell: Shell) -> None:
@@ -50,4 +73,28 @@ def test_failures_are_listed_by_what_they_share(shell: Shell) -> None:
     groups = shell.here("failures", "--store", shell.url, "--json", "--error", "OSError").json
     assert [(group["error"], group["source"], group["count"]) for group in groups] == [("ConnectionError", "flaky", 1)]
     assert shell.here("failures", "--store", shell.url, "--json", "--quarantined").json == []
-    assert "no task has failed" in shell.here("failures", "--store", shell.url, "--queue", "none").out
+
+
+def test_what_failed_is_named_where_nothing_matches(shell: Shell) -> None:
+    """Where no failure matches it is said which errors there are, with how many, and where there is none, that."""
+    shell.seed(("add", {"a": 1}), work=True)
+    assert shell.here("failures", "--store", shell.url, "--error", "nope").out == "no task has failed\n"
+    shell.seed(("boom", {}), ("boom", {}), ("flaky", {"host": "example.org"}), work=True)
+    for options in (["--error", "nope"], ["--queue", "none"], ["--quarantined"]):
+        out = shell.here("failures", "--store", shell.url, *options).out
+        assert out == "no failed task matches; what failed ended with ValueError (2), ConnectionError (1)\n"
+
+
+@pytest.mark.parametrize(
+    ("quarantined", "options"), [(False, "--all --error system"), (True, "--all --error system --quarantined")]
+)
+def test_what_is_suggested_chooses_what_is_shown(quarantined: bool, options: str) -> None:
+    """The command that is proposed for the largest group is one that means it, also when it is in quarantine."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    group = FailureGroup(
+        error="system", source="resize", is_quarantined=quarantined, count=1, newest_at=at, uuid="u", message="gone"
+    )
+    console = Console(width=200)
+    with console.capture() as said:
+        console.print(draw([(group, "gone")], now=at))
+    assert said.get().rstrip().endswith(f"taskyard retry {options}")

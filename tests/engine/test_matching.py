@@ -1,20 +1,21 @@
 """One command for all that match: what is meant, in which order, and what the report says."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Sequence
 from itertools import pairwise
 
 import pytest
 
 from taskyard.errors import InvalidInput, StoreUnavailable
 from taskyard.model.command import FITS, Command, Retry
+from taskyard.model.execution import ErrorKind
 from taskyard.model.move import Move
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import TaskState
 from taskyard.model.task import OnFailure, TaskRecord
-from taskyard.ports.clock import Clock
 from taskyard.ports.store import ANY, Add, Applied, TaskFilter
 from taskyard.queueing.controller import QueueController
-from taskyard.queueing.matching import CHUNK, BulkReport, Matching
+from taskyard.queueing.matching import CHUNK, PATIENCE, BulkReport, Matching
 from taskyard.stores.memory import MemoryStore
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_node, a_record, an_error, room
@@ -25,13 +26,20 @@ S = TaskState
 
 class Desk(MemoryStore):
     """A store as `Matching` takes it. `rival` is asked something right before each command; `chunks` are left until it
-    fails."""
+    fails; to read a page and to change a chunk take so many seconds."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
         self.clock = clock
         self.rival: Command | None = None
         self.chunks = 1_000
+        self.read_s = self.change_s = 0.0
+
+    async def list_ids(
+        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = CHUNK
+    ) -> list[tuple[int, str]]:
+        self.clock.advance(self.read_s)
+        return await super().list_ids(where, before_id=before_id, limit=limit)
 
     async def apply(
         self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
@@ -42,6 +50,7 @@ class Desk(MemoryStore):
         if self.rival is not None:
             rival, self.rival = self.rival, None
             await super().apply(uuids[:1], rival)
+        self.clock.advance(self.change_s)
         return await super().apply(uuids, command, by=by, where=where)
 
 
@@ -53,12 +62,19 @@ async def desk() -> Desk:
     return desk
 
 
-async def fail(desk: Desk, *records: TaskRecord, after: dict[str, list[str]] | None = None) -> None:
-    """Add these, and let each that starts fail."""
+async def fail(
+    desk: Desk,
+    *records: TaskRecord,
+    after: dict[str, list[str]] | None = None,
+    errors: dict[str, str] | None = None,
+) -> None:
+    """Add these, and let each that starts fail, some sources with an error of their own."""
+    own = {source: an_error(ErrorKind.RUNTIME, "no", error) for source, error in (errors or {}).items()}
     await desk.turn(A, adds=[Add(records, after=after or {})])
     while claims := (await desk.turn(A, demand=room(100))).claims:
-        failed = Move.failed(at=desk.clock.now(), error=an_error())
-        await desk.turn(A, settles=[(claim, failed) for claim in claims])
+        ends = [own.get(claim.record.source) or an_error() for claim in claims]
+        moves = [Move.failed(at=desk.clock.now(), error=error) for error in ends]
+        await desk.turn(A, settles=list(zip(claims, moves, strict=True)))
 
 
 async def states(desk: Desk, records: Sequence[TaskRecord]) -> list[TaskState]:
@@ -79,6 +95,24 @@ async def test_a_chain_that_failed_is_sent_again_by_one_call(desk: Desk, to_head
     assert await states(desk, chain) == [S.QUEUED, S.BLOCKED, S.BLOCKED, S.BLOCKED]
     claims = (await desk.turn(A, demand=room(9))).claims
     assert [claim.uuid for claim in claims] == [alone[0].uuid, chain[0].uuid, alone[1].uuid]
+
+
+@pytest.mark.spec("QUE-15", "QUE-27")
+@pytest.mark.parametrize("to_head", [True, False])
+async def test_what_failed_with_those_that_are_meant_goes_with_them(desk: Desk, to_head: bool):
+    """Where the error is named, those are sent again as well that failed only because one of these did, however far
+    down; what failed because of another error's task stays, and so does what the filter leaves out otherwise."""
+    chain = [a_record(on_failure=OnFailure.FAIL) for _ in range(4)]
+    elsewhere = a_record(on_failure=OnFailure.FAIL, queue="cpu")
+    other, its = a_record(source="shrink"), a_record(on_failure=OnFailure.FAIL)
+    after = {later.uuid: [earlier.uuid] for earlier, later in pairwise(chain)}
+    after |= {its.uuid: [other.uuid], elsewhere.uuid: [chain[0].uuid]}
+    await fail(desk, chain[0], *chain[:0:-1], elsewhere, other, its, after=after, errors={"shrink": "KeyError"})
+    named = TaskFilter(error="OSError", queue="default")
+    assert await Matching(named, desk).retry(to_head=to_head, dry_run=True) == BulkReport(matched=4)
+    assert await Matching(named, desk).retry(to_head=to_head) == BulkReport(matched=4, moved=4)
+    assert await states(desk, chain) == [S.QUEUED, S.BLOCKED, S.BLOCKED, S.BLOCKED]
+    assert await states(desk, [elsewhere, other, its]) == [S.FAILED] * 3
 
 
 async def test_who_waits_for_what_is_final_is_told(desk: Desk):
@@ -133,6 +167,31 @@ async def test_what_was_done_before_it_failed_is_known(desk: Desk):
         await matching.cancel()
     assert matching.report == BulkReport(matched=CHUNK + 5, moved=CHUNK)
     assert (await desk.count())["default", S.CANCELED] == CHUNK
+
+
+async def rests(desk: Desk, doing: Awaitable[BulkReport]) -> list[float]:
+    """How long others have the store to themselves meanwhile, each time."""
+    task, found = asyncio.ensure_future(doing), list[float]()
+    while not task.done():
+        await asyncio.sleep(0)
+        if desk.clock.next_wake_s is not None:
+            found.append(desk.clock.next_wake_s)
+            desk.clock.advance(desk.clock.next_wake_s)
+    await task
+    return found
+
+
+@pytest.mark.spec("QUE-15")
+async def test_others_have_their_turn_between_chunks(desk: Desk):
+    """After each chunk but the last others have the store to themselves for twice as long as it took, to find it as
+    well as to change it; also while those are only counted, and where all are found before the first is changed."""
+    await fail(desk, *[a_record() for _ in range(2 * CHUNK + 5)])
+    desk.read_s, desk.change_s = 3.0, 5.0
+    matching = Matching(TaskFilter(states=(S.FAILED,), quarantined=False), desk)
+    assert await rests(desk, matching.retry(dry_run=True)) == [PATIENCE * 3.0] * 2
+    assert await rests(desk, matching.retry(to_head=False)) == [PATIENCE * 3.0] * 2 + [PATIENCE * 5.0] * 2
+    assert await rests(desk, Matching(TaskFilter(), desk).hold()) == [PATIENCE * 8.0] * 2
+    assert PATIENCE == 2
 
 
 def test_every_command_says_what_it_fits():

@@ -287,6 +287,25 @@ async def test_a_clock_that_steps_fires_nothing_twice_and_loses_nothing(make, st
 
 
 @pytest.mark.spec("SCH-16", "SCH-21")
+@pytest.mark.parametrize("missed", Missed)
+async def test_a_clock_set_back_fires_nothing_of_before_the_schedule(make, missed):
+    """An hour back for a few seconds, again and again: nothing fires of before it was added, or was paused, and the
+    counters do not count it."""
+    rig = await make()
+    await schedule(rig, missed=missed, overlap=Overlap.ALLOW)
+    for _ in range(5):
+        rig.clock.step(-HOUR)
+        await pass_time(rig, 5)
+        rig.clock.step(HOUR)
+        await pass_time(rig, 5)
+    assert await fires(rig) == []
+    (status,) = await rig.store.schedules()
+    assert (status.state.fired, status.state.missed, status.state.skipped) == (0, 0, 0)
+    await pass_time(rig, 40)
+    assert await fires(rig) == [START + seconds(60)]
+
+
+@pytest.mark.spec("SCH-16", "SCH-21")
 async def test_a_clock_set_far_back_repeats_nothing_that_is_forgotten(make):
     """Of a schedule that fires so often that its first fire times are forgotten, none fires again either."""
     rig = await make()

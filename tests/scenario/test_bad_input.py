@@ -21,6 +21,7 @@ from taskyard import (
     RetryPolicy,
     Task,
     TaskFailed,
+    TaskFilter,
     TaskState,
     UnknownConsumer,
     Yard,
@@ -254,6 +255,8 @@ YARDS = [
     pytest.param({"threads": 1.5}, "threads must be a whole number from 1", id="threads"),
     pytest.param({"max_payload_bytes": -1}, "max_payload_bytes must be a whole number from 1", id="payload"),
     pytest.param({"keep_s": "x"}, "keep_s must be between 0 and 1e9 seconds, or None", id="keep"),
+    pytest.param({"name": 5}, "the name of a yard must be a string of 1 to 200 characters", id="name"),
+    pytest.param({"name": "\ud800"}, "the name of a yard must be text without lone surrogates", id="unwritable-name"),
     pytest.param({"store": 5}, "given as an address such as sqlite:///work.db, or as a pathlib.Path", id="store"),
     pytest.param({"store": f"sqlite:///{'x' * 300}.db"}, "longer than 240 bytes", id="long-name"),
     pytest.param({"store": "sqlite:///a\0b.db"}, "a path has no NUL characters", id="nul"),
@@ -294,6 +297,27 @@ async def test_what_is_no_batch_and_no_number_is_refused(url):
             await yard.submit_many("add", None)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="after must be a whole number"):
             await anext(yard.events(after="x"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("by", [5, None, "a\0b", "\ud800", "x" * 201])
+async def test_who_asks_is_a_name(url, by):
+    """A command whose asker no store could keep is refused by all of them alike, and changes nothing."""
+    async with build(url).client() as yard:
+        handle = await yard.submit("add", {"a": 1, "b": 2})
+        with pytest.raises(InvalidInput, match="by must be"):
+            await yard.hold(handle.uuid, by=by)
+        with pytest.raises(InvalidInput, match="by must be"):
+            await yard.matching(by=by).hold()
+        assert (await handle.record()).state is TaskState.QUEUED
+
+
+@pytest.mark.parametrize("field", ["queue", "source", "group", "key", "node", "error", "uuid"])
+def test_a_filter_has_texts_that_a_store_takes(field):
+    """One that none does is refused when the filter is made."""
+    for text in ("\ud800", "a\0b"):
+        where: dict[str, Any] = {field: text}
+        with pytest.raises(InvalidInput, match=f"{field} must be text without"):
+            TaskFilter(**where)
 
 
 async def test_a_path_is_a_sqlite_file(tmp_path):

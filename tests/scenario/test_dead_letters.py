@@ -1,5 +1,7 @@
 """Failed tasks: seen by what they have in common, and sent again."""
 
+import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -8,12 +10,14 @@ from taskyard import (
     BaseTaskConsumer,
     InvalidInput,
     PayloadTooLarge,
+    RerunReport,
     RetryPolicy,
     Task,
     TaskFailed,
     TaskFilter,
     TaskState,
     Yard,
+    rerunning,
 )
 
 ONCE_MORE = RetryPolicy(max_retries=1, first_s=0.01, jitter=0)
@@ -103,6 +107,61 @@ async def test_all_dead_letters_are_run_again_with_an_argument_changed(url):
         assert [record.origin for record in new] == [handle.uuid for handle in handles]
         results = [await yard.handle(record.uuid).result(timeout_s=30) for record in new]
         assert results == ["right 0", "right 1", "right 2"]
+
+
+async def test_what_was_run_again_before_an_interrupt_is_known(url, monkeypatch):
+    """Who is interrupted while many are run again has heard how far it came, and so many new tasks there are."""
+    monkeypatch.setattr(rerunning, "BATCH", 2)
+    async with Yard(url) as yard:
+
+        @yard.consumer
+        async def fetch(n: int) -> int:
+            return n
+
+        for handle in await yard.submit_many("fetch", [{"n": n} for n in range(7)]):
+            await handle.result(timeout_s=30)
+        heard: list[RerunReport] = []
+
+        def hear(report: RerunReport) -> None:
+            heard.append(report)
+            if len(heard) == 2:
+                raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            await yard.run_all_again(so_far=hear)
+        assert [(report.matched, report.moved) for report in heard] == [(7, 2), (7, 4)]
+        made = [record.uuid for record in await yard.store.list_tasks() if record.origin is not None][::-1]
+        assert list(heard[-1].made) == made
+        assert len(made) == 4
+
+
+@pytest.mark.spec("SCH-13")
+async def test_to_run_all_again_twice_runs_nothing_twice(url):
+    """The same call again leaves out those of which a new task was made, so that it goes on where it was interrupted;
+    a new one that failed in its turn is run again like any other; who wants a repetition says so."""
+    async with Yard(url) as yard:
+
+        @yard.consumer(retry=RetryPolicy(max_retries=0))
+        async def fetch(n: int) -> int:
+            raise OSError("away")
+
+        async def ended(uuids: Iterable[str]) -> None:
+            for uuid in uuids:
+                with pytest.raises(TaskFailed):
+                    await yard.handle(uuid).result(timeout_s=30)
+
+        await ended(handle.uuid for handle in await yard.submit_many("fetch", [{"n": n} for n in range(3)]))
+        away = TaskFilter(error="OSError")
+        first = await yard.run_all_again(away)
+        assert (first.matched, first.moved, first.run_again) == (3, 3, 0)
+        await ended(first.made)
+        assert await yard.run_all_again(away, dry_run=True) == RerunReport(matched=3, run_again=3)
+        second = await yard.run_all_again(away)
+        assert (second.moved, second.run_again) == (3, 3)
+        origins = [(await yard.handle(uuid).record()).origin for uuid in second.made]
+        assert tuple(origins) == first.made
+        await ended(second.made)
+        assert (await yard.run_all_again(away, repeat=True, dry_run=True)).matched == 9
 
 
 @pytest.mark.spec("QUE-15")

@@ -388,6 +388,38 @@ async def test_the_same_work_is_replaced(url):
 
 
 @pytest.mark.spec("QUE-19")
+async def test_who_is_refused_hears_where_the_other_is(url):
+    """Work that waits, runs, is done or has failed: the refusal says which, and what helps then."""
+    shop = Shop(url)
+    options: dict[str, Any] = {"dedupe": "refuse", "dedupe_scope": "window", "dedupe_window_s": 60}
+
+    async def refusal(key: str) -> DuplicateTask:
+        with pytest.raises(DuplicateTask) as refused:
+            await shop.yard.submit("wait" if key == "held" else "work", {"name": "again"}, dedupe_key=key, **options)
+        return refused.value
+
+    async with shop.yard:
+        await shop.yard.submit("work", {"name": "later"}, dedupe_key="later", delay_s=3600, **options)
+        held = await shop.yard.submit("wait", dedupe_key="held", **options)
+        done = await shop.yard.submit("work", {"name": "done"}, dedupe_key="done", **options)
+        shop.broken.append("bad")
+        bad = await shop.yard.submit("work", {"name": "bad"}, dedupe_key="bad", **options)
+        await done.result(timeout_s=10)
+        with pytest.raises(TaskFailed):
+            await bad.result(timeout_s=10)
+        await shop.at_gate.wait()
+        said = {key: str(await refusal(key)) for key in ("later", "held", "done", "bad")}
+        assert (await refusal("held")).existing == held.uuid
+        shop.gate.set()
+    assert "it is scheduled" in said["later"]
+    assert "dedupe='replace'" in said["later"]
+    assert "it is running" in said["held"]
+    assert "dedupe='replace'" not in said["held"]
+    assert "it is completed, and its window is not over. Take its result" in said["done"]
+    assert "it has failed, and its window is not over. Retry that one" in said["bad"]
+
+
+@pytest.mark.spec("QUE-19")
 async def test_the_same_work_while_it_waits_or_within_a_time(url):
     """While queued: what runs may be asked for again. Within a window: what is done may not, until it is over."""
     shop = Shop(url)

@@ -132,6 +132,20 @@ async def test_a_listener_hears_only_what_comes(url):
 
 
 @pytest.mark.spec("QUE-29")
+async def test_a_listener_of_a_store_that_was_begun_anew_is_told(url):
+    """A number that the store has not come to is an error, not a gap, and it says where to go on; the last one is
+    none."""
+    async with build(url).client() as yard:
+        handle = await yard.submit("echo")
+        with pytest.raises(EventsMissed, match="of another store") as missed:
+            await anext(yard.events(after=2**50))
+        async with aclosing(yard.events(after=missed.value.now)) as events:
+            following = asyncio.ensure_future(anext(events))
+            await yard.cancel(handle.uuid)
+            assert (await following).kind is EventKind.CANCELED
+
+
+@pytest.mark.spec("QUE-29")
 async def test_a_listener_that_came_too_late_is_told():
     """A listener that asks for events the store no longer keeps gets an error, not a gap; it says where to go on."""
     async with build("memory://").client() as yard:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -17,6 +18,7 @@ from taskyard import (
     Scheduler,
     StandaloneQueue,
     StoreUnavailable,
+    StoreUrlInvalid,
     Task,
     TaskConsumerRegistry,
     TaskState,
@@ -103,6 +105,56 @@ async def test_it_says_why_a_task_waits():
         assert await queue.why(uuid) is None
         with pytest.raises(UnknownTask):
             await queue.why("nobody")
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"retry": 3}, "must be a RetryPolicy"),
+        ({"retry": 0}, "must be a RetryPolicy"),
+        ({"order": "junk"}, "not one of priority, fifo, buckets"),
+        ({"order": None}, "not one of priority, fifo, buckets"),
+        ({"concurrency": 0}, "whole number from 1"),
+        ({"auto_recover": -1}, "whole number from 0"),
+        ({"auto_recover": "1"}, "a whole number"),
+        ({"store": 5}, "sqlite:///work.db"),
+        ({"store": "work.db"}, "sqlite:///path/to/work.db"),
+        ({"registry": None}, "TaskConsumerRegistry"),
+    ],
+)
+def test_a_queue_alone_that_makes_no_sense_is_refused(settings: dict[str, Any], advice: str):
+    """When it is made, with what to write, and not by the first task that fails."""
+    with pytest.raises((InvalidInput, StoreUrlInvalid), match=advice):
+        StandaloneQueue(**{"registry": registry_of(Crowd(1)), **settings})
+
+
+async def test_what_is_no_task_is_refused():
+    """By a queue alone and by a scheduler, which run on; so is an id that is none."""
+    async with StandaloneQueue(registry_of(Crowd(1))) as queue:
+        nothing: list[Any] = [5, None, "crowd", Crowd(1)]
+        for wrong in nothing:
+            with pytest.raises(InvalidInput, match="must be a Task"):
+                await queue.add(wrong)
+            with pytest.raises(InvalidInput, match="must be a Task"):
+                Scheduler(registry_of()).add_task(wrong)
+        for ask in (queue.get, queue.outcome, queue.why):
+            with pytest.raises(InvalidInput, match="uuid must be"):
+                await ask(nothing[0])
+        (uuid,) = await queue.add(a_task())
+        assert await queue.outcome(uuid) == {"n": 0}
+    with pytest.raises(InvalidInput, match="TaskConsumerRegistry"):
+        Scheduler(nothing[0])
+
+
+async def test_a_queue_alone_takes_an_address_and_an_order_by_name(tmp_path: Path):
+    """As a yard does; what it has done is in that file."""
+    where = tmp_path / "work.db"
+    async with StandaloneQueue(registry_of(Crowd(1)), store=f"sqlite:///{where}", order="fifo") as queue:
+        (uuid,) = await queue.add(a_task())
+        await queue.outcome(uuid)
+        assert (await queue.status()).settings.order is QueueOrder.FIFO
+    async with StandaloneQueue(registry_of(Crowd(1)), store=where) as queue:
+        assert (await queue.get(UUID(uuid))).state is TaskState.COMPLETED
 
 
 async def test_a_start_that_fails_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

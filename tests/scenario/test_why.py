@@ -80,7 +80,8 @@ async def test_an_unknown_task_is_named(url):
 
 
 async def test_a_process_that_runs_nothing_may_ask(file_url, gates, nodes):
-    """A client sees what other processes run, and that none is left when the last was killed: nobody has buried it."""
+    """A client sees what other processes run, and that none is left when the last was killed, also of what it ran:
+    nobody has buried it."""
     node = await nodes.start(file_url, queues={"q": {"concurrency": 1}})
     async with build(file_url).client() as yard:
         first, second = await yard.submit_many("gate", [{"name": "a"}, {"name": "b"}], queue="q")
@@ -95,3 +96,7 @@ async def test_a_process_that_runs_nothing_may_ask(file_url, gates, nodes):
         why = await yard.why(second.uuid)
         assert why is not None
         assert why.reason is Reason.NO_NODE
+        lost = await yard.why(first.uuid)
+        assert lost is not None
+        assert (lost.reason, lost.remedy) == (Reason.NODE_SILENT, "start a worker")
+        assert "has died, and there is no other to take the task back" in lost.text

@@ -30,6 +30,7 @@ from taskyard.errors import (
 )
 from taskyard.model.beats import Beat, Pulses
 from taskyard.model.command import Cancel, Hold, Retry
+from taskyard.model.control import SetConcurrency
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
@@ -43,11 +44,12 @@ from taskyard.stores.locks import Lock
 from taskyard.stores.migrate import CHANNEL, LOCKED_AT_MOST
 from taskyard.stores.postgres import PostgresStore, commands, connection, hints, reader, within
 from taskyard.stores.postgres.connection import COMMAND_S, Connection
+from taskyard.stores.postgres.patience import PAUSE_CAP_S, TRIES
 from taskyard.stores.postgres.scene import find_scene
-from taskyard.stores.postgres.store import PAUSE_CAP_S, TRIES
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases, at_database
-from taskyard.testing.samples import a_node, a_record, an_add, an_error, room
+from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, room, seconds
+from taskyard.testing.store_contract.schedules import a_fire, fire, put
 from tests.scenario.transactions import DRIVERS
 
 pytestmark = pytest.mark.anyio
@@ -470,6 +472,26 @@ async def test_who_is_always_too_late_gives_way(store, stranger, monkeypatch):
     assert min(apart[10:]) >= PAUSE_CAP_S
 
 
+async def test_a_fire_waits_until_what_it_cancels_is_at_rest(store, stranger, monkeypatch):
+    """A fire that cancels a task which changes for a while, each time right before it comes to it, is made in the end,
+    and the task is canceled."""
+    await put(store)
+    (earlier,) = await fire(store, a_fire())
+    read, restless_until = commands.read, time.monotonic() + 0.4
+
+    async def read_before_a_change(conn: Connection, uuids: list[str]) -> Any:
+        found = await read(conn, uuids)
+        if time.monotonic() < restless_until:
+            await stranger.execute("UPDATE taskyard.task SET updated_at = now() WHERE uuid = $1", earlier.uuid)
+        return found
+
+    monkeypatch.setattr(commands, "read", read_before_a_change)
+    monkeypatch.setattr(random, "random", lambda: 1.0)
+    (later,) = await fire(store, a_fire(NOON + seconds(60)), cancels=True)
+    assert (await store.find(earlier.uuid)).state is TaskState.CANCELED
+    assert await store.find(later.uuid) is not None
+
+
 async def test_who_starts_meanwhile_holds_up_nobody_else(store, other, monkeypatch):
     """Of many tasks that a command is for, one starts before each try: the others are changed by the first."""
     tasks = [a_record() for _ in range(50)]
@@ -618,6 +640,20 @@ async def test_the_few_that_did_not_complete_are_found_among_the_many(store, str
     await until(lambda: stranger.fetchval(f"SELECT ({used}) > $1", before))
 
 
+async def test_however_many_speak_of_a_queue_at_once_all_are_heard(store, other):
+    """Each that gets in the way of another has been heard itself: nobody is told that the store is busy, from one
+    process as from several."""
+    said = [
+        asker.control("q", SetConcurrency(number, f"try {number}"), by="ann")
+        for number in range(1, 101)
+        for asker in (store, other)
+    ]
+    heard = await asyncio.gather(*said)
+    assert sorted(status.control.concurrency for status in heard) == sorted([*range(1, 101)] * 2)
+    (status,) = await store.queues()
+    assert status.control in [one.control for one in heard]
+
+
 # --- liveness ---------------------------------------------------------------------------------------------------------
 
 
@@ -640,6 +676,22 @@ async def test_a_node_that_does_not_beat_is_dead_after_its_lease(store, other, c
     assert not await lease.beat()
     assert (await store.turn(A.incarnation, demand=room(5))).claims == []
     await lease.close()
+
+
+async def test_a_silent_node_is_told_of_what_it_runs(store, other, stranger):
+    """From two missed beats on, long before it is given up, whoever asks about its tasks is told when it last beat."""
+    (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    record = await other.find(held.uuid)
+    quiet = "UPDATE taskyard.node SET beat_at = now() - make_interval(secs => $1 * lease_s) RETURNING beat_at"
+    await stranger.execute(quiet, 0.3)
+    assert explain_wait(record, await other.scene([record])) is None
+    for leases, nodes in ((0.5, 2), (1.5, 0)):
+        beat_at = await stranger.fetchval(quiet, leases)
+        scene = await other.scene([record])
+        why = explain_wait(record, scene)
+        assert why is not None
+        assert (why.reason, why.since, len(scene.nodes)) == (Reason.NODE_SILENT, beat_at, nodes)
+        assert "there is no other to take the task back" in why.text
 
 
 async def test_a_beat_at_the_last_moment_prevents_the_rescue(store, other, clock):

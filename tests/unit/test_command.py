@@ -32,7 +32,7 @@ from taskyard.model.execution import ErrorKind
 from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move, apply_move
 from taskyard.model.order import Priority
-from taskyard.model.state import ENDED, STANDS_IN_LINE, TaskState
+from taskyard.model.state import ENDED, HAS_PLACE, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.testing.samples import NOON, a_record, an_error, seconds
 
@@ -49,8 +49,8 @@ ALLOWED: dict[type[Command], set[TaskState]] = {
     Release: {S.PAUSED},
     Skip: {S.SCHEDULED, S.QUEUED, S.BLOCKED, S.PAUSED, S.RETRYING},
     StartNow: {S.SCHEDULED, S.QUEUED, S.PAUSED, S.RETRYING},
-    MoveBefore: set(STANDS_IN_LINE),
-    MoveAfter: set(STANDS_IN_LINE),
+    MoveBefore: set(HAS_PLACE),
+    MoveAfter: set(HAS_PLACE),
     Reschedule: {S.SCHEDULED, S.QUEUED, S.PAUSED, S.RETRYING, S.BLOCKED},
 }
 

@@ -15,6 +15,7 @@ from taskyard.model.recurrence import TICK, Cron, Every, count_fires, fires_betw
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.schedule import (
     AT_ONCE,
+    LEAST_GRACE_S,
     Fire,
     FireKind,
     Missed,
@@ -352,6 +353,49 @@ def test_nothing_is_decided_again_of_which_the_store_knows_no_more():
     assert forget(ahead, at("16:00")).forgotten_at == at("16:00")
 
 
+@pytest.mark.spec("SCH-21")
+@pytest.mark.parametrize("slow", [timedelta(minutes=10), timedelta(hours=20)], ids=str)
+@pytest.mark.parametrize("begun", ["added", "resumed", "changed"])
+def test_a_slow_clock_goes_back_no_further_than_a_schedule_was_begun(begun: str, slow: timedelta):
+    """Nor behind its resume, or another rule; seen by a clock that is right, nothing of before is made up for, and
+    nothing is counted."""
+    state, now = BEGUN, at("13:40")
+    if begun == "added":
+        state = ScheduleState.begin(now)
+    elif begun == "resumed":
+        state = resume(hourly(), pause(state, now=at("12:10")), now=now)
+    else:
+        state = amend(hourly(), state, now=now)
+    minutely = hourly(rule=Every(60), missed=Missed.ALL)
+    state = rewind(state, now=now - slow)
+    plan = due(minutely, state, now=now + timedelta(seconds=30), is_busy=False)
+    assert (plan.fires, plan.state) == ((), state)
+    state = due(minutely, state, now=at("13:43"), is_busy=False).state
+    assert fired(due(minutely, rewind(state, now=now - slow), now=at("13:44"), is_busy=False)) == ["13:44 on time"]
+
+
+def test_what_was_decided_is_not_decided_again_for_a_clock_that_was_set_back_for_a_while():
+    """What was skipped or missed then does not fire now, and is not counted a second time."""
+    schedule = hourly(rule=Every(60), missed=Missed.ALL, overlap=Overlap.SKIP)
+    state = due(schedule, BEGUN, now=at("12:01"), is_busy=True).state
+    state = due(schedule, state, now=at("12:02"), is_busy=True).state
+    assert counts(state) == (0, 0, 2)
+    plan = due(schedule, rewind(state, now=NOON - HOUR), now=at("12:02:30"), is_busy=False)
+    assert (plan.fires, counts(plan.state)) == ((), (0, 0, 2))
+    assert resume(schedule, pause(plan.state, now=at("12:02:40")), now=at("12:03")).skipped == 3
+    plan = due(schedule, plan.state, now=at("12:03"), is_busy=False)
+    assert (fired(plan), plan.state.reached_at) == (["12:03 on time"], None)
+
+
+def test_a_schedule_that_was_begun_by_a_clock_years_ahead_is_made_good():
+    """It fires from now on, and not when that clock's time has come; a day is what a slow clock is believed of."""
+    ahead = ScheduleState.begin(NOON + timedelta(days=3650))
+    state = rewind(ahead, now=at("12:30"))
+    assert (state.handled_at, state.since) == (at("12:30"), at("12:30"))
+    assert fired(due(hourly(), state, now=at("13:00"), is_busy=False)) == ["13:00 on time"]
+    assert rewind(BEGUN, now=NOON - timedelta(days=1)) == BEGUN
+
+
 def test_a_fire_that_was_there_already_is_not_counted():
     """Only what the rule fires is: what a person fires was never counted."""
     state = ScheduleState(handled_at=NOON, fired=5)
@@ -377,7 +421,7 @@ schedules = st.builds(
     missed=st.sampled_from(Missed),
     overlap=st.sampled_from(Overlap),
     catch_up_s=spans,
-    grace_s=st.sampled_from([0, 60, 3600]),
+    grace_s=st.sampled_from([LEAST_GRACE_S, 60, 3600]),
     start_at=st.none() | st.just(NOON + HOUR),
     end_at=st.none() | st.just(NOON + 30 * HOUR),
 )
@@ -415,6 +459,26 @@ def test_every_fire_time_is_decided_exactly_once(schedule: Schedule, looks: Sequ
 
 
 @pytest.mark.spec("SCH-21")
+@given(schedules, looks)
+def test_nothing_fires_of_before_a_schedule_was_begun(schedule: Schedule, looks: Sequence[tuple[timedelta, bool, str]]):
+    """However often a clock is set and the schedule sent back: all that fires is later than its last beginning."""
+    state, now = BEGUN, NOON
+    for step, is_busy, what in looks:
+        now = max(now + step, NOON - timedelta(hours=20))
+        if what == "pause":
+            state = pause(state, now=now)
+        elif what == "resume":
+            state = resume(schedule, state, now=now)
+        else:
+            state = rewind(state, now=now)
+            plan = due(schedule, state, now=now, is_busy=is_busy)
+            new = [fire.fire_at for fire in plan.fires if fire.kind is not FireKind.BUFFERED]
+            state = plan.state
+            assert state.since is not None
+            assert all(fire_at > state.since for fire_at in new)
+
+
+@pytest.mark.spec("SCH-21")
 @given(rules, st.lists(steps, min_size=1, max_size=30))
 def test_no_fire_is_lost_where_all_are_made_up_for(rule: Every | Cron, walk: list[timedelta]):
     """With `all` and a long window, exactly the fire times up to the furthest the clock has shown are fired, in order,
@@ -437,7 +501,7 @@ def test_no_fire_is_lost_where_all_are_made_up_for(rule: Every | Cron, walk: lis
 @given(rules, st.sampled_from(Missed), st.integers(1, 40))
 def test_who_looks_when_told_misses_nothing(rule: Every | Cron, missed: Missed, n: int):
     """A node that looks exactly when the plan before has said fires every time, on time, whatever the policy."""
-    schedule = hourly(rule=rule, missed=missed, grace_s=0)
+    schedule = hourly(rule=rule, missed=missed, grace_s=LEAST_GRACE_S)
     plan, seen = due(schedule, BEGUN, now=NOON, is_busy=False), []
     for _ in range(n):
         assert plan.look_at is not None
@@ -471,10 +535,22 @@ def test_jitter_spreads_and_is_the_same_everywhere():
 
 @pytest.mark.spec("SCH-21")
 def test_a_backfill_takes_every_fire_time_of_a_range():
-    """From its start on and before its end, whenever the schedule began, all due now."""
-    made = backfill(hourly(start_at=NOON), start=at("02:00"), end=at("05:00"), now=at("12:34"))
+    """From its start on and before its end, all due now."""
+    made = backfill(hourly(), start=at("02:00"), end=at("05:00"), now=at("12:34"))
     assert [fire.fire_at for fire in made] == [at("02:00"), at("03:00"), at("04:00")]
     assert {(fire.due_at, fire.kind) for fire in made} == {(at("12:34"), FireKind.BACKFILL)}
+
+
+@pytest.mark.spec("SCH-21")
+def test_a_backfill_stays_within_the_bounds_of_the_schedule():
+    """What lies before `start_at`, or from `end_at` on, is no time of the schedule; a range with none of its times is
+    refused."""
+    schedule = hourly(start_at=at("03:00"), end_at=at("05:00"))
+    made = backfill(schedule, start=at("01:00"), end=at("08:00"), now=NOON, limit=2)
+    assert [fire.fire_at for fire in made] == [at("03:00"), at("04:00")]
+    for start, end in (("01:00", "03:00"), ("05:00", "08:00")):
+        with pytest.raises(InvalidInput, match="within the bounds of the schedule"):
+            backfill(schedule, start=at(start), end=at(end), now=NOON)
 
 
 @pytest.mark.spec("SCH-21")
@@ -546,6 +622,8 @@ def test_a_schedule_survives_a_store():
         {"catch_up_s": float("nan")},
         {"grace_s": "60"},
         {"grace_s": True},
+        {"grace_s": 0, "missed": "skip"},
+        {"grace_s": 0.9, "missed": "skip"},
         {"jitter_s": 3600},
         {"jitter_s": 1e6, "rule": Cron("@weekly")},
         {"start_at": "tomorrow"},

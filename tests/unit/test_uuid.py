@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from taskyard.model.task import _Uuid7, new_uuid
+from taskyard.model.task import _Uuid7, new_uuid, new_uuids
 
 MANY = 100_000
 
@@ -35,10 +35,10 @@ def test_several_at_once_are_sorted_and_unique():
     """Ids that are made many at a time stand in one order with those made one by one, and none is made twice."""
     ids: list[str] = []
     for _ in range(300):
-        ids += [new_uuid(), *new_uuid.several(100), new_uuid()]
+        ids += [new_uuid(), *new_uuids(100), new_uuid()]
     assert len(ids) == 300 * 102
     assert ids == sorted(set(ids))
-    assert new_uuid.several(0) == []
+    assert new_uuids(0) == []
 
 
 def test_threads_never_share_an_id():
@@ -49,7 +49,7 @@ def test_threads_never_share_an_id():
     def make(into: list[str]) -> None:
         start.wait()
         for _ in range(100):
-            into.extend([new_uuid(), *new_uuid.several(49)])
+            into.extend([new_uuid(), *new_uuids(49)])
 
     threads = [threading.Thread(target=make, args=(into,)) for into in made]
     for thread in threads:
@@ -65,7 +65,7 @@ def test_a_clock_that_steps_back_keeps_the_order(monkeypatch: pytest.MonkeyPatch
     at = 1_800_000_000_000
     clock = iter([at, at, at + 1, at - 3_600_000, at - 3_600_000, at - 1, at + 2])
     monkeypatch.setattr(time, "time_ns", lambda: next(clock) * 1_000_000)
-    make = _Uuid7()
+    make = _Uuid7().one
     ids = [make() for _ in range(7)]
     assert ids == sorted(set(ids))
 
@@ -74,7 +74,7 @@ def test_the_largest_random_start_leaves_room_to_count(monkeypatch: pytest.Monke
     """Counting on from the largest random number stays inside its bits."""
     monkeypatch.setattr("os.urandom", lambda n: b"\xff" * n)
     monkeypatch.setattr(time, "time_ns", lambda: 1_800_000_000_000_000_000)
-    make = _Uuid7()
+    make = _Uuid7().one
     ids = [make() for _ in range(1000)]
     assert ids == sorted(set(ids))
     assert {(uuid.UUID(text).version, uuid.UUID(text).variant) for text in ids} == {(7, uuid.RFC_4122)}

@@ -12,10 +12,11 @@ from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Holder, NodeScene, QueueScene, Reason, Scene, explain_wait
+from taskyard.model.why import Busy, First, Holder, NodeScene, QueueScene, Reason, Scene, Silence, Why, explain_wait
 
 NOW = datetime(2026, 3, 1, 12, 3, tzinfo=UTC)
 EARLIER = NOW - timedelta(minutes=5)
+LATER = NOW + timedelta(minutes=5)
 WORKER = NodeScene(label="one (5a0bd64d)", sources=["zip"], limits={"zip": 2}, max_running=4)
 
 
@@ -56,11 +57,60 @@ def test_what_does_not_wait_has_no_reason(state):
 @pytest.mark.parametrize("now", [EARLIER, NOW])
 @pytest.mark.parametrize("state", sorted(WAITING))
 def test_whatever_waits_has_a_reason(state, now):
-    """For every waiting task there is an answer, in words, with what would free it."""
+    """For every waiting task there is an answer, in words, with what would free it, and since when it holds."""
     why = explain_wait(a_record(state=state), Scene(now=now, queues={}, nodes=[]))
     assert why is not None
     assert why.text
     assert why.remedy
+    assert why.since is not None
+
+
+OTHER = NodeScene(label="two (00aa11bb)", sources=[])
+DIED = Silence("gone (dead0000)")
+SILENT = Silence("gone (dead0000)", since=NOW - timedelta(seconds=7), lease_s=15.0)
+
+
+@pytest.mark.parametrize(
+    ("silence", "nodes", "text", "remedy", "until"),
+    [
+        (DIED, [OTHER], "has died; another takes the task back", "wait", None),
+        (DIED, [], "has died, and there is no other to take the task back", "start a worker", None),
+        (
+            SILENT,
+            [OTHER],
+            "has been silent since 2026-03-01 12:02:53 UTC; another takes the task back when that was so for 15 s",
+            "wait",
+            NOW + timedelta(seconds=8),
+        ),
+        (
+            SILENT,
+            [NodeScene(label=SILENT.label, sources=["zip"])],  # it is not given up yet
+            "has been silent since 2026-03-01 12:02:53 UTC, and there is no other to take the task back",
+            "start a worker; it takes the task back after 15 s",
+            None,
+        ),
+    ],
+)
+def test_a_run_on_a_silent_node_waits_to_be_taken_back(silence, nodes, text, remedy, until):
+    """What runs on a node that has died or is silent is told so, since when, and who takes it back and when."""
+    record = a_record(state=TaskState.RUNNING, node="dead")
+    why = explain_wait(record, a_scene(nodes=nodes, silent={"dead": silence}))
+    assert why == Why(
+        reason=Reason.NODE_SILENT,
+        text=f"its node gone (dead0000) {text}",
+        remedy=remedy,
+        since=silence.since,
+        until=until,
+    )
+    assert explain_wait(record, a_scene(silent={"another": silence})) is None
+
+
+def test_what_was_to_be_taken_back_long_ago_has_no_time_in_the_past():
+    """When the lease is over, the time of its end is not promised any more."""
+    scene = a_scene(nodes=[OTHER], silent={"dead": SILENT}, now=NOW + timedelta(minutes=1))
+    why = explain_wait(a_record(state=TaskState.RUNNING, node="dead"), scene)
+    assert why is not None
+    assert why.until is None
 
 
 def test_a_time_that_has_not_come_is_named():
@@ -131,18 +181,20 @@ def test_nobody_serves_its_source():
     why = explain_wait(a_record(), a_scene(nodes=[drained, stopping]))
     assert why is not None
     assert why.text.endswith("take nothing new: one (5a0bd64d) is drained, three is stopping")
+    assert why.since == NOW
 
 
 @pytest.mark.parametrize(
     ("state", "text", "since"),
     [
         (TaskState.RUNNING, "key 'disk-1' is busy: task h holds it", NOW),
-        (TaskState.RETRYING, "key 'disk-1' is kept for task h, which will be tried again", None),
-        (TaskState.QUEUED, "task h with key 'disk-1' goes first", None),
+        (TaskState.RETRYING, "key 'disk-1' is kept for task h, which will be tried again", NOW),
+        (TaskState.QUEUED, "task h with key 'disk-1' goes first", NOW),
     ],
 )
 def test_a_busy_key_names_its_holder(state, text, since):
-    """A parked task names the task that holds its key, will do so again, or goes first; when, if that is known."""
+    """A parked task names the task that holds its key, will do so again, or goes first; since when, and not before
+    it was there itself."""
     scene = a_scene(holders={("media", "disk-1"): Holder("h", state, EARLIER)})
     why = explain_wait(a_record(key="disk-1", parked=True), scene)
     assert why is not None
@@ -157,10 +209,10 @@ def test_a_busy_key_names_its_holder(state, text, since):
 def test_the_head_of_a_strict_queue_is_named(order, line, where):
     """Whoever stands behind the head of a strict queue, or of a bucket, is told who that is and how it is doing."""
     settings = QueueSettings(name="media", order=order)
-    scene = a_scene(settings=settings, heads={("media", line): ("h", TaskState.PAUSED)})
+    scene = a_scene(settings=settings, heads={("media", line): First("h", TaskState.PAUSED, LATER)})
     why = explain_wait(a_record(bucket="b"), scene)
     assert why is not None
-    assert (why.reason, why.blocker) == (Reason.HEAD_OF_LINE, "h")
+    assert (why.reason, why.blocker, why.since) == (Reason.HEAD_OF_LINE, "h", LATER)
     assert why.text == f"{where} keeps to the order of arrival, and task h, which is paused, stands first"
     assert reason(msgspec.structs.replace(a_record(bucket="b"), uuid="h"), scene) is Reason.TURN
 

@@ -102,8 +102,21 @@ def submit_command(
     queue: Annotated[str | None, typer.Option(help="Another queue than the consumer's.")] = None,
     key: Annotated[str | None, typer.Option(help="Tasks of one key run in turn.")] = None,
     timeout: Annotated[str | None, typer.Option(metavar="TIME", help="The longest a run may take.")] = None,
-    dedupe: Annotated[str | None, typer.Option(metavar="HOW", help="If it is pending: allow, merge or refuse.")] = None,
+    bucket: Annotated[str | None, typer.Option(help="Its line in a queue whose buckets take turns.")] = None,
+    after: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Start when this task has completed. Repeatable.")
+    ] = None,
+    on_failure: Annotated[
+        str | None, typer.Option(metavar="WHAT", help="If one of those does not complete: fail, skip or ignore.")
+    ] = None,
+    dedupe: Annotated[
+        str | None, typer.Option(metavar="HOW", help="If it is there already: allow, merge, refuse or replace.")
+    ] = None,
     dedupe_key: Annotated[str | None, typer.Option(help="What counts as the same, instead of arguments.")] = None,
+    dedupe_scope: Annotated[
+        str | None, typer.Option(metavar="WHILE", help="It is there while: pending, queued, or for a window.")
+    ] = None,
+    dedupe_window: Annotated[str | None, typer.Option(metavar="TIME", help="How long that window is.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for it to end and print its result.")] = False,
     wait_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Wait no longer than that.")] = None,
     store: StoreOption = None,
@@ -114,8 +127,9 @@ def submit_command(
     from taskyard.cli.submitting import make_order, submit_task
 
     order = make_order(
-        name, arguments or (), args, wait=wait, wait_timeout=wait_timeout, priority=priority, delay=delay, at=at,
-        queue=queue, key=key, timeout=timeout, dedupe=dedupe, dedupe_key=dedupe_key,
+        name, arguments or (), args, wait=wait, wait_timeout=wait_timeout, after=after or (), priority=priority,
+        delay=delay, at=at, queue=queue, key=key, timeout=timeout, bucket=bucket, on_failure=on_failure, dedupe=dedupe,
+        dedupe_key=dedupe_key, dedupe_scope=dedupe_scope, dedupe_window=dedupe_window,
     )  # fmt: skip
     return _await(submit_task(Target(store, yard), order, as_json=as_json))
 

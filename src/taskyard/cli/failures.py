@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -21,14 +23,18 @@ from taskyard.yard import Yard
 Row = tuple[FailureGroup, str]
 """A group, and its message as it may be shown."""
 
+NAMED = 10
+"""Classes of error that are named where none matches."""
+
 
 async def list_failures(target: Target, where: TaskFilter, *, limit: int, as_json: bool) -> int:
     async with opened(target.bare()) as yard:
         rows = [(group, await _message(yard, group)) for group in await yard.failures(where, limit=limit)]
+        others = [] if rows else await yard.failures()
     if as_json:
         say_json([_document(group, message) for group, message in rows])
     else:
-        show(make_console(), draw(rows, now=datetime.now(UTC)))
+        show(make_console(), draw(rows, now=datetime.now(UTC), others=others))
     return 0
 
 
@@ -50,9 +56,10 @@ def _document(group: FailureGroup, message: str) -> dict[str, Any]:
     }
 
 
-def draw(rows: Sequence[Row], *, now: datetime) -> RenderableType:
+def draw(rows: Sequence[Row], *, now: datetime, others: Sequence[FailureGroup] = ()) -> RenderableType:
+    """`others` is what there is when nothing matches."""
     if not rows:
-        return Text("no task has failed", "dim")
+        return _nothing(others)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, expand=True)
     for name in ("COUNT", "ERROR", "SOURCE", "NEWEST", "ID"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("COUNT", "NEWEST") else "left")
@@ -67,6 +74,21 @@ def draw(rows: Sequence[Row], *, now: datetime) -> RenderableType:
             Text(short_id(group.uuid)),
             apart + Text(one_line(message, 120), "dim"),
         )
-    first = clean(rows[0][0].error)
-    hint = f"every run of one: taskyard show ID; send them again: taskyard retry --all --error {first}"
+    hint = f"every run of one: taskyard show ID; send them again: taskyard retry --all{_options(rows[0][0])}"
     return Group(table, Text(), Text(hint, "dim"))
+
+
+def _nothing(others: Sequence[FailureGroup]) -> Text:
+    if not others:
+        return Text("no task has failed", "dim")
+    errors = sum((Counter({group.error: group.count}) for group in others), Counter[str]())
+    known = ", ".join(
+        f"{cut(clean(error), 60) or 'no error'} ({count:,})" for error, count in errors.most_common(NAMED)
+    )
+    return Text(f"no failed task matches; what failed ended with {known}{', …' * (len(errors) > NAMED)}", "dim")
+
+
+def _options(group: FailureGroup) -> str:
+    """How a command chooses what is in this group, whatever the consumer."""
+    error = f" --error {shlex.quote(clean(group.error))}" if group.error else ""
+    return error + (" --quarantined" if group.is_quarantined else "")

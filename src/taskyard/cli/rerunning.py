@@ -14,37 +14,55 @@ from taskyard.cli.console import make_console, say_json
 from taskyard.cli.errors import DONE, REFUSED, UsageError, error_document
 from taskyard.cli.looks import state_text
 from taskyard.cli.selecting import Selection
-from taskyard.cli.steering import tell_report
+from taskyard.cli.steering import tell_interrupted, tell_report
 from taskyard.cli.target import opened, resolve
 from taskyard.cli.text import clean, counted
 from taskyard.cli.values import Arguments, parse_arguments
 from taskyard.errors import InvalidArguments, StoreError, TaskyardError
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import TaskFilter
-from taskyard.queueing.matching import BulkReport
+from taskyard.queueing.matching import RerunReport
 from taskyard.yard import Yard
 
+RUN_AGAIN = "run them again"
 
-def run_again(chosen: Selection, changes: Sequence[str]) -> int:
+
+def run_again(chosen: Selection, changes: Sequence[str], *, repeat: bool = False) -> int:
     """Submit each again; 1 if any was refused. With changes the consumer is needed, to check them."""
     if changes and chosen.target.app_name is None:
         raise UsageError("changed arguments are checked by the consumer; name the app with --app module:yard")
+    if repeat and chosen.where is None:
+        raise UsageError("--repeat goes with --all; tasks that are named are run again however often")
     given = parse_arguments(changes, None)
     if chosen.where is None:
         return asyncio.run(_run_named(chosen, given))
     where = msgspec.structs.replace(chosen.where, states=chosen.states)
     if not chosen.dry_run and not chosen.yes:
-        found = asyncio.run(_run_all(chosen, where, given, dry_run=True)).fitting
+        found = asyncio.run(_run_all(chosen, where, given, repeat=repeat, dry_run=True)).fitting
         confirm(f"run {counted(found, 'task')} again", found, yes=False)
-    report = asyncio.run(_run_all(chosen, where, given, dry_run=chosen.dry_run))
-    tell_report(chosen, report, "run them again")
+    report = asyncio.run(_run_all(chosen, where, given, repeat=repeat, dry_run=chosen.dry_run))
+    tell_report(chosen, report, RUN_AGAIN)
     return REFUSED if report.refused else DONE
 
 
-async def _run_all(chosen: Selection, where: TaskFilter, given: Arguments, *, dry_run: bool) -> BulkReport:
+async def _run_all(
+    chosen: Selection, where: TaskFilter, given: Arguments, *, repeat: bool, dry_run: bool
+) -> RerunReport:
     """As the arguments were typed: what one consumer takes as JSON, another may want as text."""
+    done = RerunReport()
+
+    def note(report: RerunReport) -> None:
+        nonlocal done
+        done = report
+
     async with opened(_yard(chosen, given)) as yard:
-        return await yard.run_all_again(where, changes=given.values or None, dry_run=dry_run)
+        try:
+            return await yard.run_all_again(
+                where, changes=given.values or None, repeat=repeat, dry_run=dry_run, so_far=note
+            )
+        except BaseException as exc:
+            tell_interrupted(chosen, done, RUN_AGAIN, exc)
+            raise
 
 
 def _yard(chosen: Selection, given: Arguments) -> Yard:

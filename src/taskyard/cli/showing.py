@@ -78,7 +78,8 @@ class Sheet:
         record, now = self._record, self._now
         ago = duration(seconds_between(record.created_at, now))
         if self._why is not None:
-            yield "waits", clean(self._shown.text(self._why.text))
+            label = "but" if record.state is TaskState.RUNNING else "waits"
+            yield label, clean(self._shown.text(self._why.text))
         yield "queue", clean(record.queue)
         yield "priority", priority_label(record.priority)
         yield "key", "" if record.key is None else clean(record.key) + (" (waits for its key)" if record.parked else "")

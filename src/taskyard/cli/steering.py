@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -36,19 +36,22 @@ from taskyard.model.command import (
 )
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
+from taskyard.model.why import Reason, Why
 from taskyard.ports.store import TaskFilter
 from taskyard.queueing.controller import ask_one
-from taskyard.queueing.matching import BulkReport
+from taskyard.queueing.matching import BulkReport, RerunReport
 from taskyard.yard import Yard
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one task: its record after the command, or why it was refused."""
+    """What became of one task: its record after the command, or why it was refused; and what it waits for that was to
+    be told at once."""
 
     asked: str
     record: TaskRecord | None = None
     refused: TaskyardError | None = None
+    why: Why | None = None
 
     def document(self) -> dict[str, object]:
         if self.refused is not None:
@@ -72,6 +75,8 @@ def steer(chosen: Selection, command: Command) -> int:
 async def _steer_named(chosen: Selection, command: Command) -> int:
     async with opened(chosen.target.bare()) as yard:
         answers = [await _ask(yard, fragment, command) for fragment in dict.fromkeys(chosen.ids)]
+        if isinstance(command, Cancel):
+            answers = [await _look_at_node(yard, answer) for answer in answers]
     return tell(answers, command, as_json=chosen.as_json)
 
 
@@ -100,6 +105,13 @@ async def _ask(yard: Yard, fragment: str, command: Command) -> Answer:
         return Answer(fragment, refused=exc)
 
 
+async def _look_at_node(yard: Yard, answer: Answer) -> Answer:
+    """A run is asked in vain if its node is dead: then that is told."""
+    if answer.record is None or answer.record.state is not TaskState.RUNNING:
+        return answer
+    return replace(answer, why=await yard.why(answer.record.uuid))
+
+
 def tell(answers: Sequence[Answer], command: Command, *, as_json: bool) -> int:
     if as_json:
         say_json([answer.document() for answer in answers])
@@ -116,6 +128,8 @@ def _line(answer: Answer, command: Command, now: datetime) -> Text:
         return Text.assemble(("✘ refused  ", "bold red"), clean(str(answer.refused)))
     line = Text.assemble(clean(record.uuid), "  ", (clean(record.source), "bold"), "  ", state_text(record.state))
     words = _words(record, command, now)
+    if answer.why is not None and answer.why.reason is Reason.NODE_SILENT:
+        words = f"{clean(answer.why.text)}; it is canceled then"
     return line.append(f"; {words}", "dim") if words else line
 
 
@@ -161,23 +175,32 @@ async def _apply(chosen: Selection, where: TaskFilter, command: Command, *, dry_
         matching = yard.matching(where, by=asker())
         try:
             return await matching.apply(command, dry_run=dry_run)
-        except BaseException:  # also Ctrl-C: what was done is told, then why it went no further
-            if matching.report.moved:
-                tell_report(chosen, matching.report, f"{VERBS[type(command)]} them")
+        except BaseException as exc:
+            tell_interrupted(chosen, matching.report, f"{VERBS[type(command)]} them", exc)
             raise
 
 
-def tell_report(chosen: Selection, report: BulkReport, what: str) -> None:
+def tell_interrupted(chosen: Selection, report: BulkReport, what: str, exc: BaseException) -> None:
+    """What was done until Ctrl-C, or an error, which is told by itself: then only if there is something."""
+    if report.moved or isinstance(exc, asyncio.CancelledError):
+        tell_report(chosen, report, what, interrupted=True)
+
+
+def tell_report(chosen: Selection, report: BulkReport, what: str, *, interrupted: bool = False) -> None:
     """`what` is what was done to those that match, or would be."""
     if chosen.as_json:
-        say_json({**msgspec.structs.asdict(report), "dry_run": chosen.dry_run})
+        ends = {"dry_run": chosen.dry_run, "interrupted": interrupted}
+        say_json({**msgspec.structs.asdict(report), **ends})
     else:
-        make_console().print(_summary(report, what, dry_run=chosen.dry_run), soft_wrap=True)
+        line = _summary(report, what, dry_run=chosen.dry_run, interrupted=interrupted)
+        make_console().print(line, soft_wrap=True)
 
 
-def _summary(report: BulkReport, what: str, *, dry_run: bool) -> Text:
+def _summary(report: BulkReport, what: str, *, dry_run: bool, interrupted: bool) -> Text:
     line = Text(f"{counted(report.matched, 'task')} matched") if report.matched else Text("no task matches", "dim")
-    if report.matched and not dry_run:
+    if interrupted:
+        line = Text.assemble(("interrupted: ", "bold yellow"), f"{counted(report.matched, 'task')} matched so far")
+    if (report.matched or interrupted) and not dry_run:
         line.append("   ").append(f"✔ {report.moved:,} changed", "green")
     if report.changed_meanwhile:
         line.append(f"   ✘ {report.changed_meanwhile:,} changed meanwhile, and left alone", "bold red")
@@ -186,6 +209,11 @@ def _summary(report: BulkReport, what: str, *, dry_run: bool) -> Text:
     if report.quarantined:
         left = f"{report.quarantined:,} in quarantine left out: they took their workers down; --quarantined sends them"
         line.append(f"   {left}", "yellow")
-    if report.matched and dry_run:
+    if isinstance(report, RerunReport) and report.run_again:
+        left = f"{report.run_again:,} left out: they were run again before; --repeat runs them once more"
+        line.append(f"   {left}", "yellow")
+    if interrupted:
+        line.append("; all others are as they were", "dim")
+    elif report.matched and dry_run:
         line.append(f"; nothing was changed: without --dry-run it would {what}", "dim")
     return line

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from rich.text import Text
 
 from taskyard.cli.console import complain, json_text, make_console, say, say_json
 from taskyard.cli.documents import Revealed, priority_label, task_document
 from taskyard.cli.errors import UsageError
 from taskyard.cli.looks import state_text
-from taskyard.cli.target import Target, opened
+from taskyard.cli.target import Target, opened, resolve_all
 from taskyard.cli.text import clean, duration
 from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment
 from taskyard.errors import InvalidArguments, TaskEnded, UnknownConsumer, quote, shorten
@@ -32,33 +33,45 @@ from taskyard.yard import Yard
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to submit, and whether to wait for it."""
+    """What to submit, and whether to wait for it. `after` are the tasks it waits for, as they were typed."""
 
     name: str
     arguments: Arguments
     options: dict[str, Any] = field(default_factory=dict)
+    after: Sequence[str] = ()
     wait: bool = False
     wait_s: float | None = None
 
 
 def make_order(
-    name: str, pairs: Sequence[str], whole: str | None, *, wait: bool, wait_timeout: str | None, **typed: str | None
+    name: str,
+    pairs: Sequence[str],
+    whole: str | None,
+    *,
+    wait: bool,
+    wait_timeout: str | None,
+    after: Sequence[str] = (),
+    **typed: str | None,
 ) -> Order:
     """An order as it was typed: durations and moments are still texts."""
     options: dict[str, Any] = {option: text for option, text in typed.items() if text is not None}
     for short, option, parse in (
         ("delay", "delay_s", parse_duration),
         ("timeout", "timeout_s", parse_duration),
+        ("dedupe_window", "dedupe_window_s", parse_duration),
         ("at", "schedule_at", parse_moment),
     ):
         if short in options:
             options[option] = parse(options.pop(short))
     if "delay_s" in options and "schedule_at" in options:
         raise UsageError("give either --delay or --at, not both")
+    if "on_failure" in options and not after:
+        raise UsageError("--on-failure is about the tasks that it waits for; name them with --after")
     return Order(
         name=name,
         arguments=parse_arguments(pairs, whole),
         options=options,
+        after=after,
         wait=wait or wait_timeout is not None,
         wait_s=None if wait_timeout is None else parse_duration(wait_timeout),
     )
@@ -74,8 +87,10 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
             arguments = fitting(known, order.arguments)  # what is wrong is told before the store is perhaps made
     else:
         yard = target.bare()
-    async with opened(yard, makes=target.app_name is not None):
+    # Who waits for others waits for those of a store that is there.
+    async with opened(yard, makes=target.app_name is not None and not order.after):
         consumer = yard.consumers.get(order.name) or await _unchecked(yard, order)
+        options = msgspec.structs.replace(options, after=tuple(await resolve_all(yard, order.after)))
         (handle,) = await yard.submit_many_to(consumer, [arguments], options)
         record = await handle.record()
         if not as_json:
@@ -159,7 +174,7 @@ def _tell(record: TaskRecord, handle: TaskHandle, order: Order) -> None:
     if wait > 0:
         words.append(f", due in {duration(wait)}", "dim")
     if not handle.is_new:
-        words.append(", merged into the one that was pending", "yellow")
+        words.append(", merged into the one that was there", "yellow")
     make_console(stderr=True).print(words, soft_wrap=True)
 
 

@@ -130,11 +130,14 @@ def run_again_command(
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another argument; needs --app. Repeatable.")
     ] = None,
+    repeat: Annotated[
+        bool, typer.Option("--repeat", help="With --all: also those of which a new task was made before.")
+    ] = False,
 ) -> int:
     """Make new tasks of tasks that have ended, with the same arguments or with some changed."""
     from taskyard.cli.rerunning import run_again
 
-    return run_again(chosen, change or ())
+    return run_again(chosen, change or (), repeat=repeat)
 
 
 def prune_command(

@@ -98,6 +98,8 @@ class _Interrupt:
     """Cancels the caller's task, in which the code runs. The caller itself is not meant: once the code has ended,
     whatever it made of the cancellation, that is taken back."""
 
+    __slots__ = ("_is_over", "_task", "_times")
+
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
         self._times = 0

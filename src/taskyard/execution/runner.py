@@ -107,7 +107,8 @@ class Runner:
         CURRENT.set(run)
         move: Move | None
         try:
-            if run.claim.record.group_id == run.uuid:
+            record = run.claim.record
+            if record.group_id is not None and record.group_id == record.uuid:
                 await self._complete(run)
             executor, request = self._prepare(run)
             result = await executor.submit(request)

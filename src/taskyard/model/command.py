@@ -13,7 +13,7 @@ from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.settle import ASKED_TO_CANCEL, CANCELED_BY_FORCE
-from taskyard.model.state import ENDED, LEGAL, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState
+from taskyard.model.state import ENDED, HAS_PLACE, LEGAL, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 
 DAMAGED = "what it was writing may be damaged"
@@ -111,9 +111,9 @@ FITS: dict[type[Command], frozenset[TaskState]] = {
     Release: frozenset({TaskState.PAUSED}),
     Skip: frozenset(state for state in TaskState if TaskState.SKIPPED in LEGAL[state]),
     StartNow: WAITING_FOR_TIME | {QUEUED, TaskState.PAUSED},
-    MoveBefore: STANDS_IN_LINE,
-    MoveAfter: STANDS_IN_LINE,
-    Reschedule: WAITING_FOR_TIME | STANDS_IN_LINE,
+    MoveBefore: HAS_PLACE,
+    MoveAfter: HAS_PLACE,
+    Reschedule: WAITING_FOR_TIME | HAS_PLACE,
 }
 """The states of a task in which a command may have an effect; in all others `decide` refuses it."""
 
@@ -284,13 +284,13 @@ def _start_now(record: TaskRecord, command: Command, priority: int, now: datetim
 
 def _beside(record: TaskRecord, command: MoveBefore | MoveAfter, asked: Asked) -> Reorder:
     anchor = asked.anchor
-    if not record.stands_in_line:
+    if not record.has_place:
         raise _refused(record, command, ONLY_IN_LINE)
     if anchor is None:
         raise _refused(record, command, f"there is no task {command.other}")
     if anchor.uuid == record.uuid:
         raise _refused(record, command, "it cannot be put beside itself")
-    if not anchor.stands_in_line:
+    if not anchor.has_place:
         raise _refused(record, command, f"task {anchor.uuid} is {anchor.state}, and does not stand in line")
     theirs, own = _row_of(anchor, asked.order), _row_of(record, asked.order)
     if theirs != own:

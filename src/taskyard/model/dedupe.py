@@ -9,6 +9,8 @@ from taskyard.model.move import Move
 from taskyard.model.state import ENDED, RUNNING, TaskState
 from taskyard.model.task import Dedupe, DedupeScope, TaskRecord
 
+CALLED_OFF = frozenset({TaskState.CANCELED, TaskState.SKIPPED})
+
 
 def take_slot(record: TaskRecord, dedupe: Dedupe) -> None:
     """What a new task keeps of the slot that it was asked with. One that holds it for a window does so by a time, and
@@ -25,6 +27,12 @@ def is_replaceable(holder: TaskState | None) -> bool:
     """Whether a task that stands for some work can make way for another: not once it runs, nor when it is over (None:
     and forgotten), though its window is not."""
     return holder is not None and holder is not RUNNING and holder not in ENDED
+
+
+def counts_as_done(holder: TaskState | None) -> bool:
+    """Whether a task that has a window stands for its work: not if that was called off (None: it is forgotten, and
+    nobody knows)."""
+    return holder not in CALLED_OFF
 
 
 def replaced(by: str, *, now: datetime) -> Move:

@@ -70,7 +70,8 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 class EventPage(msgspec.Struct, frozen=True):
     """Events after a number, oldest first. `last` is where to go on from; `missed` says that older ones were trimmed
-    before they were read, so that the reader should look at the records instead."""
+    before they were read, or that the number is of another store than this one is now, so that the reader should look
+    at the records instead."""
 
     events: list[Event]
     last: int

@@ -35,8 +35,13 @@ class ExecutionError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     traceback: str | None = None
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What it can be found by: its classes, or its kind where nothing was raised."""
+        return self.types or (str(self.kind),)
+
+    @property
     def type(self) -> str:
-        return self.types[0] if self.types else str(self.kind)
+        return self.names[0]
 
 
 class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):

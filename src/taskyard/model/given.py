@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
 
 from taskyard.errors import InvalidInput, quote
+from taskyard.model.limits import QueueOrder
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import aware
@@ -37,6 +38,11 @@ def check_name(field: str, value: Any) -> str:
     return check_text(field, value)
 
 
+def check_by(value: Any) -> str:
+    """Who asks, as it is kept in a note; nobody is named by an empty text."""
+    return value if value == "" else check_name("by", value)
+
+
 def check_text(field: str, value: Any) -> str:
     """`value` if it is text that every store takes."""
     if not isinstance(value, str):
@@ -52,9 +58,22 @@ def check_text(field: str, value: Any) -> str:
     return value
 
 
+class HasUuid(Protocol):
+    """A handle or a record of a task."""
+
+    @property
+    def uuid(self) -> str: ...
+
+
+AnyTask = str | UUID | HasUuid
+"""Which task is meant: by its id, or by what has one."""
+
+
 def check_uuid(value: Any) -> str:
-    """The id of a task, which may also be given as a `uuid.UUID`."""
-    return check_name("uuid", str(value) if isinstance(value, UUID) else value)
+    """The id of a task, which may also be given as a `uuid.UUID`, or by what has one."""
+    if isinstance(value, UUID):
+        return str(value)
+    return check_name("uuid", value if isinstance(value, str) else getattr(value, "uuid", value))
 
 
 def check_count(field: str, value: Any, *, least: int, most: int = LARGEST_COUNT, hint: str = "") -> int:
@@ -98,6 +117,13 @@ def check_priority(value: Any) -> Priority:
         return Priority.of(value)
     except ValueError as exc:
         raise InvalidInput(str(exc)) from None
+
+
+def check_order(value: Any) -> QueueOrder:
+    try:
+        return QueueOrder(value)
+    except ValueError:
+        raise InvalidInput(f"order {quote(value)} is not one of {', '.join(QueueOrder)}") from None
 
 
 def check_time(field: str, value: Any) -> datetime:

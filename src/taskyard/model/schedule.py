@@ -1,8 +1,9 @@
 """Recurring schedules: what is asked, and the pure decision which fire times become tasks now.
 
 Every fire time is decided once: fired, missed or skipped, or kept back until the task before it has ended. `handled_at`
-says how far that has come and never goes back, so a clock that is set back fires nothing twice. Nothing here writes:
-that a fire time becomes one task, whoever decides it, is the store's unique row (schedule, fire time).
+says how far that has come. It goes back only where a clock was ahead, and never behind `since`, so a clock that is set
+back fires nothing twice, nor what lies before the schedule. Nothing here writes: that a fire time becomes one task,
+whoever decides it, is the store's unique row (schedule, fire time).
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ AT_ONCE = 100
 
 LONGEST_JITTER_S = 86_400.0
 
+LEAST_GRACE_S = 1.0
+"""Where what is late is skipped: nobody looks at the very moment, so with less a schedule would never fire."""
+
 LONGEST_NOTE = 500
+
+FARTHEST = timedelta(days=1)
+"""A schedule that was begun later than so long from now was begun by a clock that was wrong; a slow one is right again
+sooner, or seen by everybody."""
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 """As it comes out of a store: one without a zone is refused where it is read."""
@@ -69,7 +77,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A task for `source`, again and again: `rule` says when, from `start_at` on and before `end_at`. `args` is JSON
     text; `queue`, `timeout_s` and `retry` are as the consumer has them if they are None.
 
-    A fire time is late when `grace_s` have passed; `missed` and `catch_up_s` say what then. Tasks are due up to
+    A fire time is late when `grace_s` have passed (a second at least, where what is late is skipped); `missed` and
+    `catch_up_s` say what then. Tasks are due up to
     `jitter_s` after their fire time, by a lot that is the same on every node."""
 
     name: str
@@ -106,6 +115,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
             start_at=_check_bound("start_at", self.start_at),
             end_at=_check_bound("end_at", self.end_at),
         )
+        if self.missed is Missed.SKIP and self.grace_s < LEAST_GRACE_S:
+            raise InvalidInput(
+                f"with missed='skip' and grace_s={self.grace_s:g} it would never fire: nobody looks at the very "
+                f"moment. Give grace_s at least {LEAST_GRACE_S:g}"
+            )
         if isinstance(self.rule, Every) and self.jitter_s >= self.rule.seconds:
             raise InvalidInput(f"jitter_s={self.jitter_s:g} must be shorter than the interval, {self.rule.seconds:g} s")
         if self.start_at is not None and self.end_at is not None and self.start_at >= self.end_at:
@@ -137,9 +151,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     """How far a schedule has come. All fire times up to `handled_at` are decided: they are counted as fired, missed or
     skipped, but for the one at `buffered_at`, which waits for the task before it. What a person fires, now or for
-    times long past, is not counted. Of fire times up to `forgotten_at` the store no longer knows which have fired."""
+    times long past, is not counted. Of fire times up to `forgotten_at` the store no longer knows which have fired.
+
+    Of times up to `since` nothing ever fires: it was begun, resumed, or given another rule then. `reached_at` is how
+    far it had come before it was sent back."""
 
     handled_at: Moment
+    since: Moment | None = None
+    reached_at: Moment | None = None
     buffered_at: Moment | None = None
     paused_at: Moment | None = None
     paused_by: str = ""
@@ -152,7 +171,7 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def begin(cls, now: datetime) -> ScheduleState:
         """Of a schedule that is made now: it fires from here on."""
-        return cls(handled_at=aware("now", now))
+        return cls(handled_at=aware("now", now), since=now)
 
 
 class FireKind(StrEnum):
@@ -208,8 +227,9 @@ def due(schedule: Schedule, state: ScheduleState, *, now: datetime, is_busy: boo
     if buffered_at is not None and not is_busy:
         fires.append(_fire(schedule, buffered_at, FireKind.BUFFERED))
         buffered_at, is_busy = None, True
-    missed_until = max(state.handled_at, _missed_until(schedule, state.handled_at, now))
-    missed = _count(schedule, state.handled_at, min(missed_until, now))
+    after = _decided_until(state, now)
+    missed_until = max(after, _missed_until(schedule, after, now))
+    missed = _count(schedule, after, min(missed_until, now))
     chosen = _choose(schedule, missed_until, now, is_busy=is_busy, has_buffered=buffered_at is not None)
     late = _late(schedule, now)
     fires += [_fire(schedule, at, FireKind.CAUGHT_UP if at < late else FireKind.ON_TIME) for at in chosen.fires]
@@ -220,6 +240,7 @@ def due(schedule: Schedule, state: ScheduleState, *, now: datetime, is_busy: boo
         state = msgspec.structs.replace(
             state,
             handled_at=handled_at,
+            reached_at=_ahead(state.reached_at, handled_at),
             buffered_at=chosen.buffer_at or buffered_at,
             fired=state.fired + len(fires),
             missed=state.missed + missed + lapsed,
@@ -227,6 +248,18 @@ def due(schedule: Schedule, state: ScheduleState, *, now: datetime, is_busy: boo
         )
     look_at = now if chosen.has_more else _find_next(schedule, max(now, handled_at))
     return Plan(state=state, look_at=look_at, fires=tuple(fires), cancels=chosen.cancels)
+
+
+def _decided_until(state: ScheduleState, now: datetime) -> datetime:
+    """Seen at `now`. What lies before the place from which it was sent back may fire at its time, and is not made up
+    for once that is past: it was decided, and a clock that was set back for a while is no reason to do so again."""
+    if state.reached_at is None or state.reached_at > now:
+        return state.handled_at
+    return max(state.handled_at, state.reached_at)
+
+
+def _ahead(reached_at: datetime | None, handled_at: datetime) -> datetime | None:
+    return None if reached_at is None or reached_at <= handled_at else reached_at
 
 
 class _Chosen(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,7 +359,7 @@ def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> Schedu
     """Fires again from now on. What has come due while it was paused is skipped, whatever `missed` says."""
     if state.paused_at is None:
         return state
-    return msgspec.structs.replace(_skip(schedule, state, now), paused_at=None, paused_by="", note="")
+    return msgspec.structs.replace(_skip(schedule, _begin_at(state, now), now), paused_at=None, paused_by="", note="")
 
 
 def amend(old: Schedule | None, state: ScheduleState, *, now: datetime) -> ScheduleState:
@@ -336,14 +369,26 @@ def amend(old: Schedule | None, state: ScheduleState, *, now: datetime) -> Sched
     if old is not None:
         state = _skip(old, state, now)
     handled_at = max(state.handled_at, now)
-    return msgspec.structs.replace(state, handled_at=handled_at, buffered_at=None, skipped=state.skipped + kept)
+    state = msgspec.structs.replace(state, handled_at=handled_at, buffered_at=None, skipped=state.skipped + kept)
+    return _begin_at(state, now)
+
+
+def _begin_at(state: ScheduleState, now: datetime) -> ScheduleState:
+    return msgspec.structs.replace(state, since=now if state.since is None else max(state.since, now))
 
 
 def rewind(state: ScheduleState, *, now: datetime) -> ScheduleState:
     """For a clock that was far ahead, and is right again: what lies after `now` may be decided once more. What has
-    fired of it does not fire again, by the store's unique row; so it goes back no further than there are rows."""
-    back_to = now if state.forgotten_at is None else max(now, state.forgotten_at)
-    return msgspec.structs.replace(state, handled_at=min(state.handled_at, back_to))
+    fired of it does not fire again, by the store's unique row; so it goes back no further than there are rows. Nor
+    behind `since`, for it may be the clock of now that is wrong, unless that is too far ahead to be true."""
+    since = state.since
+    if since is not None and since > now + FARTHEST:
+        since = now
+    back_to = max(now, since or now, state.forgotten_at or now)
+    if back_to >= state.handled_at:
+        return state
+    reached_at = max(state.handled_at, state.reached_at or state.handled_at)
+    return msgspec.structs.replace(state, handled_at=back_to, since=since, reached_at=reached_at)
 
 
 def forget(state: ScheduleState, fire_at: datetime | None) -> ScheduleState:
@@ -368,8 +413,8 @@ def backfill(
     limit: int = 1_000,
     known_since: datetime | None = None,
 ) -> tuple[Fire, ...]:
-    """The fire times from `start` on and before `end`, which must be past, whatever the bounds and the state of the
-    schedule are; all due now. For those later than `known_since` that have fired there is a row, and no second task.
+    """The fire times from `start` on and before `end`, which must be past, within the bounds of the schedule, whatever
+    its state is; all due now. For those later than `known_since` that have fired there is a row, and no second task.
     More than `limit` are refused, and those that the store may have forgotten."""
     start, end = _check_moment("start", start), _check_moment("end", end)
     check_count("limit", limit, least=1)
@@ -380,10 +425,16 @@ def backfill(
             f"which of its times up to {known_since} have fired is not known any more; begin later, or say again=True "
             "(--again) to fire them whether or not they have"
         )
-    n = count_fires(schedule.rule, after=start - TICK, until=end - TICK)
+    first, last = _bounds(schedule, start - TICK, end - TICK)
+    if first >= last:
+        raise InvalidInput(
+            f"nothing from {start} to {end} is within the bounds of the schedule: "
+            f"start_at={schedule.start_at}, end_at={schedule.end_at}"
+        )
+    n = count_fires(schedule.rule, after=first, until=last)
     if n > limit:
         raise InvalidInput(f"{n:,} fire times from {start} to {end} are more than {limit:,}; take less at a time")
-    found = fires_between(schedule.rule, after=start - TICK, until=end - TICK)
+    found = fires_between(schedule.rule, after=first, until=last)
     return tuple(Fire(fire_at=at, due_at=now, kind=FireKind.BACKFILL) for at in found)
 
 
@@ -394,8 +445,11 @@ def upcoming(schedule: Schedule, *, after: datetime, count: int) -> list[datetim
 
 
 def _skip(schedule: Schedule, state: ScheduleState, now: datetime) -> ScheduleState:
-    skipped = _count(schedule, state.handled_at, now)
-    return msgspec.structs.replace(state, handled_at=now, skipped=state.skipped + skipped) if skipped else state
+    skipped = _count(schedule, _decided_until(state, now), now)
+    if not skipped:
+        return state
+    reached_at = _ahead(state.reached_at, now)
+    return msgspec.structs.replace(state, handled_at=now, reached_at=reached_at, skipped=state.skipped + skipped)
 
 
 # --- the rule within the bounds of its schedule -----------------------------------------------------------------------

@@ -8,7 +8,7 @@ itself, then of its queue, then who could run it at all, then who is in the way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 import msgspec
@@ -35,15 +35,18 @@ class Reason(StrEnum):
     SOURCE_FULL = "source full"
     EXECUTOR_FULL = "executor full"
     NODES_FULL = "nodes full"
+    NODE_SILENT = "node silent"
+    """It runs, by what is known, on a node that has died or seems to have: it waits to be taken back."""
     TURN = "turn"
     """Nothing holds it: it starts when those before it have, which is at once if there are none."""
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """`text` is the answer in words, `remedy` what would free it. `since` is from when it has held the task, as far as
-    that is known, and never before the task was there to be held; of one that is held, or waits to be tried again, it
-    is the last change to it. `until` is when it ends by itself; `blocker` the uuid of the task in the way, if it is
-    one."""
+    """`text` is the answer in words, `remedy` what would free it. `since` is from when it has held the task, and
+    never before the task was there to be held; of one that is held, or waits to be tried again, it is the last change
+    to it. Where nobody has noted when it began, as that no node serves it, it is from when the task could have started:
+    since then it has waited, for this or for something before it. `until` is when it ends by itself; `blocker` the uuid
+    of the task in the way, if it is one."""
 
     reason: Reason
     text: str
@@ -122,17 +125,35 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
     started_at: datetime | None
 
 
+class Silence(msgspec.Struct, frozen=True, gc=False):
+    """A node that has died; or, where nodes have to say that they live, one that has said nothing since then, and is
+    given up when that was so for `lease_s`."""
+
+    label: str
+    since: datetime | None = None
+    lease_s: float | None = None
+
+
+class First(msgspec.Struct, frozen=True, gc=False):
+    """Who stands first in a line, and from when on it has been as it is: queued, held or given another place."""
+
+    uuid: str
+    state: TaskState
+    since: datetime
+
+
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands around some tasks, at `now`: their queues; the nodes that live; by queue and key, who holds the key
-    or goes first; by the uuid of a task, the first that it waits for; and by queue and line, who stands first where
-    nobody is passed over."""
+    """What stands around some tasks, at `now`: their queues; the nodes that live; by incarnation, those that have died
+    or are silent (which live until they are given up); by queue and key, who holds the key or goes first; by the uuid
+    of a task, the first that it waits for; and by queue and line, who stands first where nobody is passed over."""
 
     now: datetime
     queues: Mapping[str, QueueScene]
     nodes: Sequence[NodeScene]
+    silent: Mapping[str, Silence] = {}
     holders: Mapping[tuple[str, str], Holder] = {}
     parents: Mapping[str, tuple[str, TaskState]] = {}
-    heads: Mapping[tuple[str, str], tuple[str, TaskState]] = {}
+    heads: Mapping[tuple[str, str], First] = {}
 
 
 def line_of(record: TaskRecord, settings: QueueSettings) -> str | None:
@@ -143,8 +164,10 @@ def line_of(record: TaskRecord, settings: QueueSettings) -> str | None:
 
 
 def explain_wait(record: TaskRecord, scene: Scene) -> Why | None:
-    """What holds the task; None if it runs or has ended."""
+    """What holds the task; None if it runs on a node that lives, or has ended."""
     match record.state:
+        case TaskState.RUNNING:
+            return _explain_silence(record, scene)
         case TaskState.PAUSED:
             return _explain_hold(record)
         case TaskState.BLOCKED:
@@ -155,6 +178,29 @@ def explain_wait(record: TaskRecord, scene: Scene) -> Why | None:
             return _explain_turn(record, scene)
         case _:
             return None
+
+
+def _explain_silence(record: TaskRecord, scene: Scene) -> Why | None:
+    silence = scene.silent.get(record.node or "")
+    if silence is None:
+        return None
+    since, lease_s = silence.since, silence.lease_s
+    what = f"its node {silence.label} has " + ("died" if since is None else f"been silent since {_moment(since)}")
+    until = None if since is None or lease_s is None else since + timedelta(seconds=lease_s)
+    quiet = {node.label for node in scene.silent.values()}
+    if all(node.label in quiet for node in scene.nodes):
+        text, until = f"{what}, and there is no other to take the task back", None
+        remedy = "start a worker" + ("" if lease_s is None else f"; it takes the task back after {lease_s:g} s")
+    else:
+        patience = "" if lease_s is None else f" when that was so for {lease_s:g} s"
+        text, remedy = f"{what}; another takes the task back{patience}", "wait"
+    return Why(
+        reason=Reason.NODE_SILENT,
+        text=text,
+        remedy=remedy,
+        since=since,
+        until=until if until is not None and until > scene.now else None,
+    )
 
 
 def _explain_turn(record: TaskRecord, scene: Scene) -> Why:
@@ -246,14 +292,14 @@ def _explain_nodes(record: TaskRecord, scene: Scene) -> Why | None:
         others = f" ({len(scene.nodes)} serve other consumers)" if scene.nodes else ""
         text = f"no node that serves {record.source!r} is alive{others}"
         remedy = f"start a worker whose app has the consumer {record.source!r}"
-    return Why(reason=Reason.NO_NODE, text=text, remedy=remedy)
+    return Why(reason=Reason.NO_NODE, text=text, remedy=remedy, since=_ready_at(record))
 
 
 def _explain_key(record: TaskRecord, scene: Scene) -> Why | None:
     if not record.parked or record.key is None:
         return None
     holder = scene.holders.get((record.queue, record.key))
-    since = None
+    since = _ready_at(record)
     if holder is None:
         text = f"another task with key {record.key!r} goes first"
     elif holder.state is TaskState.QUEUED:
@@ -275,15 +321,15 @@ def _explain_key(record: TaskRecord, scene: Scene) -> Why | None:
 def _explain_head(record: TaskRecord, queue: QueueScene, scene: Scene) -> Why | None:
     line = line_of(record, queue.settings)
     head = None if line is None else scene.heads.get((record.queue, line))
-    if head is None or head[0] == record.uuid:
+    if head is None or head.uuid == record.uuid:
         return None
-    first, state = head
     where = f"queue {record.queue!r}" + (f", bucket {line!r}," if line else "")
     return Why(
         reason=Reason.HEAD_OF_LINE,
-        text=f"{where} keeps to the order of arrival, and task {first}, which is {state}, stands first",
+        text=f"{where} keeps to the order of arrival, and task {head.uuid}, which is {head.state}, stands first",
         remedy="ask why that one waits; move this one before it, or cancel it",
-        blocker=first,
+        since=_ready_at(record, head.since),
+        blocker=head.uuid,
     )
 
 

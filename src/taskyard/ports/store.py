@@ -21,7 +21,7 @@ from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
 from taskyard.model.failures import FailureGroup, is_quarantined
-from taskyard.model.given import check_time
+from taskyard.model.given import check_text, check_time
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -174,8 +174,9 @@ class Applied(msgspec.Struct, frozen=True):
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks to list, or to ask something of; None means any. `node` is the incarnation that runs the task;
-    `error` the name of a class among those of its last error, its bases included; `uuid` how its id begins or ends;
-    `quarantined` whether it was failed because it took its workers down."""
+    `error` the name of a class among those of its last error, its bases included, or the kind of one that nobody
+    raised, such as "system"; `uuid` how its id begins or ends; `quarantined` whether it was failed because it took its
+    workers down."""
 
     states: tuple[TaskState, ...] | None = None
     queue: str | None = None
@@ -200,6 +201,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and not isinstance(value, str):
                 hint = f"; give its name, {value.__name__!r}" if isinstance(value, type) else ""
                 raise InvalidInput(f"{name} must be a string, or None for any, not {quote(value)}{hint}")
+            if value is not None:
+                check_text(name, value)
         for name in ("created_after", "created_before", "finished_after", "finished_before"):
             if (at := getattr(self, name)) is not None:
                 force_setattr(self, name, check_time(name, at))
@@ -215,7 +218,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.group is None or record.group_id == self.group)
             and (self.key is None or record.key == self.key)
             and (self.node is None or record.node == self.node)
-            and (self.error is None or (record.error is not None and self.error in record.error.types))
+            and (self.error is None or (record.error is not None and self.error in record.error.names))
             and (self.uuid is None or record.uuid.startswith(self.uuid) or record.uuid.endswith(self.uuid))
             and _is_within(record.created_at, self.created_after, self.created_before)
             and _is_within(record.finished_at, self.finished_after, self.finished_before)
@@ -320,11 +323,12 @@ class Store(Protocol):
         """One transaction, in this order: settle, report, add, promote what is due (at most `PROMOTE_AT_MOST`, by due
         time, then by age), claim.
 
-        A task that waits for others is blocked until each of them has completed, then takes the place it has had since
-        it was added; if one of them ends otherwise, it is failed, skipped or goes on, as its `on_failure` says, and so
-        are those that wait for it. Whoever is waited for and has ended already counts at once. The end of one task is
-        told to about a thousand that wait for it; `next_due` is now while others are still to be told, and every turn
-        goes on with them. An add that waits for an unknown task is `UnknownTask`, for itself `DependencyCycle`.
+        A task that waits for others is blocked until each of them has completed, and holds up nobody, then takes the
+        place it has had since it was added; if one of them ends otherwise, it is failed, skipped or goes on, as its
+        `on_failure` says, and so are those that wait for it. Whoever is waited for and has ended already counts at
+        once. The end of one task is told to about a thousand that wait for it; `next_due` is now while others are still
+        to be told, and every turn goes on with them. An add that waits for an unknown task is `UnknownTask`, for itself
+        `DependencyCycle`.
 
         A slot is held until its task starts, until it has ended, or, whatever becomes of the task, for the window. Who
         comes later is merged into the holder, refused (`DuplicateTask`), or replaces it: the holder is canceled, unless
@@ -357,7 +361,9 @@ class Store(Protocol):
 
     async def events(self, *, after: int, limit: int = 1000) -> EventPage:
         """What happened after event number `after`, in the order of commits, each number once. The ring keeps a bounded
-        number; `missed` tells a reader that came too late. `after=-1` answers only with where the ring stands now."""
+        number; `missed` tells a reader that came too late, or with a number that this store has not come to: it was
+        begun anew, or restored, and what happened since is unknown to that reader. `after=-1` answers only with where
+        the ring stands now."""
         ...
 
     async def find(self, uuid: str) -> TaskRecord | None: ...
@@ -379,14 +385,19 @@ class Store(Protocol):
         """The same, but only their ids and uuids: for who wants to do something with many."""
         ...
 
+    async def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        """Those of these tasks that others were made of (`origin`), as far as the others are still kept."""
+        ...
+
     async def list_runs(self, uuid: str) -> list[Run]:
         """The attempts of a task that have ended, in order, the latest `RUNS_KEPT`."""
         ...
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         """What stands around these tasks, so that `explain_wait` can say why each of them waits: read in at most four
-        queries, however many they are. Nodes that are certainly dead, or silent, are not in it. It may be a little
-        younger than the records."""
+        queries, however many they are. Nodes that are certainly dead, or were silent for their lease, are not among
+        those that live; they and those that have just fallen silent are told apart. It may be a little younger than the
+        records."""
         ...
 
     async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:

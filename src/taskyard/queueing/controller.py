@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
-from uuid import UUID
 
 import msgspec
 
@@ -25,7 +24,17 @@ from taskyard.model.command import (
     StartNow,
 )
 from taskyard.model.control import Pause, QueueCommand, Resume, SetConcurrency, StopAfterCurrent
-from taskyard.model.given import check_count, check_name, check_priority, check_text, check_time, check_uuid
+from taskyard.model.given import (
+    AnyTask,
+    check_by,
+    check_count,
+    check_name,
+    check_priority,
+    check_text,
+    check_time,
+    check_uuid,
+)
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
 from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
@@ -52,46 +61,49 @@ class Steering(Protocol):
 
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
 
+    async def list_tasks(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[TaskRecord]: ...
 
+
+@checked_verbs
 class TaskSteering(ABC):
     """The verbs for one task; whoever has them says where they go. Each answers with the task as it is then, and raises
     `CommandRefused` with the state it found if it no longer fits, `UnknownTask` if there is none. `by` is who asks: it
     is kept in the task's note, until something newer is noted there."""
 
     @abstractmethod
-    async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord: ...
+    async def _ask(self, uuid: AnyTask, command: Command, by: str) -> TaskRecord: ...
 
-    async def cancel(self, uuid: str | UUID, *, reason: str = "", force: bool = False, by: str = "") -> TaskRecord:
+    async def cancel(self, uuid: AnyTask, *, reason: str = "", force: bool = False, by: str = "") -> TaskRecord:
         """End a task: at once when it waits; when it runs, its run is asked to stop, and it is canceled when it has.
         With `force` it is killed at once, where its executor can: what it was writing may be damaged."""
         return await self._ask(uuid, Cancel(check_text("reason", reason), force), by)
 
-    async def retry(self, uuid: str | UUID, *, to_head: bool = True, by: str = "") -> TaskRecord:
+    async def retry(self, uuid: AnyTask, *, to_head: bool = True, by: str = "") -> TaskRecord:
         """Send a failed or interrupted task again, at the head of its priority or at the tail."""
         return await self._ask(uuid, Retry(to_head), by)
 
-    async def set_priority(self, uuid: str | UUID, priority: Priority | str, *, by: str = "") -> TaskRecord:
+    async def set_priority(self, uuid: AnyTask, priority: Priority | str, *, by: str = "") -> TaskRecord:
         """Change the priority of a task that has not started."""
         return await self._ask(uuid, SetPriority(check_priority(priority)), by)
 
-    async def hold(self, uuid: str | UUID, *, reason: str = "", by: str = "") -> TaskRecord:
+    async def hold(self, uuid: AnyTask, *, reason: str = "", by: str = "") -> TaskRecord:
         """Keep a task that has not started from starting, until it is released."""
         return await self._ask(uuid, Hold(check_text("reason", reason)), by)
 
-    async def release(self, uuid: str | UUID, *, by: str = "") -> TaskRecord:
+    async def release(self, uuid: AnyTask, *, by: str = "") -> TaskRecord:
         """Let a held task go: to its old place, or on waiting for its time."""
         return await self._ask(uuid, Release(), by)
 
-    async def skip(self, uuid: str | UUID, *, reason: str = "", by: str = "") -> TaskRecord:
+    async def skip(self, uuid: AnyTask, *, reason: str = "", by: str = "") -> TaskRecord:
         """End a task that has not started, as skipped."""
         return await self._ask(uuid, Skip(check_text("reason", reason)), by)
 
-    async def start_now(self, uuid: str | UUID, *, urgent: bool = False, by: str = "") -> TaskRecord:
+    async def start_now(self, uuid: AnyTask, *, urgent: bool = False, by: str = "") -> TaskRecord:
         """Put it at the head of its priority, or of the high ones if `urgent`; what runs is not disturbed."""
         return await self._ask(uuid, StartNow(urgent), by)
 
     async def move(
-        self, uuid: str | UUID, *, before: str | UUID | None = None, after: str | UUID | None = None, by: str = ""
+        self, uuid: AnyTask, *, before: AnyTask | None = None, after: AnyTask | None = None, by: str = ""
     ) -> TaskRecord:
         """Put it right before, or right after, another task of its queue and priority."""
         if (before is None) == (after is None):
@@ -100,15 +112,16 @@ class TaskSteering(ABC):
             return await self._ask(uuid, MoveBefore(check_uuid(before)), by)
         return await self._ask(uuid, MoveAfter(check_uuid(after)), by)
 
-    async def reschedule(self, uuid: str | UUID, at: datetime, *, by: str = "") -> TaskRecord:
+    async def reschedule(self, uuid: AnyTask, at: datetime, *, by: str = "") -> TaskRecord:
         """Make a task that has not started due at another time, earlier or later."""
         return await self._ask(uuid, Reschedule(check_time("at", at)), by)
 
 
 async def ask_one(
-    steering: Steering, uuid: str | UUID, command: Command, *, by: str, where: TaskFilter | None = None
+    steering: Steering, uuid: AnyTask, command: Command, *, by: str, where: TaskFilter | None = None
 ) -> TaskRecord:
     """Carry out a command for one task, or raise why not."""
+    check_by(by)
     (applied,) = await steering.apply([check_uuid(uuid)], command, by=by, where=where or TaskFilter())
     if applied.refused is not None:
         raise applied.refused
@@ -116,6 +129,7 @@ async def ask_one(
     return applied.record
 
 
+@checked_verbs
 class QueueController(TaskSteering):
     """One queue, as people steer it, from any process. What is said of it is kept with `by`, the time and the reason,
     and survives restarts; every answer is the queue as it is then. Its tasks are steered by the verbs of
@@ -154,7 +168,7 @@ class QueueController(TaskSteering):
     async def _say(self, command: QueueCommand) -> QueueStatus:
         return await self._steering.control(self.name, command, by=self._by)
 
-    async def _ask(self, uuid: str | UUID, command: Command, by: str) -> TaskRecord:
+    async def _ask(self, uuid: AnyTask, command: Command, by: str) -> TaskRecord:
         own = TaskFilter(queue=self.name)
         return await ask_one(self._steering, uuid, command, by=by or self._by, where=own)
 

@@ -38,6 +38,7 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
+from taskyard.ports.paging import task_pages
 from taskyard.ports.probe import SILENT, Probes
 from taskyard.ports.store import Add, Added, LeasedStore, PromptStore, Report, Store, TaskFilter, Turned
 from taskyard.queueing.admission import Slots
@@ -62,6 +63,8 @@ REASON_CHARS = 500
 
 STRIKES = 3
 """How often a settle must fail alone, with the store answering right after, before it is taken to be at fault."""
+
+REPLACE = Dedupe.REPLACE  # looked at once, not once per submit
 
 Settle = tuple[Claim, Move]
 Waiter = asyncio.Future[list[Added]]
@@ -184,7 +187,7 @@ class Dispatcher:
     def add_now(self, add: Add) -> list[Added] | None:
         """The same on the spot. None, and nothing was added, if the store is not prompt, if others wait for the next
         turn, or if this asyncio task has had too many such answers since the last one."""
-        if self._prompt is None or self._waiting or self._closed or add.after or add.dedupe is Dedupe.REPLACE:
+        if self._prompt is None or self._waiting or self._closed or add.after or add.dedupe is REPLACE:
             return None  # what ends others is a turn's: it is told of them
         submitter = asyncio.current_task(self._loop)
         if submitter is not self._submitter:
@@ -366,7 +369,7 @@ class Dispatcher:
             self._flushed.set()
 
     def _answered(self, settles: list[Settle], answers: list[ClaimLost | None]) -> None:
-        for (claim, move), lost in zip(settles, answers, strict=True):
+        for (claim, move), lost in zip(settles, answers, strict=True) if any(answers) else ():
             if lost is not None:
                 # After a commit whose outcome is unknown the first settle may well have been written: then this is it.
                 is_known = claim.token in self._doubtful
@@ -466,12 +469,10 @@ class Dispatcher:
         return True
 
     async def _running_tasks(self, node: str) -> AsyncIterator[TaskRecord]:
-        before_id = None
         where = TaskFilter(states=(TaskState.RUNNING,), node=node)
-        while page := await self._store.list_tasks(where, before_id=before_id):
+        async for page in task_pages(self._store.list_tasks, where):
             for task in page:
                 yield task
-            before_id = page[-1].id
 
     async def _suspect(self, batch: _Batch, error: Exception) -> None:
         """Not the store but something in the batch may be at fault. Sent apart, it can only hold up itself."""

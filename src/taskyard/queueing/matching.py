@@ -25,14 +25,22 @@ from taskyard.model.command import (
     StartNow,
     why_unfit,
 )
-from taskyard.model.given import check_priority, check_text, check_time
+from taskyard.model.dependency import DEPENDENCY_FAILED
+from taskyard.model.given import check_by, check_priority, check_text, check_time
+from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
+from taskyard.ports.paging import id_pages, task_pages
 from taskyard.ports.store import Applied, TaskFilter
 
 CHUNK = 500
 """Tasks a transaction changes: some ten milliseconds, in which nobody else writes."""
+
+PATIENCE = 2
+"""How many times as long as a chunk took, reading included, others have the store to themselves before the next: while
+all that match are changed, the others keep two thirds of what they had at least."""
 
 
 class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +62,14 @@ class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def refused(self) -> int:
         return self.changed_meanwhile + sum(self.unfit.values())
+
+
+class RerunReport(BulkReport, frozen=True, kw_only=True):
+    """The same where new tasks were made of those that match: `made` are their ids, oldest first. `run_again` were left
+    out from the start: new ones were made of them before."""
+
+    run_again: int = 0
+    made: tuple[str, ...] = ()
 
 
 class Tally:
@@ -99,19 +115,48 @@ class Bulk(Protocol):
 
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
 
+    async def list_tasks(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[TaskRecord]: ...
+
+
+class Pace:
+    """Of something that takes many steps: before each but the first, others have their turn."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_mono: float | None = None
+
+    async def step(self) -> None:
+        """Whatever happens until the next call is one step."""
+        now = self._clock.monotonic()
+        if self._began_mono is not None:
+            await self._clock.wait(asyncio.Event(), now + PATIENCE * (now - self._began_mono))
+        self._began_mono = self._clock.monotonic()
+
 
 async def list_chunks(bulk: Bulk, where: TaskFilter) -> AsyncIterator[list[str]]:
-    """The ids of those that match, newest first; whoever comes later is not among them."""
+    """The ids of those that match, newest first; whoever comes later is not among them. To read a chunk, and whatever
+    is done with it before the next is asked for, is one step, for which is given way."""
     if where.states == ():
         return
-    before_id: int | None = None
-    while page := await bulk.list_ids(where, before_id=before_id, limit=CHUNK):
+    pace = Pace(bulk.clock)
+
+    async def read(where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]:
+        await pace.step()
+        return await bulk.list_ids(where, before_id=before_id, limit=limit)
+
+    async for page in id_pages(read, where, size=CHUNK):
         yield [uuid for _, uuid in page]
-        before_id = page[-1][0]
-        if len(page) < CHUNK:
-            break
 
 
+async def in_chunks(bulk: Bulk, uuids: Sequence[str], *, size: int = CHUNK) -> AsyncIterator[Sequence[str]]:
+    """The same for ids that are known."""
+    pace = Pace(bulk.clock)
+    for start in range(0, len(uuids), size):
+        await pace.step()
+        yield uuids[start : start + size]
+
+
+@checked_verbs
 class Matching:
     """All tasks that match and that the command fits, newest first, save where they go to the tail. Each chunk is a
     transaction of its own, between which others have their turn; whoever comes later is not among them. A task that
@@ -122,8 +167,10 @@ class Matching:
 
     def __init__(self, where: TaskFilter, bulk: Bulk, *, by: str = "") -> None:
         self.where = where
-        self._bulk, self._by = bulk, by
+        self._bulk, self._by = bulk, check_by(by)
         self._tally = Tally()
+        # Who was sent again, where others are to be found that failed because of them.
+        self._sent: set[str] | None = None
 
     @property
     def report(self) -> BulkReport:
@@ -142,8 +189,9 @@ class Matching:
         return await self.apply(Cancel(check_text("reason", reason), force), dry_run=dry_run)
 
     async def retry(self, *, to_head: bool = True, even_quarantined: bool = False, dry_run: bool = False) -> BulkReport:
-        """Send them again, the oldest first, before the others that wait or behind them; also what failed because
-        another of them did. Those in quarantine only if the filter names them, or `even_quarantined`."""
+        """Send them again, the oldest first, before the others that wait or behind them. What failed because one of
+        them did goes with them: a filter that names an error, or quarantine, need not match it in that. Those in
+        quarantine only if the filter names them, or `even_quarantined`."""
         return await self._run(Retry(to_head), dry_run=dry_run, even_quarantined=even_quarantined)
 
     async def skip(self, *, reason: str = "", dry_run: bool = False) -> BulkReport:
@@ -179,50 +227,78 @@ class Matching:
         if isinstance(command, Retry) and meant.quarantined is None and not even_quarantined:
             tally.quarantined = await self._count(replace(meant, quarantined=True))
             meant = replace(meant, quarantined=False)
-        if dry_run:
-            tally.matched += await self._count(meant)
-        else:
-            await self._change_all(meant, command)
+        named_by_cause = isinstance(command, Retry) and (meant.error is not None or meant.quarantined)
+        self._sent = set() if named_by_cause else None
+        await self._do(self._in_order(meant, command), command, meant, dry_run)
+        if self._sent:
+            theirs = replace(meant, states=(TaskState.FAILED,), error=DEPENDENCY_FAILED, quarantined=None)
+            found = await self._find_failed_with(self._sent, theirs, oldest_first=_is_to_tail(command))
+            await self._do(in_chunks(self._bulk, found), command, theirs, dry_run)
         return tally.report()
 
-    async def _change_all(self, meant: TaskFilter, command: Command) -> None:
+    async def _find_failed_with(self, sent: set[str], theirs: TaskFilter, *, oldest_first: bool) -> list[str]:
+        """Those that failed because one of these did, then those that did because of those, and so on."""
+        failed = [
+            (record.uuid, record.error.details.get("task"))
+            async for page in task_pages(self._bulk.list_tasks, theirs)
+            for record in page
+            if record.error is not None and record.uuid not in sent
+        ]
+        because_of: dict[object, list[str]] = {}
+        for uuid, cause in failed[::-1] if oldest_first else failed:
+            because_of.setdefault(cause, []).append(uuid)
+        found = [uuid for cause, uuids in because_of.items() if cause in sent for uuid in uuids]
+        for uuid in found:  # it grows meanwhile
+            found += because_of.get(uuid, ())
+        return found
+
+    async def _do(
+        self, chunks: AsyncIterator[Sequence[str]], command: Command, meant: TaskFilter, dry_run: bool
+    ) -> None:
         tally, failed = self._tally, list[Applied]()
-        async for uuids in (
-            self._oldest_first(meant) if command == Retry(to_head=False) else list_chunks(self._bulk, meant)
-        ):
+        async for uuids in chunks:
             tally.matched += len(uuids)
-            failed += await self._change(uuids, command, meant)
+            if not dry_run:
+                failed += await self._change(uuids, command, meant)
+            elif self._sent is not None:
+                self._sent.update(uuids)
         # Who failed with another is refused until that is sent again, which may have been later in the same round.
         moved = 0
         while failed and tally.moved > moved:
-            moved, again, failed = tally.moved, failed, []
-            for start in range(0, len(again), CHUNK):
-                uuids = [one.uuid for one in again[start : start + CHUNK]]
+            moved, again, failed = tally.moved, [one.uuid for one in failed], []
+            async for uuids in in_chunks(self._bulk, again):
                 failed += await self._change(uuids, command, meant)
         for one in failed:
             assert one.refused is not None
             tally.refuse(one.refused)
 
-    async def _change(self, uuids: list[str], command: Command, meant: TaskFilter) -> list[Applied]:
+    async def _change(self, uuids: Sequence[str], command: Command, meant: TaskFilter) -> list[Applied]:
         """Those that may be sent again once another is."""
-        clock, failed = self._bulk.clock, list[Applied]()
-        began = clock.monotonic()
+        failed: list[Applied] = []
         for one in await self._bulk.apply(uuids, command, by=self._by, where=meant):
             if one.refused is None:
                 self._tally.moved += 1
+                if self._sent is not None:
+                    self._sent.add(one.uuid)
             elif isinstance(one.refused, DependencyLost) and one.refused.ended == TaskState.FAILED:
                 failed.append(one)
             else:
                 self._tally.refuse(one.refused)
-        # As long as it took, others have the store to themselves: they keep half of what they had at least.
-        now = clock.monotonic()
-        await clock.wait(asyncio.Event(), now + (now - began))
         return failed
 
     async def _count(self, where: TaskFilter) -> int:
         return sum([len(uuids) async for uuids in list_chunks(self._bulk, where)])
 
-    async def _oldest_first(self, where: TaskFilter) -> AsyncIterator[list[str]]:
+    async def _in_order(self, where: TaskFilter, command: Command) -> AsyncIterator[Sequence[str]]:
         """Who goes to the tail one after the other has to go in order: all of them are found before the first goes."""
-        for uuids in reversed([uuids async for uuids in list_chunks(self._bulk, where)]):
-            yield uuids[::-1]
+        if not _is_to_tail(command):
+            async for uuids in list_chunks(self._bulk, where):
+                yield uuids
+            return
+        found = [uuid async for uuids in list_chunks(self._bulk, where) for uuid in uuids]
+        async for some in in_chunks(self._bulk, found[::-1]):
+            yield some
+
+
+def _is_to_tail(command: Command) -> bool:
+    return command == Retry(to_head=False)

@@ -34,6 +34,9 @@ REMEMBER_CHARS = 1_000
 FOR_GOOD = frozenset({TaskState.COMPLETED, TaskState.CANCELED, TaskState.SKIPPED})
 """Ends that nobody can take back. A failed task may be sent again, so the store is asked how it stands."""
 
+KNOWN_HERE = ENDED - {TaskState.CANCELED}
+"""Ends of which who settled the run knows all. Why a task was canceled, the store alone knows."""
+
 ENDINGS = frozenset(str(state) for state in ENDED)
 
 Waiter = asyncio.Future[Outcome]
@@ -122,11 +125,10 @@ class OutcomeWatcher:
         recent = self._recent
         for (claim, move), lost in zip(settles, answers, strict=True):
             uuid = claim.record.uuid
-            if lost is not None or move.state not in ENDED or move.state is TaskState.CANCELED:
+            if lost is not None or move.state not in KNOWN_HERE:
                 # Race: a cancel may have come after the run had ended. Then the store has canceled what would have run
                 # again, and since this process wrote it, no event will wake us. Nor will one when the first answer to
-                # this settle was lost, and the second says that the claim is spent. Why a task was canceled, the store
-                # alone knows.
+                # this settle was lost, and the second says that the claim is spent.
                 if uuid in self._waiting:
                     self._new.append(uuid)
                     self._wake.set()

@@ -7,6 +7,7 @@ import msgspec
 from taskyard.errors import PayloadTooLarge, ResultsPruned
 from taskyard.model.state import COMPLETED
 from taskyard.model.task import TaskRecord
+from taskyard.ports.paging import task_pages
 from taskyard.ports.store import Store, TaskFilter
 
 RESULTS = "results"
@@ -50,13 +51,12 @@ async def with_results(store: Store, record: TaskRecord) -> TaskRecord:
 
 async def _read(store: Store, group: str) -> list[str]:
     texts: list[str] = []
-    size, before_id = 0, None
-    while page := await store.list_tasks(TaskFilter(group=group), before_id=before_id, limit=PAGE):
+    size = 0
+    async for page in task_pages(store.list_tasks, TaskFilter(group=group), size=PAGE):
         for record in page:
             if not is_summary(record):
                 texts.append(record.result if record.state is COMPLETED and record.result is not None else "null")
                 size += len(texts[-1])
         if size > RESULTS_BYTES:
             raise PayloadTooLarge("the results of the group", size, RESULTS_BYTES)
-        before_id = page[-1].id
     return texts[::-1]

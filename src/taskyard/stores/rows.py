@@ -135,11 +135,15 @@ def to_running(row: Any, now: datetime) -> TaskRecord:
         retries, crashes, recoveries, progress, error, checkpoint, bucket, group_id, on_failure, dedupe_key, scope,
         origin,
     ) = row  # fmt: skip
+    due = from_us(due_at)
+    # Most are due when they are created, and have none of the rest: what need not be called is not.
     return TaskRecord(
-        uuid, source, from_us(due_at), from_us(created_at), now, id_, queue, args, RUNNING, priority,
-        position, False, key, slot, timeout_s, None if retry is None else to_retry(retry), now, None, attempt + 1,
-        retries, crashes, recoveries, None, None, None, to_progress(progress), None, to_error(error), None, None,
-        checkpoint, bucket, group_id, 0, to_on_failure(on_failure), dedupe_key, to_scope(scope), origin,
+        uuid, source, due, due if created_at == due_at else from_us(created_at), now, id_, queue, args, RUNNING,
+        priority, position, False, key, slot, timeout_s, None if retry is None else to_retry(retry), now, None,
+        attempt + 1, retries, crashes, recoveries, None, None, None,
+        None if progress is None else to_progress(progress), None, None if error is None else to_error(error), None,
+        None, checkpoint, bucket, group_id, 0, None if on_failure is None else to_on_failure(on_failure), dedupe_key,
+        None if scope is None else to_scope(scope), origin,
     )  # fmt: skip
 
 

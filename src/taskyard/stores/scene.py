@@ -12,7 +12,7 @@ from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Holder, NodeScene, QueueScene, Scene, line_of
+from taskyard.model.why import Busy, First, Holder, NodeScene, QueueScene, Scene, Silence, line_of
 from taskyard.ports.store import Node
 
 K = TypeVar("K")
@@ -48,7 +48,7 @@ class Found(msgspec.Struct, frozen=True):
 
     holders: dict[Held, Holder] = {}
     parents: dict[int, tuple[str, TaskState]] = {}
-    heads: dict[Held, tuple[str, TaskState]] = {}
+    heads: dict[Held, First] = {}
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -61,13 +61,14 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Places(msgspec.Struct, frozen=True):
-    """The queues that have rules or of which something was said, the nodes that live and whether they are drained, and
-    what runs."""
+    """The queues that have rules or of which something was said, the nodes that live and whether they are drained, what
+    runs, and by incarnation the nodes that are silent."""
 
     rules: Mapping[str, QueueSettings]
     controls: Mapping[str, QueueControl]
     nodes: Sequence[tuple[Node, bool]]
     running: Sequence[Running]
+    silent: Mapping[str, Silence] = {}
 
 
 def make_scene(records: Sequence[TaskRecord], places: Places, found: Found, *, now: datetime) -> Scene:
@@ -100,6 +101,7 @@ def make_scene(records: Sequence[TaskRecord], places: Places, found: Found, *, n
         now=now,
         queues=queues,
         nodes=nodes,
+        silent=places.silent,
         holders=found.holders,
         parents={by_id[child]: parent for child, parent in found.parents.items()},
         heads=found.heads,

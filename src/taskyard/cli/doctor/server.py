@@ -24,6 +24,7 @@ from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import reader
 from taskyard.stores.postgres.connection import connect
 from taskyard.stores.postgres.errors import typed_errors
+from taskyard.stores.postgres.schedules import read_schedules
 from taskyard.stores.postgres.schema import find_version
 
 Conn = asyncpg.Connection
@@ -199,6 +200,7 @@ async def _traffic(conn: Conn) -> AsyncIterator[Finding]:
         due_at=await conn.fetchval("SELECT min(due_at) FROM taskyard.task WHERE state IN ('scheduled', 'retrying')"),
         newest_at=await conn.fetchval("SELECT max(updated_at) FROM taskyard.task"),
         now=now,
+        schedules=await read_schedules(conn),
     )
     for finding in work(seen):
         yield finding

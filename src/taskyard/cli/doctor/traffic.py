@@ -19,6 +19,7 @@ from taskyard.model.state import TaskState
 from taskyard.ports.store import Node, TaskFilter
 from taskyard.stores.rows import from_us
 from taskyard.stores.sqlite.reader import SqliteReader
+from taskyard.stores.sqlite.schedules import read_schedules
 from taskyard.stores.sqlite.sidecar import LockFile
 from taskyard.stores.sqlite.store import boot_id
 
@@ -107,5 +108,6 @@ class Traffic:
                 due_at=None if due is None else from_us(int(str(due))),
                 newest_at=None if newest is None else from_us(int(str(newest))),
                 now=self._now,
+                schedules=read_schedules(self._conn),
             )
         )

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from taskyard.cli.doctor.finding import Finding, warning
+from taskyard.cli.doctor.finding import Finding, problem, warning
 from taskyard.cli.text import clean, duration, seconds_between
+from taskyard.errors import quote
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
+from taskyard.ports.schedules import ScheduleStatus
 from taskyard.ports.store import Node
 
 CLOCK_S = 60.0
@@ -19,7 +21,7 @@ CLOCK_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Work:
     """What was seen: tasks by state, those that run, the sources of those that could start, the nodes that live, when
-    the first waiting task is due, and when the newest change was made."""
+    the first waiting task is due, when the newest change was made, and all schedules."""
 
     counts: Mapping[TaskState, int]
     running: Sequence[TaskRecord]
@@ -28,6 +30,7 @@ class Work:
     due_at: datetime | None
     newest_at: datetime | None
     now: datetime
+    schedules: Sequence[ScheduleStatus] = ()
 
 
 def work(seen: Work) -> Iterator[Finding]:
@@ -37,6 +40,7 @@ def work(seen: Work) -> Iterator[Finding]:
     yield from _unserved(seen)
     yield from _overdue(seen)
     yield from _clock(seen)
+    yield from _unreadable(seen)
 
 
 def _oldest_running(seen: Work) -> Iterator[Finding]:
@@ -62,6 +66,17 @@ def _overdue(seen: Work) -> Iterator[Finding]:
     if late is not None and late > CLOCK_S:
         text = f"a task has been due for {duration(late)} and was not queued"
         yield warning("overdue", text, "start a worker" if not seen.workers else "see whether its workers hang")
+
+
+def _unreadable(seen: Work) -> Iterator[Finding]:
+    for status in seen.schedules:
+        if status.schedule is None:
+            yield problem(
+                "schedule",
+                f"{quote(status.name)} cannot be read here, and does not fire: {status.problem}",
+                "upgrade Taskyard or tzdata here; or define it anew, or remove it: taskyard schedule rm",
+                name=status.name,
+            )
 
 
 def _clock(seen: Work) -> Iterator[Finding]:

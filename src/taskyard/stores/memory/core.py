@@ -24,7 +24,7 @@ from taskyard.model.move import Move
 from taskyard.model.order import GAP, head_position, tail_position
 from taskyard.model.places import Put, place_beside
 from taskyard.model.settle import heed_cancel, rescue
-from taskyard.model.state import QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState, check_move
+from taskyard.model.state import COMPLETED, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
@@ -71,7 +71,7 @@ class MemoryCore(Claims, Dependencies, Sight):
         for state in {move.state for _, move in settles}:
             check_move(RUNNING, state)  # before anything is written: a turn happens as a whole or not
         self._unrun = []
-        settled = [self._settle(claim, move) for claim, move in settles] if settles else []
+        settled = [self._settle(claim, move) for claim, move in settles]
         if self._releasing:
             self._release(now)
         if self._controls and settles:
@@ -101,7 +101,10 @@ class MemoryCore(Claims, Dependencies, Sight):
         # Race: a cancel may be asked after the run has ended and before its node could know.
         if record.cancel_asked_at is not None:
             move = heed_cancel(move, record.cancel_reason or "", record.note)
-        self._move(record, move)
+        if move.state is COMPLETED and record.key is None and record.dedupe_slot is None and not self._placed:
+            self._complete(record, move)
+        else:
+            self._move(record, move)
         return None
 
     def _report(self, report: Report, now: datetime) -> None:
@@ -201,8 +204,6 @@ class MemoryCore(Claims, Dependencies, Sight):
         record.updated_at = now
         if record.waits:
             record.state = TaskState.BLOCKED
-            if self._strict:
-                self._line_up(record)
         elif record.due_at > now:
             record.state = TaskState.SCHEDULED
             heapq.heappush(self._due, (record.due_at, seq))

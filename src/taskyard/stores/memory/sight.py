@@ -7,7 +7,7 @@ from datetime import datetime
 
 from taskyard.model.state import RUNNING, TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Holder, Scene
+from taskyard.model.why import Busy, First, Holder, Scene
 from taskyard.stores.memory.tasks import Tasks
 from taskyard.stores.scene import Found, Held, Places, Running, Wanted, make_scene
 
@@ -46,7 +46,7 @@ class Sight(Tasks):
                 return record.uuid, record.state
         return None
 
-    def _first_of(self, line: Held) -> tuple[str, TaskState] | None:
+    def _first_of(self, line: Held) -> First | None:
         queue, name = line
         lines = self._strict.get(queue)
         # Entries of those that have gone, or stand elsewhere by now, may still be there.
@@ -60,4 +60,4 @@ class Sight(Tasks):
         if not standing:
             return None
         record = self._by_id[min(standing)[1]]
-        return record.uuid, record.state
+        return First(record.uuid, record.state, record.updated_at)

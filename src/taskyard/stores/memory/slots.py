@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from datetime import datetime
 
 
 class Slots:
-    """Slots that tasks hold by their state, and windows, which are held until a time."""
+    """Slots that tasks hold by their state, and windows, which are held until a time, by tasks that `stand` for their
+    work."""
 
-    def __init__(self) -> None:
+    def __init__(self, stands: Callable[[str], bool]) -> None:
+        self._stands = stands
         self._held: dict[str, str] = {}
         self._windows: dict[str, tuple[str, datetime]] = {}
         self._ends: list[tuple[datetime, str]] = []
@@ -18,7 +21,7 @@ class Slots:
         if slot in self._held:
             return self._held[slot]
         uuid, until = self._windows.get(slot, ("", now))
-        return uuid if until > now else None
+        return uuid if until > now and self._stands(uuid) else None
 
     def swap(self, uuid: str, old: str | None, new: str | None) -> None:
         """The task gives up one slot and takes another, or none."""

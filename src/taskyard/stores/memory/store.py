@@ -145,6 +145,9 @@ class MemoryStore(ScheduleVerbs):
     ) -> list[tuple[int, str]]:
         return self._core.list_ids(where, before_id, limit)
 
+    async def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        return self._core.list_origins(uuids)
+
     async def list_runs(self, uuid: str) -> list[Run]:
         return self._core.list_runs(uuid)
 

@@ -61,7 +61,14 @@ async def events(conn: Connection, after: int, limit: int) -> EventPage:
             if number + place > after and len(found) < limit:
                 at: datetime = ats[place] if len(ats) > 1 else ats[0]
                 found.append(Event(number + place, at, _KINDS[kind], uuid, source, queue))
-    return EventPage(found, found[-1].seq if found else max(newest, after), missed=0 <= after < gone)
+    if after > newest:
+        # Where that is may lie before what was told already, for as long as it is not known who is still writing.
+        last = await conn.fetchval(_LAST_EVENT) or gone
+        return EventPage([], min(after, last), missed=after > last)
+    return EventPage(found, found[-1].seq if found else newest, missed=0 <= after < gone)
+
+
+_LAST_EVENT = f"SELECT xid * {EVENTS_AT_MOST} + first + n - 1 FROM taskyard.event ORDER BY xid DESC, first DESC LIMIT 1"
 
 
 async def find(conn: Connection, uuid: str) -> TaskRecord | None:
@@ -96,6 +103,15 @@ async def list_ids(conn: Connection, where: TaskFilter, before_id: int | None, l
     return [(id_, uuid) for id_, uuid in await _select(conn, "id, uuid", "id, uuid", where, before_id, limit)]
 
 
+async def list_origins(conn: Connection, uuids: Sequence[str]) -> set[str]:
+    parts = (f"SELECT origin FROM taskyard.{table} WHERE origin = ANY ($1::text[])" for table in ("task", "ended"))
+    return {origin for (origin,) in await conn.fetch(" UNION ".join(parts), list(uuids))}
+
+
+# An error that nobody raised has no types, and goes by its kind.
+_NAMED = "coalesce(error::jsonb -> 'types', jsonb_build_array(error::jsonb -> 'kind')) ? ${n}"
+
+
 def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
     """What a filter asks, as `TaskFilter.matches` puts it, but for states and the time of the end; adds to `values`."""
     terms = []
@@ -104,7 +120,7 @@ def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
         ("source = ${n}", clean(where.source)),
         ("key = ${n}", clean(where.key)),
         ("node = ${n}", clean(where.node)),
-        ("error::jsonb -> 'types' ? ${n}", clean(where.error)),
+        (_NAMED, clean(where.error)),
         ("(starts_with(uuid, ${n}) OR right(uuid, length(${n})) = ${n})", clean(where.uuid)),
         ("created_at >= ${n}", where.created_after),
         ("created_at < ${n}", where.created_before),

@@ -11,16 +11,20 @@ from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Holder, Scene
-from taskyard.ports.store import Node
+from taskyard.model.why import Busy, First, Holder, Scene, Silence
+from taskyard.ports.store import BEATS_PER_LEASE, Node
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
 
 _PLACES = (
-    "SELECT name, settings, control, NULL AS info, false AS is_draining FROM taskyard.queue UNION ALL "
-    "(SELECT NULL, NULL, NULL, info, is_draining FROM taskyard.node "
-    "WHERE beat_at >= now() - make_interval(secs => lease_s) ORDER BY incarnation)"
+    "SELECT name, settings, control, NULL AS info, NULL AS is_draining, NULL AS beat_at, NULL AS lease_s, "
+    "NULL AS silent_s FROM taskyard.queue UNION ALL "
+    "(SELECT NULL, NULL, NULL, info, is_draining, beat_at, lease_s, extract(epoch FROM now() - beat_at)::float "
+    "FROM taskyard.node ORDER BY incarnation)"
 )
+BEATS_MISSED = 2
+"""Beats that a node has missed when it is called silent: long before it is given up, and seldom for nothing."""
+
 _RUNNING = (
     "SELECT queue, source, node, count(*), (array_agg(uuid ORDER BY started_at, id))[1], min(started_at) "
     "FROM taskyard.task WHERE state = 'running' GROUP BY queue, source, node"
@@ -36,10 +40,10 @@ _BLOCKERS = (
     "FROM unnest($1::text[], $2::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
     "SELECT uuid, state, started_at FROM taskyard.task "
     f"WHERE id = coalesce({', '.join(map(_WITH_KEY.format, _WAYS))})) AS holder UNION ALL "
-    "SELECT 'head', asked.queue, asked.name, head.uuid, head.state, NULL "
+    "SELECT 'head', asked.queue, asked.name, head.uuid, head.state, head.updated_at "
     "FROM unnest($3::text[], $4::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
-    "SELECT uuid, state FROM taskyard.task WHERE queue = asked.queue AND line = asked.name AND line IS NOT NULL "
-    "AND state IN ('queued', 'paused', 'blocked') ORDER BY position LIMIT 1) AS head UNION ALL "
+    "SELECT uuid, state, updated_at FROM taskyard.task WHERE queue = asked.queue AND line = asked.name "
+    "AND line IS NOT NULL AND state IN ('queued', 'paused') ORDER BY position LIMIT 1) AS head UNION ALL "
     "SELECT 'parent', waits.child::text, NULL, parent.uuid, parent.state, NULL "
     "FROM (SELECT child, min(parent) AS parent FROM taskyard.dependency "
     "WHERE child = ANY ($5::bigint[]) AND NOT done GROUP BY child) AS waits "
@@ -58,9 +62,14 @@ async def _find_places(conn: Connection) -> Places:
     rules: dict[str, QueueSettings] = {}
     controls: dict[str, QueueControl] = {}
     nodes: list[tuple[Node, bool]] = []
-    for name, settings, control, info, is_draining in await conn.fetch(_PLACES):
+    silent: dict[str, Silence] = {}
+    for name, settings, control, info, is_draining, beat_at, lease_s, silent_s in await conn.fetch(_PLACES):
         if info is not None:
-            nodes.append((msgspec.json.decode(info, type=Node), is_draining))
+            node = msgspec.json.decode(info, type=Node)
+            if silent_s <= lease_s:
+                nodes.append((node, is_draining))
+            if silent_s > lease_s * BEATS_MISSED / BEATS_PER_LEASE:
+                silent[node.incarnation] = Silence(node.label, beat_at, lease_s)
             continue
         rules[name] = msgspec.json.decode(settings, type=QueueSettings)
         if control is not None:
@@ -69,7 +78,7 @@ async def _find_places(conn: Connection) -> Places:
         Running(queue, source, node, Busy(n, uuid, since))
         for queue, source, node, n, uuid, since in await conn.fetch(_RUNNING)
     ]
-    return Places(rules, controls, nodes, running)
+    return Places(rules, controls, nodes, running, silent)
 
 
 async def _find_blockers(conn: Connection, wanted: Wanted) -> Found:
@@ -79,7 +88,7 @@ async def _find_blockers(conn: Connection, wanted: Wanted) -> Found:
         if what == "parent":
             found.parents[int(where)] = uuid, TaskState(state)
         elif what == "head":
-            found.heads[where, name] = uuid, TaskState(state)
+            found.heads[where, name] = First(uuid, TaskState(state), since)
         else:
             found.holders[where, name] = Holder(uuid, TaskState(state), since)
     return found

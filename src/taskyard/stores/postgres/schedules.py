@@ -24,15 +24,13 @@ from taskyard.ports.store import ANY, Add
 from taskyard.stores.postgres import commands, within
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.hints import Hints
+from taskyard.stores.postgres.patience import TRIES, give_way
 from taskyard.stores.postgres.rows import clean
 from taskyard.stores.schedules import Fires, cancel_for, read_status, to_text
 
 T = TypeVar("T")
 
 FIRE = "CALL taskyard.fire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL, NULL)"
-
-TRIES = 20
-"""How often it is decided anew what to cancel, because some of it has changed meanwhile."""
 
 _PENDING = (
     "SELECT FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = f.task "
@@ -96,7 +94,7 @@ class ScheduleVerbs:
     async def schedules(self, name: str | None = None) -> list[ScheduleStatus]:
         if name is not None and clean(name) != name:
             return []
-        return await self._ask(partial(_read_schedules, name=name))
+        return await self._ask(partial(read_schedules, name=name))
 
     async def list_fires(self, name: str, *, limit: int = 20) -> list[FireRow]:
         if clean(name) != name:
@@ -116,7 +114,10 @@ class ScheduleVerbs:
             return None
         async with self._asked():
             add = within.encode(Add([record for _, record in fires]), await self._find_where())
-            for _ in range(TRIES):
+            # What is to be canceled may have changed each time it comes to it: then it is decided anew.
+            for n in range(TRIES):
+                if n > 1:
+                    await give_way(n)
                 decided = await self._decide(name) if cancels else commands.Decided(self._cancel(name), ANY, NO_BONDS)
                 row = await self._write(
                     FIRE,
@@ -162,7 +163,7 @@ def _changes(decided: commands.Decided) -> tuple[Any, ...]:
     return queues, None if decided.changes_nothing else changes, *events, now
 
 
-async def _read_schedules(conn: Connection, name: str | None) -> list[ScheduleStatus]:
+async def read_schedules(conn: Connection, name: str | None = None) -> list[ScheduleStatus]:
     rows = await conn.fetch(
         f"SELECT name, definition, state, version, by, from_code, EXISTS ({_PENDING}) "
         "FROM taskyard.schedule AS s WHERE $1::text IS NULL OR name = $1 ORDER BY name",

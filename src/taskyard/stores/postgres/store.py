@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -63,6 +62,7 @@ from taskyard.stores.postgres.gate import Gate
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease
 from taskyard.stores.postgres.link import Links
+from taskyard.stores.postgres.patience import TRIES, give_way
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.schedules import ScheduleVerbs
 from taskyard.stores.postgres.schema import check_version, find_version, migrate
@@ -80,12 +80,6 @@ RING = 10_000
 TIDY_AFTER = 2_000
 """Events that this process writes between two looks whether there are too many. A turn counts for ten at least: what it
 has counted is to be put together as well, before claims from queues with a limit have much to add up."""
-
-TRIES = 20
-"""How often something is tried that another transaction got in the way of."""
-
-PAUSE_S, PAUSE_CAP_S = 0.002, 0.1
-"""Before the third try, at most, and before the last ones: whoever got in the way twice is given time to end."""
 
 
 class _UuidHeld(Exception):
@@ -129,6 +123,7 @@ class PostgresStore(ScheduleVerbs):
         if self._is_open:
             raise InvalidInput(f"the store {hide_password(self.url)} is open already; make another for another yard")
         self._pid = os.getpid()
+        self._speaking = asyncio.Lock()
         await once(self.url, partial(migrate, url=self.url))
         gate = Gate()
         links = partial(Links, self.url, gate, command_s=self._command_s)
@@ -201,7 +196,7 @@ class PostgresStore(ScheduleVerbs):
         """The row that a call answers with. What another transaction got in the way of is tried again."""
         for n in range(TRIES):
             if n > 1:
-                await _give_way(n)
+                await give_way(n)
             try:
                 async with (links or self._writes).use() as conn:
                     with typed_errors(self.url, writes=True):
@@ -257,7 +252,7 @@ class PostgresStore(ScheduleVerbs):
     async def _call(self, turn: Turn) -> Any:
         for n in range(TRIES):
             if n > 1:
-                await _give_way(n)
+                await give_way(n)
             try:
                 async with self._turns.use() as conn:
                     return await self._send(conn, turn)
@@ -348,7 +343,7 @@ class PostgresStore(ScheduleVerbs):
         left = list(range(len(uuids)))
         for n in range(TRIES):
             if n > 1:
-                await _give_way(n)
+                await give_way(n)
             decided = await self._decide_on([uuids[i] for i in left], command, by, where)
             stale: list[str] = []
             if not decided.changes_nothing:
@@ -380,14 +375,18 @@ class PostgresStore(ScheduleVerbs):
 
     async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
         async with self._asked():
-            said = await self._control(queue, command, by)
+            async with self._speaking:
+                said = await self._control(queue, command, by)
             (status,) = await self._read(partial(reader.queues, name=queue))
             return msgspec.structs.replace(status, control=said)
 
     async def _control(self, queue: str, command: QueueCommand, by: str) -> QueueControl:
-        """Decided on what was read without a lock, and kept if nobody has said anything since."""
+        """Decided on what was read without a lock, and kept if nobody has said anything since. Those of one process
+        speak one after the other; who is in the way of another's has been heard, and lets him go first next time."""
         settings = msgspec.json.encode(QueueSettings(name=queue)).decode()
-        for _ in range(TRIES):
+        for n in range(TRIES):
+            if n > 1:
+                await give_way(n)
             text = await self._read(partial(commands.read_control, queue=queue))
             old = UNTOUCHED if text is None else msgspec.json.decode(text, type=QueueControl)
             # Whether something runs the call itself looks, under the queue's lock.
@@ -551,6 +550,9 @@ class PostgresStore(ScheduleVerbs):
     ) -> list[tuple[int, str]]:
         return await self._ask(partial(reader.list_ids, where=where, before_id=before_id, limit=limit))
 
+    async def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        return await self._ask(partial(reader.list_origins, uuids=uuids))
+
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._ask(partial(reader.list_runs, uuid=uuid))
 
@@ -584,8 +586,3 @@ def _concerns_others(turned: Turned, told: int, adds: Sequence[Add]) -> bool:
         return True
     new = {record.uuid for add in adds for record in add.records}
     return told > len(turned.claims) + sum(claim.uuid in new for claim in turned.claims)
-
-
-async def _give_way(n: int) -> None:
-    """Before the try with this number, counted from 0."""
-    await asyncio.sleep(random.random() * min(PAUSE_S * 2 ** (n - 2), PAUSE_CAP_S))

@@ -26,7 +26,7 @@ from taskyard.stores.sqlite.claims import Claims
 from taskyard.stores.sqlite.schedules import ScheduleWrites
 from taskyard.stores.sqlite.statements import blocks, report, values
 
-SUBMITTED = EventKind.SUBMITTED.value
+SUBMITTED, TOLD_COMPLETED = EventKind.SUBMITTED.value, EventKind.COMPLETED.value
 
 _DUE = "due_at, id, uuid, queue, source, state, key, position, priority"
 _PROMOTED = ("id", "position", "parked", "updated_at", "state")
@@ -116,7 +116,7 @@ class SqliteCore(Claims):
         self._ran(running, move, at)
         if running.key is not None:
             self._keys.add((running.queue, running.key))
-        self._tell(EventKind.COMPLETED, running, at)
+        self._events.append((TOLD_COMPLETED, running.uuid, running.source, running.queue, at))
         if self._has_open_edges:
             self._ended.append((running.id, running.uuid, COMPLETED))
 
@@ -240,8 +240,9 @@ class SqliteCore(Claims):
         if add.dedupe is Dedupe.REFUSE and (duplicate := self._find_duplicate(add, slots, now)) is not None:
             return duplicate
         added = []
+        is_merged = add.dedupe is Dedupe.MERGE
         for asked in add.records:
-            holder = self._slot_holder(asked.dedupe_slot, slots, now) if add.dedupe is Dedupe.MERGE else None
+            holder = self._slot_holder(asked.dedupe_slot, slots, now) if is_merged else None
             if holder is not None:
                 added.append(Added(holder, is_new=False))
                 continue
@@ -279,14 +280,15 @@ class SqliteCore(Claims):
             is_special = is_special or record.bucket is not None or record.origin is not None
             new[where] = new.get(where, 0) + 1
             self._events.append((SUBMITTED, record.uuid, record.source, record.queue, at))
-            if record.state is TaskState.SCHEDULED:
+            if record.state is QUEUED:
+                if record.key is not None:
+                    self._keys.add((record.queue, record.key))
+            elif record.state is TaskState.SCHEDULED:
                 self._note_due(to_us(record.due_at))
-            elif record.key is not None and record.state is QUEUED:
-                self._keys.add((record.queue, record.key))
         for (queue, source, state, priority), n in new.items():
             self._count(queue, source, state, n, priority)
-        plain = [record for record in records if not has_ties(record)]
         tied = [record for record in records if has_ties(record)]
+        plain = [record for record in records if not has_ties(record)] if tied else records
         for some, more in ((plain, ()), (tied, TIES)):
             rows = [to_new_row(record, at) for record in some]
             if is_special:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskyard.errors import SlotTaken, TaskyardError
-from taskyard.model.dedupe import replaced
+from taskyard.model.dedupe import counts_as_done, replaced
 from taskyard.model.dependency import Stand, give_up, refuse_revival, stand_of, unblock
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -64,8 +64,8 @@ class Dependencies(Transaction):
         ).fetchone()
         if found is None:
             return None
-        uuid, state = found
-        return Holder(str(uuid), None if state is None else TaskState(str(state)))
+        uuid, state = str(found[0]), None if found[1] is None else TaskState(str(found[1]))
+        return Holder(uuid, state) if counts_as_done(state) else None
 
     def _open_window(self, record: TaskRecord, add: Add, now: datetime) -> None:
         """Of a new task, if it stands for its work for a time."""

@@ -44,6 +44,11 @@ _FAILED = "state = 'failed'"
 _FIELD = "CASE WHEN json_valid(error) THEN coalesce({}, '') ELSE '' END"
 _TYPE = _FIELD.format("error ->> '$.types[0]', error ->> '$.kind'")
 _MESSAGE = _FIELD.format("error ->> '$.message'")
+# An error that nobody raised has no types, and goes by its kind.
+_NAMED = (
+    "json_valid(error) AND ? IN (SELECT value FROM json_each(error, '$.types') UNION ALL "
+    "SELECT error ->> '$.kind' WHERE error ->> '$.types[0]' IS NULL)"
+)
 # Its uuid and message are those of the row with the largest time: SQLite promises that of bare columns beside max().
 _FAILURES = (
     f"SELECT {_TYPE}, source, crashes >= {QUARANTINE_AFTER}, count(*), max(finished_at), uuid, {_MESSAGE} "
@@ -80,9 +85,9 @@ class SqliteReader:
         return [found.get(uuid) for uuid in uuids]
 
     def events(self, after: int, limit: int) -> EventPage:
-        newest: Any = self._conn.execute("SELECT max(last) FROM event").get
-        if after < 0 or newest is None or after >= newest:
-            return EventPage([], newest or 0)
+        newest: Any = self._conn.execute("SELECT max(last) FROM event").get or 0
+        if after < 0 or after >= newest:
+            return EventPage([], newest, missed=after > newest)
         oldest: Any = self._conn.execute("SELECT min(first) FROM event").get
         events: list[Event] = []
         pages = self._conn.execute("SELECT first, body FROM event WHERE last > ? ORDER BY last LIMIT ?", (after, limit))
@@ -122,6 +127,14 @@ class SqliteReader:
         asked = " AND ".join(["id < ?", *terms])
         sql = f"SELECT {columns} FROM task {index or 'WHERE'} {asked} ORDER BY id DESC LIMIT ?"
         return self._conn.execute(sql, (before_id if before_id is not None else 1 << 62, *values, limit))
+
+    def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        rows: Any = self._conn.execute(
+            "SELECT origin FROM json_each(?) AS v CROSS JOIN task INDEXED BY task_origin "
+            "ON task.origin = v.value AND task.origin IS NOT NULL",
+            (msgspec.json.encode(list(uuids)).decode(),),
+        )
+        return {origin for (origin,) in rows}
 
     def list_runs(self, uuid: str) -> list[Run]:
         rows = self._conn.execute(
@@ -227,7 +240,7 @@ def _terms(where: TaskFilter) -> tuple[list[str], list[Any]]:
         ("group_id = ?", where.group),
         ("key = ?", where.key),
         ("node = ?", where.node),
-        ("json_valid(error) AND EXISTS (SELECT 1 FROM json_each(error, '$.types') WHERE value = ?)", where.error),
+        (_NAMED, where.error),
         ("created_at >= ?", to_us_or_none(where.created_after)),
         ("created_at < ?", to_us_or_none(where.created_before)),
         ("finished_at >= ?", to_us_or_none(where.finished_after)),

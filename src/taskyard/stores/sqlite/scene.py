@@ -13,7 +13,7 @@ from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.model.why import Busy, Holder, Scene
+from taskyard.model.why import Busy, First, Holder, Scene, Silence
 from taskyard.ports.store import Node
 from taskyard.stores.rows import from_us
 from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
@@ -44,7 +44,7 @@ _BLOCKERS = (
     f"FROM json_each(?1) AS asked JOIN task ON task.id = coalesce({_HOLDER}) "
     "UNION ALL SELECT * FROM (SELECT 'parent', child, min(parent), task.uuid, task.state, NULL FROM dependency "
     "JOIN task ON task.id = parent WHERE child IN (SELECT value FROM json_each(?2)) AND done = 0 GROUP BY child) "
-    "UNION ALL SELECT 'head', asked.value ->> 0, asked.value ->> 1, task.uuid, task.state, NULL "
+    "UNION ALL SELECT 'head', asked.value ->> 0, asked.value ->> 1, task.uuid, task.state, task.updated_at "
     f"FROM json_each(?3) AS asked JOIN task ON task.id = ({_HEAD})"
 )
 
@@ -61,19 +61,22 @@ def _find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) ->
     rules: dict[str, QueueSettings] = {}
     controls: dict[str, QueueControl] = {}
     nodes: list[tuple[Node, bool]] = []
+    silent: dict[str, Silence] = {}
     rows: Any = conn.execute(_PLACES)
     for what, name, text, boot_id, draining in rows:
         if what == "rules":
             rules[name] = msgspec.json.decode(text, type=QueueSettings)
         elif what == "said":
             controls[name] = msgspec.json.decode(text, type=QueueControl)
-        elif not is_dead(node := msgspec.json.decode(text, type=Node), boot_id):
+        elif is_dead(node := msgspec.json.decode(text, type=Node), boot_id):
+            silent[name] = Silence(node.label)
+        else:
             nodes.append((node, bool(draining)))
     counted: Any = conn.execute(_RUNNING)
     running = [
         Running(queue, source, node, Busy(n, uuid, from_us(since))) for queue, source, node, n, uuid, since in counted
     ]
-    return Places(rules, controls, nodes, running)
+    return Places(rules, controls, nodes, running, silent)
 
 
 def _find_blockers(conn: apsw.Connection, wanted: Wanted) -> Found:
@@ -84,7 +87,7 @@ def _find_blockers(conn: apsw.Connection, wanted: Wanted) -> Found:
         if what == "parent":
             found.parents[where] = uuid, TaskState(state)
         elif what == "head":
-            found.heads[where, name] = uuid, TaskState(state)
+            found.heads[where, name] = First(uuid, TaskState(state), from_us(since))
         else:
             found.holders[where, name] = Holder(uuid, TaskState(state), None if since is None else from_us(since))
     return found

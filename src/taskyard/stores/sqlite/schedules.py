@@ -93,7 +93,7 @@ class ScheduleWrites:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_schedules(conn: apsw.Connection, name: str | None) -> list[ScheduleStatus]:
+def read_schedules(conn: apsw.Connection, name: str | None = None) -> list[ScheduleStatus]:
     rows: Any = conn.execute(
         "SELECT name, definition, state, version, by, from_code, "
         f"EXISTS (SELECT 1 FROM fire WHERE fire.schedule = schedule.name AND ended = 0 AND {_PENDING}) "

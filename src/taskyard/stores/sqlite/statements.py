@@ -22,7 +22,7 @@ STAYS = ("note", "position")
 
 ALL = ", ".join(COLUMNS)
 
-IN_LINE = "line IS NOT NULL AND state IN ('queued', 'paused', 'blocked')"
+IN_LINE = "line IS NOT NULL AND state IN ('queued', 'paused')"
 """What the index `task_line` holds, to the letter: else SQLite would not use the index."""
 
 

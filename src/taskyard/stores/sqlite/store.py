@@ -320,6 +320,9 @@ class SqliteStore(ScheduleVerbs):
     ) -> list[tuple[int, str]]:
         return await self._read(partial(self._lister.list_ids, where, before_id, limit), people=True)
 
+    async def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        return await self._read(partial(self._lister.list_origins, uuids), people=True)
+
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self._read(partial(self._lister.list_runs, uuid), people=True)
 

@@ -216,6 +216,9 @@ class RemoteStore(Line):
     ) -> list[tuple[int, str]]:
         return await self.ask("list_ids", lambda: self._core.list_ids(where, before_id, limit))
 
+    async def list_origins(self, uuids: Sequence[str]) -> set[str]:
+        return await self.ask("list_origins", lambda: self._core.list_origins(uuids))
+
     async def list_runs(self, uuid: str) -> list[Run]:
         return await self.ask("list_runs", lambda: self._core.list_runs(uuid))
 

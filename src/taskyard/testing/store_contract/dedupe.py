@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskyard.errors import DuplicateTask, SlotTaken
-from taskyard.model.command import Cancel, Retry
+from taskyard.model.command import Cancel, Retry, Skip
 from taskyard.model.execution import ErrorKind
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -81,6 +81,23 @@ class DedupeContract(Desk):
         clock.advance(MOST)
         assert await is_taken(store) is None
         assert len(await claim(store, 9)) == 2
+
+    @pytest.mark.spec("QUE-19")
+    @pytest.mark.parametrize("command", [Cancel(), Skip()], ids=["canceled", "skipped"])
+    @pytest.mark.parametrize("dedupe", [Dedupe.REFUSE, Dedupe.MERGE, Dedupe.REPLACE])
+    async def test_what_was_called_off_has_not_been_done(
+        self, store: Store, clock: ManualClock, command: Cancel | Skip, dedupe: Dedupe
+    ) -> None:
+        """A task that was canceled or skipped gives its work up, though its window is not over; one that failed does
+        not: it can be sent again."""
+        first, second = work(DedupeScope.WINDOW), work(DedupeScope.WINDOW)
+        await submit(store, first)
+        await store.apply([first.uuid], command)
+        await store.turn(A)
+        assert await submit(store, second, dedupe=dedupe) == [Added(second.uuid)]
+        (held,) = await claim(store)
+        await settle(store, held, Move.failed(at=clock.now(), error=an_error()))
+        assert await is_taken(store, DedupeScope.WINDOW) == second.uuid
 
     async def test_a_window_outlives_the_record(self, store: Store, clock: ManualClock) -> None:
         """What is forgotten of a task leaves its window as it is; a window that is over is forgotten with the rest."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskyard.errors import ClaimLost, CommandRefused, DependencyCycle, InvalidInput, UnknownTask
-from taskyard.model.command import Cancel, Hold, Release, Reschedule, Retry, SetPriority, StartNow
+from taskyard.model.command import Cancel, Hold, MoveBefore, Release, Reschedule, Retry, SetPriority, StartNow
 from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.event import EventKind
 from taskyard.model.execution import ErrorKind
@@ -35,6 +35,7 @@ from taskyard.testing.store_contract.desk import (
 )
 
 BLOCKED, QUEUED = TaskState.BLOCKED, TaskState.QUEUED
+STRICT = pytest.mark.parametrize("order", [QueueOrder.FIFO, QueueOrder.BUCKETS])
 
 
 def child(on_failure: OnFailure = OnFailure.FAIL, **fields: Any) -> TaskRecord:
@@ -64,18 +65,61 @@ class LineContract(Desk):
     """Where queues are strict about places."""
 
     @pytest.mark.spec("QUE-30")
-    @pytest.mark.parametrize("order", [QueueOrder.FIFO, QueueOrder.BUCKETS])
-    async def test_in_a_strict_queue_it_holds_up_all_behind_it(
+    @STRICT
+    async def test_while_it_waits_for_others_nobody_waits_behind_it(
         self, store: Store, clock: ManualClock, order: QueueOrder
     ) -> None:
-        """At the head of a line a blocked task keeps everybody behind it waiting until it is freed and has started."""
+        """A blocked task has not come to the line yet: others pass. Freed, it stands at the place it has always had."""
+        (parent,) = await start(store, a_record())
+        await store.set_queue(QueueSettings(name="cpu", order=order))
+        await add_after(store, waits := child(queue="cpu", bucket="b"), after=[parent.record])
+        await add(store, *(behind := [child(queue="cpu", bucket="b") for _ in range(3)]))
+        assert uuids(await claim(store)) == [behind[0].uuid]
+        await end(store, parent, TaskState.COMPLETED, clock)
+        assert uuids(await claim(store, 9)) == [waits.uuid, behind[1].uuid, behind[2].uuid]
+
+    @pytest.mark.spec("QUE-30")
+    @STRICT
+    @pytest.mark.parametrize("how", ["batch", "move", "retry", "due later"])
+    async def test_it_may_stand_before_the_one_it_waits_for(
+        self, store: Store, clock: ManualClock, order: QueueOrder, how: str
+    ) -> None:
+        """However a task came to stand before the one it waits for, that one starts, and then the task itself."""
+        await store.set_queue(QueueSettings(name="cpu", order=order, concurrency=1))
+        first = child(queue="cpu", due_at=clock.now() + seconds(how == "due later"))
+        then = child(queue="cpu")
+        if how == "batch":
+            await store.turn(A, adds=[Add([then, first], after={then.uuid: [first.uuid]})])
+        else:
+            await add(store, first)
+            await add_after(store, then, after=[first])
+        if how == "move":
+            await store.apply([then.uuid], MoveBefore(first.uuid))
+        if how == "retry":
+            (held,) = await claim(store)
+            await end(store, held, TaskState.FAILED, clock)
+            for again in (first, then):
+                await store.apply([again.uuid], Retry(to_head=True))
+        clock.advance(2)
+        assert (await get(store, then)).state is BLOCKED
+        (held,) = await claim(store, 9)
+        assert held.uuid == first.uuid
+        await end(store, held, TaskState.COMPLETED, clock)
+        assert uuids(await claim(store, 9)) == [then.uuid]
+
+    @pytest.mark.spec("QUE-30")
+    @STRICT
+    async def test_held_it_stands_in_line(self, store: Store, clock: ManualClock, order: QueueOrder) -> None:
+        """Who holds a task that waits for others holds up all behind it; released before it is freed, it lets them
+        pass."""
         (parent,) = await start(store, a_record())
         await store.set_queue(QueueSettings(name="cpu", order=order))
         await add_after(store, waits := child(queue="cpu", bucket="b"), after=[parent.record])
         await add(store, behind := child(queue="cpu", bucket="b"))
+        await store.apply([waits.uuid], Hold())
         assert await claim(store, 9) == []
-        await end(store, parent, TaskState.COMPLETED, clock)
-        assert uuids(await claim(store, 9)) == [waits.uuid, behind.uuid]
+        await store.apply([waits.uuid], Release())
+        assert uuids(await claim(store, 9)) == [behind.uuid]
 
 
 class DependencyContract(Desk):

@@ -151,6 +151,19 @@ class EventContract(Desk):
         page = await store.events(after=last)
         assert (page.events, page.last, page.missed) == ([], last, False)
 
+    async def test_a_reader_with_a_number_the_store_has_not_come_to_is_told(self, store: Store) -> None:
+        """The store was begun anew, or restored: what has happened since is not passed over in silence. To go on after
+        the very last event is no such case, also where nothing has happened yet."""
+        page = await store.events(after=(await store.events(after=-1)).last)
+        assert (page.events, page.missed) == ([], False)
+        await add(store, *(a_record() for _ in range(3)))
+        last = (await told(store))[-1].seq
+        for after in (last + 1, last + 10**6):
+            page = await store.events(after=after)
+            assert (page.events, page.last, page.missed) == ([], last, True)
+        page = await store.events(after=last)
+        assert (page.events, page.last, page.missed) == ([], last, False)
+
     async def test_a_reader_that_comes_too_late_is_told(self, store: Store) -> None:
         """When the ring has dropped what a reader has not seen, it is told so, and goes on with what is left."""
         seen: list[int] = []

@@ -71,12 +71,19 @@ class FailureContract(Desk):
         assert len(await store.failures(TaskFilter(states=(TaskState.COMPLETED, TaskState.FAILED)))) == 2
 
     async def test_an_error_without_a_class_goes_by_its_kind(self, store: Store, clock: ManualClock) -> None:
-        """What was raised by nobody, such as a timeout, is grouped by its kind."""
+        """What was raised by nobody, such as a timeout, is grouped by its kind, and found by that name; what was raised
+        is not."""
+        await fail(store, clock, "OSError")
         (held,) = await start(store, a_record())
         error = an_error(ErrorKind.TIMEOUT, "too slow")
         await settle(store, held, Move.failed(at=clock.now(), error=type(error)(kind=error.kind, message="too slow")))
-        (group,) = await store.failures()
-        assert (group.error, group.message) == ("timeout", "too slow")
+        groups = {group.error: group.message for group in await store.failures()}
+        assert (set(groups), groups["timeout"]) == ({"OSError", "timeout"}, "too slow")
+        for name in groups:
+            (found,) = await store.failures(TaskFilter(error=name))
+            assert found.error == name
+            assert uuids(await store.list_tasks(TaskFilter(error=name))) == [found.uuid]
+        assert await store.failures(TaskFilter(error="runtime")) == []
 
     async def test_quarantine_stands_apart(self, store: Store, clock: ManualClock) -> None:
         """What was failed because it took its workers down is a group of its own, and can be asked for; sent again by a

@@ -12,6 +12,7 @@ from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, Outcome, Run, TaskRecord
+from taskyard.ports.paging import id_pages, task_pages
 from taskyard.ports.store import RUNS_KEPT, Added, Store, TaskFilter
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_error, seconds
@@ -52,6 +53,15 @@ class ReadingContract(Desk):
         await add(store, *tasks)
         found = await store.outcomes(uuids(tasks))
         assert [one.uuid for one in found if one is not None] == uuids(tasks)
+
+    async def test_those_are_found_that_others_were_made_of(self, store: Store, clock: ManualClock) -> None:
+        """Of the tasks asked for, those that others name as their origin, whether these wait or have ended."""
+        one, two, three = await start(store, a_record(), a_record(), a_record())
+        (again,) = await start(store, a_record(origin=one.uuid))
+        await settle(store, again, Move.completed(at=clock.now()))
+        await add(store, a_record(origin=two.uuid), a_record(origin=two.uuid))
+        assert await store.list_origins(uuids([one, two, three, again])) == {one.uuid, two.uuid}
+        assert await store.list_origins([three.uuid, "nobody"]) == await store.list_origins([]) == set()
 
     async def test_a_part_of_an_id_finds_it(self, store: Store) -> None:
         """An id is found by how it begins and by how it ends, and what is no part of any finds none."""
@@ -279,6 +289,26 @@ class ReadingContract(Desk):
             spoil(record)
         assert await everything(store) == before
         assert uuids(await claim(store, 9)) == uuids(tasks[1:])
+
+    async def test_pages_follow_each_other(self, store: Store) -> None:
+        """Each page is behind the last of the one before, newest first, up to the oldest; who comes meanwhile is in
+        none, and nobody is asked for what is behind a page that is not full."""
+        tasks = [a_record() for _ in range(5)]
+        await add(store, *tasks)
+        asked: list[int | None] = []
+
+        async def read(where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]:
+            asked.append(before_id)
+            return await store.list_ids(where, before_id=before_id, limit=limit)
+
+        seen: list[list[str]] = []
+        async for page in id_pages(read, TaskFilter(), size=2):
+            seen.append([uuid for _, uuid in page])
+            await add(store, a_record())
+        newest_first = uuids(reversed(tasks))
+        assert (seen, len(asked)) == ([newest_first[:2], newest_first[2:4], newest_first[4:]], 3)
+        whole = [uuids(page) async for page in task_pages(store.list_tasks, TaskFilter(), size=4)]
+        assert (len(whole), len(whole[0]), whole[1]) == (2, 4, newest_first[1:])
 
     async def test_watching_is_allowed(self, store: Store) -> None:
         """A store takes a watcher, even one that no other process can ever write to."""

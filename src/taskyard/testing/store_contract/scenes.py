@@ -78,14 +78,20 @@ class SceneContract(Desk):
         assert (await why(store, second)).text == f"task {first.uuid} with key 'k' goes first"
         assert await blocked_by(store, first) == (Reason.TURN, None)
 
-    async def test_who_stands_first_is_seen(self, store: Store) -> None:
-        """The head of a queue, or of a bucket, that keeps to the order of arrival; also one that is held."""
+    async def test_who_stands_first_is_seen(self, store: Store, clock: ManualClock) -> None:
+        """The head of a queue, or of a bucket, that keeps to the order of arrival, and since when; also one that is
+        held, and never one that waits for others."""
         await store.set_queue(QueueSettings(name="default", order=QueueOrder.FIFO))
         await store.set_queue(QueueSettings(name="cpu", order=QueueOrder.BUCKETS))
-        await add(store, head := a_record(), other := a_record(bucket="x"), behind := a_record(bucket="y"))
+        head, other, behind, waits = a_record(), a_record(bucket="x"), a_record(bucket="y"), a_record()
+        await store.turn(A, adds=[Add([waits, head, other, behind], after={waits.uuid: [behind.uuid]})])
+        assert await blocked_by(store, head) == (Reason.TURN, None)
         assert await blocked_by(store, behind) == (Reason.HEAD_OF_LINE, head.uuid)
+        assert (await why(store, behind)).since == clock.now()
+        tick(clock, 5)
         await store.apply([head.uuid], Hold("wait"))
         assert await blocked_by(store, other) == (Reason.HEAD_OF_LINE, head.uuid)
+        assert (await why(store, other)).since == clock.now()
         assert "which is paused" in (await why(store, other)).text
         x, y, y2 = (a_record(queue="cpu", bucket=bucket) for bucket in ("x", "y", "y"))
         await add(store, x, y, y2)

@@ -76,9 +76,16 @@ class ScheduleContract(Desk):
             start_at=NOON,
             end_at=NOON + seconds(1e6),
         )
-        state = pause(
-            ScheduleState(handled_at=NOON, buffered_at=NOON, fired=1, missed=2, skipped=3), now=NOON, note="x"
+        state = ScheduleState(
+            handled_at=NOON,
+            since=NOON - seconds(1),
+            reached_at=NOON + seconds(1),
+            buffered_at=NOON,
+            fired=1,
+            missed=2,
+            skipped=3,
         )
+        state = pause(state, now=NOON, note="x")
         assert await kept(store).put_schedule(schedule, state, version=None, by="ann", from_code=True)
         await put(store)
         found, nightly = await kept(store).schedules()

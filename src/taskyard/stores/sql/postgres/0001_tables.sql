@@ -58,7 +58,8 @@ CREATE INDEX task_waits ON taskyard.task (queue, key, parked, priority, position
 CREATE INDEX task_holds ON taskyard.task (queue, key) WHERE key IS NOT NULL AND state IN ('running', 'retrying');
 CREATE UNIQUE INDEX task_dedupe ON taskyard.task (dedupe_slot) WHERE dedupe_slot IS NOT NULL;
 CREATE INDEX task_line ON taskyard.task (queue, line, position)
-    WHERE line IS NOT NULL AND state IN ('queued', 'paused', 'blocked');
+    WHERE line IS NOT NULL AND state IN ('queued', 'paused');
+CREATE INDEX task_origin ON taskyard.task (origin) WHERE origin IS NOT NULL;
 -- Places are handed out in multiples; what lies between was put there by hand.
 CREATE INDEX task_placed ON taskyard.task (queue, position) WHERE position % {{gap}} <> 0;
 
@@ -99,6 +100,7 @@ CREATE TABLE taskyard.ended (
 CREATE UNIQUE INDEX ended_uuid ON taskyard.ended (uuid);
 CREATE INDEX ended_at ON taskyard.ended (finished_at, id);
 CREATE INDEX ended_failed ON taskyard.ended (finished_at, id) WHERE state = 'failed';
+CREATE INDEX ended_origin ON taskyard.ended (origin) WHERE origin IS NOT NULL;
 CREATE INDEX ended_other ON taskyard.ended (id) WHERE state <> 'completed';
 
 -- The one table of legal moves (model/state.py), written out here when the function is made. What goes as it mostly does

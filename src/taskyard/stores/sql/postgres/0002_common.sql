@@ -162,7 +162,8 @@ CREATE FUNCTION taskyard.line_1(p_ordering text, p_bucket text) RETURNS text LAN
     SELECT CASE p_ordering WHEN 'fifo' THEN '' WHEN 'buckets' THEN coalesce(p_bucket, '') END
 $$;
 
--- Who stands for this work, and where it is; no state if it has ended and its window is not over.
+-- Who stands for this work, and where it is; no state if it has ended and its window is not over. What was called off
+-- was not done.
 CREATE FUNCTION taskyard.holder_1(p_slot text, p_now timestamptz, OUT uuid text, OUT id bigint, OUT state text, OUT queue text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -171,6 +172,7 @@ BEGIN
     IF NOT FOUND THEN
         SELECT w.uuid, t.id, t.state, t.queue INTO uuid, id, state, queue
         FROM taskyard.slot_window AS w LEFT JOIN taskyard.task AS t ON t.uuid = w.uuid
-        WHERE w.slot = p_slot AND w.until > p_now;
+        WHERE w.slot = p_slot AND w.until > p_now AND NOT EXISTS (
+            SELECT FROM taskyard.ended AS e WHERE e.uuid = w.uuid AND e.state IN ('canceled', 'skipped'));
     END IF;
 END $$;

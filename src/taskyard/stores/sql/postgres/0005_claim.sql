@@ -220,7 +220,7 @@ BEGIN
         SELECT t.id, t.position, t.due_at, t.source, t.state = 'queued' AND NOT t.parked
         INTO id, place, due_at, source, can_start
         FROM taskyard.task AS t WHERE t.queue = p_queue AND t.line = p_line AND t.line IS NOT NULL
-            AND t.state IN ('queued', 'paused', 'blocked') AND t.position >= p_from
+            AND t.state IN ('queued', 'paused') AND t.position >= p_from
         ORDER BY t.position LIMIT 1;
     END IF;
 END $$;
@@ -301,10 +301,10 @@ BEGIN
         CROSS JOIN LATERAL (
             WITH RECURSIVE named (line) AS (
                 (SELECT t.line FROM taskyard.task AS t WHERE t.queue = q.name AND t.line IS NOT NULL
-                    AND t.state IN ('queued', 'paused', 'blocked') ORDER BY t.line LIMIT 1)
+                    AND t.state IN ('queued', 'paused') ORDER BY t.line LIMIT 1)
                 UNION ALL
                 SELECT (SELECT t.line FROM taskyard.task AS t WHERE t.queue = q.name AND t.line IS NOT NULL
-                    AND t.state IN ('queued', 'paused', 'blocked') AND t.line > named.line ORDER BY t.line LIMIT 1)
+                    AND t.state IN ('queued', 'paused') AND t.line > named.line ORDER BY t.line LIMIT 1)
                 FROM named WHERE named.line IS NOT NULL
             )
             SELECT named.line FROM named WHERE named.line IS NOT NULL

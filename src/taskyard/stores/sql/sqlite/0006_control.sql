@@ -15,12 +15,13 @@ CREATE TABLE turns (
 ALTER TABLE task ADD COLUMN bucket TEXT;
 ALTER TABLE task ADD COLUMN line TEXT;
 CREATE INDEX task_line ON task (queue, line, position)
-    WHERE line IS NOT NULL AND state IN ('queued', 'paused', 'blocked');
+    WHERE line IS NOT NULL AND state IN ('queued', 'paused');
 CREATE INDEX task_held ON task (queue) WHERE state IN ('paused', 'blocked');
 
 -- The ended task that this one was made of, and whether its run is to be killed. Both are null for nearly all.
 ALTER TABLE task ADD COLUMN origin TEXT;
 ALTER TABLE task ADD COLUMN cancel_forced INTEGER;
+CREATE INDEX task_origin ON task (origin) WHERE origin IS NOT NULL;
 
 -- What failed is kept by an age and a number of its own.
 CREATE INDEX task_failed_at ON task (finished_at) WHERE state = 'failed' AND finished_at IS NOT NULL;
