@@ -117,8 +117,11 @@ class BlockingYard(TaskFace[Yard]):
         _refuse_connection(options)
         return self._call("submit_many", self._yard.submit_many(name, arguments, **options))
 
-    def submit_group(self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None) -> BlockingGroup:
-        return BlockingGroup(self._call("submit_group", self._yard.submit_group(tasks, summary=summary)), self)
+    def submit_group(
+        self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None, connection: object = None
+    ) -> BlockingGroup:
+        submitting = self._yard.submit_group(tasks, summary=summary, connection=connection)
+        return BlockingGroup(self._call("submit_group", submitting), self)
 
     # --- looking and steering -----------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ UNWIND_S = 2.0
 """How long interrupted runs get to clean up when a stop has run out of grace."""
 
 FLUSH_S = 5.0
-"""How long a stop waits for a store that is away to take the last settles."""
+"""How long a stop waits, at least, for a store that is away to take the last settles; longer if grace is left."""
 
 RESTART_FIRST_S, RESTART_CAP_S = 0.05, 5.0
 
@@ -384,18 +384,18 @@ class Engine:
             raise
 
     async def _stop(self, grace_s: float | None) -> None:
+        until = self._clock.monotonic() + (grace_s or 0.0)
         try:
             stuck = await self._wind_down(grace_s)
             await asyncio.gather(*self._applying, return_exceptions=True)
-            is_flushed = await self._flush()
+            is_flushed = await self._flush(max(until, self._clock.monotonic() + FLUSH_S))
         finally:
             await self._end_loops()
         await self._leave(stuck, is_flushed)
 
-    async def _flush(self) -> bool:
+    async def _flush(self, until: float) -> bool:
         """Write what is left, here if need be: the end of `asyncio.run` cancels the loops together with whoever then
         calls `stop`."""
-        until = self._clock.monotonic() + FLUSH_S
         flushing = asyncio.get_running_loop().create_task(self._dispatcher.flush(until))
         try:
             await asyncio.wait((flushing, self._loops[0]), return_when=asyncio.FIRST_COMPLETED)

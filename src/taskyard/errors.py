@@ -578,11 +578,9 @@ class StoreOnNetwork(StoreError):
 class StoreBusy(StoreError):
     """Another program holds the database's lock: find it (`taskyard doctor` names our own) and try again."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, by: str = "by another program; close it, or see `taskyard doctor`") -> None:
         self.path = path
-        super().__init__(
-            f"the store {path} is locked by another program; close it, or see `taskyard doctor`, and try again"
-        )
+        super().__init__(f"the store {path} is locked {by}, and try again")
 
 
 class StoreUnavailable(StoreError):

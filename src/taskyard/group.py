@@ -143,9 +143,16 @@ def _check(bound: Any) -> BoundTask:
         raise InvalidInput(
             "a task of a group cannot be merged into another, refused for it or replace it; leave dedupe out"
         )
-    if bound.options.connection is not None:
-        raise InvalidInput("a group is stored in a transaction of ours; leave connection out")
+    refuse_connection(bound.options.connection)
     return bound
+
+
+def refuse_connection(connection: object) -> None:
+    if connection is not None:
+        raise InvalidInput(
+            "a group does not go into a transaction of your own; leave connection out, or submit it when you have "
+            "committed"
+        )
 
 
 def _summary_args(summary: BoundTask) -> dict[str, Any]:

@@ -19,6 +19,11 @@ STALL_VARIABLE = "TASKYARD_STALL_S"
 
 POSTGRES = ("postgresql://", "postgres://")
 
+SEVERAL_SERVERS = (
+    "several servers are named after a ?, as in "
+    "postgresql://user:password@/database?host=a,b&port=5432,5432&target_session_attrs=read-write"
+)
+
 POSTGRES_FORM = "postgresql://user:password@host:5432/database"
 
 LONGEST_NAME_BYTES = 240
@@ -90,6 +95,8 @@ def _check_postgres_url(url: str) -> None:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if it is no number
     except ValueError:
+        if "," in url.partition("?")[0].rpartition("@")[2]:
+            hint = SEVERAL_SERVERS
         raise StoreUrlInvalid(url, hint) from None
     if parts.netloc.count("@") > 1:  # the driver would take what follows the first for the host
         raise StoreUrlInvalid(url, hint)

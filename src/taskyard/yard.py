@@ -27,7 +27,7 @@ from taskyard.errors import (
 from taskyard.execution.context import find_current_run
 from taskyard.execution.runner import RunnerSettings
 from taskyard.execution.warming import warm_up_all
-from taskyard.group import Group, submit_group
+from taskyard.group import Group, refuse_connection, submit_group
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.given import (
     LARGEST_PAYLOAD,
@@ -460,10 +460,14 @@ class Yard(Registering, YardSteering):
         return BoundTask(self.get_consumer(name), named(name, args or {}), checked)
 
     @checked
-    async def submit_group(self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None) -> Group:
+    async def submit_group(
+        self, tasks: Iterable[BoundTask], *, summary: BoundTask | None = None, connection: object = None
+    ) -> Group:
         """Store tasks that belong together, all or nothing, and `summary` to run after all of them. If its consumer has
         an argument `results`, it gets what they returned, in their order; None for one that did not complete, where the
-        summary's `on_failure` ignores that. Tasks of the group may wait for each other, by `after=[bound]`."""
+        summary's `on_failure` ignores that. Tasks of the group may wait for each other, by `after=[bound]`. It does not
+        go into a transaction of your own: any `connection` is refused."""
+        refuse_connection(connection)
         return await submit_group(self, tasks, summary)
 
     def group(self, uuid: str | UUID) -> Group:

@@ -36,6 +36,7 @@ def test_nodes_are_listed_with_what_they_run(shell: Shell) -> None:
         "stopping": False,
         "alive": True,
         "beat_at": None,
+        "clock_ahead_s": None,
     }
     head, line = shell.here("node", "ls", "--store", shell.url).out.splitlines()
     assert head.split() == ["NODE", "NAME", "STATE", "RUNNING", "SINCE", "HOST", "PID", "VERSION", "QUEUES"]

@@ -5,12 +5,17 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import aclosing
+from datetime import datetime, timedelta
 
 import asyncpg
 import pytest
 
 from taskyard import Yard
 from taskyard.cli.narrator import narrated
+from taskyard.engine import FLUSH_S
+from taskyard.ports.clock import SystemClock
+from taskyard.stores.postgres import PostgresStore
+from taskyard.stores.postgres.connection import connect
 from taskyard.testing.postgres import FAST, Databases, Server, as_user, at_database
 from tests.cli.shell import LONG_S, Shell
 
@@ -166,3 +171,86 @@ async def test_a_listener_waits_for_a_store_that_is_away(server: Server, url: st
                 server.start()
     assert told == ["running", "completed"]
     assert len([line for line in lines.said if "events are read on" in line]) == 1
+
+
+def test_a_standby_is_named(shell: Shell, server: Server, url: str) -> None:
+    """On a server that is read-only, what writes says so and where to go, `doctor` calls it a problem, and one may
+    look."""
+    shell.ok("migrate", TASKYARD_STORE=url)
+    standby = server.folder / "data" / "standby.signal"
+    server.halt()
+    standby.touch()
+    server.start()
+    try:
+        for command in ("migrate", "submit add a=1 --app app:yard"):
+            done = shell.here(*command.split(), TASKYARD_STORE=url)
+            assert done.code == 3, done
+            assert "it is read-only, as a standby is; give the address of the primary" in done.err
+        assert shell.here("ls", TASKYARD_STORE=url).code == 0
+        examined = shell.here("doctor", TASKYARD_STORE=url)
+        assert (examined.code, "this server is a standby" in examined.out) == (1, True), examined
+    finally:
+        server.halt()
+        standby.unlink()
+        server.start()
+
+
+@pytest.mark.anyio
+async def test_a_stop_waits_its_whole_grace_for_the_store(server: Server, url: str) -> None:
+    """What ends while the database is away is recorded when that comes back within the grace of the stop, later than
+    after the few seconds that every stop has."""
+    yard = Yard(url, grace_s=60.0)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    @yard.consumer
+    async def work() -> str:
+        begun.set()
+        await may_end.wait()
+        return "done"
+
+    await yard.start()
+    handle = await work.submit()
+    await begun.wait()
+    server.halt()
+    try:
+        stopping = asyncio.ensure_future(yard.stop())
+        may_end.set()
+        done, _ = await asyncio.wait({stopping}, timeout=FLUSH_S + 1.0)
+        assert not done
+    finally:
+        server.start()
+    await stopping
+    async with Yard(url).client() as other:
+        assert await other.handle(handle.uuid).result(timeout_s=LONG_S) == "done"
+
+
+@pytest.mark.anyio
+async def test_a_session_that_only_listens_is_not_ended(url: str) -> None:
+    """Where the server ends idle sessions, ours stay: who listens is idle for long."""
+    conn = await asyncpg.connect(url)
+    await conn.execute("ALTER ROLE app IN DATABASE app SET idle_session_timeout = '50ms'")
+    await conn.close()
+    async with Yard(url).client() as yard:
+        assert await yard.store.nodes() == []
+    ours = await connect(url)
+    assert await ours.fetchval("SHOW idle_session_timeout") == "0"
+    await ours.close()
+
+
+class Ahead(SystemClock):
+    """A clock that was set wrong by an hour."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(hours=1)
+
+
+@pytest.mark.anyio
+async def test_a_node_whose_clock_is_wrong_is_seen(shell: Shell, url: str, lines: Lines) -> None:
+    """A node whose clock differs from the database's says so when it starts, and others see it in `node ls` and
+    `doctor`; one whose clock is right is not mentioned."""
+    for clock, is_off in ((SystemClock(), False), (Ahead(), True)):
+        async with Yard(PostgresStore(url, clock=clock)):
+            for command in ("node ls", "doctor"):
+                done = await asyncio.to_thread(shell.run, *command.split(), TASKYARD_STORE=url)
+                assert ("1 h ahead" in done.out) is is_off, done
+        assert any("the clock of this node is 3600 s ahead" in line for line in lines.said) is is_off

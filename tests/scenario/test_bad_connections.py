@@ -1,6 +1,7 @@
 """Connections that cannot carry a task, each told what to do about it."""
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from collections.abc import Iterator
 import asyncpg
 import pytest
 import sqlalchemy
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from taskyard import (
@@ -210,3 +213,26 @@ def test_the_package_does_without_sqlalchemy():
     """A session is known by what it can do: the store that takes one never imports SQLAlchemy."""
     code = "import sys, taskyard.stores.postgres; print('sqlalchemy' in sys.modules)"
     assert run_python(code) == "False\n"
+
+
+async def test_a_session_that_is_busy(yard, postgres_url):
+    """Two submits at once over one session of SQLAlchemy's: one of them is told that the connection is in use, in our
+    words."""
+    async with engine(postgres_url) as made, AsyncSession(made) as session:
+        given = await asyncio.gather(
+            *(yard.submit("add", {"a": n}, connection=session) for n in range(3)), return_exceptions=True
+        )
+        refused = [one for one in given if isinstance(one, Exception)]
+        assert refused
+        assert {type(one) for one in refused} == {UnusableConnection}
+        with contextlib.suppress(SQLAlchemyError):
+            await session.rollback()
+
+
+async def test_a_group(yard, postgres_url):
+    """A group in a transaction of the user's own is refused with what to do instead."""
+    conn = await asyncpg.connect(postgres_url)
+    async with conn.transaction():
+        with pytest.raises(InvalidInput, match="when you have committed"):
+            await yard.submit_group([yard.bind("add", {"a": 1})], connection=conn)
+    await conn.close()

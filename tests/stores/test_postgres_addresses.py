@@ -1,9 +1,12 @@
 """Addresses of PostgreSQL that are nearly right: each is told what to correct, not to look after the server."""
 
+from urllib.parse import urlsplit
+
 import pytest
 
 from taskyard import StoreDenied, StoreError, StoreUnreachable, StoreUrlInvalid
 from taskyard.ports.clock import SystemClock
+from taskyard.settings import make_store
 from taskyard.stores.postgres import PostgresStore
 
 OPTIONS = [
@@ -35,3 +38,16 @@ async def test_a_password_that_was_taken_for_the_rest():
     with pytest.raises(StoreUnreachable, match="if it is a part of the password, write %2F") as raised:
         await PostgresStore("postgresql://me.invalid:12/secret@host/db", clock=SystemClock()).open()
     assert "secret" not in str(raised.value)
+
+
+async def test_several_servers(postgres_url):
+    """Of several servers in one address the first that answers and may be written to is used; written any other way,
+    it is said how."""
+    parts = urlsplit(postgres_url)
+    hosts = f"host=127.0.0.1,{parts.hostname}&port=1,{parts.port}&target_session_attrs=read-write"
+    store = make_store(f"postgresql://{parts.username}:{parts.password}@{parts.path}?{hosts}", SystemClock())
+    await store.open()
+    assert await store.nodes() == []
+    await store.close()
+    with pytest.raises(StoreUrlInvalid, match=r"\?host=a,b&port=5432,5432&target_session_attrs=read-write"):
+        make_store("postgresql://me:secret@one:5432,two:5432/db", SystemClock())

@@ -25,7 +25,8 @@ class NoStoreGiven(UsageError):
 
     def __init__(self) -> None:
         super().__init__(
-            "which store? give --store sqlite:///work.db, set TASKYARD_STORE, or name the app with --app module:yard"
+            "which store? give --store sqlite:///work.db or postgresql://user@host/database, set TASKYARD_STORE, or "
+            "name the app with --app module:yard"
         )
 
 

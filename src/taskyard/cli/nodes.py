@@ -13,7 +13,7 @@ from rich.text import Text
 from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.errors import AmbiguousNode
 from taskyard.cli.target import SHORTEST, Target, opened
-from taskyard.cli.text import age, clean, counted, cut, seconds_between
+from taskyard.cli.text import age, clean, counted, cut, duration, seconds_between
 from taskyard.errors import UnknownNode
 from taskyard.ports.store import NodeStatus
 
@@ -84,6 +84,7 @@ def node_document(status: NodeStatus, dead: Collection[str]) -> dict[str, Any]:
         "alive": not status.is_silent and node.incarnation not in dead,
         "beat_at": status.beat_at,
         "started_at": node.started_at,
+        "clock_ahead_s": status.ahead_s,
     }
 
 
@@ -105,6 +106,8 @@ def _table(nodes: Sequence[NodeStatus], dead: Collection[str], width: int, now: 
     }
     if any(status.beat_at is not None for status in nodes):
         columns["BEAT"] = lambda status: _ago(status.beat_at, now)
+    if any(status.is_clock_off for status in nodes):
+        columns["CLOCK"] = lambda status: Text(clock_text(status), "yellow")
     if roomy:
         columns["SINCE"] = lambda status: _ago(status.node.started_at, now)
         columns["HOST"] = lambda status: Text(cut(clean(status.node.host), 24), "dim")
@@ -117,6 +120,13 @@ def _table(nodes: Sequence[NodeStatus], dead: Collection[str], width: int, now: 
     for status in nodes:
         table.add_row(*(cell(status) for cell in columns.values()), Text(clean(", ".join(status.node.queues)), "dim"))
     return table
+
+
+def clock_text(status: NodeStatus) -> str:
+    """`1 h ahead`, of a clock that is wrong."""
+    if status.ahead_s is None or not status.is_clock_off:
+        return ""
+    return f"{duration(abs(status.ahead_s))} {'ahead' if status.ahead_s > 0 else 'behind'}"
 
 
 def _state(status: NodeStatus, dead: Collection[str]) -> Text:

@@ -35,6 +35,10 @@ PROMOTE_AT_MOST = 1000
 """Tasks a turn promotes at most, so that a burst of due tasks cannot hold the store for long."""
 
 
+SKEW_S = 3.0
+"""How far the clock of a node may be off before anybody is told: tasks are due by the clock of the node that looks."""
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One process on the store. `incarnation` is random: a reused name is another node. `queues` are those its
     consumers belong to; a task of theirs that was put on another queue is served as well. `limits` says how many tasks
@@ -65,13 +69,19 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A node as the store knows it: how many tasks it holds, and whether somebody drains it. Where nodes have to say
     that they live (`LeasedStore`), `beat_at` is when it last did, and `is_silent` that this is longer ago than the
-    lease, by the store's clock. That is for people to see: whether it is dead, those decide who have watched it."""
+    lease, by the store's clock. That is for people to see: whether it is dead, those decide who have watched it. Where
+    the store has a clock of its own, `ahead_s` is how far that of the node was ahead of it when the node joined."""
 
     node: Node
     running: int
     beat_at: datetime | None = None
     is_silent: bool = False
     is_draining: bool = False
+    ahead_s: float | None = None
+
+    @property
+    def is_clock_off(self) -> bool:
+        return self.ahead_s is not None and abs(self.ahead_s) > SKEW_S
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from taskyard.cli.doctor.finding import Finding, problem, warning
 from taskyard.cli.doctor.traffic import RUNNING_AT_MOST
 from taskyard.cli.doctor.work import Work, work
 from taskyard.cli.documents import sum_states
+from taskyard.cli.nodes import clock_text
 from taskyard.cli.text import clean, counted, cut, duration, seconds_between
 from taskyard.errors import StoreError
 from taskyard.model.state import TaskState
@@ -70,6 +71,9 @@ async def _greeting(conn: Conn, took_s: float) -> Finding:
 
 
 async def _inside(conn: Conn) -> AsyncIterator[Finding]:
+    if await conn.fetchval("SELECT pg_is_in_recovery()"):
+        advice = "give the address of the primary; nothing can be submitted or run over this one"
+        yield problem("standby", "this server is a standby: it is read-only", advice)
     async for finding in _settings(conn):
         yield finding
     async for finding in _connections(conn):
@@ -180,6 +184,10 @@ async def _traffic(conn: Conn) -> AsyncIterator[Finding]:
         if finding.topic == "worker":
             alive.append(status.node)
         yield finding
+        if status.is_clock_off:
+            text = f"that of {clean(status.node.label)} was {clock_text(status)}, by the server's, when it came"
+            advice = "keep all clocks right with NTP, and restart it: a task is due by the clock of the node that looks"
+            yield warning("clock", text, advice, incarnation=status.node.incarnation, ahead_s=status.ahead_s)
     waiting = await conn.fetch(
         "SELECT source FROM taskyard.lane AS l WHERE EXISTS (SELECT FROM taskyard.task AS t "
         "WHERE t.queue = l.queue AND t.source = l.source AND t.state = 'queued' AND NOT t.parked)"

@@ -32,6 +32,7 @@ LOCK, STATEMENT = 5 / 8, 7 / 8
 waits, and in this order: a turn that gets no lock is then known to have changed nothing, and its connection is kept."""
 
 LIMITS = {
+    "idle_session_timeout": "0",  # who listens is idle for long
     "idle_in_transaction_session_timeout": "30s",
     # Who counts what runs after it has got a queue's lock must see what was committed meanwhile, whatever a database
     # that is an application's as well has by default.

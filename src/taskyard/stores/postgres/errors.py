@@ -62,7 +62,7 @@ def connecting(url: str) -> Iterator[None]:
         raise StoreUrlInvalid(url, f"correct its options: {hide_password(describe(exc))}") from exc
     except _OPTIONS_REFUSED as exc:
         raise StoreDenied(hide_password(url), describe(exc), "correct the options after the ? in the address") from exc
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as exc:
         raise StoreUnreachable(hide_password(url), describe(exc), *_list_hints(url, exc)) from exc
 
 
@@ -88,9 +88,11 @@ def typed_errors(url: str, *, writes: bool = False) -> Iterator[None]:
     except asyncpg.DiskFullError as exc:
         raise StoreFull(hide_password(url)) from exc
     except (asyncpg.LockNotAvailableError, asyncpg.TransactionRollbackError) as exc:
-        raise StoreBusy(hide_password(url)) from exc
+        raise busy(url) from exc
     except _NO_TEXT as exc:
         raise InvalidInput(f"this cannot be stored: {describe(exc)}") from exc
+    except asyncpg.ReadOnlySQLTransactionError as exc:
+        raise read_only(url) from exc
     except asyncpg.InsufficientPrivilegeError as exc:
         hint = "give this user all rights on the schema taskyard, or use the user that owns it"
         raise StoreDenied(hide_password(url), describe(exc), hint) from exc
@@ -102,9 +104,18 @@ def typed_errors(url: str, *, writes: bool = False) -> Iterator[None]:
         raise StoreUnavailable(f"the store {hide_password(url)} refused: {describe(exc)}") from exc
 
 
+def busy(url: str) -> StoreBusy:
+    return StoreBusy(hide_password(url), "by another session; see whether `taskyard doctor` names it")
+
+
+def read_only(url: str) -> StoreDenied:
+    hint = "give the address of the primary, or of all servers with ?host=…&target_session_attrs=read-write"
+    return StoreDenied(hide_password(url), "it is read-only, as a standby is", hint)
+
+
 def describe(exc: BaseException) -> str:
     """In one line. What the server has to say in detail may be a row, with all that is in it."""
-    if isinstance(exc, asyncpg.InternalClientError):
+    if type(exc) is asyncpg.InternalClientError:
         return "the connection was lost"  # the driver tells of its own states
     if isinstance(exc, asyncpg.PostgresError) and exc.message:
         return str(exc.message)

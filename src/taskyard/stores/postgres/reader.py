@@ -273,6 +273,12 @@ async def queues(conn: Connection, name: str | None = None) -> list[QueueStatus]
     ]
 
 
+class _Joined(msgspec.Struct):
+    """What stands beside what a node says of itself."""
+
+    ahead_s: float | None = None
+
+
 async def nodes(conn: Connection) -> list[NodeStatus]:
     rows = await conn.fetch(
         "SELECT info, beat_at, beat_at < now() - make_interval(secs => lease_s), is_draining, "
@@ -286,6 +292,7 @@ async def nodes(conn: Connection) -> list[NodeStatus]:
             beat_at=beat_at,
             is_silent=is_silent,
             is_draining=is_draining,
+            ahead_s=msgspec.json.decode(info, type=_Joined).ahead_s,
         )
         for info, beat_at, is_silent, is_draining, running in rows
     ]

@@ -14,7 +14,7 @@ from taskyard.errors import StoreDenied, StoreForeign, StoreTooNew, hide_passwor
 from taskyard.stores.locks import Lock
 from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
 from taskyard.stores.postgres.connection import Connection
-from taskyard.stores.postgres.errors import typed_errors
+from taskyard.stores.postgres.errors import describe, typed_errors
 
 MIGRATE_S = 300.0
 """How long a migration may take, or wait for another process that migrates."""
@@ -78,9 +78,9 @@ async def migrate(conn: Connection, url: str = "") -> int:
             try:
                 version = await apply(conn, known)
             except asyncpg.InsufficientPrivilegeError as exc:
-                why, hint = str(exc), MAY_CREATE
+                why, hint = describe(exc), MAY_CREATE
                 if version:
-                    why = f"its schema has version {version}, older than the {known[-1][0]} of this Taskyard ({exc})"
+                    why = f"its schema has version {version}, older than the {known[-1][0]} of this Taskyard ({why})"
                     hint = f"let {await conn.fetchval(_OWNER)}, who owns the schema, run `taskyard migrate`"
                 raise StoreDenied(hide_password(url), why, hint) from exc
     check_version(version, url)

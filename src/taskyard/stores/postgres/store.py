@@ -41,6 +41,7 @@ from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
+    SKEW_S,
     Add,
     Added,
     Applied,
@@ -56,7 +57,7 @@ from taskyard.ports.store import (
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import commands, reader, within
 from taskyard.stores.postgres.connection import COMMAND_S, PLANS, READS, Connection, Session, once
-from taskyard.stores.postgres.errors import describe, typed_errors
+from taskyard.stores.postgres.errors import busy, describe, read_only, typed_errors
 from taskyard.stores.postgres.gate import Gate
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease
@@ -112,6 +113,7 @@ class PostgresStore(ScheduleVerbs):
         self._written = 0
         self._tidying: asyncio.Task[None] | None = None
         self._where = ""
+        self._ahead_s: float | None = None
         self._ghosts: set[Session] = set()
         """Sessions with which the connection was lost."""
 
@@ -122,7 +124,7 @@ class PostgresStore(ScheduleVerbs):
             raise InvalidInput(f"the store {hide_password(self.url)} is open already; make another for another yard")
         self._pid = os.getpid()
         self._speaking = asyncio.Lock()
-        await self.migrate()
+        await once(self.url, partial(migrate, url=self.url))
         gate = Gate()
         links = partial(Links, self.url, gate, command_s=self._command_s)
         self._turns = links(most=1, settings=PLANS, ghosts=self._ghosts)
@@ -140,7 +142,13 @@ class PostgresStore(ScheduleVerbs):
         return schema_at(version, "postgres")
 
     async def migrate(self) -> Schema:
-        return schema_at(await once(self.url, partial(migrate, url=self.url)), "postgres")
+        return schema_at(await once(self.url, self._migrate), "postgres")
+
+    async def _migrate(self, conn: Connection) -> int:
+        """Not on a standby, also if there is nothing to do: whoever asks wants to write. One may look there."""
+        if await conn.fetchval("SELECT pg_is_in_recovery()"):
+            raise read_only(self.url)
+        return await migrate(conn, self.url)
 
     async def close(self) -> None:
         if not self._is_open:
@@ -196,7 +204,7 @@ class PostgresStore(ScheduleVerbs):
             except StoreBusy as error:
                 if not isinstance(error.__cause__, asyncpg.TransactionRollbackError):
                     raise
-        raise StoreBusy(hide_password(self.url))
+        raise busy(self.url)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -256,7 +264,7 @@ class PostgresStore(ScheduleVerbs):
                 is_too_much = isinstance(exc, asyncpg.ProgramLimitExceededError)
                 if not turn.refuse_unstorable() and not (is_too_much and turn.claim_less()):
                     raise InvalidInput(f"this cannot be stored: {describe(exc)}") from exc
-        raise StoreBusy(hide_password(self.url))
+        raise busy(self.url)
 
     async def _send(self, conn: Connection, turn: Turn) -> Any:
         retried = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
@@ -267,7 +275,7 @@ class PostgresStore(ScheduleVerbs):
         except asyncpg.LockNotAvailableError as exc:
             if re.search(r"\badd_1\(", str(exc.context)):  # and not where turns wait for each other
                 raise _UuidHeld from exc
-            raise StoreBusy(hide_password(self.url)) from exc
+            raise busy(self.url) from exc
         except Exception:
             with typed_errors(self.url, writes=True):
                 raise
@@ -394,7 +402,7 @@ class PostgresStore(ScheduleVerbs):
             if row["done"]:
                 self._hints.tell()
                 return msgspec.json.decode(row["said"], type=QueueControl)
-        raise StoreBusy(hide_password(self.url))
+        raise busy(self.url)
 
     async def queues(self) -> list[QueueStatus]:
         return await self._ask(reader.queues)
@@ -418,19 +426,35 @@ class PostgresStore(ScheduleVerbs):
     async def join(self, node: Node) -> None:
         async with self._asked():
             self._joined.add(node.incarnation)
+            await self._compare_clocks()
             await self._write(
                 "INSERT INTO taskyard.node (incarnation, info, lease_s) VALUES ($1, $2, $3) "
                 "ON CONFLICT (incarnation) DO UPDATE SET info = excluded.info, lease_s = excluded.lease_s, "
                 "beats = node.beats + 1, beat_at = now(), is_draining = false",
                 node.incarnation,
-                msgspec.json.encode(node).decode(),
+                self._info(node),
                 self._lease_s,
             )
             self._hints.tell(of_nodes=True)
 
+    async def _compare_clocks(self) -> None:
+        now = await self._read(lambda conn: conn.fetchval("SELECT clock_timestamp()"))
+        self._ahead_s = (self._clock.now() - now).total_seconds()
+        if abs(self._ahead_s) > SKEW_S:
+            side = "ahead of" if self._ahead_s > 0 else "behind"
+            log.warning(
+                "the clock of this node is %.0f s %s the database's: what is to run at a time runs too early or too "
+                "late here; set it right",
+                abs(self._ahead_s),
+                side,
+            )
+
+    def _info(self, node: Node) -> str:
+        return msgspec.json.encode(msgspec.structs.asdict(node) | {"ahead_s": self._ahead_s}).decode()
+
     async def describe(self, node: Node) -> None:
         async with self._asked():
-            info = msgspec.json.encode(node).decode()
+            info = self._info(node)
             await self._write(
                 "UPDATE taskyard.node SET info = $2 WHERE incarnation = $1 RETURNING 1", node.incarnation, info
             )

@@ -27,7 +27,7 @@ from taskyard.errors import (
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Add, Added
 from taskyard.stores.postgres.connection import Connection
-from taskyard.stores.postgres.errors import typed_errors
+from taskyard.stores.postgres.errors import describe, typed_errors
 from taskyard.stores.postgres.rows import find_unstorable
 from taskyard.stores.postgres.turn import answered
 from taskyard.stores.rows import json_or_none
@@ -134,9 +134,19 @@ async def _find_connection(given: Any) -> Connection:
         if given.is_closed():
             raise UnusableConnection(CLOSED)
         return given
+    if not _awaits(given, "get_raw_connection") and not _awaits(given, "connection"):
+        raise UnusableConnection(_unknown(given))
+    try:
+        return await _find_inside(given)
+    except Exception as exc:
+        if type(exc).__module__.partition(".")[0] != "sqlalchemy":
+            raise
+        raise UnusableConnection(_unusable(exc)) from exc
+
+
+async def _find_inside(given: Any) -> Connection:
+    """That of SQLAlchemy's."""
     if not _awaits(given, "get_raw_connection"):
-        if not _awaits(given, "connection"):
-            raise UnusableConnection(_unknown(given))
         given = await given.connection()  # that of a session, in the transaction it has or begins now
     if given.closed:
         raise UnusableConnection(CLOSED)
@@ -162,6 +172,14 @@ def _unknown(given: object) -> str:
     return f"{type(given).__module__}.{type(given).__qualname__} cannot carry a task; {give}"
 
 
+def _unusable(exc: Exception) -> str:
+    return f"this connection cannot be used ({_first_line(exc)}); submit while it is open and does nothing else"
+
+
+def _first_line(exc: Exception) -> str:
+    return str(exc).partition("\n")[0]
+
+
 @contextmanager
 def _named_errors(url: str) -> Iterator[None]:
     """What goes wrong on a connection that is not ours."""
@@ -169,8 +187,7 @@ def _named_errors(url: str) -> Iterator[None]:
         try:
             yield
         except asyncpg.InterfaceError as exc:
-            why = f"this connection cannot be used ({exc}); submit while it is open and does nothing else"
-            raise UnusableConnection(why) from exc
+            raise UnusableConnection(_unusable(exc)) from exc
         except asyncpg.InFailedSQLTransactionError:
             raise NotInTransaction("the transaction on this connection has failed and must be rolled back") from None
         except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as exc:
@@ -182,4 +199,4 @@ def _named_errors(url: str) -> Iterator[None]:
             raise StaleTransaction from exc
         except asyncpg.InsufficientPrivilegeError as exc:
             hint = "let the user of this connection submit with `GRANT USAGE ON SCHEMA taskyard TO …`"
-            raise StoreDenied(hide_password(url), str(exc), hint) from exc
+            raise StoreDenied(hide_password(url), describe(exc), hint) from exc
