@@ -129,6 +129,7 @@ class Dispatcher:
         self._closed = False
         self._flushed: asyncio.Event | None = None
         self._failures = 0
+        self._is_hopeless = False
         self._doubtful: set[int] = set()
         self._claims_in_doubt = False
         self._is_apart = False
@@ -525,6 +526,10 @@ class Dispatcher:
             is_away = isinstance(error, StoreUnavailable | OutcomeUnknown)
             what = "does not answer, trying again until it does" if is_away else "did not take it, trying again"
             log.warning("the store %s: %s", what, error, exc_info=_trace(error))
+        if isinstance(error, StoreReplaced):
+            self._is_hopeless = True
+            if self._flushed is not None:
+                self._flushed.set()
         self._probes.outage(error)
         wait = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
         await self._clock.wait(asyncio.Event(), self._clock.monotonic() + wait)
@@ -544,10 +549,11 @@ class Dispatcher:
     # --- stopping -----------------------------------------------------------------------------------------------------
 
     async def flush(self, until_mono: float) -> bool:
-        """Wait until all that was handed in is written and no claim is in doubt, or `until_mono`; whether it is."""
+        """Wait until all that was handed in is written and no claim is in doubt, or `until_mono`; whether it is.
+        A store that was replaced will take nothing more, and is not waited for."""
         self._rouse()
         while self._settles or self._waiting or self._held or self._sent is not None or self._claims_in_doubt:
-            if self._clock.monotonic() >= until_mono:
+            if self._is_hopeless or self._clock.monotonic() >= until_mono:
                 return False
             self._flushed = asyncio.Event()
             await self._clock.wait(self._flushed, until_mono)
@@ -557,7 +563,7 @@ class Dispatcher:
         """The same when `run` has been cancelled: take the last turns here."""
         self._begin_held()
         while self._settles or self._claims_in_doubt:
-            if self._clock.monotonic() >= until_mono:
+            if self._is_hopeless or self._clock.monotonic() >= until_mono:
                 return False
             await self._turn()
         return True
