@@ -54,12 +54,7 @@ def no_cancel(move: Move, reason: str, note: str | None) -> Move:
     return move
 
 
-def no_way_out(tasks: MemoryCore, record: TaskRecord) -> None:
-    """A place that was made by hand outlives the task that stood there."""
-
-
 MISTAKES = [
-    pytest.param(MemoryCore, "_unplace", no_way_out, id="a-place-outlives-its-task"),
     pytest.param(tasks, "HOLDS_KEY", frozenset(), id="backoff-frees-the-key"),
     pytest.param(core, "heed_cancel", no_cancel, id="a-late-cancel-is-lost"),
     pytest.param(MemoryCore, "_held", no_fence, id="a-stale-run-settles"),

@@ -182,6 +182,15 @@ class AskingContract(Desk):
         assert uuids(await claim(store, 999)) == uuids(expected)
 
     @pytest.mark.spec("QUE-07")
+    @pytest.mark.parametrize("leave", [Cancel(), StartNow()], ids=["ends", "goes"])
+    async def test_a_place_is_free_when_its_task_has_left_it(self, store: Store, leave: Command) -> None:
+        """Who is put where another one stood until it ended, or went elsewhere, gets the very same place."""
+        await add(store, first := a_record(), one := a_record(), other := a_record())
+        left = (await ask(store, one, MoveAfter(first.uuid))).position
+        await ask(store, one, leave)
+        assert (await ask(store, other, MoveAfter(first.uuid))).position == left
+
+    @pytest.mark.spec("QUE-07")
     async def test_a_moved_task_keeps_its_place_through_its_runs(self, store: Store, clock: ManualClock) -> None:
         """Given back or tried again, it stands where it was put, though others were put there since."""
         tasks = [a_record() for _ in range(4)]
