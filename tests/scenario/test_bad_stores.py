@@ -354,7 +354,7 @@ def test_a_full_disk_refuses_and_loses_nothing(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     told, still, taken = done.stdout.splitlines()
-    assert "free some disk space and submit again. Nothing acknowledged is lost" in told
+    assert "free some disk space and try again. Nothing acknowledged is lost" in told
     assert (still, taken) == ("still full", "taken and done: True")
 
 

@@ -269,8 +269,7 @@ async def test_the_same_work_is_refused(url):
     async with build(url) as yard:
         first = await yard.submit("echo", {"value": 1}, delay_s=60, dedupe="refuse", dedupe_key="nightly")
         with pytest.raises(
-            DuplicateTask,
-            match=r"^task \S+ stands for the same work: it has not ended, or its window is not over\. Wait for it",
+            DuplicateTask, match=r"^task \S+ stands for the same work: it is scheduled\. Wait for it"
         ) as refused:
             await yard.submit("echo", {"value": 2}, dedupe="refuse", dedupe_key="nightly")
         assert refused.value.existing == first.uuid
