@@ -20,7 +20,8 @@ DECLARE
     v_key_queues text[];
     v_keys text[];
     v_ended text[];
-    v_has_freed boolean := false;
+    v_has_waiters boolean;
+    v_may_release boolean := p_adds IS NOT NULL;
     v_last text COLLATE "C";
     v_patience text := current_setting('lock_timeout');
     v_moved bigint[] := c_id;
@@ -34,7 +35,9 @@ BEGIN
             p_total := 0;  -- given up for dead: what it claims, nobody would ever take back
         END IF;
     END IF;
-    SELECT due_at INTO next_due FROM taskyard.task WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
+    SELECT (SELECT due_at FROM taskyard.task WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1),
+        EXISTS (SELECT FROM taskyard.dependency WHERE NOT done)
+    INTO next_due, v_has_waiters;
     v_queues := p_queues;
     IF next_due <= p_now THEN
         v_queues := v_queues || ARRAY(
@@ -54,7 +57,9 @@ BEGIN
     IF p_moves IS NOT NULL THEN
         v_moved := v_moved || ARRAY(SELECT id FROM json_to_recordset(p_moves) AS m(id bigint));
     END IF;
-    v_queues := v_queues || taskyard.listeners_1(v_moved);
+    IF v_has_waiters THEN
+        v_queues := v_queues || taskyard.listeners_1(v_moved);
+    END IF;
     IF p_adds IS NOT NULL THEN
         v_queues := v_queues || taskyard.others_1(p_adds, a_slot, p_now);
     END IF;
@@ -77,7 +82,7 @@ BEGIN
     -- Or those who were to hear of an end have been pruned: then nobody else would take it off the list.
     IF EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) OR EXISTS (SELECT FROM taskyard.releasing) THEN
         SELECT * INTO v_done FROM taskyard.release_1(told, p_now, v_queues, v_moved);
-        told := told + v_done.told; v_ended := v_done.ended; v_has_freed := v_done.told > 0;
+        told := told + v_done.told; v_ended := v_done.ended; v_may_release := true;
         v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
     END IF;
     IF c_id IS NOT NULL OR p_moves IS NOT NULL THEN
@@ -131,11 +136,11 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    IF a_uuid IS NOT NULL OR v_has_freed OR next_due <= p_now THEN
+    IF v_may_release OR next_due <= p_now OR p_now < ANY (a_due_at) THEN
         SELECT due_at INTO next_due FROM taskyard.task
         WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
     END IF;
-    IF EXISTS (SELECT FROM taskyard.releasing) THEN
+    IF v_may_release AND EXISTS (SELECT FROM taskyard.releasing) THEN
         next_due := p_now;
     END IF;
     IF ties IS NOT NULL OR v_ended IS NOT NULL THEN
