@@ -9,7 +9,7 @@ import errno
 import os
 import sys
 from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -338,10 +338,14 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Abort:
         code = INTERRUPTED
     except BrokenPipeError:
-        _drop_output()
+        _drop(sys.stdout)
         code = REFUSED
     except Exception as exc:
         code = _report_unexpected(exc, wants_json)
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _drop(sys.stderr)  # nobody reads what it says beside its work, which is no reason to fail
     if code == INTERRUPTED:
         # A thread that waits for a lock on the store cannot be interrupted, and would hold up any other end.
         sys.stdout.flush()
@@ -357,11 +361,11 @@ def _fill_closed_streams() -> list[str]:
     return closed
 
 
-def _drop_output() -> None:
+def _drop(stream: TextIO) -> None:
     """What could not be written is given up, or the end of the process would fail on it once more."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
@@ -377,7 +381,7 @@ def _report_unexpected(error: Exception, wants_json: bool) -> int:
     """What typer says of a command line it does not understand, and a disk that has no room for what we print; anything
     else is a bug of ours."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-        _drop_output()
+        _drop(sys.stdout)
         return _report(TaskyardError(f"the output could not be written: {error.strerror}"), REFUSED, wants_json)
     message = getattr(error, "format_message", None)
     if message is not None:
