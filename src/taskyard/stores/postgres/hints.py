@@ -92,8 +92,8 @@ class Hints:
         now_mono = asyncio.get_running_loop().time()
         return f"{self._me} tasks" if not self._is_sending and now_mono >= self._offer_from_mono else None
 
-    def is_told(self) -> None:
-        """A turn has taken it along."""
+    def hold_back(self) -> None:
+        """A turn has taken one along: the next is not offered at once."""
         self._offer_from_mono = asyncio.get_running_loop().time() + APART_S
 
     def tell_all(self) -> None:

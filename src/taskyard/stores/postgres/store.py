@@ -230,7 +230,7 @@ class PostgresStore(ScheduleVerbs):
         row = await self._call(turn)
         turned = turn.answer(row)
         if row["hinted"]:
-            self._hints.is_told()
+            self._hints.hold_back()
         elif _concerns_others(turned, row["told"], adds):
             self._hints.tell()
         self._tidy_after(row["told"])
