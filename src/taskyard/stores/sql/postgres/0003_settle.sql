@@ -35,8 +35,10 @@ BEGIN
     INTO settled, told, key_queues, keys, v_uuids, v_ats, v_queues, v_sources, v_is_one_lane FROM kept;
     IF v_is_one_lane THEN
         -- As it mostly is: then there is nothing to be put together.
-        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
-        VALUES (pg_current_xact_id()::text::bigint, 0, told, 'completed', v_queues[1], v_sources[1], v_ats, v_uuids);
+        WITH event AS (
+            INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
+            VALUES (pg_current_xact_id()::text::bigint, 0, told, 'completed', v_queues[1], v_sources[1], v_ats, v_uuids)
+        )
         INSERT INTO taskyard.tally VALUES (v_queues[1], 'running', -told), (v_queues[1], 'completed', told);
     ELSIF told > 0 THEN
         PERFORM taskyard.tell_1(0, array_fill('completed'::text, ARRAY[told]), v_uuids, v_queues, v_sources, v_ats);

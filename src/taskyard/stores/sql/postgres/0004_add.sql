@@ -9,7 +9,6 @@ CREATE FUNCTION taskyard.add_1(
 ) RETURNS integer LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_has_lines boolean := EXISTS (SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (a_queue));
     v_queues text[]; v_sources text[]; v_kinds text[];
 BEGIN
     INSERT INTO taskyard.task (
@@ -17,8 +16,8 @@ BEGIN
         dedupe_slot, retry, bucket, origin, line)
     SELECT id, id * {{gap}}, due_at, created_at, p_now, timeout_s, priority, key IS NOT NULL AND due_at <= p_now,
         CASE WHEN due_at > p_now THEN 'scheduled' ELSE 'queued' END, uuid, source, queue, args, key, slot, retry, bucket,
-        origin, CASE WHEN v_has_lines THEN taskyard.line_1(
-            (SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = r.queue), bucket) END
+        origin, CASE WHEN EXISTS (SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (a_queue))
+            THEN taskyard.line_1((SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = r.queue), bucket) END
     FROM (
         SELECT nextval('taskyard.seq') AS id, u.uuid, coalesce(u.source, a_source[1]) AS source,
             coalesce(u.queue, a_queue[1]) AS queue, u.args, coalesce(u.priority, a_priority[1]) AS priority, u.key, u.slot,
@@ -31,9 +30,11 @@ BEGIN
     ) AS r;
     IF cardinality(a_source) = 1 AND cardinality(a_queue) = 1 AND cardinality(a_due_at) = 1 THEN
         -- As it mostly is: then there is nothing to be put together.
-        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
-        VALUES (pg_current_xact_id()::text::bigint, p_first, cardinality(a_uuid), 'submitted', a_queue[1], a_source[1],
-            ARRAY[p_now], a_uuid);
+        WITH told AS (
+            INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
+            VALUES (pg_current_xact_id()::text::bigint, p_first, cardinality(a_uuid), 'submitted', a_queue[1], a_source[1],
+                ARRAY[p_now], a_uuid)
+        )
         INSERT INTO taskyard.tally (queue, state, n) VALUES (
             a_queue[1], CASE WHEN a_due_at[1] > p_now THEN 'scheduled' ELSE 'queued' END, cardinality(a_uuid));
         RETURN cardinality(a_uuid);

@@ -79,131 +79,6 @@ BEGIN
     RETURN v_room;
 END $$;
 
--- What goes next over all lanes of these queues that there is room for: by priority and place.
-CREATE FUNCTION taskyard.pick_plain_1(
-    p_queues text[], p_total integer, p_sources text[], p_rooms integer[], p_others integer
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-    v_lane record;
-    v_picked bigint[] := '{}';
-    v_left integer := p_total;
-    -- One entry a lane: its queue, source and marks, and which of the rooms below its tasks take from.
-    l_queue text[] := '{}'; l_source text[] := '{}'; l_0 bigint[] := '{}'; l_1 bigint[] := '{}'; l_2 bigint[] := '{}';
-    l_q integer[] := '{}'; l_s integer[] := '{}';
-    l_room integer[]; l_seen integer[];
-    q_name text[] := '{}'; q_room integer[] := '{}';
-    s_room integer[] := p_rooms || p_others;
-    v_lanes integer; v_share integer; v_is_cut boolean;
-    v_queue text; v_room bigint;
-    v_priority integer := 0; v_position bigint := -9223372036854775807;
-    i integer;
-BEGIN
-    FOR v_lane IN
-        SELECT l.queue, l.source, q.concurrency,
-            coalesce(array_position(p_sources, l.source), cardinality(s_room)) AS s,
-            CASE WHEN l.low_0 = 0 THEN coalesce(m.low_0, 0) END AS low_0,
-            CASE WHEN l.low_1 = 0 THEN coalesce(m.low_1, 0) END AS low_1,
-            CASE WHEN l.low_2 = 0 THEN coalesce(m.low_2, 0) END AS low_2
-        FROM taskyard.lane AS l LEFT JOIN taskyard.queue AS q ON q.name = l.queue
-        LEFT JOIN LATERAL (
-            SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
-        ) AS m ON true
-        WHERE l.queue = ANY (p_queues)
-            AND s_room[coalesce(array_position(p_sources, l.source), cardinality(s_room))] > 0
-        ORDER BY l.queue, l.source
-    LOOP
-        IF v_lane.concurrency IS NOT NULL AND v_queue IS DISTINCT FROM v_lane.queue THEN
-            v_queue := v_lane.queue;
-            v_room := taskyard.room_1(v_queue, v_lane.concurrency);
-            IF v_room > 0 THEN
-                q_name := q_name || v_queue; q_room := q_room || v_room::integer;
-            END IF;
-        END IF;
-        IF v_lane.concurrency IS NOT NULL AND v_room <= 0 THEN
-            CONTINUE;
-        END IF;
-        l_queue := l_queue || v_lane.queue; l_source := l_source || v_lane.source;
-        l_0 := l_0 || v_lane.low_0; l_1 := l_1 || v_lane.low_1; l_2 := l_2 || v_lane.low_2;
-        l_s := l_s || v_lane.s;
-        l_q := l_q || CASE WHEN v_lane.concurrency IS NULL THEN 0 ELSE cardinality(q_name) END;
-    END LOOP;
-    v_lanes := cardinality(l_queue);
-    IF v_lanes = 1 THEN
-        -- All in one go: to look at each would take as long as to start it.
-        RETURN ARRAY(
-            SELECT id FROM (
-                (SELECT id, priority, position FROM taskyard.task
-                 WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 0
-                    AND position >= l_0[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
-                UNION ALL
-                (SELECT id, priority, position FROM taskyard.task
-                 WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 1
-                    AND position >= l_1[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
-                UNION ALL
-                (SELECT id, priority, position FROM taskyard.task
-                 WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 2
-                    AND position >= l_2[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
-            ) AS three ORDER BY priority, position LIMIT least(p_total, s_room[l_s[1]], q_room[1]));
-    END IF;
-    WHILE v_lanes > 0 AND v_left > 0 LOOP
-        -- Of many lanes most will not be taken: a little of each is read at a time.
-        v_share := CASE WHEN v_lanes = 1 THEN v_left ELSE greatest(4, 2 * v_left / v_lanes) END;
-        l_room := '{}'; l_seen := array_fill(0, ARRAY[v_lanes]);
-        FOR i IN 1 .. v_lanes LOOP
-            l_room := l_room || least(v_share, v_left, s_room[l_s[i]], q_room[nullif(l_q[i], 0)]);
-        END LOOP;
-        v_is_cut := false;
-        FOR v_lane IN
-            SELECT l.i, t.id, t.priority, t.position
-            FROM unnest(l_queue, l_source, l_0, l_1, l_2, l_room) WITH ORDINALITY
-                AS l(queue, source, low_0, low_1, low_2, room, i)
-            CROSS JOIN LATERAL (
-                SELECT * FROM (
-                    (SELECT id, priority, position FROM taskyard.task
-                     WHERE queue = l.queue AND source = l.source AND state = 'queued' AND NOT parked AND priority = 0
-                        AND v_priority = 0 AND position >= l.low_0 AND position > v_position
-                     ORDER BY position LIMIT l.room)
-                    UNION ALL
-                    (SELECT id, priority, position FROM taskyard.task
-                     WHERE queue = l.queue AND source = l.source AND state = 'queued' AND NOT parked AND priority = 1
-                        AND v_priority <= 1 AND position >= l.low_1
-                        AND position > CASE WHEN v_priority = 1 THEN v_position ELSE -9223372036854775807 END
-                     ORDER BY position LIMIT l.room)
-                    UNION ALL
-                    (SELECT id, priority, position FROM taskyard.task
-                     WHERE queue = l.queue AND source = l.source AND state = 'queued' AND NOT parked AND priority = 2
-                        AND position >= l.low_2
-                        AND position > CASE WHEN v_priority = 2 THEN v_position ELSE -9223372036854775807 END
-                     ORDER BY position LIMIT l.room)
-                ) AS three ORDER BY priority, position LIMIT l.room
-            ) AS t
-            WHERE l.room > 0
-            ORDER BY t.priority, t.position
-        LOOP
-            i := v_lane.i;
-            v_priority := v_lane.priority; v_position := v_lane.position;
-            l_seen[i] := l_seen[i] + 1;
-            IF s_room[l_s[i]] > 0 AND coalesce(q_room[nullif(l_q[i], 0)], 1) > 0 THEN
-                v_picked := v_picked || v_lane.id;
-                v_left := v_left - 1;
-                s_room[l_s[i]] := s_room[l_s[i]] - 1;
-                IF l_q[i] > 0 THEN
-                    q_room[l_q[i]] := q_room[l_q[i]] - 1;
-                END IF;
-                EXIT WHEN v_left = 0;
-                IF l_seen[i] = l_room[i] AND s_room[l_s[i]] > 0 AND coalesce(q_room[nullif(l_q[i], 0)], 1) > 0 THEN
-                    -- All that was read of this lane is taken, and the next of it may stand before those of others.
-                    v_is_cut := true;
-                    EXIT;
-                END IF;
-            END IF;
-        END LOOP;
-        EXIT WHEN NOT v_is_cut;
-    END LOOP;
-    RETURN v_picked;
-END $$;
-
 -- The first task of a lane from a place on, or of a line.
 CREATE FUNCTION taskyard.head_1(
     p_queue text, p_source text, p_level integer, p_line text, p_from bigint,
@@ -225,15 +100,13 @@ BEGIN
     END IF;
 END $$;
 
--- What goes next over all queues that are running: each offers by its own order, the best offer is taken, one at a time.
--- As `taskyard.model.picking` says it. Where priority and place alone count, all is left to `pick_plain_1`.
-CREATE FUNCTION taskyard.pick_1(
+-- What goes next over those of these queues that are running: each offers by its own order, the best offer is taken, one at
+-- a time. As `taskyard.model.picking` says it.
+CREATE FUNCTION taskyard.pick_ordered_1(
     p_now timestamptz, p_queues text[], p_total integer, p_sources text[], p_rooms integer[], p_others integer
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_queues text[];
-    v_is_plain boolean;
     s_room integer[] := p_rooms || p_others;
     -- One entry a queue.
     q_name text[] := '{}'; q_order text[] := '{}'; q_room bigint[] := '{}'; q_after integer[] := '{}';
@@ -249,25 +122,14 @@ DECLARE
     h_e integer[]; h_due timestamptz[]; h_1 timestamptz; h_2 timestamptz;
     p_1 integer; p_2 integer;
 BEGIN
-    SELECT coalesce(array_agg(u.name), '{}'), bool_and(coalesce(q.ordering, 'priority') = 'priority'
-        AND (l.levels <= 1 OR q.name IS NOT NULL AND q.starve_after IS NULL AND q.starve_wait IS NULL))
-    INTO v_queues, v_is_plain
-    FROM unnest(p_queues) AS u(name) LEFT JOIN taskyard.queue AS q ON q.name = u.name
-    CROSS JOIN LATERAL (
-        SELECT (count(low_0) > 0)::integer + (count(low_1) > 0)::integer + (count(low_2) > 0)::integer AS levels
-        FROM taskyard.lane WHERE queue = u.name
-    ) AS l
-    WHERE coalesce(q.state, 'running') = 'running';
-    IF v_is_plain IS NOT FALSE THEN
-        RETURN taskyard.pick_plain_1(v_queues, p_total, p_sources, p_rooms, p_others);
-    END IF;
     FOR v_row IN
         SELECT u.name, coalesce(q.ordering, 'priority') AS ordering,
             CASE WHEN q.concurrency IS NOT NULL THEN taskyard.room_1(u.name, q.concurrency) END AS room,
             CASE WHEN q.name IS NULL THEN 8 ELSE q.starve_after END AS starve_after,
             CASE WHEN q.name IS NULL THEN interval '600 seconds' ELSE q.starve_wait END AS starve_wait, s.*
-        FROM (SELECT DISTINCT name FROM unnest(v_queues) AS n(name)) AS u
+        FROM (SELECT DISTINCT name FROM unnest(p_queues) AS n(name)) AS u
         LEFT JOIN taskyard.queue AS q ON q.name = u.name LEFT JOIN taskyard.turns AS s ON s.queue = u.name
+        WHERE coalesce(q.state, 'running') = 'running'
         ORDER BY u.name
     LOOP
         CONTINUE WHEN v_row.room <= 0;
@@ -409,6 +271,137 @@ BEGIN
     RETURN v_picked;
 END $$;
 
+-- What goes next over those of these queues that are running, as far as there is room for it. By priority and place, as long
+-- as nothing else counts: neither the order of a queue, nor whether a priority has been passed over for too long.
+CREATE FUNCTION taskyard.pick_1(
+    p_now timestamptz, p_queues text[], p_total integer, p_sources text[], p_rooms integer[], p_others integer
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_lane record;
+    v_picked bigint[] := '{}';
+    v_left integer := p_total;
+    -- One entry a lane: its queue, source and marks, and which of the rooms below its tasks take from.
+    l_queue text[] := '{}'; l_source text[] := '{}'; l_0 bigint[] := '{}'; l_1 bigint[] := '{}'; l_2 bigint[] := '{}';
+    l_q integer[] := '{}'; l_s integer[] := '{}';
+    l_room integer[]; l_seen integer[];
+    q_room integer[] := '{}';
+    s_room integer[] := p_rooms || p_others;
+    v_lanes integer; v_share integer; v_is_cut boolean;
+    v_queue text; v_room bigint;
+    v_levels integer;  -- the priorities that this queue has had, a bit each
+    v_priority integer := 0; v_position bigint := -9223372036854775807;
+    i integer;
+BEGIN
+    FOR v_lane IN
+        SELECT l.queue, l.source, q.concurrency, coalesce(q.ordering, 'priority') AS ordering,
+            q.name IS NOT NULL AND q.starve_after IS NULL AND q.starve_wait IS NULL AS may_starve,
+            coalesce(array_position(p_sources, l.source), cardinality(s_room)) AS s,
+            CASE WHEN l.low_0 = 0 THEN coalesce(m.low_0, 0) END AS low_0,
+            CASE WHEN l.low_1 = 0 THEN coalesce(m.low_1, 0) END AS low_1,
+            CASE WHEN l.low_2 = 0 THEN coalesce(m.low_2, 0) END AS low_2
+        FROM taskyard.lane AS l LEFT JOIN taskyard.queue AS q ON q.name = l.queue
+        LEFT JOIN LATERAL (
+            SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
+        ) AS m ON true
+        WHERE l.queue = ANY (p_queues) AND coalesce(q.state, 'running') = 'running'
+            AND s_room[coalesce(array_position(p_sources, l.source), cardinality(s_room))] > 0
+        ORDER BY l.queue, l.source
+    LOOP
+        IF v_queue IS DISTINCT FROM v_lane.queue THEN
+            v_queue := v_lane.queue; v_levels := 0;
+            v_room := CASE WHEN v_lane.concurrency IS NOT NULL THEN taskyard.room_1(v_queue, v_lane.concurrency) END;
+            IF v_room > 0 THEN
+                q_room := q_room || v_room::integer;
+            END IF;
+        END IF;
+        v_levels := v_levels | (v_lane.low_0 IS NOT NULL)::integer
+            | 2 * (v_lane.low_1 IS NOT NULL)::integer | 4 * (v_lane.low_2 IS NOT NULL)::integer;
+        IF v_lane.ordering <> 'priority' OR NOT v_lane.may_starve AND v_levels NOT IN (0, 1, 2, 4) THEN
+            RETURN taskyard.pick_ordered_1(p_now, p_queues, p_total, p_sources, p_rooms, p_others);
+        END IF;
+        CONTINUE WHEN v_room <= 0;
+        l_queue := l_queue || v_lane.queue; l_source := l_source || v_lane.source;
+        l_0 := l_0 || v_lane.low_0; l_1 := l_1 || v_lane.low_1; l_2 := l_2 || v_lane.low_2;
+        l_s := l_s || v_lane.s;
+        l_q := l_q || CASE WHEN v_lane.concurrency IS NULL THEN 0 ELSE cardinality(q_room) END;
+    END LOOP;
+    v_lanes := cardinality(l_queue);
+    IF v_lanes = 1 THEN
+        -- All in one go: to look at each would take as long as to start it.
+        RETURN ARRAY(
+            SELECT id FROM (
+                (SELECT id, priority, position FROM taskyard.task
+                 WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 0
+                    AND position >= l_0[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
+                UNION ALL
+                (SELECT id, priority, position FROM taskyard.task
+                 WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 1
+                    AND position >= l_1[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
+                UNION ALL
+                (SELECT id, priority, position FROM taskyard.task
+                 WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 2
+                    AND position >= l_2[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
+            ) AS three ORDER BY priority, position LIMIT least(p_total, s_room[l_s[1]], q_room[1]));
+    END IF;
+    WHILE v_lanes > 0 AND v_left > 0 LOOP
+        -- Of many lanes most will not be taken: a little of each is read at a time.
+        v_share := CASE WHEN v_lanes = 1 THEN v_left ELSE greatest(4, 2 * v_left / v_lanes) END;
+        l_room := '{}'; l_seen := array_fill(0, ARRAY[v_lanes]);
+        FOR i IN 1 .. v_lanes LOOP
+            l_room := l_room || least(v_share, v_left, s_room[l_s[i]], q_room[nullif(l_q[i], 0)]);
+        END LOOP;
+        v_is_cut := false;
+        FOR v_lane IN
+            SELECT l.i, t.id, t.priority, t.position
+            FROM unnest(l_queue, l_source, l_0, l_1, l_2, l_room) WITH ORDINALITY
+                AS l(queue, source, low_0, low_1, low_2, room, i)
+            CROSS JOIN LATERAL (
+                SELECT * FROM (
+                    (SELECT id, priority, position FROM taskyard.task
+                     WHERE queue = l.queue AND source = l.source AND state = 'queued' AND NOT parked AND priority = 0
+                        AND v_priority = 0 AND position >= l.low_0 AND position > v_position
+                     ORDER BY position LIMIT l.room)
+                    UNION ALL
+                    (SELECT id, priority, position FROM taskyard.task
+                     WHERE queue = l.queue AND source = l.source AND state = 'queued' AND NOT parked AND priority = 1
+                        AND v_priority <= 1 AND position >= l.low_1
+                        AND position > CASE WHEN v_priority = 1 THEN v_position ELSE -9223372036854775807 END
+                     ORDER BY position LIMIT l.room)
+                    UNION ALL
+                    (SELECT id, priority, position FROM taskyard.task
+                     WHERE queue = l.queue AND source = l.source AND state = 'queued' AND NOT parked AND priority = 2
+                        AND position >= l.low_2
+                        AND position > CASE WHEN v_priority = 2 THEN v_position ELSE -9223372036854775807 END
+                     ORDER BY position LIMIT l.room)
+                ) AS three ORDER BY priority, position LIMIT l.room
+            ) AS t
+            WHERE l.room > 0
+            ORDER BY t.priority, t.position
+        LOOP
+            i := v_lane.i;
+            v_priority := v_lane.priority; v_position := v_lane.position;
+            l_seen[i] := l_seen[i] + 1;
+            IF s_room[l_s[i]] > 0 AND coalesce(q_room[nullif(l_q[i], 0)], 1) > 0 THEN
+                v_picked := v_picked || v_lane.id;
+                v_left := v_left - 1;
+                s_room[l_s[i]] := s_room[l_s[i]] - 1;
+                IF l_q[i] > 0 THEN
+                    q_room[l_q[i]] := q_room[l_q[i]] - 1;
+                END IF;
+                EXIT WHEN v_left = 0;
+                IF l_seen[i] = l_room[i] AND s_room[l_s[i]] > 0 AND coalesce(q_room[nullif(l_q[i], 0)], 1) > 0 THEN
+                    -- All that was read of this lane is taken, and the next of it may stand before those of others.
+                    v_is_cut := true;
+                    EXIT;
+                END IF;
+            END IF;
+        END LOOP;
+        EXIT WHEN NOT v_is_cut;
+    END LOOP;
+    RETURN v_picked;
+END $$;
+
 -- What claims say of their tasks: what starting them does not set anew, and their tokens; column by column, and nothing
 -- where a column is empty. An array of rows would be sent with a kilobyte of memory for every field of every row.
 CREATE TYPE taskyard.claims_1 AS (
@@ -508,9 +501,11 @@ BEGIN
     END IF;
     IF v_is_one_lane THEN
         -- As it mostly is: then there is nothing to be put together.
-        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
-        VALUES (pg_current_xact_id()::text::bigint, p_first, v_n, 'running', v_claims.queue[1], v_claims.source[1],
-            ARRAY[p_now], v_claims.uuid);
+        WITH told AS (
+            INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
+            VALUES (pg_current_xact_id()::text::bigint, p_first, v_n, 'running', v_claims.queue[1], v_claims.source[1],
+                ARRAY[p_now], v_claims.uuid)
+        )
         INSERT INTO taskyard.tally (queue, state, n)
         VALUES (v_claims.queue[1], 'queued', -v_n), (v_claims.queue[1], 'running', v_n);
         IF random() * 16 < v_n THEN

@@ -21,22 +21,19 @@ DECLARE
     v_keys text[];
     v_ended text[];
     v_has_waiters boolean;
+    v_is_known boolean;
     v_may_release boolean := p_adds IS NOT NULL;
     v_last text COLLATE "C";
     v_patience text := current_setting('lock_timeout');
     v_moved bigint[] := c_id;
+    -- What a lock answers is put here: that takes half of what PERFORM does, and a turn for one task has little else to do.
+    v_nothing text;
 BEGIN
     told := 0;
     -- Before anything is written: who reads events can then tell which of our transactions still go on.
-    PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
-    IF p_total > 0 THEN
-        PERFORM pg_advisory_xact_lock_shared({{lock_node}}, hashtext(p_node));
-        IF NOT EXISTS (SELECT FROM taskyard.node WHERE incarnation = p_node) THEN
-            p_total := 0;  -- given up for dead: what it claims, nobody would ever take back
-        END IF;
-    END IF;
+    v_nothing := pg_advisory_xact_lock_shared({{lock_events}}, 0);
     SELECT (SELECT due_at FROM taskyard.task WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1),
-        EXISTS (SELECT FROM taskyard.dependency WHERE NOT done)
+        EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) OR EXISTS (SELECT FROM taskyard.releasing)
     INTO next_due, v_has_waiters;
     v_queues := p_queues;
     IF next_due <= p_now THEN
@@ -46,9 +43,14 @@ BEGIN
                 ORDER BY due_at, id LIMIT {{promote_at_most}}) AS due);
     END IF;
     IF p_total > 0 THEN
-        v_more := ARRAY(SELECT queue FROM taskyard.lane WHERE (p_others > 0 OR source = ANY (p_sources))
-            AND queue <> ALL (v_queues) LIMIT 2);
-        IF cardinality(v_more) = 1 AND v_queues = '{}' THEN
+        v_nothing := pg_advisory_xact_lock_shared({{lock_node}}, hashtext(p_node));
+        SELECT EXISTS (SELECT FROM taskyard.node WHERE incarnation = p_node), ARRAY(
+            SELECT queue FROM taskyard.lane WHERE (p_others > 0 OR source = ANY (p_sources))
+            AND queue <> ALL (v_queues) LIMIT 2)
+        INTO v_is_known, v_more;
+        IF NOT v_is_known THEN
+            p_total := 0;  -- given up for dead: what it claims, nobody would ever take back
+        ELSIF cardinality(v_more) = 1 AND v_queues = '{}' THEN
             v_queues := v_more;  -- without a look: if there is nothing to start, the turn is over at once
         ELSIF cardinality(v_more) > 0 THEN
             v_queues := v_queues || taskyard.startable_1(p_sources, p_others > 0);
@@ -63,7 +65,11 @@ BEGIN
     IF p_adds IS NOT NULL THEN
         v_queues := v_queues || taskyard.others_1(p_adds, a_slot, p_now);
     END IF;
-    PERFORM taskyard.lock_queues_1(v_queues);
+    IF cardinality(v_queues) = 1 THEN
+        v_nothing := pg_advisory_xact_lock({{lock_queue}}, hashtext(v_queues[1]));
+    ELSE
+        PERFORM taskyard.lock_queues_1(v_queues);
+    END IF;
 
     IF c_id IS NOT NULL THEN
         SELECT * INTO v_done FROM taskyard.complete_1(c_id, c_token, c_attempt, c_at, c_result, c_note);
@@ -80,7 +86,7 @@ BEGIN
     END IF;
     -- Race: somebody may have come to wait for one of these since the queues were chosen. He is told in the next turn.
     -- Or those who were to hear of an end have been pruned: then nobody else would take it off the list.
-    IF EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) OR EXISTS (SELECT FROM taskyard.releasing) THEN
+    IF v_has_waiters OR v_moved IS NOT NULL AND EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
         SELECT * INTO v_done FROM taskyard.release_1(told, p_now, v_queues, v_moved);
         told := told + v_done.told; v_ended := v_done.ended; v_may_release := true;
         v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
@@ -105,10 +111,10 @@ BEGIN
             END IF;
         END IF;
         -- A uuid may stand in a transaction that somebody keeps open: the turn then fails, instead of waiting for it.
-        PERFORM set_config('lock_timeout', '50ms', true);
+        v_nothing := set_config('lock_timeout', '50ms', true);
         told := told + taskyard.add_1(told, p_now, a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot,
             a_timeout_s, a_retry, a_due_at, a_created_at, a_bucket, a_origin);
-        PERFORM set_config('lock_timeout', v_patience, true);
+        v_nothing := set_config('lock_timeout', v_patience, true);
     END IF;
     IF a_key IS NOT NULL THEN
         v_key_queues := v_key_queues || (
@@ -152,7 +158,7 @@ BEGIN
         -- many hints lie there unread, because of somebody's forgotten session: with no room for one more, the turn fails.
         hinted := pg_notification_queue_usage() < 0.5 AND pg_try_advisory_xact_lock({{lock_hint}}, 0);
         IF hinted THEN
-            PERFORM pg_notify('{{channel}}', p_hint);
+            v_nothing := pg_notify('{{channel}}', p_hint);
         END IF;
     END IF;
     COMMIT;
