@@ -35,7 +35,18 @@ from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
 from taskyard.ports.schedules import ScheduleStore
-from taskyard.ports.store import ANY, Add, Added, Applied, Node, QueueStatus, Store, TaskFilter, TransactionalStore
+from taskyard.ports.store import (
+    ANY,
+    Add,
+    Added,
+    Applied,
+    News,
+    Node,
+    QueueStatus,
+    Store,
+    TaskFilter,
+    TransactionalStore,
+)
 from taskyard.queueing.admission import Hold, Slots
 from taskyard.queueing.dispatcher import MANY, Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
@@ -345,7 +356,7 @@ class Engine:
             for executor in self._executors.values():
                 await executor.shutdown()
             raise
-        self._store.watch(self._changed, self._rescuer.poke)
+        self._store.watch(self._heard)
         self._keep("dispatcher", self._dispatcher.run)
         self._keep("outcomes", self._watcher.run)
         if self._settings.serve:
@@ -515,8 +526,19 @@ class Engine:
         for event in self._listeners:
             event.set()
 
+    def _heard(self, news: News) -> None:
+        """Another process has written."""
+        if news is News.ADDED:
+            # As most of what is heard is, where others submit what runs here: the store is asked for nothing else.
+            self._dispatcher.look()
+            self._announce()
+            return
+        self._changed()
+        if news is News.NODES:
+            self._rescuer.poke()
+
     def _changed(self) -> None:
-        """Another process has written, or a dead node's tasks came back: everything is looked at again."""
+        """Something has happened that is not known here: everything is looked at again."""
         self._dispatcher.look()  # first: what may start is to start soon
         self._announce()
         self._watcher.changed()

@@ -16,7 +16,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, TaskRecord, new_uuid
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
-from taskyard.ports.store import Add, Added, Node, Turned
+from taskyard.ports.store import Add, Added, News, Node, Turned
 from taskyard.stores.memory import MemoryStore
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.probes import Probes
@@ -39,7 +39,7 @@ class ShakyStore(MemoryStore):
         self.dead: list[str] = []
         self.rescue_unanswered: StoreError | None = None
         self.asked: list[int] = []
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[News], None]] = []
 
     async def turn(self, node: str, **parts: Any) -> Turned:
         self.turns += 1
@@ -81,13 +81,13 @@ class ShakyStore(MemoryStore):
             await self.outcomes_held.wait()
         return found
 
-    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
-        self._watchers.append(changed)
+    def watch(self, heard: Callable[[News], None]) -> None:
+        self._watchers.append(heard)
 
-    def hint(self) -> None:
+    def hint(self, news: News = News.CHANGED) -> None:
         """As if another process had committed."""
-        for changed in self._watchers:
-            changed()
+        for heard in self._watchers:
+            heard(news)
 
 
 class PromptStore(ShakyStore):

@@ -5,6 +5,7 @@ import os
 import socket
 
 from taskyard.errors import StoreUnavailable
+from taskyard.ports.store import Add, News, Signals
 from taskyard.version import VERSION
 from tests.engine.support import Rig, Work, quiet
 
@@ -119,3 +120,26 @@ async def test_a_node_says_who_it_is():
     assert (node.sources, node.queues) == (("shrink", "work", "fetch"), ("cpu", "default"))
     assert node.started_at == rig.clock.now()
     await rig.engine.stop()
+
+
+async def test_news_of_new_tasks_is_no_reason_to_ask_for_anything_else(rig, monkeypatch):
+    """Of new tasks, as many as others submit, a node takes what it can; what was asked of it, it asks for when somebody
+    may have asked."""
+    work = Work()
+    rig.consumer("work", work)
+    await quiet()
+    asked: list[str] = []
+
+    async def signals(incarnation: str) -> Signals:
+        asked.append(incarnation)
+        return Signals([])
+
+    monkeypatch.setattr(rig.store, "signals", signals)
+    record = rig.record("work")
+    await rig.store.turn("", adds=[Add([record])])
+    rig.store.hint(News.ADDED)
+    await quiet()
+    assert (work.began, asked) == ([record.uuid], [])
+    rig.store.hint(News.CHANGED)
+    await quiet()
+    assert asked == [rig.engine.incarnation]

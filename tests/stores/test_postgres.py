@@ -38,7 +38,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, OnFailure, TaskRecord
 from taskyard.model.why import Reason, explain_wait
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Add, Report, TaskFilter
+from taskyard.ports.store import Add, News, Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
 from taskyard.stores.migrate import CHANNEL, LOCKED_AT_MOST
@@ -850,7 +850,7 @@ async def test_others_hear_of_a_commit(store, other, stranger, monkeypatch, list
     if listens:
         monkeypatch.setattr(hints, "POLL_S", 1000.0)
     heard = asyncio.Event()
-    other.watch(heard.set, lambda: None)
+    other.watch(lambda _: heard.set())
     async with asyncio.timeout(PATIENCE_S):
         await until(lambda: stranger.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
         await heard.wait()  # the first look
@@ -859,6 +859,27 @@ async def test_others_hear_of_a_commit(store, other, stranger, monkeypatch, list
             await stranger.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
         await store.turn(A.incarnation, adds=[an_add(a_record())])
         assert await heard.wait()
+
+
+async def test_others_hear_what_kind_of_thing_happened(store, other, stranger, monkeypatch):
+    """Who only adds tasks tells just that; who ends or changes any says more, and who joins or leaves the most."""
+    monkeypatch.setattr(hints, "POLL_S", 1000.0)
+    heard: asyncio.Queue[News] = asyncio.Queue()
+    other.watch(heard.put_nowait)
+    async with asyncio.timeout(PATIENCE_S):
+        await until(lambda: stranger.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
+        assert await heard.get() is News.CHANGED  # the first look
+        await store.join(A)
+        assert await heard.get() is News.NODES
+        record = a_record()
+        await store.turn(A.incarnation, adds=[an_add(record)])
+        assert await heard.get() is News.ADDED
+        await store.turn(A.incarnation, adds=[an_add(a_record(dedupe_slot="s"), dedupe=Dedupe.REPLACE)])
+        assert await heard.get() is News.CHANGED
+        await store.apply([record.uuid], Cancel())
+        assert await heard.get() is News.CHANGED
+        await store.turn(A.incarnation, adds=[an_add(a_record())])
+        assert await heard.get() is News.ADDED
 
 
 async def test_listening_goes_on_whatever_went_wrong(store, other, stranger, monkeypatch):
@@ -873,7 +894,7 @@ async def test_listening_goes_on_whatever_went_wrong(store, other, stranger, mon
 
     monkeypatch.setattr(hints, "connect", connect_in_vain_once)
     heard = asyncio.Event()
-    other.watch(heard.set, lambda: None)
+    other.watch(lambda _: heard.set())
     async with asyncio.timeout(PATIENCE_S):
         await until(lambda: stranger.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
         await heard.wait()  # the first look
@@ -890,7 +911,7 @@ async def test_others_are_told_of_what_is_left_for_them(store, clock, monkeypatc
     await store.turn(A.incarnation, adds=[an_add(a_record(source="x"), a_record(source="x", priority=2))])
     later = clock.now() + timedelta(seconds=1)
     await store.turn(A.incarnation, adds=[an_add(a_record(source="y", due_at=later))])
-    monkeypatch.setattr(store._hints, "tell", lambda: told.append(True))
+    monkeypatch.setattr(store._hints, "tell", lambda _: told.append(True))
     await store.turn(A.incarnation, adds=[an_add(a_record(source="x", priority=0))], demand=room(1, x=1))
     assert told == []
     clock.advance(1)
@@ -914,7 +935,7 @@ async def test_a_commit_of_the_users_is_heard_of_and_notifies_nobody_itself(
         told_by.append(pid)
         there.set()
 
-    store.watch(here.set, lambda: None)
+    store.watch(lambda _: here.set())
     async with asyncio.timeout(PATIENCE_S):
         await here.wait()  # the first look
         here.clear()

@@ -170,7 +170,7 @@ async def test_a_foreign_commit_is_heard_without_inotify(tmp_path: Path, monkeyp
     async with opened(tmp_path) as one, opened(tmp_path) as two:
         one._watch.close()
         heard = asyncio.Event()
-        one.watch(heard.set, lambda: None)
+        one.watch(lambda _: heard.set())
         await one.turn("", adds=[Add([a_record()])])
         await two.turn("", adds=[Add([a_record()])])
         async with asyncio.timeout(5):
@@ -188,7 +188,7 @@ async def test_a_write_turn_that_is_not_given_up_is_told(tmp_path: Path, monkeyp
     monkeypatch.setattr(store_module, "POLL_S", 0.05)
     monkeypatch.setattr(store_module, "CLOSE_S", 0.2)
     async with opened(tmp_path) as store:
-        store.watch(lambda: None, lambda: None)
+        store.watch(lambda _: None)
         with open(tmp_path / "work.db-yard" / "turn", "r+") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
             record = a_record()
@@ -232,7 +232,7 @@ async def test_a_file_that_is_gone_takes_no_more(
     monkeypatch.setattr(store_module, "POLL_S", 0.02)
     kept = a_record()
     async with opened(tmp_path) as store:
-        store.watch(lambda: None, lambda: None)
+        store.watch(lambda _: None)
         await store.turn("", adds=[Add([kept])])
         spoil(tmp_path / "work.db")
         with pytest.raises(StoreReplaced, match="restart everything that uses the store"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -37,6 +38,16 @@ PROMOTE_AT_MOST = 1000
 
 SKEW_S = 3.0
 """How far the clock of a node may be off before anybody is told: tasks are due by the clock of the node that looks."""
+
+
+class News(IntEnum):
+    """What another process has done. Each of these says those before it as well."""
+
+    ADDED = 1
+    """There are new tasks; nothing else has happened."""
+    CHANGED = 2
+    NODES = 3
+    """A node may have come or gone."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -427,10 +438,10 @@ class Store(Protocol):
         means those that failed, or the others alone."""
         ...
 
-    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
-        """Call `changed` on this event loop soon after another process has committed. A hint may be spurious or late
-        (at most about a second), never missing. `nodes_changed` is called when a node may have come or gone, where the
-        store can tell; whoever looks for dead nodes looks now and then all the same."""
+    def watch(self, heard: Callable[[News], None]) -> None:
+        """Call `heard` on this event loop soon after another process has committed. A hint may be spurious, late (at
+        most about a second), or say more than has happened; never is it missing. That a node has come or gone is told
+        where the store can tell; whoever looks for dead nodes looks now and then all the same."""
         ...
 
 

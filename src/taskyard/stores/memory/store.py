@@ -24,6 +24,7 @@ from taskyard.ports.store import (
     Add,
     Added,
     Applied,
+    News,
     Node,
     NodeStatus,
     QueueStatus,
@@ -43,7 +44,7 @@ class MemoryStore(ScheduleVerbs):
     def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
         self._core = MemoryCore(clock, keep_ended=keep_ended)
         self._opened = 0
-        self._listeners: list[Callable[[], Callable[[], None] | None]] = []
+        self._listeners: list[Callable[[], Callable[[News], None] | None]] = []
         self._told = 0
         self._is_telling = False
 
@@ -171,9 +172,9 @@ class MemoryStore(ScheduleVerbs):
 
     # --- telling the other yards ------------------------------------------------------------------------------------
 
-    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
+    def watch(self, heard: Callable[[News], None]) -> None:
         """Weakly: nobody says when an engine stops listening, and one that has stopped must not stay for us."""
-        self._listeners.append(WeakMethod(changed) if isinstance(changed, MethodType) else lambda: changed)
+        self._listeners.append(WeakMethod(heard) if isinstance(heard, MethodType) else lambda: heard)
 
     def _tell_of_events(self) -> None:
         """Only what leaves an event is told: the turn that a hint leads to writes nothing, so hints do not echo. Who
@@ -189,7 +190,7 @@ class MemoryStore(ScheduleVerbs):
 
     def _tell_all(self) -> None:
         self._is_telling = False
-        alive = [(ref, changed) for ref in self._listeners if (changed := ref()) is not None]
+        alive = [(ref, heard) for ref in self._listeners if (heard := ref()) is not None]
         self._listeners = [ref for ref, _ in alive]
-        for _, changed in alive:
-            changed()
+        for _, heard in alive:
+            heard(News.CHANGED)

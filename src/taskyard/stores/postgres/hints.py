@@ -16,6 +16,7 @@ from typing import Any
 
 from taskyard.errors import StoreError
 from taskyard.model.task import new_uuid
+from taskyard.ports.store import News
 from taskyard.stores.migrate import CHANNEL
 from taskyard.stores.postgres.connection import Connection, connect
 from taskyard.stores.postgres.errors import typed_errors
@@ -37,26 +38,25 @@ POLL_S = 1.0
 
 
 class Hints:
-    """`changed` is called when another process may have written, `nodes_changed` when a node has come or gone."""
+    """Whoever watches is called when another process has told something, or may have written."""
 
     def __init__(self, url: str, gate: Gate, reads: Links) -> None:
         self._url, self._gate, self._reads = url, gate, reads
         self._me = new_uuid()
         self._send = Links(url, gate, most=1, rank=Rank.HINTS, settings={"synchronous_commit": "off"})
-        self._changed: Callable[[], None] | None = None
-        self._nodes_changed: Callable[[], None] | None = None
+        self._heard: Callable[[News], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_sending = False
-        self._unsent: str | None = None
+        self._unsent: News | None = None
         self._told = 0
         self._offer_from_mono = 0.0
         self._snapshot = ""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
-        is_first = self._changed is None
-        self._changed, self._nodes_changed = changed, nodes_changed
+    def watch(self, heard: Callable[[News], None]) -> None:
+        is_first = self._heard is None
+        self._heard = heard
         if is_first:
             self._spawn(self._listen)
             self._spawn(self._poll)
@@ -78,19 +78,18 @@ class Hints:
 
     # --- telling ------------------------------------------------------------------------------------------------------
 
-    def tell(self, *, of_nodes: bool = False) -> None:
+    def tell(self, news: News = News.CHANGED) -> None:
         """Soon; nobody waits for it."""
         self._told += 1
-        if self._unsent is None or of_nodes:
-            self._unsent = "nodes" if of_nodes else "tasks"
+        self._unsent = news if self._unsent is None else max(self._unsent, news)
         if not self._is_sending:
             self._is_sending = True
             self._spawn(self._tell)
 
-    def offer(self) -> str | None:
+    def offer(self, news: News) -> str | None:
         """A hint for a turn to take along; None if there is much to tell."""
         now_mono = asyncio.get_running_loop().time()
-        return f"{self._me} tasks" if not self._is_sending and now_mono >= self._offer_from_mono else None
+        return self._word(news) if not self._is_sending and now_mono >= self._offer_from_mono else None
 
     def hold_back(self) -> None:
         """A turn has taken one along: the next is not offered at once."""
@@ -98,21 +97,24 @@ class Hints:
 
     def tell_all(self) -> None:
         """Others, and whoever watches here: somebody else's transaction has ended."""
-        if self._changed is not None:
-            self._changed()
+        if self._heard is not None:
+            self._heard(News.CHANGED)
         self.tell()
+
+    def _word(self, news: News) -> str:
+        return f"{self._me} {news.name}"
 
     async def _tell(self) -> None:
         time = asyncio.get_running_loop().time
         apart_s = APART_S
         try:
             while self._unsent is not None:
-                what, self._unsent, self._told = self._unsent, None, 0
+                news, self._unsent, self._told = self._unsent, None, 0
                 began_mono = time()
                 try:
                     async with self._send.use() as conn:
                         with typed_errors(self._url):
-                            await conn.execute(f"SELECT pg_notify('{CHANNEL}', $1)", f"{self._me} {what}")
+                            await conn.execute(f"SELECT pg_notify('{CHANNEL}', $1)", self._word(news))
                 except StoreError as error:
                     log.debug("others were not told: %s", error)  # they look once a second
                 await asyncio.sleep(began_mono + apart_s - time())
@@ -124,12 +126,8 @@ class Hints:
 
     def _on_hint(self, _conn: object, _pid: int, _channel: str, payload: object) -> None:
         who, _, what = str(payload).partition(" ")
-        if who == self._me:
-            return
-        if self._changed is not None:
-            self._changed()
-        if what == "nodes" and self._nodes_changed is not None:
-            self._nodes_changed()
+        if who != self._me and self._heard is not None:
+            self._heard(News[what] if what in News.__members__ else News.NODES)  # of another version
 
     async def _listen(self) -> None:
         """Keep listening, over one connection after the other. Each is asked now and then whether it still lives."""
@@ -165,8 +163,8 @@ class Hints:
 
     def saw(self, snapshot: str) -> None:
         """Whatever anybody writes, the set of running transactions is another afterwards."""
-        if snapshot != self._snapshot and self._changed is not None:
-            self._changed()
+        if snapshot != self._snapshot and self._heard is not None:
+            self._heard(News.CHANGED)
         self._snapshot = snapshot
         self._poll_later()
 
@@ -174,7 +172,7 @@ class Hints:
         """A timer that is put off needs no wake-up of its own: a node asks once a second for the beats of others."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._changed is not None and not self._is_closed:
+        if self._heard is not None and not self._is_closed:
             delay = POLL_S * (1.25 + random.random() / 4)
             self._timer = asyncio.get_running_loop().call_later(delay, self._spawn, self._poll)
 

@@ -45,6 +45,7 @@ from taskyard.ports.store import (
     Add,
     Added,
     Applied,
+    News,
     Node,
     NodeStatus,
     QueueStatus,
@@ -232,7 +233,9 @@ class PostgresStore(ScheduleVerbs):
         if row["hinted"]:
             self._hints.hold_back()
         elif _concerns_others(turned, row["told"], adds):
-            self._hints.tell()
+            self._hints.tell(turn.news())
+        if turned.ended:
+            self._hints.tell()  # nobody could know beforehand
         self._tidy_after(row["told"])
         return turned
 
@@ -269,7 +272,7 @@ class PostgresStore(ScheduleVerbs):
     async def _send(self, conn: Connection, turn: Turn) -> Any:
         retried = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
         try:
-            return await conn.fetchrow(CALL, *turn.arguments(self._hints.offer()))
+            return await conn.fetchrow(CALL, *turn.arguments(self._hints.offer(turn.news())))
         except (*retried, asyncpg.TransactionRollbackError):
             raise
         except asyncpg.LockNotAvailableError as exc:
@@ -435,7 +438,7 @@ class PostgresStore(ScheduleVerbs):
                 self._info(node),
                 self._lease_s,
             )
-            self._hints.tell(of_nodes=True)
+            self._hints.tell(News.NODES)
 
     async def _compare_clocks(self) -> None:
         now = await self._read(lambda conn: conn.fetchval("SELECT clock_timestamp()"))
@@ -458,7 +461,7 @@ class PostgresStore(ScheduleVerbs):
             await self._write(
                 "UPDATE taskyard.node SET info = $2 WHERE incarnation = $1 RETURNING 1", node.incarnation, info
             )
-            self._hints.tell(of_nodes=True)
+            self._hints.tell(News.NODES)
 
     async def leave(self, incarnation: str) -> None:
         async with self._asked():
@@ -471,7 +474,7 @@ class PostgresStore(ScheduleVerbs):
             self._joined.discard(incarnation)
             if row[0]:
                 log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation[:8])
-            self._hints.tell(of_nodes=True)
+            self._hints.tell(News.NODES)
 
     async def drain(self, incarnation: str, *, on: bool = True) -> None:
         async with self._asked():
@@ -480,7 +483,7 @@ class PostgresStore(ScheduleVerbs):
             )
             if row is None:
                 raise UnknownNode(incarnation)
-            self._hints.tell(of_nodes=True)
+            self._hints.tell(News.NODES)
 
     async def dead_nodes(self) -> list[str]:
         beats, snapshot = await self._ask(reader.beats)
@@ -498,7 +501,7 @@ class PostgresStore(ScheduleVerbs):
                 beats = None  # one of our own may be taken back whatever it says
             arguments = commands.rescue_arguments(incarnation, info, beats, self._clock.now())
             rescued: list[str] = (await self._write(commands.RESCUE, *arguments))["uuids"] or []
-            self._hints.tell(of_nodes=True)
+            self._hints.tell(News.NODES)
             return rescued
 
     def lease(self, incarnation: str) -> PostgresLease:
@@ -574,8 +577,8 @@ class PostgresStore(ScheduleVerbs):
     async def nodes(self) -> list[NodeStatus]:
         return await self._ask(reader.nodes)
 
-    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
-        self._hints.watch(changed, nodes_changed)
+    def watch(self, heard: Callable[[News], None]) -> None:
+        self._hints.watch(heard)
 
 
 _INFO = "SELECT info, beats FROM taskyard.node WHERE incarnation = $1"

@@ -24,7 +24,7 @@ from taskyard.model.move import Move
 from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, RUNNING, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, OnFailure, TaskRecord
-from taskyard.ports.store import Add, Added, Report, Turned
+from taskyard.ports.store import Add, Added, News, Report, Turned
 from taskyard.stores.migrate import REASON
 from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
 from taskyard.stores.rows import has_ties, json_or_none
@@ -59,6 +59,10 @@ class Turn:
             for add in adds
         )
         """Whether each add is looked at by itself; otherwise all are stored in one go."""
+
+    def news(self) -> News:
+        """What others are told of it, as far as is known before it is taken. What it promotes is new to them too."""
+        return News.ADDED if not self._settles and not self._reports and not self.is_careful else News.CHANGED
 
     def lanes(self) -> set[Lane]:
         """Where the new tasks will stand."""

@@ -31,6 +31,7 @@ from taskyard.ports.store import (
     ANY,
     Add,
     Applied,
+    News,
     Node,
     NodeStatus,
     QueueStatus,
@@ -95,8 +96,7 @@ class SqliteStore(ScheduleVerbs):
         self._vfs = vfs
         self._pid = 0
         self._writer: Writer | None = None
-        self._changed: Callable[[], None] | None = None
-        self._nodes_changed: Callable[[], None] | None = None
+        self._heard: Callable[[News], None] | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._joined: set[str] = set()
         self._lost: str | None = None
@@ -374,8 +374,8 @@ class SqliteStore(ScheduleVerbs):
 
     # --- hearing of others --------------------------------------------------------------------------------------------
 
-    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
-        self._changed, self._nodes_changed = changed, nodes_changed
+    def watch(self, heard: Callable[[News], None]) -> None:
+        self._heard = heard
         if self._watch.fd >= 0:
             self._loop.add_reader(self._watch.fd, self._on_hint)
         self._poll = self._loop.call_later(POLL_S, self._on_poll)
@@ -386,11 +386,9 @@ class SqliteStore(ScheduleVerbs):
             return
         with suppress(OSError):  # said by whoever next asks for dead nodes
             self._sidecar.look_around()
-        if self._changed is not None:
-            self._changed()
         # A commit is told through a process's own file; that of a node is only made, removed, or closed by its death.
-        if self._nodes_changed is not None and any(name.startswith(NODE) for name in others):
-            self._nodes_changed()
+        if self._heard is not None:
+            self._heard(News.NODES if any(name.startswith(NODE) for name in others) else News.CHANGED)
 
     def _on_poll(self) -> None:
         self._poll = self._loop.call_later(POLL_S, self._on_poll)
@@ -417,8 +415,8 @@ class SqliteStore(ScheduleVerbs):
         # would miss a foreign commit right after one of ours. Only who is alone, and would have been told of a visitor,
         # knows that it was its own.
         is_own = self._watch.fd >= 0 and self._sidecar.is_alone()
-        if version != self._version and not is_own and self._changed is not None:
-            self._changed()
+        if version != self._version and not is_own and self._heard is not None:
+            self._heard(News.CHANGED)
         self._version = version
 
     def _on_commit(self) -> None:
@@ -428,9 +426,9 @@ class SqliteStore(ScheduleVerbs):
 
     def _on_heard(self) -> None:
         """On the writer's thread, when another process is found to have written."""
-        if self._changed is not None:
+        if self._heard is not None:
             with suppress(RuntimeError):  # the loop was closed under us
-                self._loop.call_soon_threadsafe(self._changed)
+                self._loop.call_soon_threadsafe(self._heard, News.CHANGED)
 
 
 def _file_of(incarnation: str) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from taskyard.errors import OutcomeUnknown, StoreUnavailable, TaskyardError
+from taskyard.ports.store import News
 from taskyard.stores.memory import MemoryCore
 from taskyard.testing.simulation.history import History
 from taskyard.testing.simulation.loop import PROCESS, Process
@@ -121,7 +122,7 @@ class Line:
         self.network, self.name = network, name
         self.is_cut_off = False
         self._under_way: list[_Call[object]] = []
-        self._changed: Callable[[], None] | None = None
+        self._heard: Callable[[News], None] | None = None
         self._context: contextvars.Context | None = None
         self._hint_due: float | None = None
         network.add(self)
@@ -176,20 +177,20 @@ class Line:
 
     # --- hints --------------------------------------------------------------------------------------------------------
 
-    def watch(self, changed: Callable[[], None], nodes_changed: Callable[[], None]) -> None:
-        self._changed, self._context = changed, contextvars.copy_context()
+    def watch(self, heard: Callable[[News], None]) -> None:
+        self._heard, self._context = heard, contextvars.copy_context()
 
     def hint(self, delay_s: float) -> None:
         """Tell this node, some time, that something was written. One hint on its way is as good as two."""
         due = self.network.loop.time() + delay_s
-        if self._changed is not None and (self._hint_due is None or due < self._hint_due):
+        if self._heard is not None and (self._hint_due is None or due < self._hint_due):
             self._hint_due = due
             self.network.at(delay_s, self._hinted, due)
 
     def _hinted(self, due: float) -> None:
-        if self._hint_due == due and self._changed is not None:
+        if self._hint_due == due and self._heard is not None:
             self._hint_due = None
-            self.network.loop.call_soon(self._changed, context=self._context)
+            self.network.loop.call_soon(self._heard, News.CHANGED, context=self._context)
 
 
 class _Call(Generic[T]):

@@ -312,7 +312,7 @@ class ReadingContract(Desk):
 
     async def test_watching_is_allowed(self, store: Store) -> None:
         """A store takes a watcher, even one that no other process can ever write to."""
-        store.watch(lambda: None, lambda: None)
+        store.watch(lambda _: None)
         record = a_record()
         await add(store, record)
         assert await store.find(record.uuid) is not None
