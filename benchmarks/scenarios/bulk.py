@@ -16,7 +16,7 @@ AGAINST = "without it"
 def run(settings: Settings) -> list[Finding]:
     if settings.without_ours:
         return []
-    work: dict[str, object] = {"matching": MATCHING, "passes": settings.pick(full=4, quick=1)}
+    work: dict[str, object] = {"matching": MATCHING, "passes": settings.pick(full=2, quick=1)}
     with place() as server:
         sides = [
             Side("memory", TARGET, {**work, "dsn": "memory://"}),
