@@ -10,6 +10,7 @@ from tests.scenario.processes import run_python
 
 MEASURE = "import runpy, sys; runpy.run_module('tests.scenario.idle', run_name='__main__', alter_sys=True)"
 SECONDS = 4
+TRIES = 3  # on a machine that is busy with other things, a node needs more CPU for the same
 
 
 @pytest.mark.slow
@@ -17,7 +18,12 @@ SECONDS = 4
 def test_an_idle_node_hardly_wakes(url):
     """With one task an hour away, a node wakes at most twice a second and uses next to no CPU. On a database the one
     question that it asks a second is answered, which wakes it as well."""
-    wakes_a_second, cpu_s = json.loads(run_python(MEASURE, url, str(SECONDS)))
     most = 6 if url.startswith("postgresql") else 2  # its looks are jittered: more of them may fall into the time
-    assert wakes_a_second <= most + 0.25  # a wake-up on either edge of the time measured
-    assert cpu_s < 0.01 * SECONDS
+    measured = []
+    for _ in range(TRIES):
+        wakes_a_second, cpu_s = json.loads(run_python(MEASURE, url, str(SECONDS)))
+        measured.append((wakes_a_second, cpu_s))
+        # A wake-up may lie on either edge of the time measured.
+        if wakes_a_second <= most + 0.25 and cpu_s < 0.01 * SECONDS:
+            return
+    pytest.fail(f"never idle: {measured} wake-ups a second and seconds of CPU")
