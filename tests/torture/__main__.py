@@ -9,6 +9,7 @@ failed.
 import logging
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -116,8 +117,12 @@ def _trials(name: str, is_full: bool) -> int:
 
 def _run(name: str, trials: int, seed: int) -> Figures:
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"torture-{name}-") as where:
-        figures = SCENARIOS[name].run(Path(where), trials=trials, seed=seed)
+    where = Path(tempfile.mkdtemp(prefix=f"torture-{name}-"))
+    figures = SCENARIOS[name].run(where, trials=trials, seed=seed)
+    if figures.failures:
+        figures.note = f"{figures.note}; what they left is in {where}"  # a ledger tells how it came
+    else:
+        shutil.rmtree(where)
     took = f"{time.monotonic() - began:.0f} s"
     figures.note = f"{figures.note}; {took}" if figures.note else took
     print(f"{name}: {figures.trials} trials, {len(figures.failures)} failures, {figures.note}", flush=True)
