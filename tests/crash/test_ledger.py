@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from taskyard.model.state import TaskState
@@ -40,6 +41,7 @@ def dead(pid: int) -> Entry:
 
 EXPIRED = Entry(what=What.EXPIRED, pid=A)
 STOP = Entry(what=What.STOP, pid=A)
+CLASH = Entry(what=What.CLASH, task="t", token=9, pid=B)
 
 
 def task(
@@ -95,13 +97,18 @@ SOUND = [
         [
             start(5),
             EXPIRED,
-            Entry(what=What.CLASH, task="t", token=9, pid=B),
+            CLASH,
             start(9, B, attempt=2),
             end(9, B, attempt=2),
             end(5),
         ],
         task(CUT, AGAIN),
         id="taken-from-a-live-node",
+    ),
+    pytest.param(
+        [start(5), EXPIRED, end(5), CLASH, start(9, B, attempt=2), end(9, B, attempt=2)],
+        task(CUT, AGAIN),
+        id="taken-from-a-live-node-that-lets-go",
     ),
     pytest.param([ack()], task(state=S.CANCELED), id="canceled-before-it-ran"),
     pytest.param([], task(state=S.CANCELED), id="stored-but-never-acknowledged"),
@@ -140,7 +147,7 @@ BROKEN = [
         [
             start(5),
             kill(A),
-            Entry(what=What.CLASH, task="t", token=9, pid=B),
+            CLASH,
             start(9, B, attempt=2),
             dead(A),
             end(9, B, attempt=2),
@@ -148,6 +155,27 @@ BROKEN = [
         task(CUT, AGAIN),
         "held the task's lock",
         id="not-yet-dead",
+    ),
+    pytest.param(
+        [start(5), end(5), CLASH, start(9, B, attempt=2), end(9, B, attempt=2)],
+        task((1, 5, S.RETRYING), AGAIN),
+        "held the task's lock",
+        id="held-by-nobody-that-was-stale",
+    ),
+    pytest.param(
+        [
+            start(5),
+            EXPIRED,
+            end(5),
+            start(9, B, attempt=2),
+            end(9, B, attempt=2),
+            msgspec.structs.replace(CLASH, token=12),
+            start(12, attempt=3),
+            end(12, attempt=3),
+        ],
+        task(CUT, (2, 9, S.RETRYING), (3, 12, S.COMPLETED)),
+        "held the task's lock",
+        id="let-go-long-ago",
     ),
     pytest.param(
         [EXPIRED, start(5), start(9, B, attempt=2), end(5), end(9, B, attempt=2)],

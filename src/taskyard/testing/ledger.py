@@ -225,6 +225,8 @@ class History:
     has_stops: bool = False
     _open: dict[tuple[str, int], _Open] = field(default_factory=dict)
     _dying: set[int] = field(default_factory=set)
+    # Tasks whose stale run has written its end, which is its last line, and may be about to free their lock.
+    _letting_go: set[str] = field(default_factory=set)
     _line: int = 0
 
     def follow(self, entry: Entry) -> None:
@@ -237,7 +239,8 @@ class History:
             case What.END:
                 self._end(entry)
             case What.CLASH:
-                if not any(run.is_stale for run in self._open.values() if run.entry.task == entry.task):
+                stale = {run.entry.task for run in self._open.values() if run.is_stale}
+                if entry.task not in stale | self._letting_go:
                     self._blame(entry.task, f"token {entry.token} started while a live process held the task's lock")
             case What.KILL:
                 self._dying.add(entry.pid)
@@ -265,11 +268,15 @@ class History:
         if entry.token <= last:
             self._blame(entry.task, f"token {entry.token} started after token {last}")
         self.starts[entry.task][entry.token] = entry
+        self._letting_go.discard(entry.task)
         self._open[entry.task, entry.token] = _Open(entry, entry.pid in self._dying)
 
     def _end(self, entry: Entry) -> None:
-        if self._open.pop((entry.task, entry.token), None) is None:
+        run = self._open.pop((entry.task, entry.token), None)
+        if run is None:
             self._blame(entry.task, f"token {entry.token} ended without having started, or twice, or after its death")
+        elif run.is_stale:
+            self._letting_go.add(entry.task)
         self.ends[entry.task][entry.token] = entry
 
     def close(self) -> list[str]:
