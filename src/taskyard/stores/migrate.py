@@ -48,6 +48,11 @@ def migrations(database: str) -> list[tuple[int, str]]:
     return [(int(file.name[:4]), _fill(file.read_text(encoding="utf-8"), database)) for file in found]
 
 
+def newest(database: str) -> int:
+    """The number of the last of them."""
+    return int(_files(database)[-1].name[:4])
+
+
 def schema_at(version: int, database: str) -> Schema:
     """What lies between that version and the newest."""
     names = [file.name.removesuffix(".sql") for file in _files(database)]

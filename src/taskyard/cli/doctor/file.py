@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import apsw
 
 from taskyard.cli.doctor.finding import Finding, problem, warning
 from taskyard.cli.text import duration, size
-from taskyard.stores.migrate import migrations
+from taskyard.stores.migrate import newest
 from taskyard.stores.sqlite.place import APPLICATION_ID
 
 CHECK_S = 20.0
@@ -66,14 +65,9 @@ def sizes(path: Path) -> Iterator[Finding]:
         yield Finding("file", text, data={"file_bytes": file_bytes, "wal_bytes": wal_bytes})
 
 
-@cache
-def newest_version() -> int:
-    return migrations("sqlite")[-1][0]
-
-
 def schema(conn: apsw.Connection) -> Iterator[Finding]:
     """Whose database it is, and of which version."""
-    newest = newest_version()
+    latest = newest("sqlite")
     owner, found = _one(conn, "PRAGMA application_id"), int(_one(conn, "PRAGMA user_version"))
     if owner == 0 and found == 0 and _one(conn, "SELECT count(*) FROM sqlite_schema") == 0:
         yield Finding("schema", "none yet: the file is empty, and becomes a store when it is first opened")
@@ -83,15 +77,15 @@ def schema(conn: apsw.Connection) -> Iterator[Finding]:
             "this is not a Taskyard store, but another program's database",
             "name another file; nothing was changed in this one",
         )
-    elif found > newest:
+    elif found > latest:
         yield problem(
             "schema",
-            f"version {found}, while this Taskyard knows up to {newest}",
+            f"version {found}, while this Taskyard knows up to {latest}",
             "upgrade Taskyard here; nothing was changed",
             schema=found,
         )
-    elif found < newest:
-        text = f"version {found}; `taskyard migrate`, or whoever opens it next, brings it to {newest}"
+    elif found < latest:
+        text = f"version {found}; `taskyard migrate`, or whoever opens it next, brings it to {latest}"
         yield Finding("schema", text, data={"schema": found})
     else:
         yield Finding("schema", f"version {found}", data={"schema": found})

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.doctor.budget import budget
-from taskyard.cli.doctor.file import damaged, integrity, newest_version, opened_read_only, schema, sizes
+from taskyard.cli.doctor.file import damaged, integrity, opened_read_only, schema, sizes
 from taskyard.cli.doctor.finding import Finding, Level, problem, warning
 from taskyard.cli.doctor.machine import file_system, permissions, room, versions
 from taskyard.cli.doctor.traffic import Traffic
@@ -24,6 +24,7 @@ from taskyard.cli.target import Target, describe_store, store_path
 from taskyard.cli.text import clean, counted
 from taskyard.errors import StoreError
 from taskyard.settings import POSTGRES, find_store_url
+from taskyard.stores.migrate import newest
 from taskyard.stores.sqlite.place import check_place, to_store_error
 from taskyard.yard import Yard
 
@@ -116,7 +117,7 @@ def _inside(path: Path, conn: apsw.Connection) -> Iterator[Finding]:
     yield from turn(path, conn)
     if any(finding.level is Level.PROBLEM for finding in checked):
         return  # what else a damaged file says is not to be trusted
-    if found[-1].data["schema"] != newest_version():
+    if found[-1].data["schema"] != newest("sqlite"):
         yield Finding("tasks", "not looked at: the tables are those of an earlier version")
         return
     traffic = Traffic(path, conn)

@@ -12,7 +12,7 @@ import asyncpg
 
 from taskyard.errors import StoreDenied, StoreForeign, StoreTooNew, hide_password
 from taskyard.stores.locks import Lock
-from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
+from taskyard.stores.migrate import EVENTS_AT_MOST, migrations, newest
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.errors import describe, typed_errors
 
@@ -59,9 +59,8 @@ _IN_THE_WAY = (
 
 def check_version(version: int, url: str) -> None:
     """Raise `StoreTooNew` if a newer Taskyard has been here."""
-    newest = migrations("postgres")[-1][0]
-    if version > newest:
-        raise StoreTooNew(hide_password(url), version, newest)
+    if version > newest("postgres"):
+        raise StoreTooNew(hide_password(url), version, newest("postgres"))
 
 
 _OWNER = "SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'taskyard'"
@@ -71,16 +70,16 @@ async def migrate(conn: Connection, url: str = "") -> int:
     """Bring the schema up to date; the version that was found. All of it is one transaction, and of several processes
     one migrates while the others wait and then find nothing to do. A schema that is newer than this version of Taskyard
     is left alone."""
-    known = migrations("postgres")
+    latest = newest("postgres")
     with typed_errors(url):
         version = await find_version(conn)
-        if version < known[-1][0]:
+        if version < latest:
             try:
-                version = await apply(conn, known)
+                version = await apply(conn, migrations("postgres"))
             except asyncpg.InsufficientPrivilegeError as exc:
                 why, hint = describe(exc), MAY_CREATE
                 if version:
-                    why = f"its schema has version {version}, older than the {known[-1][0]} of this Taskyard ({why})"
+                    why = f"its schema has version {version}, older than the {latest} of this Taskyard ({why})"
                     hint = f"let {await conn.fetchval(_OWNER)}, who owns the schema, run `taskyard migrate`"
                 raise StoreDenied(hide_password(url), why, hint) from exc
     check_version(version, url)

@@ -28,7 +28,7 @@ from taskyard.errors import (
     StoreTooNew,
     StoreUnavailable,
 )
-from taskyard.stores.migrate import migrations
+from taskyard.stores.migrate import migrations, newest
 
 APPLICATION_ID = 0x7A5C_A12D
 """Written into the file's header, so that somebody else's database is never taken for ours."""
@@ -237,15 +237,14 @@ def refuse_foreign(conn: apsw.Connection, path: Path) -> None:
 def migrate(conn: apsw.Connection, path: Path) -> int:
     """Bring the schema to the newest version we know, in one transaction; refuse what is not ours or too new. The
     version that was found."""
-    steps = migrations("sqlite")
-    newest = steps[-1][0]
+    latest = newest("sqlite")
     conn.execute("BEGIN IMMEDIATE")
     try:
         found: Any = conn.execute("PRAGMA user_version").get
         refuse_foreign(conn, path)
-        if found > newest:
-            raise StoreTooNew(str(path), found, newest)
-        for number, sql in steps:
+        if found > latest:
+            raise StoreTooNew(str(path), found, latest)
+        for number, sql in migrations("sqlite") if found < latest else ():
             if number > found:
                 _run(conn, sql)
                 conn.execute(f"PRAGMA user_version = {number}")
