@@ -406,7 +406,7 @@ class Yard(Registering, YardSteering):
         add = self.prepare(consumer, named(name, args or {}), checked)
         connection, engine = checked.connection, self.engine
         (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))
-        return TaskHandle(self, added.uuid, added.is_new)
+        return TaskHandle(self, added.uuid, added.is_new, added.until)
 
     async def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
         """Store one task per dict of arguments, in that order, all or nothing; at most 100,000 at once."""
@@ -452,7 +452,7 @@ class Yard(Registering, YardSteering):
             added = await self.engine.submit(add, prompt=False)
         else:
             added = await self.engine.submit_within(connection, add)
-        return [TaskHandle(self, one.uuid, one.is_new) for one in added]
+        return [TaskHandle(self, one.uuid, one.is_new, one.until) for one in added]
 
     def bind(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> BoundTask:
         """A task for the consumer `name` that is to be submitted in a group: arguments and options as for `submit`."""

@@ -1,6 +1,7 @@
 """Tasks after other tasks, groups with a summary, and the same work twice, as the submitter sees them."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -455,6 +456,8 @@ async def test_the_same_work_while_it_waits_or_within_a_time(url):
         assert await done.result(timeout_s=10) == 1
         again = await shop.yard.submit("work", {"name": 1}, dedupe_window_s=3600, **window)
         assert (again, again.is_new) == (done, False)
+        assert again.until is not None
+        assert timedelta(minutes=59) < again.until - (await done.record()).created_at <= timedelta(minutes=61)
         assert (await shop.yard.submit("work", {"name": 2}, dedupe_window_s=0.001, **window)).is_new
 
 

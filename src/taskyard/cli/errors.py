@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from taskyard.errors import InvalidInput, StoreError, StoreUrlInvalid, TaskyardError, quote
@@ -131,6 +132,6 @@ def exit_code_of(error: BaseException) -> int:
 
 def error_document(error: TaskyardError | TimeoutError) -> dict[str, Any]:
     """An error as JSON: its stable name, its message, and its fields where they are plain."""
-    plain = (str, int, float, list)
+    plain = (str, int, float, list, datetime)
     fields = {name: value for name, value in vars(error).items() if isinstance(value, plain) and name != "traceback"}
     return {"code": type(error).__name__, "message": str(error), **fields}
