@@ -517,9 +517,9 @@ class Yard(Registering, YardSteering):
         so_far: Callable[[RerunReport], None] | None = None,
     ) -> RerunReport:
         """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
-        them, and those of which a new task was made before only to `repeat` that. So the same call again does not run
-        anything twice, and goes on where it was interrupted. The report names the new tasks; `so_far` gets it after
-        every hundred, so that it is known what was done if this is interrupted."""
+        them, and those of which a new task was made before only to `repeat` that. So the same call again, or by two at
+        once, does not run anything twice, and goes on where it was interrupted. The report names the new tasks;
+        `so_far` gets it after every hundred, so that it is known what was done if this is interrupted."""
         return await run_all_again(self, where, changes, repeat=repeat, dry_run=dry_run, so_far=so_far)
 
 

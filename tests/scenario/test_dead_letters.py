@@ -164,6 +164,25 @@ async def test_to_run_all_again_twice_runs_nothing_twice(url):
         assert (await yard.run_all_again(away, repeat=True, dry_run=True)).matched == 9
 
 
+@pytest.mark.spec("SCH-13")
+async def test_two_who_run_all_again_at_once_run_each_once(url):
+    """Of each failed task one new one is made, also if that has ended before the second comes to it; who was second
+    counts it among those that were run again before."""
+    yard, down = build(url)
+    async with yard:
+        failed = await fail(yard, *["a"] * 150)
+        down.clear()
+        away = TaskFilter(error="ConnectionError")
+        reports = await asyncio.gather(*(yard.run_all_again(away) for _ in range(3)))
+        made = [uuid for report in reports for uuid in report.made]
+        origins = [(await yard.handle(uuid).record()).origin for uuid in made]
+        assert (len(origins), set(origins)) == (150, set(failed))
+        for report in reports:
+            assert report.matched == report.moved == len(report.made)
+            assert (report.matched + report.run_again, report.refused) == (150, 0)
+        assert len((await yard.run_all_again(away, repeat=True)).made) == 150
+
+
 @pytest.mark.spec("QUE-15")
 async def test_a_task_that_is_run_again_is_made_as_a_submitted_one(url):
     """Other arguments go through `produce` and are held to the limit of size; changes are made to what it made once."""

@@ -66,7 +66,7 @@ class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class RerunReport(BulkReport, frozen=True, kw_only=True):
     """The same where new tasks were made of those that match: `made` are their ids, oldest first. `run_again` were left
-    out from the start: new ones were made of them before."""
+    out: new ones were made of them before, or by somebody else at the same time."""
 
     run_again: int = 0
     made: tuple[str, ...] = ()
