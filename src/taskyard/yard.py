@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
     from taskyard.executors import PoolRules
     from taskyard.model.algorithm import AlgorithmSpec
 
+log = logging.getLogger("taskyard")
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -118,7 +121,8 @@ class Yard(Registering, YardSteering):
         )
         self.max_payload_bytes = max_payload_bytes
         self._queues: dict[str, QueueSettings] = {}
-        self._is_opening = False
+        self._unbucketed: set[str] = set()
+        self._is_opening = self._is_serving = False
         self._stopping: asyncio.Future[None] | None = None
         self.own_loop = OwnLoop()
         self.schedules = Schedules(self)
@@ -350,7 +354,7 @@ class Yard(Registering, YardSteering):
         except BaseException:
             await store.close()
             raise
-        loop = self._opened(store, engine)
+        loop, self._is_serving = self._opened(store, engine), serve
         if self._consumers != known:
             engine.consumers_changed()  # they came or went meanwhile, when there was nobody to tell
         keep, failed = Keep(self._keep_s, self._keep_ended), self._keep_failed
@@ -427,7 +431,21 @@ class Yard(Registering, YardSteering):
         check_size(consumer.name, text, self.max_payload_bytes)
         return text
 
+    def _check_buckets(self, queue: str) -> None:
+        """Say so once if this queue has none. It is no error: another process may define it, and do so later."""
+        rules = self._queues.get(queue, QueueSettings(name=queue) if self._is_serving else None)
+        if rules is not None and rules.order is not QueueOrder.BUCKETS and queue not in self._unbucketed:
+            self._unbucketed.add(queue)
+            log.warning(
+                "a bucket has no effect in queue %s, which goes by %s here; define_queue it with order='buckets'",
+                queue,
+                rules.order,
+            )
+
     def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
+        if options.bucket is not None:
+            for queue in {record.queue for record in records}:
+                self._check_buckets(queue)
         after = {record.uuid: options.after for record in records} if options.after else {}
         return Add(records, options.dedupe, self.find_parent(), after, options.dedupe_window_s)
 
@@ -481,6 +499,8 @@ class Yard(Registering, YardSteering):
             raise InvalidInput(f"the consumer {quote(consumer.name)} of a bound task is that of another yard")
         record = make_record(consumer, args, bound.options, now=self._clock.now(), max_bytes=limit)
         record.uuid = bound.uuid
+        if record.bucket is not None:
+            self._check_buckets(record.queue)
         return record
 
     def find_parent(self) -> Claim | None:

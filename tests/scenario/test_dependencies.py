@@ -22,6 +22,7 @@ from taskyard import (
     UnknownTask,
     Yard,
 )
+from taskyard.model.task import OnFailure
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Store
 from taskyard.queueing import summary as summaries
@@ -137,6 +138,7 @@ WRONG = [
     ("after-number", {"after": 7}, "after must be a list of handles or ids"),
     ("after-of-numbers", {"after": [7]}, "uuid must be a string"),
     ("on-failure", {"on_failure": "retry"}, "'retry' is not one of fail, skip, ignore"),
+    ("on-failure-of-nobody", {"on_failure": "skip"}, r"it waits for none; name them with after="),
     ("scope", {"dedupe": "merge", "dedupe_scope": "ever"}, "'ever' is not one of queued, pending, window"),
     ("scope-alone", {"dedupe_scope": "queued"}, "has no effect without dedupe="),
     ("window-alone", {"dedupe_window_s": 5}, "has no effect without dedupe="),
@@ -155,6 +157,21 @@ async def test_what_makes_no_sense_is_refused(url, options, advice):
         with pytest.raises(InvalidInput, match=advice):
             await shop.yard.submit("work", {"name": 1}, **options)
         assert await shop.yard.store.count() == {}
+
+
+async def test_what_is_to_happen_on_failure_needs_others_to_wait_for(url):
+    """A list of others may be empty, and a summary waits for its group; what waits for nobody is refused, also in a
+    batch and in a group."""
+    shop = Shop(url)
+    skipping = shop.work.options(on_failure="skip")
+    async with shop.yard:
+        assert await (await skipping.options(after=[]).submit(1)).result(timeout_s=10) == 1
+        group = await shop.yard.submit_group([shop.work.bind(1)], summary=skipping.bind(2))
+        assert (await group.summary.record()).on_failure is OnFailure.SKIP
+        with pytest.raises(InvalidInput, match="it waits for none"):
+            await skipping.submit_many([{"name": 3}])
+        with pytest.raises(InvalidInput, match="it waits for none"):
+            await shop.yard.submit_group([skipping.bind(4)])
 
 
 async def test_an_unknown_task_cannot_be_waited_for(url):
