@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from taskyard.errors import BatchTooLarge, InvalidInput, TaskyardError, UnknownGroup, quote
 from taskyard.handle import BoundTask, TaskHandle
 from taskyard.model.command import Cancel, Command
-from taskyard.model.given import check_by, check_text
+from taskyard.model.given import check_by, check_reason
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.state import COMPLETED, ENDED, TaskState
 from taskyard.model.task import Dedupe, new_uuid
@@ -74,7 +74,7 @@ class Group:
 
     async def cancel(self, *, reason: str = "", by: str = "") -> int:
         """Cancel all that have not ended; those that run are asked to stop. How many that were. `by` is who asks."""
-        command, by = Cancel(check_text("reason", reason)), check_by(by)
+        command, by = Cancel(check_reason(reason)), check_by(by)
         # Who waits for others goes first: it would end with them, and say so instead.
         count = 0
         for states in ((TaskState.BLOCKED,), tuple(state for state in TaskState if state not in ENDED)):

@@ -17,7 +17,15 @@ from typing import Annotated, Any
 import msgspec
 
 from taskyard.errors import InvalidInput, quote
-from taskyard.model.given import LONGEST_S, check_count, check_name, check_retry, check_text, check_timeout
+from taskyard.model.given import (
+    LONGEST_S,
+    check_count,
+    check_name,
+    check_reason,
+    check_retry,
+    check_text,
+    check_timeout,
+)
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import (
     FIRST,
@@ -41,8 +49,6 @@ LONGEST_JITTER_S = 86_400.0
 
 LEAST_GRACE_S = 1.0
 """Where what is late is skipped: nobody looks at the very moment, so with less a schedule would never fire."""
-
-LONGEST_NOTE = 500
 
 FARTHEST = timedelta(days=1)
 """A schedule that was begun later than so long from now was begun by a clock that was wrong; a slow one is right again
@@ -350,9 +356,8 @@ def jitter(schedule: Schedule, fire_at: datetime) -> timedelta:
 
 def pause(state: ScheduleState, *, now: datetime, note: str = "", by: str = "") -> ScheduleState:
     """Fires nothing from now on, not even what was kept back. A second pause changes the note, and whose it is."""
-    if len(check_text("note", note)) > LONGEST_NOTE:
-        raise InvalidInput(f"note must be a text of at most {LONGEST_NOTE} characters, not {quote(note)}")
-    return msgspec.structs.replace(state, paused_at=state.paused_at or now, paused_by=check_text("by", by), note=note)
+    told = {"paused_by": check_text("by", by), "note": check_reason(note, field="note")}
+    return msgspec.structs.replace(state, paused_at=state.paused_at or now, **told)
 
 
 def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> ScheduleState:
