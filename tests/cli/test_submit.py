@@ -64,6 +64,9 @@ def test_submit_takes_every_way_to_dedupe(shell: Shell) -> None:
     until = moment(datetime.fromisoformat(again["until"]))
     assert f"merged into the one that was there, whose window ends at {until}" in shell.here(*of[:-1], *window).err
     assert shell.record(first["uuid"]).dedupe_scope == "window"
+    refused = json.loads(shell.here(*of, *window[2:], "--dedupe", "refuse").err.splitlines()[-1])
+    assert (refused["code"], refused["existing"], refused["until"]) == ("DuplicateTask", first["uuid"], again["until"])
+    assert "it is queued, and its window ends at" in refused["message"]
     other = shell.here(*of, "--dedupe", "replace", "--dedupe-scope", "queued", "--dedupe-key", "k").json
     assert shell.record(other["uuid"]).dedupe_scope == "queued"
 

@@ -1,6 +1,7 @@
 """Tasks after other tasks, groups with a summary, and the same work twice, as the submitter sees them."""
 
 import asyncio
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -447,14 +448,18 @@ async def test_who_is_refused_hears_where_the_other_is(url):
             await bad.result(timeout_s=10)
         await shop.at_gate.wait()
         said = {key: str(await refusal(key)) for key in ("later", "held", "done", "bad")}
-        assert (await refusal("held")).existing == held.uuid
+        refused = await refusal("held")
+        assert (refused.existing, refused.state) == (held.uuid, TaskState.RUNNING)
+        assert refused.until is not None
+        assert timedelta(0) < refused.until - (await held.record()).created_at <= timedelta(seconds=61)
         shop.gate.set()
-    assert "it is scheduled" in said["later"]
+    ends = r"its window ends at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\. "
+    assert re.search(rf"it is scheduled, and {ends}Wait", said["later"])
     assert "dedupe='replace'" in said["later"]
-    assert "it is running" in said["held"]
+    assert re.search(rf"it is running, and {ends}Wait", said["held"])
     assert "dedupe='replace'" not in said["held"]
-    assert "it is completed, and its window is not over. Take its result" in said["done"]
-    assert "it has failed, and its window is not over. Retry that one" in said["bad"]
+    assert re.search(rf"it is completed, and {ends}Take its result", said["done"])
+    assert re.search(rf"it has failed, and {ends}Retry that one", said["bad"])
 
 
 @pytest.mark.spec("QUE-19")
