@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from taskyard.errors import CommandRefused, InvalidInput, StoreError, TaskyardError, UnknownConsumer, UnknownTask, quote
 from taskyard.handle import TaskHandle
+from taskyard.model.given import check_by
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Dedupe, DedupeScope, TaskRecord, new_uuid
@@ -37,10 +38,12 @@ LOOK_UP = 5_000
 Arguments = Mapping[str, Any] | None
 
 
-async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments) -> TaskHandle:
+async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments, *, by: str) -> TaskHandle:
+    check_by(by)
     if args is not None and changes is not None:
         raise InvalidInput("give args, all of them, or changes to those of the old task, not both")
     record = await _make(yard, uuid, args, changes)
+    record.note = _note(by)
     (added,) = await yard.engine.submit(Add((record,), parent=yard.find_parent()))
     return TaskHandle(yard, added.uuid, added.is_new)
 
@@ -72,9 +75,11 @@ async def run_all_again(
     repeat: bool,
     dry_run: bool,
     so_far: Callable[[RerunReport], None] | None,
+    by: str,
 ) -> RerunReport:
     """The oldest first. Those in quarantine are left out unless the filter names them; those of which new ones were
     made before unless they are to be repeated: so the same call goes on where it was interrupted."""
+    check_by(by)
     tally, meant = _Tally(), replace(where, states=tuple(s for s in where.states or TaskState if s in ENDED))
     for state in where.states or ():
         if state not in ENDED:
@@ -94,11 +99,17 @@ async def run_all_again(
     tally.matched += len(found)
     async for uuids in in_chunks(yard.engine, [] if dry_run else found, size=BATCH):
         records = await _make_many(yard, uuids, changes, tally)
+        for record in records:
+            record.note = _note(by)
         if records:
             tally.count(await _submit(yard, records, repeat=repeat))
         if so_far is not None:
             so_far(tally.report())
     return tally.report()
+
+
+def _note(by: str) -> str | None:
+    return f"run again by {by}" if by else None
 
 
 async def _submit(yard: Yard, records: Sequence[TaskRecord], *, repeat: bool) -> list[Added]:

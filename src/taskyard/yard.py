@@ -519,12 +519,17 @@ class Yard(Registering, YardSteering):
 
     @checked
     async def run_again(
-        self, uuid: AnyTask, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
+        self,
+        uuid: AnyTask,
+        args: Mapping[str, Any] | None = None,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        by: str = "",
     ) -> TaskHandle:
         """Make a new task of one that has ended, which names the old one as its `origin`: with its arguments; with
         other `args`, as `submit` takes them; or with `changes` to those that it had. A summary gets the results that
-        the tasks of its group have now."""
-        return await run_again(self, check_uuid(uuid), args, changes)
+        the tasks of its group have now. `by` is who asks: it is kept in the note of the new task, until that starts."""
+        return await run_again(self, check_uuid(uuid), args, changes, by=by)
 
     @checked
     async def run_all_again(
@@ -535,12 +540,13 @@ class Yard(Registering, YardSteering):
         repeat: bool = False,
         dry_run: bool = False,
         so_far: Callable[[RerunReport], None] | None = None,
+        by: str = "",
     ) -> RerunReport:
         """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
         them, and those of which a new task was made before only to `repeat` that. So the same call again, or by two at
         once, does not run anything twice, and goes on where it was interrupted. The report names the new tasks;
         `so_far` gets it after every hundred, so that it is known what was done if this is interrupted."""
-        return await run_all_again(self, where, changes, repeat=repeat, dry_run=dry_run, so_far=so_far)
+        return await run_all_again(self, where, changes, repeat=repeat, dry_run=dry_run, so_far=so_far, by=by)
 
 
 def _check_latest(name: str, count: int | None) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from rich.text import Text
 
-from taskyard.cli.asking import confirm
+from taskyard.cli.asking import asker, confirm
 from taskyard.cli.console import make_console, say_json
 from taskyard.cli.errors import DONE, REFUSED, UsageError, error_document
 from taskyard.cli.looks import state_text
@@ -60,7 +60,7 @@ async def _run_all(
             await refuse_unknown_queue(yard, where.queue)
         try:
             return await yard.run_all_again(
-                where, changes=given.values or None, repeat=repeat, dry_run=dry_run, so_far=note
+                where, changes=given.values or None, repeat=repeat, dry_run=dry_run, so_far=note, by=asker()
             )
         except BaseException as exc:
             tell_interrupted(chosen, done, RUN_AGAIN, exc)
@@ -93,9 +93,9 @@ async def _run_named(chosen: Selection, given: Arguments) -> int:
 async def _run_one(yard: Yard, fragment: str, given: Arguments) -> TaskRecord:
     uuid = await resolve(yard, fragment)
     try:
-        handle = await yard.run_again(uuid, changes=given.values or None)
+        handle = await yard.run_again(uuid, changes=given.values or None, by=asker())
     except InvalidArguments as refused:  # what the consumer refuses as JSON, it may take as the text that was typed
-        handle = await yard.run_again(uuid, changes=given.as_text(refused.names))
+        handle = await yard.run_again(uuid, changes=given.as_text(refused.names), by=asker())
     return await handle.record()
 
 

@@ -276,7 +276,7 @@ class SqliteCore(Claims):
         is_special = bool(self._strict)
         for record in records:
             where = record.queue, record.source, record.state, record.priority
-            is_special = is_special or record.bucket is not None or record.origin is not None
+            is_special = is_special or (record.bucket or record.origin or record.note) is not None
             new[where] = new.get(where, 0) + 1
             self._events.append((SUBMITTED, record.uuid, record.source, record.queue, at))
             if record.state is QUEUED:
@@ -291,7 +291,7 @@ class SqliteCore(Claims):
         for some, more in ((plain, ()), (tied, TIES)):
             rows = [to_new_row(record, at) for record in some]
             if is_special:
-                rows = [(*row, r.bucket, r.origin, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
+                rows = [(*row, r.bucket, r.origin, r.note, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
             if more:
                 rows = [(*row, *ties_of(r)) for row, r in zip(rows, some, strict=True)]
             self._write_rows("task", (*(SPECIAL if is_special else NEW), *more), rows)
