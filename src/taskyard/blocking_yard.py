@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from datetime import datetime
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from uuid import UUID
@@ -21,7 +20,6 @@ from taskyard.group import Group
 from taskyard.handle import BoundTask, TaskHandle
 from taskyard.model.given import AnyTask
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
-from taskyard.ports.schedules import ScheduleStatus
 from taskyard.ports.store import ANY, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering
 from taskyard.queueing.matching import BulkReport, Matching
@@ -220,10 +218,7 @@ class BlockingSchedules(_Part[Schedules]):
     get = verb(Schedules.get)
     list_all = verb(Schedules.list_all)
     list_fires = verb(Schedules.list_fires)
-
-    def next_fires(self, status: ScheduleStatus, *, count: int = 5) -> list[datetime]:
-        """When it fires next, in UTC: none while it is paused."""
-        return self._target.next_fires(status, count=count)
+    next_fires = verb(Schedules.next_fires)
 
 
 def _refuse_connection(options: Mapping[str, Any]) -> None:

@@ -244,7 +244,9 @@ class Engine:
             record = await self._store.find(refused.existing) if refused.existing else None
         except StoreError:
             return refused
-        return refused if record is None else DuplicateTask(record.uuid, refused.slot, record.state)
+        if record is None:
+            return refused
+        return DuplicateTask(record.uuid, refused.slot, record.state, until=refused.until)
 
     def find_outcome(self, uuid: str) -> Outcome | None:
         """How the task ended, if this node remembers; None says nothing."""

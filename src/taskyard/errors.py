@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 REPEATED_CHARS = 80
@@ -182,13 +182,20 @@ class BatchTooLarge(InvalidInput):
 
 class DuplicateTask(InvalidInput):
     """The task `existing` stands for the same work: it has not ended, or its window is not over; `state` is where it
-    is, None if that is not known. Wait for that one, or cancel it if it is pending. Or the work was twice in one batch,
-    which `existing` being empty says: leave one of the two out."""
+    is, None if that is not known, and `until` when its window ends, if it has one. Wait for that one, or cancel it if
+    it is pending. Or the work was twice in one batch, which `existing` being empty says: leave one of the two out."""
 
-    def __init__(self, existing: str, slot: str, state: str | None = None) -> None:
-        self.existing, self.slot, self.state = existing, slot, state
+    def __init__(self, existing: str, slot: str, state: str | None = None, *, until: datetime | None = None) -> None:
+        self.existing, self.slot, self.state, self.until = existing, slot, state, until
+        window = "its window is not over" if until is None else f"its window ends at {until:%Y-%m-%d %H:%M:%S %Z}"
+        told = _STANDS.get(state or "", _PENDS).format(
+            state=state,
+            window=window,
+            maybe="it has not ended, or " if until is None else "",
+            also="" if until is None else f", and {window}",
+        )
         super().__init__(
-            f"task {existing} stands for the same work: {_STANDS.get(state or '', _PENDS).format(state=state)}"
+            f"task {existing} stands for the same work: {told}"
             if existing
             else "the same work is in this batch twice, so nothing of it was stored; leave one out, or submit with "
             "dedupe='merge'"
@@ -197,16 +204,15 @@ class DuplicateTask(InvalidInput):
 
 _BOTH = "submit with dedupe='allow' to have both"
 _PENDS = (
-    "it is {state}. Wait for it (dedupe='merge' gives you its handle), cancel it, submit with dedupe='replace' to have "
-    f"the new one instead, or {_BOTH}"
+    "it is {state}{also}. Wait for it (dedupe='merge' gives you its handle), cancel it, submit with dedupe='replace' "
+    f"to have the new one instead, or {_BOTH}"
 )
 _STANDS = {
-    "": "it has not ended, or its window is not over. Wait for it (dedupe='merge' gives you its handle), cancel it if "
-    f"it is pending, or {_BOTH}; dedupe='replace' replaces only what has not started",
-    "running": f"it is running. Wait for it (dedupe='merge' gives you its handle), cancel it, or {_BOTH}",
-    "completed": "it is completed, and its window is not over. Take its result (dedupe='merge' gives you its handle), "
-    f"or {_BOTH}",
-    "failed": f"it has failed, and its window is not over. Retry that one, or {_BOTH}",
+    "": "{maybe}{window}. Wait for it (dedupe='merge' gives you its handle), cancel it if it is "
+    f"pending, or {_BOTH}; dedupe='replace' replaces only what has not started",
+    "running": f"it is running{{also}}. Wait for it (dedupe='merge' gives you its handle), cancel it, or {_BOTH}",
+    "completed": f"it is completed, and {{window}}. Take its result (dedupe='merge' gives you its handle), or {_BOTH}",
+    "failed": f"it has failed, and {{window}}. Retry that one, or {_BOTH}",
 }
 """By the state of who stands for the work; the others have not started."""
 

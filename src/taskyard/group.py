@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from taskyard.errors import BatchTooLarge, InvalidInput, TaskyardError, UnknownGroup, quote
 from taskyard.handle import BoundTask, TaskHandle
 from taskyard.model.command import Cancel, Command
-from taskyard.model.given import check_by, check_text
+from taskyard.model.given import check_by, check_reason
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.state import COMPLETED, ENDED, TaskState
 from taskyard.model.task import Dedupe, new_uuid
@@ -73,7 +74,7 @@ class Group:
 
     async def cancel(self, *, reason: str = "", by: str = "") -> int:
         """Cancel all that have not ended; those that run are asked to stop. How many that were. `by` is who asks."""
-        command, by = Cancel(check_text("reason", reason)), check_by(by)
+        command, by = Cancel(check_reason(reason)), check_by(by)
         # Who waits for others goes first: it would end with them, and say so instead.
         count = 0
         for states in ((TaskState.BLOCKED,), tuple(state for state in TaskState if state not in ENDED)):
@@ -108,16 +109,20 @@ async def submit_group(yard: Yard, tasks: Iterable[BoundTask], summary: BoundTas
     records = [yard.make_bound(bound, bound.args) for bound in members]
     after = {bound.uuid: bound.options.after for bound in members if bound.options.after}
     if summary is not None:
-        last = yard.make_bound(summary, _summary_args(summary))
+        waits = tuple(dict.fromkeys([*(bound.uuid for bound in members), *(summary.options.after or ())]))
+        last = yard.make_bound(_after(summary, waits), _summary_args(summary))
         expect_results(last, len(members))
-        last.on_failure = summary.options.on_failure
-        after[summary.uuid] = tuple(dict.fromkeys([*(bound.uuid for bound in members), *summary.options.after]))
+        after[summary.uuid] = waits
         records.append(last)
     for record in records:
         record.group_id = group
     await yard.engine.submit(Add(records, parent=yard.find_parent(), after=after), prompt=False)
     handles = [TaskHandle(yard, bound.uuid) for bound in members]
     return Group(yard, group, handles, has_summary=summary is not None)
+
+
+def _after(bound: BoundTask, others: tuple[str, ...]) -> BoundTask:
+    return replace(bound, options=replace(bound.options, after=others))
 
 
 def _members(tasks: Iterable[BoundTask], summary: BoundTask | None) -> list[BoundTask]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -25,11 +26,12 @@ R = TypeVar("R")
 
 class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One task of a yard, known by its `uuid`. A handle can be made of an id alone: `yard.handle(uuid)`. `is_new` is
-    false if `submit` found the same work pending and merged into it."""
+    false if `submit` found the same work and merged into it; if that stands for a window, `until` is when it ends."""
 
     _yard: Yard
     uuid: str
     is_new: bool = True
+    until: datetime | None = None
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.uuid!r})"
@@ -144,7 +146,7 @@ class ConsumerFunction(Generic[P, R]):
             (added,) = await engine.submit_within(connection, add)
         else:
             (added,) = engine.submit_now(add) or await engine.submit(add, prompt=False)
-        return TaskHandle(yard, added.uuid, added.is_new)
+        return TaskHandle(yard, added.uuid, added.is_new, added.until)
 
     def bind(self, *args: Any, **kwargs: Any) -> BoundTask:
         """The consumer with these arguments and options, to be submitted in a group (see `Yard.submit_group`), which

@@ -24,12 +24,12 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `timeout_s` may only be shorter than the consumer's own: a longer one is refused.
     `key`: of the tasks with one key in a queue, only so many run at once as the queue's `per_key` says, in order.
-    `bucket`: in a queue that is ordered by buckets, the one it stands in.
+    `bucket`: in a queue that is ordered by buckets, the one it stands in; in another it has no effect.
     `dedupe` with `dedupe_key` (or without: then source and arguments are the key): what to do if the same work is there
     already: "merge" into it, "refuse" the new task, or "replace" what has not started. It is there, by `dedupe_scope`,
     while it is "pending" (queued or running), while it is "queued", or for a "window" of `dedupe_window_s` seconds.
     `after`: handles or ids of tasks that must complete first. If one of them does not, `on_failure` says what becomes
-    of this one: "fail", "skip", or "ignore" that.
+    of this one: "fail", "skip", or "ignore" that. A list without any is a list, and may have an `on_failure` as well.
     `connection`: yours to the database the store is in, with a transaction open. The task is part of that transaction:
     it exists when, and only when, you commit."""
 
@@ -44,7 +44,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     dedupe_key: str | None = None
     dedupe_scope: DedupeScope = DedupeScope.PENDING
     dedupe_window_s: float | None = None
-    after: tuple[str, ...] = ()
+    after: tuple[str, ...] | None = None
     on_failure: OnFailure = OnFailure.FAIL
     bucket: str | None = None
     connection: Any = None
@@ -130,8 +130,10 @@ def _word(name: str, kind: type[StrEnum], value: Any) -> StrEnum:
         raise InvalidInput(f"{name} {quote(value)} is not one of {', '.join(kind)}") from None
 
 
-def _uuids(given: Any) -> tuple[str, ...]:
+def _uuids(given: Any) -> tuple[str, ...] | None:
     """The ids of the tasks that are named, by themselves or by what stands for a task."""
+    if given is None:
+        return None
     if isinstance(given, str | UUID) or not isinstance(given, Iterable):
         raise InvalidInput(f"after must be a list of handles or ids of tasks, not {quote(given)}")
     return tuple(dict.fromkeys(check_uuid(getattr(task, "uuid", task)) for task in given))
@@ -213,6 +215,11 @@ def _carry_over(options: TaskOptions, record: TaskRecord, consumer: Consumer) ->
         record.dedupe_scope = options.dedupe_scope
     if options.after:
         record.on_failure = options.on_failure
+    elif options.after is None and options.on_failure is not OnFailure.FAIL:
+        raise InvalidInput(
+            f"on_failure={options.on_failure.value!r} is about the tasks that it waits for, and it waits for none; "
+            "name them with after=[…], or leave it out"
+        )
 
 
 def check_size(source: str, args: str, max_bytes: int) -> None:

@@ -10,12 +10,13 @@ from msgspec.structs import replace
 
 from taskyard.errors import CommandRefused, InvalidInput, StoreError, TaskyardError, UnknownConsumer, UnknownTask, quote
 from taskyard.handle import TaskHandle
+from taskyard.model.given import check_by
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import TaskRecord, new_uuid
+from taskyard.model.task import Dedupe, DedupeScope, TaskRecord, new_uuid
 from taskyard.options import TaskOptions, check_size, make_record
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.store import Add, TaskFilter
+from taskyard.ports.store import Add, Added, TaskFilter
 from taskyard.queueing.matching import RerunReport, Tally, in_chunks, list_chunks
 from taskyard.queueing.summary import RESULTS, is_summary, with_results
 
@@ -27,16 +28,22 @@ NOT_ENDED = "it has not ended yet"
 BATCH = 100
 """Tasks that are submitted at once: each may have a megabyte of arguments."""
 
+STANDS_S = 86_400.0
+"""For how long a new task stands for its origin having been run again. Whoever looked before it was made, and comes to
+that origin later, finds it: a day is longer than that takes, and than clocks differ."""
+
 LOOK_UP = 5_000
 """Tasks that are asked for at once, whether others were made of them: the memory store goes through all it has."""
 
 Arguments = Mapping[str, Any] | None
 
 
-async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments) -> TaskHandle:
+async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments, *, by: str) -> TaskHandle:
+    check_by(by)
     if args is not None and changes is not None:
         raise InvalidInput("give args, all of them, or changes to those of the old task, not both")
     record = await _make(yard, uuid, args, changes)
+    record.note = _note(by)
     (added,) = await yard.engine.submit(Add((record,), parent=yard.find_parent()))
     return TaskHandle(yard, added.uuid, added.is_new)
 
@@ -46,6 +53,14 @@ class _Tally(Tally):
         super().__init__()
         self.run_again = 0
         self.made: list[str] = []
+
+    def count(self, added: Sequence[Added]) -> None:
+        """What became of those that were asked for: somebody may have been first, since it was looked."""
+        made = [one.uuid for one in added if one.is_new]
+        self.made += made
+        self.moved += len(made)
+        self.matched -= len(added) - len(made)
+        self.run_again += len(added) - len(made)
 
     def report(self) -> RerunReport:
         so_far = msgspec.structs.asdict(super().report())
@@ -60,9 +75,11 @@ async def run_all_again(
     repeat: bool,
     dry_run: bool,
     so_far: Callable[[RerunReport], None] | None,
+    by: str,
 ) -> RerunReport:
     """The oldest first. Those in quarantine are left out unless the filter names them; those of which new ones were
     made before unless they are to be repeated: so the same call goes on where it was interrupted."""
+    check_by(by)
     tally, meant = _Tally(), replace(where, states=tuple(s for s in where.states or TaskState if s in ENDED))
     for state in where.states or ():
         if state not in ENDED:
@@ -82,13 +99,29 @@ async def run_all_again(
     tally.matched += len(found)
     async for uuids in in_chunks(yard.engine, [] if dry_run else found, size=BATCH):
         records = await _make_many(yard, uuids, changes, tally)
+        for record in records:
+            record.note = _note(by)
         if records:
-            await yard.engine.submit(Add(records, parent=yard.find_parent()), prompt=False)
-            tally.moved += len(records)
-            tally.made += [record.uuid for record in records]
+            tally.count(await _submit(yard, records, repeat=repeat))
         if so_far is not None:
             so_far(tally.report())
     return tally.report()
+
+
+def _note(by: str) -> str | None:
+    return f"run again by {by}" if by else None
+
+
+async def _submit(yard: Yard, records: Sequence[TaskRecord], *, repeat: bool) -> list[Added]:
+    """Race: others may be at the same tasks. Of all that are made of one origin the first is stored, and the others are
+    merged into it, unless they are to be repeated."""
+    parent = yard.find_parent()
+    if repeat:
+        return await yard.engine.submit(Add(records, parent=parent), prompt=False)
+    for record in records:
+        # No slot of a submitted task begins so: theirs do with a number.
+        record.dedupe_slot, record.dedupe_scope = f"again {record.origin}", DedupeScope.WINDOW
+    return await yard.engine.submit(Add(records, Dedupe.MERGE, parent, window_s=STANDS_S), prompt=False)
 
 
 async def _make_many(yard: Yard, uuids: Sequence[str], changes: Arguments, tally: Tally) -> list[TaskRecord]:

@@ -22,13 +22,14 @@ from taskyard.model.schedule import (
     ScheduleState,
     amend,
     backfill,
+    expected,
+    is_unsure,
     pause,
     resume,
-    upcoming,
 )
 from taskyard.model.task import TaskRecord
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.schedules import UNREAD, FireRow, ScheduleStatus, ScheduleStore
+from taskyard.ports.schedules import KEEP_FIRES, UNREAD, FireRow, ScheduleStatus, ScheduleStore
 from taskyard.ports.store import Store
 from taskyard.queueing.controller import CODE
 from taskyard.scheduling.recurring import make_record
@@ -180,13 +181,17 @@ class Schedules:
         await self.get(name)
         return await self._store.list_fires(name, limit=check_count("limit", limit, least=1))
 
-    def next_fires(self, status: ScheduleStatus, *, count: int = 5) -> list[datetime]:
-        """When it fires next, in UTC: none while it is paused, nor before it was begun, by the clock of who did."""
+    async def next_fires(self, status: ScheduleStatus, *, count: int = 5) -> list[datetime]:
+        """When it fires next, in UTC: none while it is paused, nor before it was begun, by the clock of who did. What a
+        clock that was ahead has fired already does not fire again."""
         check_count("count", count, least=0)
-        if status.schedule is None or status.state.paused_at is not None:
+        if status.schedule is None:
             return []
-        now = self._yard.now()
-        return upcoming(status.schedule, after=max(now, status.state.since or now), count=count)
+        now, fired = self._yard.now(), set[datetime]()
+        if is_unsure(status.state, now=now):
+            fired = {row.fire_at for row in await self._store.list_fires(status.name, limit=KEEP_FIRES)}
+        fired = {at for at in fired if at > now}
+        return expected(status.schedule, status.state, now=now, count=count, fired=fired)
 
     # --- how ----------------------------------------------------------------------------------------------------------
 

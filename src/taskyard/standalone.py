@@ -286,6 +286,10 @@ class StandaloneQueue(QueueController):
         if unfit := options.keys() & ELSEWHERE:
             raise InvalidInput(f"{', '.join(sorted(unfit))}: this is one queue alone, and the task says when it is due")
         checked = TaskOptions.of(**options)
+        if checked.bucket is not None and self._rules.order is not QueueOrder.BUCKETS:
+            raise InvalidInput(
+                f"bucket has no effect in a queue that goes by {self._rules.order}; make it with order='buckets'"
+            )
         records = [self._make_record(task, checked) for task in tasks]
         after = {record.uuid: checked.after for record in records} if checked.after else {}
         add = Add(records, checked.dedupe, None, after, checked.dedupe_window_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
     from taskyard.executors import PoolRules
     from taskyard.model.algorithm import AlgorithmSpec
 
+log = logging.getLogger("taskyard")
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -118,7 +121,8 @@ class Yard(Registering, YardSteering):
         )
         self.max_payload_bytes = max_payload_bytes
         self._queues: dict[str, QueueSettings] = {}
-        self._is_opening = False
+        self._unbucketed: set[str] = set()
+        self._is_opening = self._is_serving = False
         self._stopping: asyncio.Future[None] | None = None
         self.own_loop = OwnLoop()
         self.schedules = Schedules(self)
@@ -350,7 +354,7 @@ class Yard(Registering, YardSteering):
         except BaseException:
             await store.close()
             raise
-        loop = self._opened(store, engine)
+        loop, self._is_serving = self._opened(store, engine), serve
         if self._consumers != known:
             engine.consumers_changed()  # they came or went meanwhile, when there was nobody to tell
         keep, failed = Keep(self._keep_s, self._keep_ended), self._keep_failed
@@ -406,7 +410,7 @@ class Yard(Registering, YardSteering):
         add = self.prepare(consumer, named(name, args or {}), checked)
         connection, engine = checked.connection, self.engine
         (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))
-        return TaskHandle(self, added.uuid, added.is_new)
+        return TaskHandle(self, added.uuid, added.is_new, added.until)
 
     async def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
         """Store one task per dict of arguments, in that order, all or nothing; at most 100,000 at once."""
@@ -427,7 +431,21 @@ class Yard(Registering, YardSteering):
         check_size(consumer.name, text, self.max_payload_bytes)
         return text
 
+    def _check_buckets(self, queue: str) -> None:
+        """Say so once if this queue has none. It is no error: another process may define it, and do so later."""
+        rules = self._queues.get(queue, QueueSettings(name=queue) if self._is_serving else None)
+        if rules is not None and rules.order is not QueueOrder.BUCKETS and queue not in self._unbucketed:
+            self._unbucketed.add(queue)
+            log.warning(
+                "a bucket has no effect in queue %s, which goes by %s here; define_queue it with order='buckets'",
+                queue,
+                rules.order,
+            )
+
     def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
+        if options.bucket is not None:
+            for queue in {record.queue for record in records}:
+                self._check_buckets(queue)
         after = {record.uuid: options.after for record in records} if options.after else {}
         return Add(records, options.dedupe, self.find_parent(), after, options.dedupe_window_s)
 
@@ -452,7 +470,7 @@ class Yard(Registering, YardSteering):
             added = await self.engine.submit(add, prompt=False)
         else:
             added = await self.engine.submit_within(connection, add)
-        return [TaskHandle(self, one.uuid, one.is_new) for one in added]
+        return [TaskHandle(self, one.uuid, one.is_new, one.until) for one in added]
 
     def bind(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> BoundTask:
         """A task for the consumer `name` that is to be submitted in a group: arguments and options as for `submit`."""
@@ -481,6 +499,8 @@ class Yard(Registering, YardSteering):
             raise InvalidInput(f"the consumer {quote(consumer.name)} of a bound task is that of another yard")
         record = make_record(consumer, args, bound.options, now=self._clock.now(), max_bytes=limit)
         record.uuid = bound.uuid
+        if record.bucket is not None:
+            self._check_buckets(record.queue)
         return record
 
     def find_parent(self) -> Claim | None:
@@ -499,12 +519,17 @@ class Yard(Registering, YardSteering):
 
     @checked
     async def run_again(
-        self, uuid: AnyTask, args: Mapping[str, Any] | None = None, *, changes: Mapping[str, Any] | None = None
+        self,
+        uuid: AnyTask,
+        args: Mapping[str, Any] | None = None,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        by: str = "",
     ) -> TaskHandle:
         """Make a new task of one that has ended, which names the old one as its `origin`: with its arguments; with
         other `args`, as `submit` takes them; or with `changes` to those that it had. A summary gets the results that
-        the tasks of its group have now."""
-        return await run_again(self, check_uuid(uuid), args, changes)
+        the tasks of its group have now. `by` is who asks: it is kept in the note of the new task, until that starts."""
+        return await run_again(self, check_uuid(uuid), args, changes, by=by)
 
     @checked
     async def run_all_again(
@@ -515,12 +540,13 @@ class Yard(Registering, YardSteering):
         repeat: bool = False,
         dry_run: bool = False,
         so_far: Callable[[RerunReport], None] | None = None,
+        by: str = "",
     ) -> RerunReport:
         """The same for all that have ended and match, the oldest first; those in quarantine only if the filter names
-        them, and those of which a new task was made before only to `repeat` that. So the same call again does not run
-        anything twice, and goes on where it was interrupted. The report names the new tasks; `so_far` gets it after
-        every hundred, so that it is known what was done if this is interrupted."""
-        return await run_all_again(self, where, changes, repeat=repeat, dry_run=dry_run, so_far=so_far)
+        them, and those of which a new task was made before only to `repeat` that. So the same call again, or by two at
+        once, does not run anything twice, and goes on where it was interrupted. The report names the new tasks;
+        `so_far` gets it after every hundred, so that it is known what was done if this is interrupted."""
+        return await run_all_again(self, where, changes, repeat=repeat, dry_run=dry_run, so_far=so_far, by=by)
 
 
 def _check_latest(name: str, count: int | None) -> int | None:

@@ -64,6 +64,22 @@ def test_a_filter_chooses_among_tasks(shell: Shell) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["now", "dry-run"])
+def test_a_queue_that_nobody_knows_is_refused(shell: Shell, dry_run: tuple[str, ...]) -> None:
+    """A slip of the finger is no queue without tasks: whatever the command, it ends with 1 and names the one that was
+    meant; a queue in which nothing matches is fine."""
+    (uuid,) = shell.seed(("boom", {}))
+    before = shell.record(uuid)
+    said = {"start": (), "cancel": (), "retry": (), "run-again": (), "skip": (), "hold": (), "release": ()}
+    for verb, rest in (said | {"priority": ("high",), "reschedule": ("2h",)}).items():
+        done = shell.here(verb, *rest, "--all", "--queue", "cpux", *dry_run, "--store", shell.url)
+        assert (done.code, done.out) == (1, ""), verb
+        assert done.err == "error: no queue is called 'cpux'; did you mean 'cpu'? known are 'cpu', 'default'\n"
+    assert shell.record(uuid) == before
+    fine = shell.here("retry", "--all", "--queue", "cpu", *dry_run, "--store", shell.url)
+    assert (fine.code, fine.out) == (0, "no task matches\n")
+
+
 def test_what_does_not_fit_is_counted_by_why(shell: Shell) -> None:
     """Where the states are named, those that the command does not fit are told, by why, and end with 1; a dry run tells
     the same."""

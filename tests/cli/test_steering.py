@@ -157,6 +157,7 @@ def test_run_again_makes_a_new_task(shell: Shell) -> None:
     new, refused = done.json
     assert (new["ok"], new["origin"], new["state"]) == (True, old, "queued")
     assert shell.record(new["uuid"]).args == '{"a":41}'
+    assert "note      run again by cli:" in shell.here("show", new["uuid"], "--store", shell.url).out
     assert (refused["ok"], refused["state"]) == (False, "queued")
     assert shell.record(old).state is TaskState.COMPLETED
 

@@ -1,10 +1,12 @@
 """`taskyard submit`, and what it refuses."""
 
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from taskyard.cli.text import moment
 from taskyard.model.state import TaskState
 from tests.cli.shell import Shell
 
@@ -57,7 +59,14 @@ def test_submit_takes_every_way_to_dedupe(shell: Shell) -> None:
     window = ["--dedupe", "merge", "--dedupe-scope", "window", "--dedupe-window", "2h"]
     first, again = shell.here(*of, *window).json, shell.here(*of, *window).json
     assert (first["is_new"], again["is_new"], again["uuid"]) == (True, False, first["uuid"])
+    ends = datetime.fromisoformat(again["until"]) - datetime.fromisoformat(first["created_at"])
+    assert (first["until"], round(ends / timedelta(hours=1))) == (None, 2)
+    until = moment(datetime.fromisoformat(again["until"]))
+    assert f"merged into the one that was there, whose window ends at {until}" in shell.here(*of[:-1], *window).err
     assert shell.record(first["uuid"]).dedupe_scope == "window"
+    refused = json.loads(shell.here(*of, *window[2:], "--dedupe", "refuse").err.splitlines()[-1])
+    assert (refused["code"], refused["existing"], refused["until"]) == ("DuplicateTask", first["uuid"], again["until"])
+    assert "it is queued, and its window ends at" in refused["message"]
     other = shell.here(*of, "--dedupe", "replace", "--dedupe-scope", "queued", "--dedupe-key", "k").json
     assert shell.record(other["uuid"]).dedupe_scope == "queued"
 

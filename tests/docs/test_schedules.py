@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 from taskyard.model.recurrence import Every
-from taskyard.model.schedule import Missed, Overlap, Schedule
+from taskyard.model.schedule import AHEAD, Missed, Overlap, Schedule
 from taskyard.ports.schedules import KEEP_FIRES
-from taskyard.scheduling.recurring import AHEAD, DEPUTY_S
+from taskyard.scheduling.recurring import DEPUTY_S
 from tests.docs.blocks import TOP, blocks
 from tests.scenario.processes import environment
 

@@ -1,5 +1,7 @@
 """Whole queues, steered by people while they work."""
 
+import logging
+
 import pytest
 
 from taskyard import InvalidInput, QueueOrder, QueueState, TaskState
@@ -90,6 +92,21 @@ async def test_a_queue_has_the_order_it_was_defined_with(url, gates):
                 run = await gates.next()
                 assert run.name == name
                 run.finish()
+
+
+async def test_a_bucket_where_there_are_none_is_told_once(url, caplog):
+    """The task is taken, since others may define its queue and do so later; the log says how to, once for a queue."""
+    yard = build(url, queues={"line": {"order": "fifo"}, "ring": {"order": "buckets"}})
+    async with yard:
+        for queue in ("line", "ring", "default") * 2:
+            await yard.submit("echo", queue=queue, bucket="b")
+        async with build(url).client() as client:  # it serves nothing, and leaves the rules to those who do
+            await client.submit("echo", bucket="b")
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text.partition(";")[0] for text in told if "bucket" in text] == [
+        "a bucket has no effect in queue line, which goes by fifo here",
+        "a bucket has no effect in queue default, which goes by priority here",
+    ]
 
 
 async def test_what_makes_no_sense_is_refused(url):

@@ -164,6 +164,48 @@ async def test_to_run_all_again_twice_runs_nothing_twice(url):
         assert (await yard.run_all_again(away, repeat=True, dry_run=True)).matched == 9
 
 
+@pytest.mark.spec("SCH-13")
+async def test_two_who_run_all_again_at_once_run_each_once(url):
+    """Of each failed task one new one is made, also if that has ended before the second comes to it; who was second
+    counts it among those that were run again before."""
+    yard, down = build(url)
+    async with yard:
+        failed = await fail(yard, *["a"] * 150)
+        down.clear()
+        away = TaskFilter(error="ConnectionError")
+        reports = await asyncio.gather(*(yard.run_all_again(away) for _ in range(3)))
+        made = [uuid for report in reports for uuid in report.made]
+        origins = [(await yard.handle(uuid).record()).origin for uuid in made]
+        assert (len(origins), set(origins)) == (150, set(failed))
+        for report in reports:
+            assert report.matched == report.moved == len(report.made)
+            assert (report.matched + report.run_again, report.refused) == (150, 0)
+        assert len((await yard.run_all_again(away, repeat=True)).made) == 150
+
+
+async def test_who_ran_it_again_is_noted(url):
+    """The new task says who asked for it, as one that is sent again does, for as long as it waits; nobody is named
+    where nobody says."""
+    yard, _ = build(url)
+    async with yard:
+        a, b, c = await fail(yard, "a", "b", "c")
+        await yard.queue().pause()
+        made = [
+            await yard.run_again(a, by="ann"),
+            await yard.run_again(b, {"host": "x"}, by="bob"),
+            await yard.run_again(c),
+        ]
+        assert [(await task.record()).note for task in made] == ["run again by ann", "run again by bob", None]
+        away = TaskFilter(error="ConnectionError")
+        many = (await yard.run_all_again(away, repeat=True, by="cid")).made
+        assert [(await yard.handle(uuid).record()).note for uuid in many] == ["run again by cid"] * 3
+        with pytest.raises(InvalidInput, match="by must be a string of 1 to 200 characters"):
+            await yard.run_all_again(away, by="x" * 201)
+        await yard.queue().resume()
+        assert await made[1].result(timeout_s=30) == "x"
+        assert (await made[1].record()).note is None
+
+
 @pytest.mark.spec("QUE-15")
 async def test_a_task_that_is_run_again_is_made_as_a_submitted_one(url):
     """Other arguments go through `produce` and are held to the limit of size; changes are made to what it made once."""
@@ -186,7 +228,8 @@ async def test_a_task_that_is_run_again_is_made_as_a_submitted_one(url):
         assert await other.result(timeout_s=30) == {"path": "/b", "size": 1}
         changed = await yard.run_again(other.uuid, changes={"size": 2})
         assert await changed.result(timeout_s=30) == {"path": "/b", "size": 2}
-        for too_large in ({"args": {"name": "x" * 1000}}, {"changes": {"path": "x" * 1000}}):
+        large: list[dict[str, Any]] = [{"args": {"name": "x" * 1000}}, {"changes": {"path": "x" * 1000}}]
+        for too_large in large:
             with pytest.raises(PayloadTooLarge):
                 await yard.run_again(old.uuid, **too_large)
         with pytest.raises(InvalidInput, match="not both"):

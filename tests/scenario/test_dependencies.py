@@ -1,6 +1,8 @@
 """Tasks after other tasks, groups with a summary, and the same work twice, as the submitter sees them."""
 
 import asyncio
+import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from taskyard import (
     UnknownTask,
     Yard,
 )
+from taskyard.model.task import OnFailure
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Store
 from taskyard.queueing import summary as summaries
@@ -136,6 +139,7 @@ WRONG = [
     ("after-number", {"after": 7}, "after must be a list of handles or ids"),
     ("after-of-numbers", {"after": [7]}, "uuid must be a string"),
     ("on-failure", {"on_failure": "retry"}, "'retry' is not one of fail, skip, ignore"),
+    ("on-failure-of-nobody", {"on_failure": "skip"}, r"it waits for none; name them with after="),
     ("scope", {"dedupe": "merge", "dedupe_scope": "ever"}, "'ever' is not one of queued, pending, window"),
     ("scope-alone", {"dedupe_scope": "queued"}, "has no effect without dedupe="),
     ("window-alone", {"dedupe_window_s": 5}, "has no effect without dedupe="),
@@ -154,6 +158,21 @@ async def test_what_makes_no_sense_is_refused(url, options, advice):
         with pytest.raises(InvalidInput, match=advice):
             await shop.yard.submit("work", {"name": 1}, **options)
         assert await shop.yard.store.count() == {}
+
+
+async def test_what_is_to_happen_on_failure_needs_others_to_wait_for(url):
+    """A list of others may be empty, and a summary waits for its group; what waits for nobody is refused, also in a
+    batch and in a group."""
+    shop = Shop(url)
+    skipping = shop.work.options(on_failure="skip")
+    async with shop.yard:
+        assert await (await skipping.options(after=[]).submit(1)).result(timeout_s=10) == 1
+        group = await shop.yard.submit_group([shop.work.bind(1)], summary=skipping.bind(2))
+        assert (await group.summary.record()).on_failure is OnFailure.SKIP
+        with pytest.raises(InvalidInput, match="it waits for none"):
+            await skipping.submit_many([{"name": 3}])
+        with pytest.raises(InvalidInput, match="it waits for none"):
+            await shop.yard.submit_group([skipping.bind(4)])
 
 
 async def test_an_unknown_task_cannot_be_waited_for(url):
@@ -429,14 +448,18 @@ async def test_who_is_refused_hears_where_the_other_is(url):
             await bad.result(timeout_s=10)
         await shop.at_gate.wait()
         said = {key: str(await refusal(key)) for key in ("later", "held", "done", "bad")}
-        assert (await refusal("held")).existing == held.uuid
+        refused = await refusal("held")
+        assert (refused.existing, refused.state) == (held.uuid, TaskState.RUNNING)
+        assert refused.until is not None
+        assert timedelta(0) < refused.until - (await held.record()).created_at <= timedelta(seconds=61)
         shop.gate.set()
-    assert "it is scheduled" in said["later"]
+    ends = r"its window ends at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\. "
+    assert re.search(rf"it is scheduled, and {ends}Wait", said["later"])
     assert "dedupe='replace'" in said["later"]
-    assert "it is running" in said["held"]
+    assert re.search(rf"it is running, and {ends}Wait", said["held"])
     assert "dedupe='replace'" not in said["held"]
-    assert "it is completed, and its window is not over. Take its result" in said["done"]
-    assert "it has failed, and its window is not over. Retry that one" in said["bad"]
+    assert re.search(rf"it is completed, and {ends}Take its result", said["done"])
+    assert re.search(rf"it has failed, and {ends}Retry that one", said["bad"])
 
 
 @pytest.mark.spec("QUE-19")
@@ -455,6 +478,8 @@ async def test_the_same_work_while_it_waits_or_within_a_time(url):
         assert await done.result(timeout_s=10) == 1
         again = await shop.yard.submit("work", {"name": 1}, dedupe_window_s=3600, **window)
         assert (again, again.is_new) == (done, False)
+        assert again.until is not None
+        assert timedelta(minutes=59) < again.until - (await done.record()).created_at <= timedelta(minutes=61)
         assert (await shop.yard.submit("work", {"name": 2}, dedupe_window_s=0.001, **window)).is_new
 
 

@@ -23,8 +23,9 @@ from taskyard import (
     UnknownSchedule,
     Yard,
 )
-from taskyard.model.schedule import forget
+from taskyard.model.schedule import due, forget
 from taskyard.schedules import definition, keeper
+from taskyard.scheduling.recurring import make_record
 from taskyard.testing.clock import ManualClock
 
 PATIENCE_S = 20
@@ -83,7 +84,7 @@ async def test_a_schedule_is_added_while_the_yard_is_open(url):
         status = await yard.schedules.add("often", "@yearly", "add", {"a": 2}, zone="Asia/Tokyo")
         assert definition(status).rule == Cron("@yearly", "Asia/Tokyo")
         assert status.state.fired >= 1
-        (upcoming,) = yard.schedules.next_fires(status, count=1)
+        (upcoming,) = await yard.schedules.next_fires(status, count=1)
         assert (upcoming.month, upcoming.day, upcoming.hour) == (12, 31, 15)
         await yard.schedules.remove("often")
         assert await yard.schedules.list_all() == []
@@ -108,7 +109,7 @@ async def test_the_same_code_started_again_goes_on_where_it_was(file_url, caplog
         first = await yard.schedules.get("job")
         assert (first.state.note, first.state.paused_by) == ("for now", "ann")
         assert first.state.fired >= 1
-        assert yard.schedules.next_fires(first) == []
+        assert await yard.schedules.next_fires(first) == []
     assert "defined anew" not in caplog.text
     async with program(3600) as yard:
         assert "schedule job is defined anew" in caplog.text
@@ -167,6 +168,31 @@ async def test_a_backfill_fires_each_time_once(url):
         assert (await yard.schedules.get("daily")).state.fired == 0
         with pytest.raises(InvalidInput, match="take less at a time"):
             await yard.schedules.backfill("daily", JANUARY, JANUARY + timedelta(days=9), limit=5)
+
+
+@pytest.mark.spec("SCH-16", "SCH-21")
+async def test_what_a_clock_that_was_ahead_has_fired_is_not_announced(url):
+    """Three hours are fired too early; when the clock is right again they are not told to fire next, nor are those that
+    lie before a moment that the schedule is ahead by."""
+    clock = ManualClock(JANUARY)
+    yard = Yard(url, clock=clock)
+
+    @yard.consumer
+    async def job() -> None: ...
+
+    hours = [JANUARY + timedelta(hours=n) for n in range(10)]
+    async with yard.client():
+        status, store = await yard.schedules.add("job", 3600, job, missed="all", overlap="allow"), keeper(yard.store)
+        assert await yard.schedules.next_fires(status, count=2) == hours[1:3]
+        clock.step(3 * 3600 + 60)
+        plan = due(definition(status), status.state, now=clock.now(), is_busy=False)
+        made = [(fire, make_record(definition(status), job.consumer, fire, now=clock.now())) for fire in plan.fires]
+        await store.fire("job", version=status.version, state=plan.state, fires=made)
+        clock.step(-3 * 3600)
+        ahead = await yard.schedules.get("job")
+        assert await yard.schedules.next_fires(ahead, count=3) == hours[4:7]
+        clock.step(3 * 3600 - 61)
+        assert await yard.schedules.next_fires(ahead, count=1) == hours[4:5]
 
 
 async def test_run_now_makes_a_task_each_time():

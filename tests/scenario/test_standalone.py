@@ -91,6 +91,14 @@ async def test_a_task_has_a_key_a_bucket_and_dedupe():
                 await queue.add(a_task(), **elsewhere)
 
 
+async def test_a_bucket_needs_a_queue_that_has_some():
+    """Its order is known, and does not change: a bucket without effect is refused."""
+    async with StandaloneQueue(registry_of(Crowd(1))) as queue:
+        with pytest.raises(InvalidInput, match="make it with order='buckets'"):
+            await queue.add(a_task(), bucket="b")
+        assert await queue.store.count() == {}
+
+
 @pytest.mark.spec("QUE-22", "QUE-28")
 async def test_it_says_why_a_task_waits():
     """The reason is that of a yard; none for a task that has ended, and an error for one that is not there."""

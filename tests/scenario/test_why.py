@@ -35,6 +35,21 @@ async def test_limits_of_a_running_node_are_named(url, gates):
         assert await yard.why(second.uuid) is None
 
 
+async def test_a_task_waits_for_a_pause_from_when_it_came(url):
+    """A pause is told with its own time; the task has waited for it since it was there, or since then if that is
+    later."""
+    async with build(url).client() as yard:
+        early = await yard.submit("echo")
+        paused = (await yard.queue().pause()).control.said
+        late = await yard.submit("echo")
+        assert paused is not None
+        for task, since in ((early, paused.at), (late, (await late.record()).created_at)):
+            why = await yard.why(task)
+            assert why is not None
+            assert (why.reason, why.since) == (Reason.QUEUE_PAUSED, since)
+            assert f"since {paused.at:%Y-%m-%d %H:%M:%S} UTC" in why.text
+
+
 async def test_threads_that_others_have_taken_are_named(url, gates):
     """Two consumers share the yard's threads: what the one runs there holds up the other, and is said to."""
     async with build(url, gates.port, threads=1) as yard:

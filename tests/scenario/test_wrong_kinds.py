@@ -22,6 +22,8 @@ from taskyard import (
     TaskFilter,
     TaskState,
     TaskyardError,
+    UnknownGroup,
+    UnknownTask,
     Yard,
 )
 from taskyard.model.task import new_uuid
@@ -94,8 +96,8 @@ VERBS: dict[type, dict[str, dict[str, Any]]] = {
         "submit_group": {"tasks": [], "summary": None},
         "group": {"uuid": ID},
         "handle": {"uuid": ID},
-        "run_again": {"uuid": ID, "args": None, "changes": {"a": 2}},
-        "run_all_again": {"where": TaskFilter(), "changes": {"a": 2}, "dry_run": True},
+        "run_again": {"uuid": ID, "args": None, "changes": {"a": 2}, "by": "ann"},
+        "run_all_again": {"where": TaskFilter(), "changes": {"a": 2}, "dry_run": True, "by": "ann"},
         "keep_latest": {"count": 5},
         "keep_failed": {"age_s": 5.0, "latest": 5},
         "define_queue": {"name": "q", "concurrency": 2, "per_key": 1, "auto_recover": 1, "order": "fifo"},
@@ -103,6 +105,9 @@ VERBS: dict[type, dict[str, dict[str, Any]]] = {
         "register": {"source": None},
     },
 }
+SAID = {"reason", "note"}
+"""Arguments that are people's own words."""
+
 BEFORE_OPENING = {"define", "define_queue", "keep_latest", "keep_failed", "register", "unregister"}
 ELSEWHERE: dict[type, set[str]] = {
     QueueController: set(),
@@ -215,6 +220,25 @@ async def test_what_is_refused_is_said_in_words(verb: str, given: dict[str, Any]
     async with a_target(Yard, verb) as yard:
         with pytest.raises(InvalidInput, match=f"^{words}"):
             await call(yard, verb, given)
+
+
+WORDS = [(kind, verb, name) for kind in VERBS for verb in VERBS[kind] for name in VERBS[kind][verb] if name in SAID]
+
+
+@pytest.mark.parametrize(
+    ("kind", "verb", "name"), [pytest.param(*row, id=f"{row[0].__name__}-{row[1]}") for row in WORDS]
+)
+async def test_what_people_say_has_a_length(kind: type, verb: str, name: str):
+    """A reason or a note of 500 characters is taken; a longer one is refused by every verb, and nothing happens."""
+    good = VERBS[kind][verb]
+    async with a_target(kind, verb) as target:
+        for text in ("x" * 501, "x" * 3_000_000):
+            error = await error_of(call(target, verb, good | {name: text}))
+            assert isinstance(error, InvalidInput)
+            assert f"{name} must be a text of at most 500 characters, not of {len(text):,}: 'xxx" in str(error)
+            assert len(str(error)) < 300
+        taken = await error_of(call(target, verb, good | {name: "x" * 500}))
+        assert taken is None or isinstance(taken, UnknownTask | UnknownGroup)
 
 
 async def test_a_task_is_named_by_its_handle_as_well():

@@ -492,6 +492,32 @@ async def test_a_fire_waits_until_what_it_cancels_is_at_rest(store, stranger, mo
     assert await store.find(later.uuid) is not None
 
 
+async def test_a_fire_does_not_wait_until_all_that_it_cancels_have_run(store, other, monkeypatch):
+    """Of many tasks that a fire cancels, one starts before each try: it fires all the same, and all of them are
+    canceled or asked to stop, but not what was fired."""
+    await put(store)
+    earlier = await fire(store, *[a_fire(NOON + seconds(n)) for n in range(100)])
+    await store.turn(A.incarnation)
+    read, begun = commands.read, []
+
+    async def read_before_a_start(conn: Connection, uuids: list[str]) -> Any:
+        found = await read(conn, uuids)
+        begun.extend((await other.turn(B.incarnation, demand=room(1))).claims)
+        return found
+
+    monkeypatch.setattr(commands, "read", read_before_a_start)
+    (later,) = await fire(store, a_fire(NOON + seconds(600)), cancels=True)
+    monkeypatch.undo()
+    assert 0 < len(begun) < 50
+    found = [await store.find(task.uuid) for task in earlier]
+    assert {record.state for record in found} == {TaskState.CANCELED, TaskState.RUNNING}
+    asked = {
+        record.uuid for record in found if record.state is TaskState.RUNNING and record.cancel_asked_at is not None
+    }
+    assert asked == {claim.uuid for claim in begun}
+    assert (await store.find(later.uuid)).state is TaskState.SCHEDULED
+
+
 async def test_who_starts_meanwhile_holds_up_nobody_else(store, other, monkeypatch):
     """Of many tasks that a command is for, one starts before each try: the others are changed by the first."""
     tasks = [a_record() for _ in range(50)]

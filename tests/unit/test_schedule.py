@@ -26,7 +26,9 @@ from taskyard.model.schedule import (
     amend,
     backfill,
     due,
+    expected,
     forget,
+    is_ahead,
     jitter,
     pause,
     resume,
@@ -342,6 +344,25 @@ def test_a_clock_that_was_far_ahead_can_be_made_good():
     state = rewind(ahead, now=at("12:30"))
     assert fired(due(hourly(), state, now=at("13:00"), is_busy=False)) == ["13:00 on time"]
     assert rewind(BEGUN, now=at("13:00")) == BEGUN
+
+
+@pytest.mark.parametrize("missed", Missed)
+@pytest.mark.parametrize("ahead", [timedelta(), timedelta(seconds=1), 3 * HOUR, 26 * HOUR], ids=str)
+def test_what_is_expected_is_what_fires(missed: Missed, ahead: timedelta):
+    """Also after a clock that was ahead: of the times that are still to come those become tasks that are announced, by
+    whoever looks on time, and the store has no row of them yet."""
+    schedule, now = hourly(missed=missed), at("12:59:59.5")
+    wrong = due(schedule, BEGUN, now=now + ahead, is_busy=False)
+    state, rows = wrong.state, {fire.fire_at for fire in wrong.fires}
+    announced = expected(schedule, state, now=now, count=30, fired={row for row in rows if row > now})
+    while len(announced) > len(made := sorted(rows - {fire.fire_at for fire in wrong.fires})):
+        state = rewind(state, now=now) if is_ahead(state, now=now) else state
+        plan = due(schedule, state, now=now, is_busy=False)
+        state, rows = plan.state, rows | {fire.fire_at for fire in plan.fires}
+        assert plan.look_at is not None
+        now = plan.look_at
+    assert announced == made
+    assert expected(schedule, pause(state, now=now), now=now, count=30) == []
 
 
 def test_nothing_is_decided_again_of_which_the_store_knows_no_more():

@@ -275,6 +275,7 @@ def test_nothing_holds_a_task_before_it_is_there(state):
         a_scene(concurrency=2, running=running),
         a_scene(nodes=[full]),
         a_scene(holders={("media", "k"): Holder("h", TaskState.RUNNING, EARLIER)}),
+        a_scene(control=QueueControl(state=QueueState.PAUSED, said=Said("cli", EARLIER))),
     ):
         for record in (late, msgspec.structs.replace(late, parked=False)):
             why = explain_wait(record, scene)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 
 from taskyard.errors import InvalidInput, StoreError, StoreUrlInvalid, TaskyardError, quote
 
 DONE, REFUSED, USAGE, NOT_REACHABLE = 0, 1, 2, 3
 """0 done, 1 refused or failed, 2 the command line makes no sense, 3 the store cannot be opened."""
+
+
+SHOWN = 20
+"""Names that a message lists."""
 
 
 class UsageError(InvalidInput):
@@ -60,7 +66,10 @@ class UnknownQueue(InvalidInput):
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         self.name, self.known = name, list(known)
-        super().__init__(f"no queue is called {quote(name)}; known are {', '.join(map(quote, known))}")
+        near = get_close_matches(name, known, n=3)
+        meant = f"did you mean {' or '.join(map(quote, near))}? " if near else ""
+        shown = ", ".join(map(quote, known[:SHOWN])) + (f" and {len(known) - SHOWN:,} more" * (len(known) > SHOWN))
+        super().__init__(f"no queue is called {quote(name)}; {meant}known are {shown}")
 
 
 class NoGroup(InvalidInput):
@@ -131,6 +140,6 @@ def exit_code_of(error: BaseException) -> int:
 
 def error_document(error: TaskyardError | TimeoutError) -> dict[str, Any]:
     """An error as JSON: its stable name, its message, and its fields where they are plain."""
-    plain = (str, int, float, list)
+    plain = (str, int, float, list, datetime)
     fields = {name: value for name, value in vars(error).items() if isinstance(value, plain) and name != "traceback"}
     return {"code": type(error).__name__, "message": str(error), **fields}

@@ -13,18 +13,16 @@ from rich.text import Text
 
 from taskyard.cli.asking import asker
 from taskyard.cli.console import make_console, say_json, show
-from taskyard.cli.errors import DONE, UnknownQueue
+from taskyard.cli.errors import DONE
 from taskyard.cli.looks import rate_text
 from taskyard.cli.story import look_back
-from taskyard.cli.target import Target, opened
+from taskyard.cli.target import Target, opened, refuse_unknown_queue
 from taskyard.cli.text import age, clean, counted, cut, one_line, seconds_between
 from taskyard.model.control import QueueState, Said
 from taskyard.model.limits import QueueOrder
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import DEFAULT_QUEUE
 from taskyard.ports.store import QueueStatus, Store
 from taskyard.queueing.controller import QueueController
-from taskyard.yard import Yard
 
 ROOMY = 110
 """Columns of a window from which on there is room for everything."""
@@ -72,7 +70,7 @@ async def list_queues(target: Target, *, as_json: bool) -> int:
 
 async def steer_queue(target: Target, name: str, ask: Ask, *, as_json: bool) -> int:
     async with opened(target.bare()) as yard:
-        await _refuse_unknown(yard, name)
+        await refuse_unknown_queue(yard, name)
         status = await ask(yard.queue(name, by=asker()))
     if as_json:
         say_json(queue_document(status))
@@ -80,14 +78,6 @@ async def steer_queue(target: Target, name: str, ask: Ask, *, as_json: bool) -> 
         line = Text.assemble((clean(status.name), "bold"), "  ", _state(status), (f"; {_what_next(status)}", "dim"))
         make_console().print(line, soft_wrap=True)
     return DONE
-
-
-async def _refuse_unknown(yard: Yard, name: str) -> None:
-    """A queue is made by being named, so that a slip of the finger would pause one that nobody uses."""
-    known = {DEFAULT_QUEUE, *(status.name for status in await yard.queues())}
-    known.update(queue for status in await yard.store.nodes() for queue in status.node.queues)
-    if name not in known:
-        raise UnknownQueue(name, sorted(known))
 
 
 async def _rates(store: Store, now: datetime) -> dict[str, float]:

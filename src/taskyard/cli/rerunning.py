@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 from rich.text import Text
 
-from taskyard.cli.asking import confirm
+from taskyard.cli.asking import asker, confirm
 from taskyard.cli.console import make_console, say_json
 from taskyard.cli.errors import DONE, REFUSED, UsageError, error_document
 from taskyard.cli.looks import state_text
 from taskyard.cli.selecting import Selection
 from taskyard.cli.steering import tell_interrupted, tell_report
-from taskyard.cli.target import opened, resolve
+from taskyard.cli.target import opened, refuse_unknown_queue, resolve
 from taskyard.cli.text import clean, counted
 from taskyard.cli.values import Arguments, parse_arguments
 from taskyard.errors import InvalidArguments, StoreError, TaskyardError
@@ -56,9 +56,11 @@ async def _run_all(
         done = report
 
     async with opened(_yard(chosen, given)) as yard:
+        if where.queue is not None:
+            await refuse_unknown_queue(yard, where.queue)
         try:
             return await yard.run_all_again(
-                where, changes=given.values or None, repeat=repeat, dry_run=dry_run, so_far=note
+                where, changes=given.values or None, repeat=repeat, dry_run=dry_run, so_far=note, by=asker()
             )
         except BaseException as exc:
             tell_interrupted(chosen, done, RUN_AGAIN, exc)
@@ -91,9 +93,9 @@ async def _run_named(chosen: Selection, given: Arguments) -> int:
 async def _run_one(yard: Yard, fragment: str, given: Arguments) -> TaskRecord:
     uuid = await resolve(yard, fragment)
     try:
-        handle = await yard.run_again(uuid, changes=given.values or None)
+        handle = await yard.run_again(uuid, changes=given.values or None, by=asker())
     except InvalidArguments as refused:  # what the consumer refuses as JSON, it may take as the text that was typed
-        handle = await yard.run_again(uuid, changes=given.as_text(refused.names))
+        handle = await yard.run_again(uuid, changes=given.as_text(refused.names), by=asker())
     return await handle.record()
 
 

@@ -41,13 +41,15 @@ LAST_FIRES = 10
 
 async def list_schedules(target: Target, *, as_json: bool) -> int:
     async with opened(target.bare()) as yard:
-        found = await yard.schedules.list_all()
-        if as_json:
-            say_json([schedule_document(yard, status, count=1) for status in found])
-            return 0
+        found = [
+            (status, await yard.schedules.next_fires(status, count=1)) for status in await yard.schedules.list_all()
+        ]
+    if as_json:
+        say_json([schedule_document(*pair) for pair in found])
+        return 0
     console = make_console()
     if found:
-        show(console, _table(yard, found, console.width, datetime.now(UTC)))
+        show(console, _table(found, console.width, datetime.now(UTC)))
     else:
         hint = "taskyard schedule add NAME CONSUMER --cron '0 4 * * *'"
         show(console, Text(f"no schedules; add one with: {hint}", "dim"))
@@ -57,23 +59,26 @@ async def list_schedules(target: Target, *, as_json: bool) -> int:
 async def show_schedule(target: Target, name: str, *, count: int, reveal: bool, as_json: bool) -> int:
     async with opened(target.bare()) as yard:
         status = await yard.schedules.get(name)
+        upcoming = await yard.schedules.next_fires(status, count=max(1, count))
         rows = await yard.schedules.list_fires(name, limit=LAST_FIRES)
         outcomes = await yard.store.outcomes([row.task for row in rows])
     if as_json:
-        document = schedule_document(yard, status, count=count, reveal=reveal)
+        document = schedule_document(status, upcoming, count=count, reveal=reveal)
         say_json({**document, "fires": [_fire_document(*pair) for pair in zip(rows, outcomes, strict=True)]})
     else:
         fires = list(zip(rows, outcomes, strict=True))
-        show(make_console(), _page(yard, status, fires, count=count, reveal=reveal, now=datetime.now(UTC)))
+        show(make_console(), _page(status, upcoming, fires, count=count, reveal=reveal, now=datetime.now(UTC)))
     return 0
 
 
-def schedule_document(yard: Yard, status: ScheduleStatus, *, count: int, reveal: bool = False) -> dict[str, Any]:
+def schedule_document(
+    status: ScheduleStatus, upcoming: Sequence[datetime], *, count: int = 1, reveal: bool = False
+) -> dict[str, Any]:
     schedule, state = status.schedule, status.state
     document: dict[str, Any] = {
         "name": status.name,
-        "state": _state_of(yard, status)[0],
-        "next": yard.schedules.next_fires(status, count=count),
+        "state": _state_of(status, upcoming)[0],
+        "next": upcoming[:count],
         "counts": {"fired": state.fired, "missed": state.missed, "skipped": state.skipped},
         "busy": status.is_busy,
         "buffered_at": state.buffered_at,
@@ -102,18 +107,18 @@ def _args(schedule: Schedule, *, reveal: bool) -> Any:
     return args if reveal else redact(args)
 
 
-def _state_of(yard: Yard, status: ScheduleStatus) -> tuple[str, str, str]:
+def _state_of(status: ScheduleStatus, upcoming: Sequence[datetime]) -> tuple[str, str, str]:
     """A word, its sign and its colour."""
     if status.schedule is None:
         return "unreadable", "✘", "bold red"
     if status.state.paused_at is not None:
         return "paused", "‖", "magenta"
-    if not yard.schedules.next_fires(status, count=1):
+    if not upcoming:
         return "over", "✔", "dim"
     return "active", "●", "green"
 
 
-def _table(yard: Yard, found: Sequence[ScheduleStatus], width: int, now: datetime) -> Table:
+def _table(found: Sequence[tuple[ScheduleStatus, Sequence[datetime]]], width: int, now: datetime) -> Table:
     """In a narrow window what matters less is left out."""
     roomy = width >= ROOMY
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, expand=True)
@@ -124,11 +129,11 @@ def _table(yard: Yard, found: Sequence[ScheduleStatus], width: int, now: datetim
     if roomy:
         table.add_column("SOURCE", no_wrap=True)
     table.add_column("RULE", no_wrap=True, overflow="ellipsis", ratio=1)
-    for status in found:
-        word, sign, style = _state_of(yard, status)
+    for status, upcoming in found:
+        word, sign, style = _state_of(status, upcoming)
         state, schedule = status.state, status.schedule
         cells = [Text(cut(clean(status.name), 32 if roomy else 18), "bold"), Text(f"{sign} {word}", style)]
-        cells.append(Text(_next_in(yard, status, now)))
+        cells.append(Text(f"in {age(seconds_between(now, upcoming[0]))}" if upcoming else ""))
         cells += [Text(f"{n:,}", "dim") for n in (state.fired, state.missed, state.skipped)[: 3 if roomy else 1]]
         if roomy:
             cells.append(Text("" if schedule is None else cut(clean(schedule.source), 24), "dim"))
@@ -145,30 +150,24 @@ def _rule_cell(status: ScheduleStatus) -> Text:
     return words
 
 
-def _next_in(yard: Yard, status: ScheduleStatus, now: datetime) -> str:
-    first = next(iter(yard.schedules.next_fires(status, count=1)), None)
-    return "" if first is None else f"in {age(seconds_between(now, first))}"
-
-
 def _page(
-    yard: Yard,
     status: ScheduleStatus,
+    upcoming: Sequence[datetime],
     fires: Sequence[tuple[FireRow, Outcome | None]],
     *,
     count: int,
     reveal: bool,
     now: datetime,
 ) -> RenderableType:
-    word, sign, style = _state_of(yard, status)
+    word, sign, style = _state_of(status, upcoming)
     parts: list[RenderableType] = [Text.assemble((clean(status.name), "bold"), "  ", (f"{sign} {word}", style))]
     facts = Table.grid(padding=(0, 2))
     for label, value in _facts(status, reveal=reveal, now=now):
         facts.add_row(Text(f"  {label}", "dim"), Text(clean(value)))
     parts.append(facts)
-    upcoming = yard.schedules.next_fires(status, count=count)
-    if upcoming:
+    if upcoming[:count]:
         parts.append(Text("next", "dim"))
-        parts += [Text(f"  {_shown(status, at)}  in {duration(seconds_between(now, at))}") for at in upcoming]
+        parts += [Text(f"  {_shown(status, at)}  in {duration(seconds_between(now, at))}") for at in upcoming[:count]]
     if fires:
         parts.append(Text("last", "dim"))
         last = Table.grid(padding=(0, 2))
@@ -283,7 +282,8 @@ async def add_schedule(target: Target, draft: Draft, *, replace: bool, as_json: 
             complain("note", "no --app given: the arguments are not checked before a worker takes a task of it")
         made = yard.schedules.make(draft.name, draft.rule, consumer, arguments, zone=draft.zone, **draft.settings)
         status = await yard.schedules.put(made, by=asker(), replace=replace)
-    _answer(yard, status, as_json=as_json)
+        upcoming = await yard.schedules.next_fires(status, count=1)
+    _answer(status, upcoming, as_json=as_json)
     return 0
 
 
@@ -292,7 +292,8 @@ async def steer_schedule(
 ) -> int:
     async with opened(target.bare()) as yard:
         status = await ask(yard.schedules)
-    _answer(yard, status, as_json=as_json)
+        upcoming = await yard.schedules.next_fires(status, count=1)
+    _answer(status, upcoming, as_json=as_json)
     return 0
 
 
@@ -334,17 +335,16 @@ async def remove_schedule(target: Target, name: str, *, as_json: bool) -> int:
     return 0
 
 
-def _answer(yard: Yard, status: ScheduleStatus, *, as_json: bool) -> None:
+def _answer(status: ScheduleStatus, upcoming: Sequence[datetime], *, as_json: bool) -> None:
     if as_json:
-        say_json(schedule_document(yard, status, count=1))
+        say_json(schedule_document(status, upcoming))
         return
-    word, sign, style = _state_of(yard, status)
+    word, sign, style = _state_of(status, upcoming)
     line = Text.assemble((clean(status.name), "bold"), "  ", (f"{sign} {word}", style))
     if status.schedule is not None:
         line.append(f"  {clean(describe(status.schedule.rule))}", "dim")
-    first = next(iter(yard.schedules.next_fires(status, count=1)), None)
-    if first is not None:
-        line.append(f"; next {_shown(status, first)}", "dim")
+    if upcoming:
+        line.append(f"; next {_shown(status, upcoming[0])}", "dim")
     make_console().print(line, soft_wrap=True)
 
 

@@ -19,7 +19,7 @@ from taskyard.cli.documents import Revealed, priority_label, task_document
 from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.cli.looks import state_text
 from taskyard.cli.target import Target, opened, resolve_all
-from taskyard.cli.text import clean, duration
+from taskyard.cli.text import clean, duration, moment
 from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment
 from taskyard.errors import InvalidArguments, TaskEnded, UnknownConsumer, quote, shorten
 from taskyard.handle import TaskHandle
@@ -101,7 +101,7 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
         if order.wait:
             await _wait(handle, record, order, as_json=as_json)
         elif as_json:
-            say_json({**task_document(record), "is_new": handle.is_new})
+            say_json({**task_document(record), **_merged(handle)})
     return 0
 
 
@@ -161,6 +161,10 @@ def _never(record: TaskRecord) -> Any:
     raise AssertionError(f"task {record.uuid} was to run in a process that only submits")
 
 
+def _merged(handle: TaskHandle) -> dict[str, Any]:
+    return {"is_new": handle.is_new, "until": handle.until}
+
+
 def _tell(record: TaskRecord, handle: TaskHandle, order: Order) -> None:
     """Standard output gets the id alone, or only the result if that is waited for: `id=$(taskyard submit …)` works. The
     rest is for people."""
@@ -177,6 +181,7 @@ def _tell(record: TaskRecord, handle: TaskHandle, order: Order) -> None:
         words.append(f", due in {duration(wait)}", "dim")
     if not handle.is_new:
         words.append(", merged into the one that was there", "yellow")
+        words.append("" if handle.until is None else f", whose window ends at {moment(handle.until)}", "yellow")
     make_console(stderr=True).print(words, soft_wrap=True)
 
 
@@ -196,6 +201,6 @@ async def _wait(handle: TaskHandle, record: TaskRecord, order: Order, *, as_json
         vars(late)["uuid"] = record.uuid  # for programs: the task was taken, and goes on
         raise
     if as_json:
-        say_json({**task_document(await handle.record()), "result": result, "is_new": handle.is_new})
+        say_json({**task_document(await handle.record()), "result": result, **_merged(handle)})
     else:
         say(result if isinstance(result, str) else json_text(result))

@@ -18,10 +18,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from taskyard.cli.console import complain
-from taskyard.cli.errors import AmbiguousTask, AppNotFound, NoStoreGiven, NotShared, StoreHeld, StoreMissing, UsageError
+from taskyard.cli.errors import (
+    AmbiguousTask,
+    AppNotFound,
+    NoStoreGiven,
+    NotShared,
+    StoreHeld,
+    StoreMissing,
+    UnknownQueue,
+    UsageError,
+)
 from taskyard.cli.locks import find_sqlite_writer, find_turn_holder
 from taskyard.cli.text import cut
 from taskyard.errors import UnknownTask, hide_password, quote
+from taskyard.model.task import DEFAULT_QUEUE
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import MigratingStore
 from taskyard.settings import find_store_url, make_store
@@ -215,3 +225,12 @@ async def resolve(yard: Yard, fragment: str) -> str:
 
 async def resolve_all(yard: Yard, fragments: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([await resolve(yard, fragment) for fragment in fragments]))
+
+
+async def refuse_unknown_queue(yard: Yard, name: str) -> None:
+    """A queue is made by being named: a slip of the finger would pause one that nobody uses, or find that nothing is in
+    it."""
+    known = {DEFAULT_QUEUE, *(status.name for status in await yard.queues())}
+    known.update(queue for status in await yard.store.nodes() for queue in status.node.queues)
+    if name not in known:
+        raise UnknownQueue(name, sorted(known))

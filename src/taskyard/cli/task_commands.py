@@ -37,9 +37,9 @@ def cancel_command(
     """Cancel tasks: at once where they wait; where they run, they are asked to stop."""
     from taskyard.cli.steering import steer
     from taskyard.model.command import Cancel
-    from taskyard.model.given import check_text
+    from taskyard.model.given import check_reason
 
-    return steer(chosen, Cancel(check_text("reason", reason), force))
+    return steer(chosen, Cancel(check_reason(reason), force))
 
 
 @selecting
@@ -60,9 +60,9 @@ def skip_command(chosen: Selection, reason: ReasonOption = "") -> int:
     """End tasks that have not started, as skipped."""
     from taskyard.cli.steering import steer
     from taskyard.model.command import Skip
-    from taskyard.model.given import check_text
+    from taskyard.model.given import check_reason
 
-    return steer(chosen, Skip(check_text("reason", reason)))
+    return steer(chosen, Skip(check_reason(reason)))
 
 
 @selecting
@@ -70,9 +70,9 @@ def hold_command(chosen: Selection, reason: ReasonOption = "") -> int:
     """Keep tasks that have not started from starting, until they are released. They keep their places."""
     from taskyard.cli.steering import steer
     from taskyard.model.command import Hold
-    from taskyard.model.given import check_text
+    from taskyard.model.given import check_reason
 
-    return steer(chosen, Hold(check_text("reason", reason)))
+    return steer(chosen, Hold(check_reason(reason)))
 
 
 @selecting

@@ -18,6 +18,9 @@ from taskyard.model.task import aware
 
 LONGEST_NAME = 200
 
+LONGEST_REASON = 500
+"""Characters of what people say with a command: a few sentences."""
+
 LARGEST_COUNT = 1_000_000
 """More than any machine runs at once: a larger limit is a mistake, and None is what means no limit."""
 
@@ -56,6 +59,16 @@ def check_text(field: str, value: Any) -> str:
     if "\0" in value:
         raise InvalidInput(f"{field} must be text without NUL characters, not {quote(value)}")
     return value
+
+
+def check_reason(value: Any, *, field: str = "reason") -> str:
+    """Why somebody asks for something, in his words: it is kept, repeated in events and lists, and read by people."""
+    text = check_text(field, value)
+    if len(text) > LONGEST_REASON:
+        raise InvalidInput(
+            f"{field} must be a text of at most {LONGEST_REASON:,} characters, not of {len(text):,}: {quote(text)}"
+        )
+    return text
 
 
 class HasUuid(Protocol):

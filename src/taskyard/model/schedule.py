@@ -8,7 +8,7 @@ whoever decides it, is the store's unique row (schedule, fire time).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
@@ -17,7 +17,15 @@ from typing import Annotated, Any
 import msgspec
 
 from taskyard.errors import InvalidInput, quote
-from taskyard.model.given import LONGEST_S, check_count, check_name, check_retry, check_text, check_timeout
+from taskyard.model.given import (
+    LONGEST_S,
+    check_count,
+    check_name,
+    check_reason,
+    check_retry,
+    check_text,
+    check_timeout,
+)
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import (
     FIRST,
@@ -42,7 +50,8 @@ LONGEST_JITTER_S = 86_400.0
 LEAST_GRACE_S = 1.0
 """Where what is late is skipped: nobody looks at the very moment, so with less a schedule would never fire."""
 
-LONGEST_NOTE = 500
+AHEAD = timedelta(seconds=5)
+"""A schedule that is further ahead than this was handled by a clock that was wrong; nodes differ by less."""
 
 FARTHEST = timedelta(days=1)
 """A schedule that was begun later than so long from now was begun by a clock that was wrong; a slow one is right again
@@ -350,9 +359,8 @@ def jitter(schedule: Schedule, fire_at: datetime) -> timedelta:
 
 def pause(state: ScheduleState, *, now: datetime, note: str = "", by: str = "") -> ScheduleState:
     """Fires nothing from now on, not even what was kept back. A second pause changes the note, and whose it is."""
-    if len(check_text("note", note)) > LONGEST_NOTE:
-        raise InvalidInput(f"note must be a text of at most {LONGEST_NOTE} characters, not {quote(note)}")
-    return msgspec.structs.replace(state, paused_at=state.paused_at or now, paused_by=check_text("by", by), note=note)
+    told = {"paused_by": check_text("by", by), "note": check_reason(note, field="note")}
+    return msgspec.structs.replace(state, paused_at=state.paused_at or now, **told)
 
 
 def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> ScheduleState:
@@ -436,6 +444,29 @@ def backfill(
         raise InvalidInput(f"{n:,} fire times from {start} to {end} are more than {limit:,}; take less at a time")
     found = fires_between(schedule.rule, after=first, until=last)
     return tuple(Fire(fire_at=at, due_at=now, kind=FireKind.BACKFILL) for at in found)
+
+
+def is_ahead(state: ScheduleState, *, now: datetime) -> bool:
+    """Whether it is to be sent back: a clock that was far ahead has handled it."""
+    return state.handled_at > now + AHEAD
+
+
+def is_unsure(state: ScheduleState, *, now: datetime) -> bool:
+    """Whether some of the fire times that are still to come may have fired already."""
+    return max(state.handled_at, state.reached_at or state.handled_at) > now
+
+
+def expected(
+    schedule: Schedule, state: ScheduleState, *, now: datetime, count: int, fired: Collection[datetime] = ()
+) -> list[datetime]:
+    """The next fire times that become tasks, as far as can be told: none while it is paused, nor of times up to which
+    it is handled, once it was sent back if it has to be; nor those that have `fired`."""
+    if state.paused_at is not None:
+        return []
+    state = rewind(state, now=now) if is_ahead(state, now=now) else state
+    after = max(now, state.handled_at, state.since or now)
+    taken = set(fired)
+    return [at for at in upcoming(schedule, after=after, count=count + len(taken)) if at not in taken][:count]
 
 
 def upcoming(schedule: Schedule, *, after: datetime, count: int) -> list[datetime]:

@@ -276,7 +276,7 @@ def _explain_pause(record: TaskRecord, queue: QueueScene) -> Why | None:
     if control.said is not None:
         why = f": {control.said.why}" if control.said.why else ""
         text += f" since {_moment(control.said.at)} by {control.said.by}{why}"
-    since = None if control.said is None else control.said.at
+    since = _ready_at(record, None if control.said is None else control.said.at)
     return Why(reason=Reason.QUEUE_PAUSED, text=text, remedy=f"resume queue {record.queue!r}", since=since)
 
 

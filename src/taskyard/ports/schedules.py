@@ -89,7 +89,8 @@ class ScheduleStore(Protocol):
     ) -> Fired | None:
         """If the schedule's version is still that one: add a task for each fire time that has none yet, queued in the
         order of their due times, at the latest by the next turn; cancel the earlier ones that have not ended, if so
-        asked; and write the state. Otherwise nothing, and None.
+        asked; and write the state. Otherwise nothing, and None. If others change those all the time, a store may cancel
+        them right after the transaction; what a crash then leaves, the next fire cancels.
 
         A fire time that has a task already makes no other one, whatever the version, and is not counted as fired. Of
         each schedule the last `KEEP_FIRES` fire times are known for certain, all whose tasks have not ended, and all

@@ -30,7 +30,7 @@ from taskyard.model.given import (
     check_count,
     check_name,
     check_priority,
-    check_text,
+    check_reason,
     check_time,
     check_uuid,
 )
@@ -76,7 +76,7 @@ class TaskSteering(ABC):
     async def cancel(self, uuid: AnyTask, *, reason: str = "", force: bool = False, by: str = "") -> TaskRecord:
         """End a task: at once when it waits; when it runs, its run is asked to stop, and it is canceled when it has.
         With `force` it is killed at once, where its executor can: what it was writing may be damaged."""
-        return await self._ask(uuid, Cancel(check_text("reason", reason), force), by)
+        return await self._ask(uuid, Cancel(check_reason(reason), force), by)
 
     async def retry(self, uuid: AnyTask, *, to_head: bool = True, by: str = "") -> TaskRecord:
         """Send a failed or interrupted task again, at the head of its priority or at the tail."""
@@ -88,7 +88,7 @@ class TaskSteering(ABC):
 
     async def hold(self, uuid: AnyTask, *, reason: str = "", by: str = "") -> TaskRecord:
         """Keep a task that has not started from starting, until it is released."""
-        return await self._ask(uuid, Hold(check_text("reason", reason)), by)
+        return await self._ask(uuid, Hold(check_reason(reason)), by)
 
     async def release(self, uuid: AnyTask, *, by: str = "") -> TaskRecord:
         """Let a held task go: to its old place, or on waiting for its time."""
@@ -96,7 +96,7 @@ class TaskSteering(ABC):
 
     async def skip(self, uuid: AnyTask, *, reason: str = "", by: str = "") -> TaskRecord:
         """End a task that has not started, as skipped."""
-        return await self._ask(uuid, Skip(check_text("reason", reason)), by)
+        return await self._ask(uuid, Skip(check_reason(reason)), by)
 
     async def start_now(self, uuid: AnyTask, *, urgent: bool = False, by: str = "") -> TaskRecord:
         """Put it at the head of its priority, or of the high ones if `urgent`; what runs is not disturbed."""
@@ -149,7 +149,7 @@ class QueueController(TaskSteering):
 
     async def pause(self, *, reason: str = "") -> QueueStatus:
         """Start nothing more; what runs goes on."""
-        return await self._say(Pause(check_text("reason", reason)))
+        return await self._say(Pause(check_reason(reason)))
 
     async def resume(self) -> QueueStatus:
         """Start tasks again; takes back a stop as well, while it lasts and afterwards."""
@@ -157,13 +157,13 @@ class QueueController(TaskSteering):
 
     async def stop_after_current(self, *, reason: str = "") -> QueueStatus:
         """Pause, and be `stopping` until what runs has ended."""
-        return await self._say(StopAfterCurrent(check_text("reason", reason)))
+        return await self._say(StopAfterCurrent(check_reason(reason)))
 
     async def set_concurrency(self, concurrency: int | None, *, reason: str = "") -> QueueStatus:
         """Run at most so many at once, whatever the queue's own rules say; None goes back to those."""
         if concurrency is not None:
             check_count("concurrency", concurrency, least=1, hint=", or None for the queue's own rule")
-        return await self._say(SetConcurrency(concurrency, check_text("reason", reason)))
+        return await self._say(SetConcurrency(concurrency, check_reason(reason)))
 
     async def _say(self, command: QueueCommand) -> QueueStatus:
         return await self._steering.control(self.name, command, by=self._by)

@@ -26,7 +26,7 @@ from taskyard.model.command import (
     why_unfit,
 )
 from taskyard.model.dependency import DEPENDENCY_FAILED
-from taskyard.model.given import check_by, check_priority, check_text, check_time
+from taskyard.model.given import check_by, check_priority, check_reason, check_time
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
@@ -66,7 +66,7 @@ class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class RerunReport(BulkReport, frozen=True, kw_only=True):
     """The same where new tasks were made of those that match: `made` are their ids, oldest first. `run_again` were left
-    out from the start: new ones were made of them before."""
+    out: new ones were made of them before, or by somebody else at the same time."""
 
     run_again: int = 0
     made: tuple[str, ...] = ()
@@ -186,7 +186,7 @@ class Matching:
         return await self._count(self.where)
 
     async def cancel(self, *, reason: str = "", force: bool = False, dry_run: bool = False) -> BulkReport:
-        return await self.apply(Cancel(check_text("reason", reason), force), dry_run=dry_run)
+        return await self.apply(Cancel(check_reason(reason), force), dry_run=dry_run)
 
     async def retry(self, *, to_head: bool = True, even_quarantined: bool = False, dry_run: bool = False) -> BulkReport:
         """Send them again, the oldest first, before the others that wait or behind them. What failed because one of
@@ -195,10 +195,10 @@ class Matching:
         return await self._run(Retry(to_head), dry_run=dry_run, even_quarantined=even_quarantined)
 
     async def skip(self, *, reason: str = "", dry_run: bool = False) -> BulkReport:
-        return await self.apply(Skip(check_text("reason", reason)), dry_run=dry_run)
+        return await self.apply(Skip(check_reason(reason)), dry_run=dry_run)
 
     async def hold(self, *, reason: str = "", dry_run: bool = False) -> BulkReport:
-        return await self.apply(Hold(check_text("reason", reason)), dry_run=dry_run)
+        return await self.apply(Hold(check_reason(reason)), dry_run=dry_run)
 
     async def release(self, *, dry_run: bool = False) -> BulkReport:
         return await self.apply(Release(), dry_run=dry_run)

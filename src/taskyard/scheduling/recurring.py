@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import InvalidInput, StoreError, UnknownConsumer, quote
-from taskyard.model.schedule import Fire, Plan, Schedule, due, rewind
+from taskyard.model.schedule import Fire, Plan, Schedule, due, is_ahead, rewind
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
@@ -39,9 +39,6 @@ HINTED_S = 0.5
 
 SHARE = 20
 """And as many times as far as a look takes: with very many schedules, a look takes its time."""
-
-AHEAD = timedelta(seconds=5)
-"""A schedule that is further ahead than this was handled by a clock that was wrong; nodes differ by less."""
 
 Leads = Callable[[str], bool]
 
@@ -151,7 +148,7 @@ class RecurringLoop:
     async def _follow(self, schedule: Schedule, status: ScheduleStatus, now: datetime) -> datetime | None:
         """Find out what is to be done about one schedule, and do it; when to look again."""
         state = status.state
-        back = rewind(state, now=now) if state.handled_at > now + AHEAD else state
+        back = rewind(state, now=now) if is_ahead(state, now=now) else state
         if back != state and await self._is_leader(schedule):
             log.warning("schedule %s was handled until %s, which is still to come", status.name, state.handled_at)
             await self._store.fire(status.name, version=status.version, state=back)

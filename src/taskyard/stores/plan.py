@@ -4,13 +4,14 @@ same for every store that decides in Python."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from taskyard.errors import DependencyCycle, DuplicateTask, TaskyardError, UnknownTask
 from taskyard.model.dedupe import is_replaceable
 from taskyard.model.dependency import find_cycle
 from taskyard.model.state import TaskState
-from taskyard.model.task import Dedupe, OnFailure, TaskRecord
+from taskyard.model.task import Dedupe, DedupeScope, OnFailure, TaskRecord
 from taskyard.ports.store import Add, Added
 
 RELEASE_AT_MOST = 1000
@@ -18,10 +19,12 @@ RELEASE_AT_MOST = 1000
 
 
 class Holder(NamedTuple):
-    """Who stands for some work, and where it is; None if that is forgotten and only its window is left."""
+    """Who stands for some work, and where it is; None if that is forgotten and only its window is left. `until` is when
+    that ends, if it stands for a window."""
 
     uuid: str
     state: TaskState | None
+    until: datetime | None = None
 
 
 class Plan(NamedTuple):
@@ -46,25 +49,31 @@ def is_tied(add: Add) -> bool:
     return bool(add.after) or add.dedupe is Dedupe.REPLACE
 
 
-def make_plan(add: Add, find_holder: Callable[[str], Holder | None]) -> Plan | TaskyardError:
+def window_end(record: TaskRecord, add: Add, now: datetime) -> datetime | None:
+    """Until when a task that is added now stands for its work, if that is a matter of time."""
+    if record.dedupe_scope is not DedupeScope.WINDOW or add.window_s is None:
+        return None
+    return now + timedelta(seconds=add.window_s)
+
+
+def make_plan(add: Add, now: datetime, find_holder: Callable[[str], Holder | None]) -> Plan | TaskyardError:
     """The plan, or what keeps all of it out."""
     plan = Plan([], [], {}, [])
-    twins: dict[str, str] = {}
+    twins: dict[str, Holder] = {}
     stands_for: dict[str, str] = {}
     for asked in add.records:
         slot = None if add.dedupe is Dedupe.ALLOW else asked.dedupe_slot
         if slot is not None:
             holder, twin = find_holder(slot), twins.get(slot)
-            if add.dedupe is Dedupe.MERGE and (holder is not None or twin is not None):
-                existing = holder.uuid if holder is not None else twin or ""
-                plan.added.append(Added(existing, is_new=False))
-                stands_for[asked.uuid] = existing
+            if add.dedupe is Dedupe.MERGE and (existing := holder or twin) is not None:
+                plan.added.append(Added(existing.uuid, is_new=False, until=existing.until))
+                stands_for[asked.uuid] = existing.uuid
                 continue
             if twin is not None or (holder is not None and not _makes_way(add, holder)):
-                return DuplicateTask("" if holder is None else holder.uuid, slot)
+                return refuse(slot, holder)
             if holder is not None:
                 plan.replaced.append((holder.uuid, asked.uuid))
-            twins[slot] = asked.uuid
+            twins[slot] = Holder(asked.uuid, None, window_end(asked, add, now))
         plan.new.append(asked.clone())
         plan.added.append(Added(asked.uuid))
     gone = {holder: place for place, (holder, _) in enumerate(plan.replaced)}
@@ -76,6 +85,11 @@ def make_plan(add: Add, find_holder: Callable[[str], Holder | None]) -> Plan | T
             record.on_failure = record.on_failure or OnFailure.FAIL
     cycle = find_cycle({record.uuid: plan.after.get(record.uuid, ()) for record in plan.new})
     return plan if cycle is None else DependencyCycle(cycle)
+
+
+def refuse(slot: str, holder: Holder | None) -> DuplicateTask:
+    """The same work is there, or is twice in the batch."""
+    return DuplicateTask("", slot) if holder is None else DuplicateTask(holder.uuid, slot, until=holder.until)
 
 
 def _makes_way(add: Add, holder: Holder) -> bool:

@@ -33,8 +33,8 @@ COLUMNS = TaskRecord.__struct_fields__
 NEW = COLUMNS[:16]
 """The columns an insert gives; the rest start at their defaults."""
 
-SPECIAL = (*NEW, "bucket", "origin", "line")
-"""The same where a task has a bucket or an origin, or stands in a line."""
+SPECIAL = (*NEW, "bucket", "origin", "note", "line")
+"""The same where a task has a bucket, an origin or a note, or stands in a line."""
 
 TIES = ("group_id", "waits", "on_failure", "dedupe_key", "dedupe_scope")
 """The columns an insert gives as well of a task that has to do with others: few have."""

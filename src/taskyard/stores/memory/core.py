@@ -44,7 +44,7 @@ from taskyard.stores.memory.claims import Claims
 from taskyard.stores.memory.dependencies import Dependencies
 from taskyard.stores.memory.schedules import ScheduleBook, is_pending
 from taskyard.stores.memory.sight import Sight
-from taskyard.stores.plan import is_tied, make_plan
+from taskyard.stores.plan import is_tied, make_plan, refuse
 
 # As in `model.state`: looked at once, not once per task.
 ALLOW = Dedupe.ALLOW
@@ -138,7 +138,7 @@ class MemoryCore(Claims, Dependencies, Sight):
 
     def _add_tied(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         """The same for tasks that replace others, or wait for others."""
-        plan = make_plan(add, lambda slot: self._find_holder(slot, now))
+        plan = make_plan(add, now, lambda slot: self._find_holder(slot, now))
         if isinstance(plan, TaskyardError):
             return plan
         if (unknown := plan.refuse_unknown(self._tasks)) is not None:
@@ -160,9 +160,9 @@ class MemoryCore(Claims, Dependencies, Sight):
         """The first work that is pending already, or is in the batch a second time."""
         batch: set[str] = set()
         for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
-            holder = self._slots.holder(slot, now)
+            holder = self._find_holder(slot, now)
             if slot in batch or holder is not None:
-                return DuplicateTask(holder or "", slot)
+                return refuse(slot, holder)
             batch.add(slot)
         return None
 
@@ -183,9 +183,9 @@ class MemoryCore(Claims, Dependencies, Sight):
 
     def _add_one(self, asked: TaskRecord, add: Add, now: datetime) -> Added:
         if add.dedupe is not ALLOW and asked.dedupe_slot is not None:
-            holder = self._slots.holder(asked.dedupe_slot, now)
+            holder = self._find_holder(asked.dedupe_slot, now)
             if holder is not None:
-                return Added(holder, is_new=False)
+                return Added(holder.uuid, is_new=False, until=holder.until)
         record = asked.clone()
         self._enter(record, add, now)
         return Added(record.uuid)

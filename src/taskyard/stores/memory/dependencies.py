@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from taskyard.errors import SlotTaken, TaskyardError
 from taskyard.model.dedupe import replaced, take_slot
@@ -12,7 +12,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Add
 from taskyard.stores.memory.tasks import Tasks
-from taskyard.stores.plan import RELEASE_AT_MOST, Holder, Plan
+from taskyard.stores.plan import RELEASE_AT_MOST, Holder, Plan, window_end
 
 WAITS = frozenset({TaskState.BLOCKED, TaskState.PAUSED})
 """Where a task is told of the ends of those it waits for."""
@@ -23,14 +23,15 @@ class Dependencies(Tasks):
         uuid = self._slots.holder(slot, now)
         if uuid is None:
             return None
-        return Holder(uuid, self._tasks[uuid].state if uuid in self._tasks else None)
+        state = self._tasks[uuid].state if uuid in self._tasks else None
+        return Holder(uuid, state, self._slots.window_end(slot, uuid))
 
     def _take_slot(self, record: TaskRecord, add: Add, now: datetime) -> None:
         take_slot(record, add.dedupe)
         if record.dedupe_slot is not None:
             self._slots.swap(record.uuid, None, record.dedupe_slot)
-        elif record.dedupe_key is not None and add.window_s is not None:
-            self._slots.open_window(record.dedupe_key, record.uuid, now + timedelta(seconds=add.window_s))
+        elif record.dedupe_key is not None and (until := window_end(record, add, now)) is not None:
+            self._slots.open_window(record.dedupe_key, record.uuid, until)
 
     def _replace(self, holder: str, by: str, now: datetime) -> None:
         record = self._tasks[holder]

@@ -23,6 +23,11 @@ class Slots:
         uuid, until = self._windows.get(slot, ("", now))
         return uuid if until > now and self._stands(uuid) else None
 
+    def window_end(self, slot: str, uuid: str) -> datetime | None:
+        """Until when the task holds the slot, if it does so for a window."""
+        holder, until = self._windows.get(slot, ("", None))
+        return until if holder == uuid else None
+
     def swap(self, uuid: str, old: str | None, new: str | None) -> None:
         """The task gives up one slot and takes another, or none."""
         if old is not None:

@@ -1,32 +1,36 @@
 """Schedules in the PostgreSQL store.
 
 What is to be canceled is decided on what was read without a lock, as every command is; the one call that carries out
-all of it does so only if that is still so.
+all of it does so only if that is still so. Where it is not for a while, because others run those tasks, it is fired
+first, and they are canceled right after.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from taskyard.errors import InvalidInput, StoreBusy, hide_password
-from taskyard.model.command import Asked
+from taskyard.errors import InvalidInput, NotOpen, StoreError
+from taskyard.model.command import Asked, Command
 from taskyard.model.schedule import COUNTED, Fire, FireKind, Schedule, ScheduleState
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.clock import Clock
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
-from taskyard.ports.store import ANY, Add
+from taskyard.ports.store import ANY, Add, Applied, TaskFilter
 from taskyard.stores.postgres import commands, within
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.hints import Hints
-from taskyard.stores.postgres.patience import TRIES, give_way
+from taskyard.stores.postgres.patience import give_way
 from taskyard.stores.postgres.rows import clean
 from taskyard.stores.schedules import Fires, cancel_for, read_status, to_text
+
+log = logging.getLogger("taskyard")
 
 T = TypeVar("T")
 
@@ -38,8 +42,16 @@ _PENDING = (
 )
 
 
+WHOLE_TRIES = 5
+"""How often it is tried to fire and to cancel in one transaction. Of many tasks that others run meanwhile, one has
+changed each time."""
+
 NO_BONDS = commands.Bonds({}, {})
 """A cancel is not held back by any."""
+
+
+class _ChangedMeanwhile(Exception):
+    """One of the tasks to cancel is not what it was: nothing has happened."""
 
 
 class ScheduleVerbs:
@@ -63,6 +75,11 @@ class ScheduleVerbs:
 
     @abstractmethod
     async def _find_where(self) -> str: ...
+
+    @abstractmethod
+    async def apply(
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+    ) -> list[Applied]: ...
 
     async def put_schedule(
         self, schedule: Schedule, state: ScheduleState, *, version: str | None, by: str, from_code: bool = False
@@ -114,28 +131,44 @@ class ScheduleVerbs:
             return None
         async with self._asked():
             add = within.encode(Add([record for _, record in fires]), await self._find_where())
+            asked = (name, version, new_uuid(), to_text(state), state.handled_at, KEEP_FIRES, _encode(fires), add)
+            if not cancels:
+                return await self._fire(asked, self._decided(name))
             # What is to be canceled may have changed each time it comes to it: then it is decided anew.
-            for n in range(TRIES):
+            for n in range(WHOLE_TRIES):
                 if n > 1:
                     await give_way(n)
-                decided = await self._decide(name) if cancels else commands.Decided(self._cancel(name), ANY, NO_BONDS)
-                row = await self._write(
-                    FIRE,
-                    *(name, version, new_uuid(), to_text(state), state.handled_at, KEEP_FIRES, _encode(fires), add),
-                    *_changes(decided),
-                )
-                if row["outcome"] == "changed":
-                    continue
-                return self._answer(row["outcome"], row["made"], decided)
-        raise StoreBusy(hide_password(self.url))
+                decided = await self._decide(name)
+                with suppress(_ChangedMeanwhile):
+                    return await self._fire(asked, decided)
+            earlier = await self._read(partial(_read_pending, name=name))
+            fired = await self._fire(asked, self._decided(name))
+            return None if fired is None else Fired(fired.made, await self._cancel_each(name, earlier))
 
-    def _answer(self, outcome: str, made: list[str], decided: commands.Decided) -> Fired | None:
-        if outcome == "stale":
-            return None
-        if outcome != "done":
-            raise InvalidInput(f"the tasks of a schedule cannot be stored: {outcome}")
-        self._hints.tell()
-        return Fired(list(made), [one.uuid for one in decided.applied if one.record is not None])
+    async def _fire(self, asked: tuple[Any, ...], decided: commands.Decided) -> Fired | None:
+        row = await self._write(FIRE, *asked, *_changes(decided))
+        match row["outcome"]:
+            case "done":
+                self._hints.tell()
+                return Fired(list(row["made"]), _uuids(decided.applied))
+            case "stale":
+                return None
+            case "changed":
+                raise _ChangedMeanwhile
+            case wrong:
+                raise InvalidInput(f"the tasks of a schedule cannot be stored: {wrong}")
+
+    async def _cancel_each(self, name: str, earlier: Sequence[str]) -> list[str]:
+        """Those that changed time and again, when what comes after them was fired: it happened, whatever becomes of
+        this. If it fails, the next fire cancels them."""
+        try:
+            return _uuids(await self.apply(earlier, cancel_for(name)))
+        except (StoreError, NotOpen) as error:
+            log.warning("schedule %s has fired, and its earlier tasks are not canceled yet: %s", name, error)
+            return []
+
+    def _decided(self, name: str) -> commands.Decided:
+        return commands.Decided(self._cancel(name), ANY, NO_BONDS)
 
     def _cancel(self, name: str) -> Asked:
         return Asked(command=cancel_for(name), now=self._clock.now(), by="")
@@ -144,10 +177,14 @@ class ScheduleVerbs:
         """What it means for the tasks that have not ended."""
         uuids = await self._read(partial(_read_pending, name=name))
         found = await self._read(partial(commands.read, uuids=uuids))
-        decided = commands.Decided(self._cancel(name), ANY, NO_BONDS)
+        decided = self._decided(name)
         for uuid in uuids:
             decided.decide(uuid, found.get(uuid))
         return decided
+
+
+def _uuids(applied: Sequence[Applied]) -> list[str]:
+    return [one.uuid for one in applied if one.record is not None]
 
 
 def _encode(fires: Fires) -> str:

@@ -56,7 +56,7 @@ from taskyard.ports.store import (
     Turned,
 )
 from taskyard.stores.migrate import schema_at
-from taskyard.stores.postgres import commands, reader, within
+from taskyard.stores.postgres import commands, reader, windows, within
 from taskyard.stores.postgres.connection import COMMAND_S, PLANS, READS, Connection, Session, once
 from taskyard.stores.postgres.errors import busy, describe, read_only, typed_errors
 from taskyard.stores.postgres.gate import Gate
@@ -229,7 +229,7 @@ class PostgresStore(ScheduleVerbs):
         if adds:
             await self._make_lanes(turn)
         row = await self._call(turn)
-        turned = turn.answer(row)
+        turned = await self._tell_windows(turn.answer(row), adds)
         if row["hinted"]:
             self._hints.hold_back()
         elif _concerns_others(turned, row["told"], adds):
@@ -238,6 +238,18 @@ class PostgresStore(ScheduleVerbs):
             self._hints.tell()  # nobody could know beforehand
         self._tidy_after(row["told"])
         return turned
+
+    async def _tell_windows(self, turned: Turned, adds: Sequence[Add]) -> Turned:
+        slots = windows.slots_of(adds, turned.added)
+        if not slots:
+            return turned
+        try:
+            ends = await self._read(partial(windows.read_ends, slots=slots))
+        except StoreError as error:
+            log.debug("when windows end was not found out: %s", error)  # the turn has happened
+            return turned
+        added = [windows.told(add, answer, ends) for add, answer in zip(adds, turned.added, strict=True)]
+        return msgspec.structs.replace(turned, added=added)
 
     async def _add_apart(self, node: str, adds: Sequence[Add]) -> list[list[Added] | TaskyardError]:
         """Of these adds one or a few would have to wait for a transaction of somebody else's: the others go without

@@ -55,7 +55,7 @@ class Turn:
         self._settles, self._adds, self._reports = settles, adds, reports
         self._refused: dict[int, TaskyardError] = {}
         self.is_careful = any(
-            add.parent is not None or add.dedupe is not Dedupe.ALLOW or add.after or any(map(has_ties, add.records))
+            add.parent is not None or add.dedupe is not Dedupe.ALLOW or add.after or any(map(_is_special, add.records))
             for add in adds
         )
         """Whether each add is looked at by itself; otherwise all are stored in one go."""
@@ -207,6 +207,10 @@ def _held(claim: Claim) -> dict[str, int]:
     return {"id": claim.record.id, "token": claim.token, "attempt": claim.attempt}
 
 
+def _is_special(record: TaskRecord) -> bool:
+    return record.note is not None or has_ties(record)
+
+
 def _ties(add: Add) -> dict[str, Any]:
     """What the tasks of an add have to do with others, where they have. A circle is looked for here, as if none of them
     was merged into a task of the store: only if there is one does the database have to look."""
@@ -217,6 +221,7 @@ def _ties(add: Add) -> dict[str, Any]:
             "group": record.group_id,
             "on_failure": record.on_failure or (OnFailure.FAIL if after else None),
             "scope": record.dedupe_scope,
+            "note": clean(record.note),
             "after": after or None,
         }
         if any(value is not None for value in said.values()):

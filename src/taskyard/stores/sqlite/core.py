@@ -20,7 +20,7 @@ from taskyard.model.state import COMPLETED, QUEUED, RUNNING, TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
-from taskyard.stores.plan import is_tied, make_plan
+from taskyard.stores.plan import Holder, is_tied, make_plan, refuse, window_end
 from taskyard.stores.rows import NEW, SPECIAL, TIES, from_us, has_ties, ties_of, to_new_row, to_started, to_us
 from taskyard.stores.sqlite.claims import Claims
 from taskyard.stores.sqlite.schedules import ScheduleWrites
@@ -158,7 +158,7 @@ class SqliteCore(Claims):
     ) -> tuple[list[list[Added] | TaskyardError], list[Claim] | None]:
         """The answer to each, and what could be started at once; None if the lanes have to be looked at for that."""
         fresh: list[TaskRecord] = []
-        slots: dict[str, str] = {}
+        slots: dict[str, Holder] = {}
         added: list[list[Added] | TaskyardError] = []
         for add in adds:
             if is_tied(add):
@@ -203,7 +203,7 @@ class SqliteCore(Claims):
         """One add whose tasks replace others, or wait for others."""
         if add.parent is not None and not self._held([add.parent]):
             return ClaimLost(add.parent.uuid, add.parent.token)
-        plan = make_plan(add, lambda slot: self._find_holder(slot, now))
+        plan = make_plan(add, now, lambda slot: self._find_holder(slot, now))
         if isinstance(plan, TaskyardError):
             return plan
         if (unknown := plan.refuse_unknown(self._find_parents(plan))) is not None:
@@ -232,7 +232,7 @@ class SqliteCore(Claims):
         record.updated_at = now
 
     def _admit(
-        self, add: Add, now: datetime, fresh: list[TaskRecord], slots: dict[str, str]
+        self, add: Add, now: datetime, fresh: list[TaskRecord], slots: dict[str, Holder]
     ) -> list[Added] | TaskyardError:
         """Decide about one add: extends `fresh` by the records to insert, and `slots` by the dedupe slots they take."""
         if add.parent is not None and not self._held([add.parent]):
@@ -244,32 +244,31 @@ class SqliteCore(Claims):
         for asked in add.records:
             holder = self._slot_holder(asked.dedupe_slot, slots, now) if is_merged else None
             if holder is not None:
-                added.append(Added(holder, is_new=False))
+                added.append(Added(holder.uuid, is_new=False, until=holder.until))
                 continue
             record = asked.clone()
             self._number(record, add, now)
             if record.dedupe_key is not None:
-                slots[record.dedupe_key] = record.uuid
+                slots[record.dedupe_key] = Holder(record.uuid, record.state, window_end(record, add, now))
             fresh.append(record)
             added.append(Added(record.uuid))
         return added
 
-    def _find_duplicate(self, add: Add, slots: dict[str, str], now: datetime) -> DuplicateTask | None:
+    def _find_duplicate(self, add: Add, slots: dict[str, Holder], now: datetime) -> DuplicateTask | None:
         """The first work that is pending already, or is in the batch a second time."""
         batch: set[str] = set()
         for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
             holder = self._slot_holder(slot, slots, now)
             if slot in batch or holder is not None:
-                return DuplicateTask(holder or "", slot)
+                return refuse(slot, holder)
             batch.add(slot)
         return None
 
-    def _slot_holder(self, slot: str | None, slots: dict[str, str], now: datetime) -> str | None:
+    def _slot_holder(self, slot: str | None, slots: dict[str, Holder], now: datetime) -> Holder | None:
         """Who stands for this work; `slots` are those of tasks that are about to be stored."""
         if slot is None or slot in slots:
             return None if slot is None else slots[slot]
-        holder = self._find_holder(slot, now)
-        return None if holder is None else holder.uuid
+        return self._find_holder(slot, now)
 
     def _insert_tasks(self, records: list[TaskRecord], now: datetime) -> None:
         at = to_us(now)
@@ -277,7 +276,7 @@ class SqliteCore(Claims):
         is_special = bool(self._strict)
         for record in records:
             where = record.queue, record.source, record.state, record.priority
-            is_special = is_special or record.bucket is not None or record.origin is not None
+            is_special = is_special or (record.bucket or record.origin or record.note) is not None
             new[where] = new.get(where, 0) + 1
             self._events.append((SUBMITTED, record.uuid, record.source, record.queue, at))
             if record.state is QUEUED:
@@ -292,7 +291,7 @@ class SqliteCore(Claims):
         for some, more in ((plain, ()), (tied, TIES)):
             rows = [to_new_row(record, at) for record in some]
             if is_special:
-                rows = [(*row, r.bucket, r.origin, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
+                rows = [(*row, r.bucket, r.origin, r.note, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
             if more:
                 rows = [(*row, *ties_of(r)) for row, r in zip(rows, some, strict=True)]
             self._write_rows("task", (*(SPECIAL if is_special else NEW), *more), rows)

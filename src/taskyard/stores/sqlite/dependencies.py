@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Add
-from taskyard.stores.plan import RELEASE_AT_MOST, Holder, Plan
-from taskyard.stores.rows import json_or_none, to_on_failure, to_us
+from taskyard.stores.plan import RELEASE_AT_MOST, Holder, Plan, window_end
+from taskyard.stores.rows import from_us_or_none, json_or_none, to_on_failure, to_us
 from taskyard.stores.sqlite.statements import blocks, values
 from taskyard.stores.sqlite.transaction import HAS_TIES, Ended, Transaction
 
@@ -57,22 +57,22 @@ class Dependencies(Transaction):
 
     def _find_holder(self, slot: str, now: datetime) -> Holder | None:
         found = self._conn.execute(
-            "SELECT uuid, state FROM task WHERE dedupe_slot = ?1 UNION ALL "
-            "SELECT w.uuid, t.state FROM slot_window AS w LEFT JOIN task AS t ON t.uuid = w.uuid "
+            "SELECT uuid, state, NULL FROM task WHERE dedupe_slot = ?1 UNION ALL "
+            "SELECT w.uuid, t.state, w.until FROM slot_window AS w LEFT JOIN task AS t ON t.uuid = w.uuid "
             "WHERE w.slot = ?1 AND w.until > ?2 LIMIT 1",
             (slot, to_us(now)),
         ).fetchone()
         if found is None:
             return None
-        uuid, state = str(found[0]), None if found[1] is None else TaskState(str(found[1]))
-        return Holder(uuid, state) if counts_as_done(state) else None
+        state = None if found[1] is None else TaskState(str(found[1]))
+        return Holder(str(found[0]), state, from_us_or_none(found[2])) if counts_as_done(state) else None
 
     def _open_window(self, record: TaskRecord, add: Add, now: datetime) -> None:
         """Of a new task, if it stands for its work for a time."""
-        if record.dedupe_slot is None and record.dedupe_key is not None and add.window_s is not None:
-            until = to_us(now + timedelta(seconds=add.window_s))
+        until = window_end(record, add, now)
+        if until is not None and record.dedupe_slot is None and record.dedupe_key is not None:
             self._conn.execute(
-                "INSERT OR REPLACE INTO slot_window VALUES (?, ?, ?)", (record.dedupe_key, record.uuid, until)
+                "INSERT OR REPLACE INTO slot_window VALUES (?, ?, ?)", (record.dedupe_key, record.uuid, to_us(until))
             )
 
     def _trim_windows(self, now: datetime, limit: int) -> None:

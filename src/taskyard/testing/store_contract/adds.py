@@ -47,6 +47,23 @@ class AddContract(Desk):
         assert (kept.token, kept.node, kept.started_at, kept.finished_at, kept.result) == (None,) * 5
         assert kept.updated_at == clock.now()
 
+    async def test_what_is_noted_of_a_new_task_stays_until_it_starts(self, store: Store, clock: ManualClock) -> None:
+        """Its note is kept while it waits, whatever else it has, and is gone when it starts; one that is merged into
+        another leaves that its own."""
+        tasks = [a_record(note="for 0"), a_record(note="for 1", origin="o"), a_record(note="for 2", key="k")]
+        await add(store, tasks[0], a_record(), *tasks[1:], dedupe=Dedupe.MERGE)
+        late, held = a_record(clock.now() + seconds(60), note="later"), a_record(note="first", dedupe_slot="s")
+        await add(store, late, held, dedupe=Dedupe.MERGE)
+        await add(store, a_record(note="second", dedupe_slot="s"), dedupe=Dedupe.MERGE)
+        assert [(await get(store, task)).note for task in (*tasks, late, held)] == [
+            "for 0", "for 1", "for 2", "later", "first",
+        ]  # fmt: skip
+        assert {claim.record.note for claim in await claim(store, 9)} == {None}
+        at_once = a_record(note="gone at once")
+        turned = await store.turn(A, adds=[an_add(at_once)], demand=room(1))
+        assert [claim.record.note for claim in turned.claims] == [None]
+        assert (await get(store, at_once)).note is None
+
     async def test_the_record_asked_with_is_left_alone(self, store: Store) -> None:
         """Adding changes nothing in the caller's record, and changing that afterwards changes nothing in the store."""
         asked = a_record()

@@ -75,6 +75,31 @@ class DedupeContract(Desk):
         assert await submit(store, second) == [Added(second.uuid)]
         assert await is_taken(store) == second.uuid
 
+    @pytest.mark.parametrize("scope", [DedupeScope.WINDOW, DedupeScope.PENDING])
+    async def test_who_comes_too_late_hears_when_the_window_ends(
+        self, store: Store, clock: ManualClock, scope: DedupeScope
+    ) -> None:
+        """Refused or merged, before and after the other has ended: it is told until when that stands for the work,
+        where it is a matter of time."""
+        until = clock.now() + seconds(MOST) if scope is DedupeScope.WINDOW else None
+        first = work(scope)
+        await submit(store, first)
+        clock.advance(1)
+
+        async def check() -> None:
+            refused = await submit(store, work(scope))
+            assert isinstance(refused, DuplicateTask)
+            assert (refused.existing, refused.until) == (first.uuid, until)
+            merged = await submit(store, work(scope), work(scope), dedupe=Dedupe.MERGE, window_s=2 * MOST)
+            assert merged == [Added(first.uuid, is_new=False, until=until)] * 2
+
+        await check()
+        (held,) = await claim(store)
+        await check()
+        if scope is DedupeScope.WINDOW:
+            await settle(store, held, Move.completed(at=clock.now()))
+            await check()
+
     async def test_a_window_ends_while_its_task_pends(self, store: Store, clock: ManualClock) -> None:
         """A window is a matter of time alone: when it is over, the same work may pend a second time."""
         await submit(store, work(DedupeScope.WINDOW))
@@ -101,7 +126,7 @@ class DedupeContract(Desk):
 
     async def test_a_window_outlives_the_record(self, store: Store, clock: ManualClock) -> None:
         """What is forgotten of a task leaves its window as it is; a window that is over is forgotten with the rest."""
-        first = work(DedupeScope.WINDOW)
+        first, until = work(DedupeScope.WINDOW), clock.now() + seconds(MOST)
         await submit(store, first)
         (held,) = await claim(store)
         await settle(store, held, Move.completed(at=clock.now()))
@@ -109,18 +134,21 @@ class DedupeContract(Desk):
         assert await is_taken(store) == first.uuid
         assert isinstance(await submit(store, work(), dedupe=Dedupe.REPLACE), DuplicateTask)
         merged = await submit(store, work(), dedupe=Dedupe.MERGE)
-        assert merged == [Added(first.uuid, is_new=False)]
+        assert merged == [Added(first.uuid, is_new=False, until=until)]
         clock.advance(MOST)
         await store.prune(finished_before=clock.now())
         assert await is_taken(store) is None
 
     @pytest.mark.parametrize("scope", DedupeScope)
-    async def test_work_twice_in_one_turn_meets_whatever_its_scope(self, store: Store, scope: DedupeScope) -> None:
+    async def test_work_twice_in_one_turn_meets_whatever_its_scope(
+        self, store: Store, clock: ManualClock, scope: DedupeScope
+    ) -> None:
         """Of two callers in one turn the second is merged into what the first has brought."""
+        until = clock.now() + seconds(MOST) if scope is DedupeScope.WINDOW else None
         one, two = work(scope), work(scope)
         adds = [Add([record], Dedupe.MERGE, window_s=MOST) for record in (one, two)]
         turned = await store.turn(A, adds=adds)
-        assert turned.added == [[Added(one.uuid)], [Added(one.uuid, is_new=False)]]
+        assert turned.added == [[Added(one.uuid)], [Added(one.uuid, is_new=False, until=until)]]
 
     # --- replacing ----------------------------------------------------------------------------------------------------
 

@@ -152,7 +152,7 @@ END $$;
 
 -- Store new tasks of which some may be there already, wait for others, or come from a run that has lost its claim: add by
 -- add, each whole or not at all; `n` of an add is how many of the tasks are its. `ties` says of some of its tasks, by their
--- number `i` in it, their group, scope and on_failure, and which uuids they come after. An answer is a list with null for
+-- number `i` in it, their group, scope, on_failure and note, and which uuids they come after. An answer is a list with null for
 -- each new task and the holder's uuid for each that was merged, or an object that says what kept the tasks out.
 CREATE FUNCTION taskyard.admit_1(
     p_first integer, p_now timestamptz, p_locked text[], p_adds json, a_uuid text[], a_source text[], a_queue text[],
@@ -294,6 +294,8 @@ BEGIN
             WHERE u.holder IS NULL
         ) AS c;
         PERFORM set_config('lock_timeout', v_patience, true);
+        UPDATE taskyard.task AS t SET note = x.note FROM json_to_recordset(v_add.ties) AS x(i integer, note text)
+        WHERE x.note IS NOT NULL AND t.uuid = a_uuid[v_from + x.i - 1] AND v_holders[x.i] IS NULL;
         IF v_add.dedupe <> 'allow' OR v_add.ties IS NOT NULL THEN
             INSERT INTO taskyard.tie (id, group_id, on_failure, dedupe_key, dedupe_scope)
             SELECT t.id, u.group_id, u.on_failure, k.slot, CASE WHEN k.slot IS NOT NULL THEN u.scope END
