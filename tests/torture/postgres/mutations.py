@@ -25,6 +25,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     # Turns do not wait for each other, and take their time between looking for room and filling it.
     "drop-the-queue-lock": [
         (rf"PERFORM pg_advisory_xact_lock\({Lock.QUEUE}, h\)\s+FROM", "PERFORM FROM"),
+        (rf"pg_advisory_xact_lock\({Lock.QUEUE}, hashtext\(v_queues\[1\]\)\)", "NULL"),
         (r"(v_ids := taskyard\.pick_\d+\([^;]*\);)", r"\1 PERFORM pg_sleep(0.5);"),
     ],
     # Neither the version of a schedule nor the row of a fire time keeps a second task out.
