@@ -130,7 +130,8 @@ class Engine:
             probes=probes,
             many=self._settings.many,
         )
-        self._due = DueLoop(clock, self._dispatcher.promote)
+        self._inbox = self._dispatcher.inbox
+        self._due = DueLoop(clock, self._inbox.promote)
         self._recurring: RecurringLoop | None = None
         if isinstance(store, ScheduleStore):
             self._recurring = RecurringLoop(
@@ -148,7 +149,7 @@ class Engine:
             executors=executors,
             queues=queues if queues is not None else {},
             clock=clock,
-            hooks=RunHooks(self._dispatcher.settle, self._dispatcher.report, partial(with_results, store)),
+            hooks=RunHooks(self._inbox.settle, self._inbox.report, partial(with_results, store)),
             jitter=jitter,
             settings=self._settings.runner,
             fails_unknown=self._settings.others > 0,
@@ -207,19 +208,19 @@ class Engine:
 
     def add(self, add: Add) -> asyncio.Future[list[Added]]:
         """Submit; the future answers when the tasks are stored. On the engine's loop only."""
-        return self._dispatcher.add(add)
+        return self._inbox.add(add)
 
     def submit_now(self, add: Add) -> list[Added] | None:
         """The same on the spot, where the store and what else is going on allow it; None if they do not."""
-        return self._dispatcher.add_now(add)
+        return self._inbox.add_now(add)
 
     async def submit(self, add: Add, *, prompt: bool = True) -> list[Added]:
         """The same, on the spot where the store and what else is going on allow it, unless not `prompt`. While the same
         work is being submitted in a transaction that has not ended, that is waited for, then `SubmitPending`."""
         try:
-            return (self._dispatcher.add_now(add) if prompt else None) or await self._dispatcher.add(add)
+            return (self._inbox.add_now(add) if prompt else None) or await self._inbox.add(add)
         except SubmitPending:
-            return await insist(lambda: self._dispatcher.add(add), self._clock)
+            return await insist(lambda: self._inbox.add(add), self._clock)
         except DuplicateTask as refused:
             raise await self._say_where(refused) from None
 
@@ -292,7 +293,7 @@ class Engine:
         if any(one.record is not None and one.record.state in ENDED for one in applied):
             self._watcher.changed()  # others may have ended with those
         # Whatever was changed may have made room or something startable: a key set free, a failed task sent again.
-        self._dispatcher.look()
+        self._inbox.look()
         self._announce()
         return applied
 
@@ -301,7 +302,7 @@ class Engine:
         try:
             return await self._store.control(queue, command, by=by)
         finally:
-            self._dispatcher.look()
+            self._inbox.look()
             self._announce()
 
     async def queues(self) -> list[QueueStatus]:
@@ -332,7 +333,7 @@ class Engine:
         what was claimed and has not begun goes back."""
         self._slots.learn()
         self._membership.describe_anew()
-        self._dispatcher.look()
+        self._inbox.look()
         if self._recurring is not None:
             self._recurring.look()
 
@@ -369,7 +370,7 @@ class Engine:
             self._keep("membership", self._membership.run)
             if self._recurring is not None:
                 self._keep("recurring", self._recurring.run)
-            self._dispatcher.promote()  # finds what is waiting already, and hears what is due next
+            self._inbox.promote()  # finds what is waiting already, and hears what is due next
             self._hint.set()
 
     async def _join(self) -> None:
@@ -442,7 +443,7 @@ class Engine:
         return stuck
 
     async def _end_loops(self) -> None:
-        self._dispatcher.close()
+        self._inbox.close()
         self._watcher.close()
         for loop in self._loops:
             loop.cancel()
@@ -521,7 +522,7 @@ class Engine:
 
     def _fired(self) -> None:
         """Schedules have made tasks, and perhaps canceled others."""
-        self._dispatcher.promote()
+        self._inbox.promote()
         self._changed()
 
     def _announce(self) -> None:
@@ -532,7 +533,7 @@ class Engine:
         """Another process has written."""
         if news is News.ADDED:
             # As most of what is heard is, where others submit what runs here: the store is asked for nothing else.
-            self._dispatcher.look()
+            self._inbox.look()
             self._announce()
             return
         self._changed()
@@ -541,7 +542,7 @@ class Engine:
 
     def _changed(self) -> None:
         """Something has happened that is not known here: everything is looked at again."""
-        self._dispatcher.look()  # first: what may start is to start soon
+        self._inbox.look()  # first: what may start is to start soon
         self._announce()
         self._watcher.changed()
         self._hint.set()
@@ -575,7 +576,7 @@ class Engine:
         else:
             self._slots.release(Hold.DRAIN)
             log.warning("this node is no longer drained, and takes tasks again")
-            self._dispatcher.look()
+            self._inbox.look()
         self._announce()
 
     async def _tick(self) -> None:

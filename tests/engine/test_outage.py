@@ -307,7 +307,7 @@ async def test_a_loop_that_fails_is_started_again(start_rig, caplog, name):
     rig = await start_rig()
     work = Work()
     rig.consumer("work", work)
-    broken = {"dispatcher": "_dispatcher._take", "due": "_due._sleep", "outcomes": "_watcher._look"}
+    broken = {"dispatcher": "_inbox.take", "due": "_due._sleep", "outcomes": "_watcher._look"}
     broken |= {"rescuer": "_rescuer.step", "hints": "_runner.cancel", "tick": "_due.look"}
     part, method = broken[name].split(".")
     owner = getattr(rig.engine, part)

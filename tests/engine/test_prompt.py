@@ -8,7 +8,7 @@ import pytest
 from taskyard.errors import DuplicateTask
 from taskyard.model.task import Dedupe, TaskRecord
 from taskyard.ports.store import Add, Added
-from taskyard.queueing.dispatcher import PROMPT_AT_MOST
+from taskyard.queueing.inbox import PROMPT_AT_MOST
 from tests.engine.support import PromptStore, Rig, Work, quiet
 
 

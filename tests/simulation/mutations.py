@@ -18,6 +18,7 @@ from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import Add, Added
 from taskyard.queueing.admission import Hold, Slots
 from taskyard.queueing.dispatcher import Dispatcher
+from taskyard.queueing.inbox import Inbox
 from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.scheduling.due import DueLoop
 from taskyard.stores.memory import MemoryCore, claims, core
@@ -42,15 +43,15 @@ def drop_the_token_check(patch: Patch) -> None:
 
 def acknowledge_before_effect(patch: Patch) -> None:
     """Submitters hear of their success before the store does."""
-    inner = Dispatcher.add
+    inner = Inbox.add
 
-    def add(self: Dispatcher, add: Add) -> "asyncio.Future[list[Added]]":
+    def add(self: Inbox, add: Add) -> "asyncio.Future[list[Added]]":
         inner(self, add).add_done_callback(lambda asked: None if asked.cancelled() else nothing(asked.exception()))
         done: asyncio.Future[list[Added]] = asyncio.get_running_loop().create_future()
         done.set_result([Added(record.uuid) for record in add.records])
         return done
 
-    patch.setattr(Dispatcher, "add", add)
+    patch.setattr(Inbox, "add", add)
 
 
 def claim_twice(patch: Patch) -> None:

@@ -1,1 +1,1 @@
-"""Which goes next: admission, the dispatcher around `Store.turn`, and the watcher of outcomes."""
+"""Which goes next: admission, the inbox, the dispatcher around `Store.turn`, and the watcher of outcomes."""

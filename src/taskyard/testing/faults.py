@@ -25,6 +25,7 @@ from typing import Any
 
 from taskyard.execution.runner import Runner
 from taskyard.queueing.dispatcher import Dispatcher
+from taskyard.queueing.inbox import Inbox
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.writer import Writer
 
@@ -33,7 +34,7 @@ VARIABLE = "TASKYARD_FAULT"
 PHASES = ("submit", "claim", "run", "settle")
 
 POINTS = (
-    "submit.asked",  # handed to the dispatcher
+    "submit.asked",  # handed to the inbox
     "submit.written",  # in the transaction
     "submit.commit",  # before its COMMIT
     "submit.committed",  # after it, and nobody knows yet
@@ -187,8 +188,8 @@ class Faults:
                     board.count(phase, -len(things))
                     self.passing(f"{phase}.answered")
 
-        _wrap(Dispatcher, "add", add)
-        _wrap(Dispatcher, "settle", settle)
+        _wrap(Inbox, "add", add)
+        _wrap(Inbox, "settle", settle)
         _wrap(Dispatcher, "_finish", finish)
         _wrap(Runner, "start", start)
 
