@@ -12,7 +12,7 @@ import pytest
 
 from taskyard import Yard
 from taskyard.cli.narrator import narrated
-from taskyard.engine import FLUSH_S
+from taskyard.engine.engine import FLUSH_S
 from taskyard.ports.clock import SystemClock
 from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.postgres.connection import connect

@@ -307,10 +307,10 @@ async def test_a_loop_that_fails_is_started_again(start_rig, caplog, name):
     rig = await start_rig()
     work = Work()
     rig.consumer("work", work)
-    broken = {"dispatcher": "_inbox.take", "due": "_due._sleep", "outcomes": "_watcher._look"}
-    broken |= {"rescuer": "_rescuer.step", "hints": "_runner.cancel", "tick": "_due.look"}
+    broken = {"dispatcher": "inbox.take", "due": "due._sleep", "outcomes": "watcher._look"}
+    broken |= {"rescuer": "rescuer.step", "hints": "runner.cancel", "tick": "due.look"}
     part, method = broken[name].split(".")
-    owner = getattr(rig.engine, part)
+    owner = getattr(rig.engine._parts, part)
     original = getattr(owner, method)
 
     def fail_once(*args, **kwargs):

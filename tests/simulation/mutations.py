@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskyard.engine import Engine
+from taskyard.engine.parts import Parts
 from taskyard.errors import OutcomeUnknown
 from taskyard.execution.runner import Runner
 from taskyard.model.limits import Demand, Quota
@@ -160,7 +160,7 @@ def overfill_nodes(patch: Patch) -> None:
 
 def run_on_without_a_lease(patch: Patch) -> None:
     """A node that may have been given up claims nothing more, and lets run what runs."""
-    patch.setattr(Engine, "_fenced", lambda self, incarnation: self._slots.hold(Hold.FENCE))
+    patch.setattr(Parts, "_fenced", lambda self, incarnation: self.slots.hold(Hold.FENCE))
 
 
 MUTATIONS: dict[str, Callable[[Patch], None]] = {

@@ -39,7 +39,7 @@ async def drain(yard: Yard, drain_s: float = DRAIN_S) -> tuple[list[str], dict[s
 async def finish_all(yard: Yard, drain_s: float = DRAIN_S) -> None:
     """Wait until nothing is left to do, or `drain_s` has passed."""
     engine: Any = yard.engine
-    engine._rescuer.poke()  # a node looks for dead ones once a second; here everybody else is dead
+    engine._parts.rescuer.poke()  # a node looks for dead ones once a second; here everybody else is dead
     until = time.monotonic() + drain_s
     while time.monotonic() < until:
         if not any(count for (_, state), count in (await yard.store.count()).items() if state not in ENDED):

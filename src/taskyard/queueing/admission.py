@@ -64,6 +64,10 @@ class Slots:
         self._demand, self._stale = None, False
 
     @property
+    def is_draining(self) -> bool:
+        return Hold.DRAIN in self._holds
+
+    @property
     def is_fenced(self) -> bool:
         """Whether this node may hold nothing: neither claim, nor begin what it had claimed."""
         return Hold.FENCE in self._holds

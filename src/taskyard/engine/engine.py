@@ -1,30 +1,20 @@
-"""The engine: the loops of one node, wired to each other and to a store.
+"""What one node does, with its parts: it starts and stops them, keeps their loops going, submits, waits and steers.
 
-It joins the parts that must not know each other: the dispatcher (which), the due and the recurring loop (when), the
-runner (how), the rescuer (other nodes) and the watcher of outcomes (who waits). `Yard` and `Scheduler` stand on it. An
-engine lives once: `start`, then `stop`.
+How the parts are made and what they tell each other is in `parts`. An engine lives once: `start`, then `stop`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
-import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import datetime
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
-from taskyard.cluster.leader import Leadership
-from taskyard.cluster.membership import Hooks as MemberHooks
-from taskyard.cluster.membership import LeaseSettings, Membership
-from taskyard.cluster.rescuer import Rescuer
+from taskyard.engine.loops import Loops
+from taskyard.engine.parts import Parts
+from taskyard.engine.settings import EngineSettings, Ground
 from taskyard.errors import DuplicateTask, NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
-from taskyard.execution.runner import Hooks as RunHooks
-from taskyard.execution.runner import Runner, RunnerSettings
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.limits import QueueSettings
@@ -34,58 +24,19 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.schedules import ScheduleStore
-from taskyard.ports.store import (
-    ANY,
-    Add,
-    Added,
-    Applied,
-    News,
-    Node,
-    QueueStatus,
-    Store,
-    TaskFilter,
-    TransactionalStore,
-)
-from taskyard.queueing.admission import Hold, Slots
-from taskyard.queueing.dispatcher import MANY, Dispatcher
-from taskyard.queueing.dispatcher import Hooks as DispatchHooks
-from taskyard.queueing.outcomes import OutcomeWatcher
+from taskyard.ports.store import ANY, Add, Added, Applied, QueueStatus, Store, TaskFilter, TransactionalStore
 from taskyard.queueing.pending import insist
-from taskyard.queueing.summary import with_results
-from taskyard.scheduling.due import DueLoop
-from taskyard.scheduling.recurring import RecurringLoop
-from taskyard.version import VERSION
 
 log = logging.getLogger("taskyard")
 
 TICK_S = 1.0
 """The one periodic wake-up of a node: steps of the wall clock, dead nodes, a sign of life of the loop."""
 
-LOST_LEASE = "its node lost its lease"
-
 UNWIND_S = 2.0
 """How long interrupted runs get to clean up when a stop has run out of grace."""
 
 FLUSH_S = 5.0
 """How long a stop waits, at least, for a store that is away to take the last settles; longer if grace is left."""
-
-RESTART_FIRST_S, RESTART_CAP_S = 0.05, 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """`serve=False` makes an engine that only submits and waits. `others` is the room for tasks of unknown sources,
-    which are taken only to be reported (the standalone Scheduler does that). Of `many` claims at once, some begin while
-    the next turn is on its way."""
-
-    serve: bool = True
-    name: str = ""
-    max_running: int = 100
-    others: int = 0
-    many: int = MANY
-    runner: RunnerSettings = field(default_factory=RunnerSettings)
-    lease: LeaseSettings = field(default_factory=LeaseSettings)
 
 
 class Engine:
@@ -104,72 +55,25 @@ class Engine:
         jitter: Callable[[], float] = random.random,
         probes: Probes = SILENT,
     ) -> None:
-        self._store, self._clock, self._probes = store, clock, probes
-        self._consumers, self._executors = consumers, executors
+        self._store, self._clock, self._executors = store, clock, executors
         self._settings = settings or EngineSettings()
-        self._membership = Membership(
-            store,
-            clock=clock,
-            describe=self._describe,
-            is_draining=lambda: self.is_draining,
-            settings=self._settings.lease,
-        )
-        self._slots = Slots(
-            consumers,
-            max_running=self._settings.max_running,
-            others=self._settings.others,
-            capacities={name: executor.abilities.capacity for name, executor in executors.items()},
-        )
-        self._watcher = OutcomeWatcher(store)
-        self._dispatcher = Dispatcher(
-            store,
-            self.incarnation,
-            slots=self._slots,
-            clock=clock,
-            jitter=jitter,
-            probes=probes,
-            many=self._settings.many,
-        )
-        self._inbox = self._dispatcher.inbox
-        self._due = DueLoop(clock, self._inbox.promote)
-        self._recurring: RecurringLoop | None = None
-        if isinstance(store, ScheduleStore):
-            self._recurring = RecurringLoop(
-                store,
+        self._parts = parts = Parts(
+            Ground(
+                store=store,
                 clock=clock,
                 consumers=consumers,
-                look_for_leader=Leadership(store, lambda: self.incarnation).look,
-                fired=self._fired,
+                executors=executors,
+                queues=queues if queues is not None else {},
+                settings=self._settings,
+                jitter=jitter,
                 probes=probes,
             )
-        self._rescuer = Rescuer(store, lambda _: self._changed(), probes=probes)
-        self._membership.connect(MemberHooks(self._fenced, self._rejoined))
-        self._runner = Runner(
-            consumers=consumers,
-            executors=executors,
-            queues=queues if queues is not None else {},
-            clock=clock,
-            hooks=RunHooks(self._inbox.settle, self._inbox.report, partial(with_results, store)),
-            jitter=jitter,
-            settings=self._settings.runner,
-            fails_unknown=self._settings.others > 0,
         )
-        self._dispatcher.connect(
-            DispatchHooks(
-                self._runner.start,
-                self._runner.is_running,
-                self._watcher.settled,
-                self._watcher.ended_unrun,
-                self._turned,
-            )
-        )
-        self._listeners: set[asyncio.Event] = set()
-        self._hint = asyncio.Event()
-        self._has_unheard = False
+        self._inbox, self._dispatcher, self._runner = parts.inbox, parts.dispatcher, parts.runner
+        self._slots, self._membership, self._watcher = parts.slots, parts.membership, parts.watcher
+        self._loops = Loops(clock, parts.changed, probes=probes)
         self._applying: set[asyncio.Task[list[Applied]]] = set()
-        self._loops: list[asyncio.Task[None]] = []
         self._is_started = self._is_stopped = False
-        self.is_draining = False
         # After `stop`: whether the store has taken all that ended here. What it has not will be run again.
         self.is_recorded = True
 
@@ -183,7 +87,7 @@ class Engine:
     @property
     def name(self) -> str:
         """Under which people know this node; the same for as long as the process lives."""
-        return self._settings.name or f"{socket.gethostname()}-{os.getpid()}"
+        return self._settings.node_name
 
     @property
     def refused(self) -> int:
@@ -198,6 +102,11 @@ class Engine:
     def running(self) -> int:
         """Runs that are going on here now."""
         return len(self._runner)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether this node was asked to take no more tasks."""
+        return self._slots.is_draining
 
     async def drained(self) -> None:
         """Return when this node was asked to drain and all that ran here has ended."""
@@ -280,7 +189,7 @@ class Engine:
         try:
             applied = await self._store.apply(uuids, command, by=by, where=where)
         except BaseException:
-            self._changed()  # in part, or wholly, it may have been carried out
+            self._parts.changed()  # in part, or wholly, it may have been carried out
             raise
         for one in applied:
             record = one.record
@@ -294,7 +203,7 @@ class Engine:
             self._watcher.changed()  # others may have ended with those
         # Whatever was changed may have made room or something startable: a key set free, a failed task sent again.
         self._inbox.look()
-        self._announce()
+        self._parts.announce()
         return applied
 
     async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
@@ -303,7 +212,7 @@ class Engine:
             return await self._store.control(queue, command, by=by)
         finally:
             self._inbox.look()
-            self._announce()
+            self._parts.announce()
 
     async def queues(self) -> list[QueueStatus]:
         return await self._store.queues()
@@ -318,30 +227,20 @@ class Engine:
     def clock(self) -> Clock:
         return self._clock
 
-    @contextmanager
-    def changes(self) -> Iterator[asyncio.Event]:
+    def changes(self) -> AbstractContextManager[asyncio.Event]:
         """An event that is set whenever something may have happened in the store, here or elsewhere."""
-        event = asyncio.Event()
-        self._listeners.add(event)
-        try:
-            yield event
-        finally:
-            self._listeners.discard(event)
+        return self._parts.changes()
 
     def consumers_changed(self) -> None:
         """A consumer has come or gone. What runs goes on to its end; nothing more is claimed for one that has gone, and
         what was claimed and has not begun goes back."""
-        self._slots.learn()
-        self._membership.describe_anew()
-        self._inbox.look()
-        if self._recurring is not None:
-            self._recurring.look()
+        self._parts.consumers_changed()
 
     def look_at_schedules(self) -> None:
         """A schedule was put, changed or fired by this process."""
-        self._fired()
-        if self._recurring is not None:
-            self._recurring.look()
+        self._parts.fired()
+        if self._parts.recurring is not None:
+            self._parts.recurring.look()
 
     # --- starting and stopping ----------------------------------------------------------------------------------------
 
@@ -359,19 +258,20 @@ class Engine:
             for executor in self._executors.values():
                 await executor.shutdown()
             raise
-        self._store.watch(self._heard)
-        self._keep("dispatcher", self._dispatcher.run)
-        self._keep("outcomes", self._watcher.run)
+        parts, keep = self._parts, self._loops.keep
+        self._store.watch(parts.heard)
+        keep("dispatcher", self._dispatcher.run)
+        keep("outcomes", self._watcher.run)
         if self._settings.serve:
-            self._keep("due", self._due.run)
-            self._keep("rescuer", self._rescuer.run)
-            self._keep("hints", self._follow_hints)
-            self._keep("tick", self._tick)
-            self._keep("membership", self._membership.run)
-            if self._recurring is not None:
-                self._keep("recurring", self._recurring.run)
+            keep("due", parts.due.run)
+            keep("rescuer", parts.rescuer.run)
+            keep("hints", parts.hints.run)
+            keep("tick", self._tick)
+            keep("membership", self._membership.run)
+            if parts.recurring is not None:
+                keep("recurring", parts.recurring.run)
             self._inbox.promote()  # finds what is waiting already, and hears what is due next
-            self._hint.set()
+            parts.hints.look()
 
     async def _join(self) -> None:
         if not self._settings.serve:
@@ -412,7 +312,7 @@ class Engine:
         calls `stop`."""
         flushing = asyncio.get_running_loop().create_task(self._dispatcher.flush(until))
         try:
-            await asyncio.wait((flushing, self._loops[0]), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((flushing, self._loops.get("dispatcher")), return_when=asyncio.FIRST_COMPLETED)
         finally:
             flushing.cancel()
         return flushing.result() if flushing.done() else await self._dispatcher.write_rest(until)
@@ -445,10 +345,7 @@ class Engine:
     async def _end_loops(self) -> None:
         self._inbox.close()
         self._watcher.close()
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
-        self._loops.clear()
+        await self._loops.end()
 
     async def _leave(self, stuck: Sequence[str], is_flushed: bool) -> None:
         self.is_recorded = is_flushed and not self._dispatcher.has_dropped
@@ -473,147 +370,11 @@ class Engine:
         except StoreError as error:
             log.warning("could not leave the store: %s", error)
 
-    def _describe(self, incarnation: str, since: datetime) -> Node:
-        return Node(
-            incarnation=incarnation,
-            name=self.name,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            sources=tuple(self._consumers),
-            started_at=since,
-            version=VERSION,
-            queues=tuple(sorted({consumer.queue for consumer in list(self._consumers.values())})),
-            limits=self._slots.limits(),
-            max_running=self._settings.max_running,
-            executors=self._slots.executors(),
-            capacities=self._slots.capacities(),
-            is_stopping=self._is_stopped,
-        )
-
-    # --- the lease ----------------------------------------------------------------------------------------------------
-
-    def _fenced(self, incarnation: str) -> None:
-        """Others may take over what runs here. It is cut short now; how it ended is written all the same, since the
-        store takes that only of tasks that nobody else has."""
-        self._slots.hold(Hold.FENCE)
-        self._runner.interrupt(LOST_LEASE)
-        self._probes.fenced(incarnation)
-
-    def _rejoined(self, old: str, new: str) -> None:
-        self._dispatcher.rejoin(new)
-        self._slots.release(Hold.FENCE)
-        self._rescuer.bury(old, self._is_over, self._dispatcher.forget)
-        self._changed()
-        self._probes.rejoined(new)
-
-    def _is_over(self, incarnation: str) -> bool:
-        return not self._runner.holds_of(incarnation) and not self._dispatcher.owes(incarnation)
-
-    # --- loops --------------------------------------------------------------------------------------------------------
-
-    def _turned(self, next_due: datetime | None) -> None:
-        self._due.tell(next_due)
-        self._announce()
-        if self._recurring is not None:
-            self._recurring.turned()
-        if self._has_unheard:
-            self._has_unheard = False
-            self._hint.set()
-
-    def _fired(self) -> None:
-        """Schedules have made tasks, and perhaps canceled others."""
-        self._inbox.promote()
-        self._changed()
-
-    def _announce(self) -> None:
-        for event in self._listeners:
-            event.set()
-
-    def _heard(self, news: News) -> None:
-        """Another process has written."""
-        if news is News.ADDED:
-            # As most of what is heard is, where others submit what runs here: the store is asked for nothing else.
-            self._inbox.look()
-            self._announce()
-            return
-        self._changed()
-        if news is News.NODES:
-            self._rescuer.poke()
-
-    def _changed(self) -> None:
-        """Something has happened that is not known here: everything is looked at again."""
-        self._inbox.look()  # first: what may start is to start soon
-        self._announce()
-        self._watcher.changed()
-        self._hint.set()
-        if self._recurring is not None:
-            self._recurring.hint()
-
-    async def _follow_hints(self) -> None:
-        """What was asked elsewhere: cancels, and that this node drains."""
-        while True:
-            await self._hint.wait()
-            self._hint.clear()
-            try:
-                signals = await self._store.signals(self.incarnation)
-                self._drain(signals.is_draining)
-                for uuid in signals.cancels:
-                    # Race: the cancel came after the commit of a claim that is still on its way here. It is asked for
-                    # again when the turn is over.
-                    self._has_unheard |= not self._runner.cancel(uuid, force=uuid in signals.forced)
-            except BaseException:
-                self._hint.set()  # looked at again when this loop is started again
-                raise
-
-    def _drain(self, on: bool) -> None:
-        """Claim nothing, or claim again. A claim that is on its way here when this is heard is run."""
-        if on is self.is_draining:
-            return
-        self.is_draining = on
-        if on:
-            self._slots.hold(Hold.DRAIN)
-            log.warning("this node is drained: it takes no new tasks, and has %d to finish", self.running)
-        else:
-            self._slots.release(Hold.DRAIN)
-            log.warning("this node is no longer drained, and takes tasks again")
-            self._inbox.look()
-        self._announce()
-
     async def _tick(self) -> None:
         never = asyncio.Event()
         while True:
             await self._clock.wait(never, self._clock.monotonic() + TICK_S)
             never.clear()
             self._membership.tick()
-            self._due.look()
-            self._rescuer.poke()
-
-    def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        self._loops.append(
-            asyncio.get_running_loop().create_task(self._restarting(name, loop), name=f"taskyard-{name}")
-        )
-
-    async def _restarting(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """A loop that fails is logged and started again, sooner or later: it never dies silently."""
-        failures = 0
-        while True:
-            began = self._clock.monotonic()
-            try:
-                await loop()
-            except Exception as error:
-                if self._clock.monotonic() - began > 2 * RESTART_CAP_S:
-                    failures = 0
-                _log_failure(name, error, is_first=failures == 0)
-            self._probes.stumbled(name)
-            pause = min(RESTART_FIRST_S * 2 ** min(failures, 10), RESTART_CAP_S)
-            failures += 1
-            await self._clock.wait(asyncio.Event(), self._clock.monotonic() + pause)
-            self._changed()  # whatever it was in the middle of is looked at again
-
-
-def _log_failure(name: str, error: Exception, *, is_first: bool) -> None:
-    """A store that is away is no news the second time; a bug is, and comes with its stack."""
-    if not isinstance(error, StoreError):
-        log.error("the %s loop failed and is started again", name, exc_info=error)
-    elif is_first:
-        log.warning("the %s loop waits for the store: %s", name, error)
+            self._parts.due.look()
+            self._parts.rescuer.poke()

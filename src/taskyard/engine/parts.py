@@ -1,0 +1,231 @@
+"""The parts of one node, made for each other, and what they tell each other.
+
+They must not know each other: the dispatcher (which), the due and the recurring loop (when), the runner (how), the
+rescuer and the membership (other nodes), the watcher of outcomes (who waits). Whatever one has to tell another goes
+through here, on the loop, and waits for nothing. Nothing runs by itself: whoever owns the parts keeps their loops
+going.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+
+from taskyard.cluster.leader import Leadership
+from taskyard.cluster.membership import Hooks as MemberHooks
+from taskyard.cluster.membership import Membership
+from taskyard.cluster.rescuer import Rescuer
+from taskyard.engine.hints import Hints
+from taskyard.engine.settings import Ground
+from taskyard.execution.runner import Hooks as RunHooks
+from taskyard.execution.runner import Runner
+from taskyard.ports.schedules import ScheduleStore
+from taskyard.ports.store import News, Node
+from taskyard.queueing.admission import Hold, Slots
+from taskyard.queueing.dispatcher import Dispatcher
+from taskyard.queueing.dispatcher import Hooks as DispatchHooks
+from taskyard.queueing.outcomes import OutcomeWatcher
+from taskyard.queueing.summary import with_results
+from taskyard.scheduling.due import DueLoop
+from taskyard.scheduling.recurring import RecurringLoop
+from taskyard.version import VERSION
+
+LOST_LEASE = "its node lost its lease"
+
+
+class Parts:
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._listeners: set[asyncio.Event] = set()
+        store = ground.store
+        self.slots = self._make_slots()
+        self.membership = self._make_membership()
+        self.dispatcher = self._make_dispatcher()
+        self.inbox = self.dispatcher.inbox
+        self.runner = self._make_runner()
+        self.watcher = OutcomeWatcher(store)
+        self.due = DueLoop(ground.clock, self.inbox.promote)
+        self.recurring = self._make_recurring()
+        self.rescuer = Rescuer(store, lambda _: self.changed(), probes=ground.probes)
+        self.hints = Hints(
+            store,
+            self._incarnation,
+            runner=self.runner,
+            slots=self.slots,
+            inbox=self.inbox,
+            announce=self.announce,
+        )
+        self._connect()
+
+    # --- each part ----------------------------------------------------------------------------------------------------
+
+    def _make_slots(self) -> Slots:
+        ground = self._ground
+        return Slots(
+            ground.consumers,
+            max_running=ground.settings.max_running,
+            others=ground.settings.others,
+            capacities={name: executor.abilities.capacity for name, executor in ground.executors.items()},
+        )
+
+    def _make_membership(self) -> Membership:
+        ground = self._ground
+        return Membership(
+            ground.store,
+            clock=ground.clock,
+            describe=self._describe,
+            is_draining=lambda: self.slots.is_draining,
+            settings=ground.settings.lease,
+        )
+
+    def _make_dispatcher(self) -> Dispatcher:
+        ground = self._ground
+        return Dispatcher(
+            ground.store,
+            self._incarnation(),
+            slots=self.slots,
+            clock=ground.clock,
+            jitter=ground.jitter,
+            probes=ground.probes,
+            many=ground.settings.many,
+        )
+
+    def _make_runner(self) -> Runner:
+        ground = self._ground
+        return Runner(
+            consumers=ground.consumers,
+            executors=ground.executors,
+            queues=ground.queues,
+            clock=ground.clock,
+            hooks=RunHooks(self.inbox.settle, self.inbox.report, partial(with_results, ground.store)),
+            jitter=ground.jitter,
+            settings=ground.settings.runner,
+            fails_unknown=ground.settings.others > 0,
+        )
+
+    def _make_recurring(self) -> RecurringLoop | None:
+        ground = self._ground
+        if not isinstance(ground.store, ScheduleStore):
+            return None
+        return RecurringLoop(
+            ground.store,
+            clock=ground.clock,
+            consumers=ground.consumers,
+            look_for_leader=Leadership(ground.store, self._incarnation).look,
+            fired=self.fired,
+            probes=ground.probes,
+        )
+
+    def _connect(self) -> None:
+        self.membership.connect(MemberHooks(self._fenced, self._rejoined))
+        self.dispatcher.connect(
+            DispatchHooks(
+                self.runner.start,
+                self.runner.is_running,
+                self.watcher.settled,
+                self.watcher.ended_unrun,
+                self._turned,
+            )
+        )
+
+    def _incarnation(self) -> str:
+        return self.membership.incarnation
+
+    def _describe(self, incarnation: str, since: datetime) -> Node:
+        consumers, settings, slots = self._ground.consumers, self._ground.settings, self.slots
+        return Node(
+            incarnation=incarnation,
+            name=settings.node_name,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            sources=tuple(consumers),
+            started_at=since,
+            version=VERSION,
+            queues=tuple(sorted({consumer.queue for consumer in list(consumers.values())})),
+            limits=slots.limits(),
+            max_running=settings.max_running,
+            executors=slots.executors(),
+            capacities=slots.capacities(),
+            is_stopping=slots.is_stopped,
+        )
+
+    # --- what has happened, told to whom it concerns ------------------------------------------------------------------
+
+    def heard(self, news: News) -> None:
+        """Another process has written."""
+        if news is News.ADDED:
+            # As most of what is heard is, where others submit what runs here: the store is asked for nothing else.
+            self.inbox.look()
+            self.announce()
+            return
+        self.changed()
+        if news is News.NODES:
+            self.rescuer.poke()
+
+    def changed(self) -> None:
+        """Something has happened that is not known here: everything is looked at again."""
+        self.inbox.look()  # first: what may start is to start soon
+        self.announce()
+        self.watcher.changed()
+        self.hints.look()
+        if self.recurring is not None:
+            self.recurring.hint()
+
+    def fired(self) -> None:
+        """Schedules have made tasks, and perhaps canceled others."""
+        self.inbox.promote()
+        self.changed()
+
+    def consumers_changed(self) -> None:
+        """A consumer has come or gone."""
+        self.slots.learn()
+        self.membership.describe_anew()
+        self.inbox.look()
+        if self.recurring is not None:
+            self.recurring.look()
+
+    def _turned(self, next_due: datetime | None) -> None:
+        self.due.tell(next_due)
+        self.announce()
+        if self.recurring is not None:
+            self.recurring.turned()
+        if self.hints.has_unheard:
+            self.hints.look_again()
+
+    def _fenced(self, incarnation: str) -> None:
+        """Others may take over what runs here. It is cut short now; how it ended is written all the same, since the
+        store takes that only of tasks that nobody else has."""
+        self.slots.hold(Hold.FENCE)
+        self.runner.interrupt(LOST_LEASE)
+        self._ground.probes.fenced(incarnation)
+
+    def _rejoined(self, old: str, new: str) -> None:
+        self.dispatcher.rejoin(new)
+        self.slots.release(Hold.FENCE)
+        self.rescuer.bury(old, self._is_over, self.dispatcher.forget)
+        self.changed()
+        self._ground.probes.rejoined(new)
+
+    def _is_over(self, incarnation: str) -> bool:
+        return not self.runner.holds_of(incarnation) and not self.dispatcher.owes(incarnation)
+
+    # --- whoever listens ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def changes(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever something may have happened in the store, here or elsewhere."""
+        event = asyncio.Event()
+        self._listeners.add(event)
+        try:
+            yield event
+        finally:
+            self._listeners.discard(event)
+
+    def announce(self) -> None:
+        for event in self._listeners:
+            event.set()
