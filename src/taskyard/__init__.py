@@ -85,7 +85,8 @@ from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import Cron, Every
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.schedule import Missed, Overlap, Schedule, ScheduleState
+from taskyard.model.schedule import Missed, Overlap, Schedule
+from taskyard.model.schedule_state import ScheduleState
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
 from taskyard.model.why import Reason, Why

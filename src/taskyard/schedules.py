@@ -12,21 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.errors import InvalidInput, ScheduleExists, StoreUnavailable, UnknownSchedule, quote, shorten
 from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.model.firing import Fire, FireKind, backfill, expected
 from taskyard.model.given import check_count, check_name
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.recurrence import TICK, Cron, Every, Rule
-from taskyard.model.schedule import (
-    Fire,
-    FireKind,
-    Schedule,
-    ScheduleState,
-    amend,
-    backfill,
-    expected,
-    is_unsure,
-    pause,
-    resume,
-)
+from taskyard.model.schedule import Schedule
+from taskyard.model.schedule_state import ScheduleState, amend, is_unsure, pause, resume
 from taskyard.model.task import TaskRecord
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.schedules import KEEP_FIRES, UNREAD, FireRow, ScheduleStatus, ScheduleStore

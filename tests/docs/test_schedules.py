@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 from taskyard.model.recurrence import Every
-from taskyard.model.schedule import AHEAD, Missed, Overlap, Schedule
+from taskyard.model.schedule import Missed, Overlap, Schedule
+from taskyard.model.schedule_state import AHEAD
 from taskyard.ports.schedules import KEEP_FIRES
 from taskyard.scheduling.recurring import DEPUTY_S
 from tests.docs.blocks import TOP, blocks

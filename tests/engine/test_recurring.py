@@ -9,8 +9,10 @@ import pytest
 
 from taskyard.cluster.leader import Leadership, find_leader
 from taskyard.errors import StoreUnavailable
+from taskyard.model.firing import FireKind
 from taskyard.model.recurrence import Cron, Every, Rule, fires_between
-from taskyard.model.schedule import FireKind, Missed, Overlap, Schedule, ScheduleState
+from taskyard.model.schedule import Missed, Overlap, Schedule
+from taskyard.model.schedule_state import ScheduleState
 from taskyard.model.state import TaskState
 from taskyard.ports.schedules import ScheduleStatus
 from taskyard.ports.store import Node, NodeStatus

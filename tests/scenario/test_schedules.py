@@ -23,7 +23,8 @@ from taskyard import (
     UnknownSchedule,
     Yard,
 )
-from taskyard.model.schedule import due, forget
+from taskyard.model.firing import due
+from taskyard.model.schedule_state import forget
 from taskyard.schedules import definition, keeper
 from taskyard.scheduling.recurring import make_record
 from taskyard.testing.clock import ManualClock

@@ -10,32 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.errors import InvalidInput, NaiveDatetime
+from taskyard.model.fire_times import upcoming
+from taskyard.model.firing import AT_ONCE, Fire, FireKind, Plan, backfill, due, expected, jitter, uncount
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import TICK, Cron, Every, count_fires, fires_between
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.schedule import (
-    AT_ONCE,
-    LEAST_GRACE_S,
-    Fire,
-    FireKind,
-    Missed,
-    Overlap,
-    Plan,
-    Schedule,
-    ScheduleState,
-    amend,
-    backfill,
-    due,
-    expected,
-    forget,
-    is_ahead,
-    jitter,
-    pause,
-    resume,
-    rewind,
-    uncount,
-    upcoming,
-)
+from taskyard.model.schedule import LEAST_GRACE_S, Missed, Overlap, Schedule
+from taskyard.model.schedule_state import ScheduleState, amend, forget, is_ahead, pause, resume, rewind
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 

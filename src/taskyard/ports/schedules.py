@@ -1,6 +1,6 @@
 """What a store keeps of recurring schedules, and the one transaction in which fire times become tasks.
 
-What is to be done is decided by whoever asks, with the pure rules of `model.schedule`; a store only carries it out, and
+What is to be done is decided by whoever asks, with the pure rules of `model.firing`; a store only carries it out, and
 only if the schedule is still as it was when that was decided.
 """
 
@@ -12,8 +12,10 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from taskyard.model.firing import Fire, FireKind
 from taskyard.model.recurrence import FIRST
-from taskyard.model.schedule import Fire, FireKind, Schedule, ScheduleState
+from taskyard.model.schedule import Schedule
+from taskyard.model.schedule_state import ScheduleState
 from taskyard.model.task import TaskRecord
 
 KEEP_FIRES = 2_000

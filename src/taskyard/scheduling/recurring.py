@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import InvalidInput, StoreError, UnknownConsumer, quote
-from taskyard.model.schedule import Fire, Plan, Schedule, due, is_ahead, rewind
+from taskyard.model.firing import Fire, Plan, due
+from taskyard.model.schedule import Schedule
+from taskyard.model.schedule_state import is_ahead, rewind
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer

@@ -10,7 +10,9 @@ import msgspec
 
 from taskyard.errors import TaskyardError
 from taskyard.model.command import Cancel
-from taskyard.model.schedule import Fire, Schedule, ScheduleState, uncount
+from taskyard.model.firing import Fire, uncount
+from taskyard.model.schedule import Schedule
+from taskyard.model.schedule_state import ScheduleState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.schedules import UNREAD, ScheduleStatus
 

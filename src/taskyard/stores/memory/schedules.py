@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from taskyard.model.schedule import Fire, Schedule, ScheduleState, forget
+from taskyard.model.firing import Fire
+from taskyard.model.schedule import Schedule
+from taskyard.model.schedule_state import ScheduleState, forget
 from taskyard.model.state import ENDED
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus

@@ -18,7 +18,9 @@ import msgspec
 
 from taskyard.errors import InvalidInput, NotOpen, StoreError
 from taskyard.model.command import Asked, Command
-from taskyard.model.schedule import COUNTED, Fire, FireKind, Schedule, ScheduleState
+from taskyard.model.firing import COUNTED, Fire, FireKind
+from taskyard.model.schedule import Schedule
+from taskyard.model.schedule_state import ScheduleState
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.clock import Clock
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus

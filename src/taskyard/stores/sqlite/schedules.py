@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import apsw
 
-from taskyard.model.schedule import Fire, FireKind, Schedule, ScheduleState, forget
+from taskyard.model.firing import Fire, FireKind
+from taskyard.model.schedule import Schedule
+from taskyard.model.schedule_state import ScheduleState, forget
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
 from taskyard.ports.store import Add

@@ -8,11 +8,13 @@ from datetime import datetime
 import pytest
 
 from taskyard.model.command import Cancel
+from taskyard.model.firing import Fire, FireKind
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import Cron, Every
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.schedule import Fire, FireKind, Missed, Overlap, Schedule, ScheduleState, forget, pause
+from taskyard.model.schedule import Missed, Overlap, Schedule
+from taskyard.model.schedule_state import ScheduleState, forget, pause
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus, ScheduleStore

@@ -1,0 +1,136 @@
+"""How far a schedule has come, and what else than firing moves it: a person, another rule, a clock that was wrong.
+
+Every fire time is decided once: fired, missed or skipped, or kept back until the task before it has ended. `handled_at`
+says how far that has come. It goes back only where a clock was ahead, and never behind `since`, so a clock that is set
+back fires nothing twice, nor what lies before the schedule.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import msgspec
+
+from taskyard.model import fire_times
+from taskyard.model.given import check_reason, check_text
+from taskyard.model.schedule import Schedule
+from taskyard.model.task import aware
+
+AHEAD = timedelta(seconds=5)
+"""A schedule that is further ahead than this was handled by a clock that was wrong; nodes differ by less."""
+
+FARTHEST = timedelta(days=1)
+"""A schedule that was begun later than so long from now was begun by a clock that was wrong; a slow one is right again
+sooner, or seen by everybody."""
+
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+"""As it comes out of a store: one without a zone is refused where it is read."""
+
+
+class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a schedule has come. All fire times up to `handled_at` are decided: they are counted as fired, missed or
+    skipped, but for the one at `buffered_at`, which waits for the task before it. What a person fires, now or for
+    times long past, is not counted. Of fire times up to `forgotten_at` the store no longer knows which have fired.
+
+    Of times up to `since` nothing ever fires: it was begun, resumed, or given another rule then. `reached_at` is how
+    far it had come before it was sent back."""
+
+    handled_at: Moment
+    since: Moment | None = None
+    reached_at: Moment | None = None
+    buffered_at: Moment | None = None
+    paused_at: Moment | None = None
+    paused_by: str = ""
+    note: str = ""
+    fired: int = 0
+    missed: int = 0
+    skipped: int = 0
+    forgotten_at: Moment | None = None
+
+    @classmethod
+    def begin(cls, now: datetime) -> ScheduleState:
+        """Of a schedule that is made now: it fires from here on."""
+        return cls(handled_at=aware("now", now), since=now)
+
+
+def pause(state: ScheduleState, *, now: datetime, note: str = "", by: str = "") -> ScheduleState:
+    """Fires nothing from now on, not even what was kept back. A second pause changes the note, and whose it is."""
+    told = {"paused_by": check_text("by", by), "note": check_reason(note, field="note")}
+    return msgspec.structs.replace(state, paused_at=state.paused_at or now, **told)
+
+
+def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> ScheduleState:
+    """Fires again from now on. What has come due while it was paused is skipped, whatever `missed` says."""
+    if state.paused_at is None:
+        return state
+    return msgspec.structs.replace(skip(schedule, _begin_at(state, now), now), paused_at=None, paused_by="", note="")
+
+
+def amend(old: Schedule | None, state: ScheduleState, *, now: datetime) -> ScheduleState:
+    """For a schedule that is given another rule or policy than the `old` one (None if that cannot be read): it counts
+    from now on, and nothing is kept back. What has come due by the old one is skipped."""
+    kept = state.buffered_at is not None
+    if old is not None:
+        state = skip(old, state, now)
+    handled_at = max(state.handled_at, now)
+    state = msgspec.structs.replace(state, handled_at=handled_at, buffered_at=None, skipped=state.skipped + kept)
+    return _begin_at(state, now)
+
+
+def _begin_at(state: ScheduleState, now: datetime) -> ScheduleState:
+    return msgspec.structs.replace(state, since=now if state.since is None else max(state.since, now))
+
+
+def rewind(state: ScheduleState, *, now: datetime) -> ScheduleState:
+    """For a clock that was far ahead, and is right again: what lies after `now` may be decided once more. What has
+    fired of it does not fire again, by the store's unique row; so it goes back no further than there are rows. Nor
+    behind `since`, for it may be the clock of now that is wrong, unless that is too far ahead to be true."""
+    since = state.since
+    if since is not None and since > now + FARTHEST:
+        since = now
+    back_to = max(now, since or now, state.forgotten_at or now)
+    if back_to >= state.handled_at:
+        return state
+    reached_at = max(state.handled_at, state.reached_at or state.handled_at)
+    return msgspec.structs.replace(state, handled_at=back_to, since=since, reached_at=reached_at)
+
+
+def forget(state: ScheduleState, fire_at: datetime | None) -> ScheduleState:
+    """The store has forgotten fire times, the last of them at `fire_at`."""
+    if fire_at is None or (state.forgotten_at is not None and state.forgotten_at >= fire_at):
+        return state
+    return msgspec.structs.replace(state, forgotten_at=fire_at)
+
+
+def is_ahead(state: ScheduleState, *, now: datetime) -> bool:
+    """Whether it is to be sent back: a clock that was far ahead has handled it."""
+    return state.handled_at > now + AHEAD
+
+
+def is_unsure(state: ScheduleState, *, now: datetime) -> bool:
+    """Whether some of the fire times that are still to come may have fired already."""
+    return max(state.handled_at, state.reached_at or state.handled_at) > now
+
+
+def skip(schedule: Schedule, state: ScheduleState, now: datetime) -> ScheduleState:
+    """What has come due up to `now`, and is not decided, does not fire."""
+    skipped = fire_times.count(schedule, decided_until(state, now), now)
+    if not skipped:
+        return state
+    reached_at = ahead(state.reached_at, now)
+    return msgspec.structs.replace(state, handled_at=now, reached_at=reached_at, skipped=state.skipped + skipped)
+
+
+def decided_until(state: ScheduleState, now: datetime) -> datetime:
+    """Seen at `now`, how far. What lies before the place from which it was sent back may fire at its time, and is not
+    made up for once that is past: it was decided, and a clock that was set back for a while is no reason to do so
+    again."""
+    if state.reached_at is None or state.reached_at > now:
+        return state.handled_at
+    return max(state.handled_at, state.reached_at)
+
+
+def ahead(reached_at: datetime | None, handled_at: datetime) -> datetime | None:
+    """How far it had come, unless it has come as far again."""
+    return None if reached_at is None or reached_at <= handled_at else reached_at
