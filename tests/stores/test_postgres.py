@@ -119,7 +119,7 @@ async def _running(store: PostgresStore, n: int) -> bool:
 
 
 async def _all_closed(store: PostgresStore) -> bool:
-    return all(conn.is_closed() for conn in store._turns._idle + store._reads._idle)
+    return all(conn.is_closed() for conn in store._db.turns._idle + store._db.reads._idle)
 
 
 # --- the schema -------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ async def test_a_client_that_does_not_read_keeps_nobody_waiting(store, other):
     """A process that is stopped while the answer to its turn is on its way holds no lock: others go on."""
     await store.turn(A.incarnation, adds=[an_add(*(a_record(args=LARGE) for _ in range(40)), a_record())])
     await other.turn(B.incarnation)
-    (connection,) = other._turns._idle
+    (connection,) = other._db.turns._idle
     connection._transport.pause_reading()
     unread = asyncio.ensure_future(other.turn(B.incarnation, demand=room(40)))
     async with asyncio.timeout(COMMAND_S - 2):
@@ -387,7 +387,7 @@ async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
     for _ in range(3):
         await store.turn(A.incarnation, adds=[an_add(*(a_record() for _ in range(1000)))])
     claims = (await store.turn(A.incarnation, demand=room(2500))).claims
-    low = await store._read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.mark"))
+    low = await store._db.read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.mark"))
     assert low == claims[-1].record.position
     await store.turn(A.incarnation, settles=[(claims[0], Move.given_back(at=clock.now()))])
     (again,) = (await store.turn(A.incarnation, demand=room(1))).claims
@@ -596,7 +596,7 @@ async def _work(url: str, clock: ManualClock, rounds: int) -> None:
         assert len((await store.events(after=after)).events) == 30
         assert all(outcome and outcome.result for outcome in await store.outcomes([task.uuid for task in tasks]))
         assert await store.dead_nodes() == []
-        await store._tidy()
+        await store._turning._tidy()
     await store.leave(A.incarnation)
     await store.close()
 
@@ -620,7 +620,7 @@ async def _read_since(stranger: asyncpg.Connection) -> int:
 async def test_a_foreign_snapshot_makes_nothing_read_more_and_more(empty_url, clock, monkeypatch):
     """While somebody keeps a transaction open, and with it all that is dead, turns and questions read no more than at
     its beginning."""
-    monkeypatch.setattr("taskyard.stores.postgres.store.RING", 100)
+    monkeypatch.setattr("taskyard.stores.postgres.turning.RING", 100)
     await _work(empty_url, clock, 5)
     foreign, stranger = await asyncpg.connect(empty_url), await asyncpg.connect(empty_url)
     await _read_since(stranger)
@@ -662,7 +662,7 @@ async def test_the_few_that_did_not_complete_are_found_among_the_many(store, str
     used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'ended_other'"
     before = await stranger.fetchval(used)
     assert [task.uuid for task in await store.list_tasks(TaskFilter(states=(TaskState.CANCELED,)))] == [first.uuid]
-    await store._reads.close()  # with its connections go the counts of what they read
+    await store._db.reads.close()  # with its connections go the counts of what they read
     await until(lambda: stranger.fetchval(f"SELECT ({used}) > $1", before))
 
 
@@ -785,7 +785,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for(clock, postgres_ur
     store = PostgresStore(postgres_url, clock=clock, command_s=0.5)
     await store.open()
     await store.turn("nobody")
-    connection: Any = store._turns._idle[0]
+    connection: Any = store._db.turns._idle[0]
     connection._transport.pause_reading()
     with pytest.raises(OutcomeUnknown):
         await store.turn("nobody")
@@ -799,12 +799,12 @@ async def test_a_turn_that_gets_no_lock_is_known_to_have_done_nothing(clock, pos
     store = PostgresStore(postgres_url, clock=clock, command_s=2.0)
     await store.open()
     await store.turn("nobody")
-    (connection,) = store._turns._idle
+    (connection,) = store._db.turns._idle
     async with stranger.transaction():
         await stranger.execute(f"SELECT pg_advisory_xact_lock({Lock.QUEUE}, hashtext('slow'))")
         with pytest.raises(StoreBusy):
             await store.turn("nobody", adds=[an_add(a_record(queue="slow"))])
-    assert store._turns._idle == [connection]
+    assert store._db.turns._idle == [connection]
     assert await store.count() == {}
     await store.close()
 
@@ -812,20 +812,20 @@ async def test_a_turn_that_gets_no_lock_is_known_to_have_done_nothing(clock, pos
 async def test_what_was_lost_takes_effect_before_what_is_asked_next_or_never(store, stranger):
     """A turn whose connection broke while the server was busy with it does nothing after somebody has looked."""
     await store.turn(A.incarnation)
-    (connection,) = store._turns._idle
+    (connection,) = store._db.turns._idle
     pid = connection.get_server_pid()
     transaction = stranger.transaction()
     await transaction.start()
     await stranger.execute(f"SELECT pg_advisory_xact_lock({Lock.QUEUE}, hashtext('slow'))")
     lost = asyncio.ensure_future(store.turn(A.incarnation, adds=[an_add(late := a_record(queue="slow"))]))
     waits = "SELECT pid FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
-    await until(lambda: store._read(lambda conn: conn.fetchval(waits, pid)))
+    await until(lambda: store._db.read(lambda conn: conn.fetchval(waits, pid)))
     connection._transport.abort()
     with pytest.raises(OutcomeUnknown):
         await lost
     assert await store.list_tasks() == []
     lives = "SELECT pid FROM pg_stat_activity WHERE pid = $1"
-    assert await store._read(lambda conn: conn.fetchval(lives, pid)) is None
+    assert await store._db.read(lambda conn: conn.fetchval(lives, pid)) is None
     await transaction.rollback()
     assert await store.find(late.uuid) is None
 
@@ -853,20 +853,20 @@ async def test_after_a_loss_readers_share_what_there_is(store, stranger):
     async with asyncio.timeout(COMMAND_S):
         answers = await asyncio.gather(*(store.count() for _ in range(40)))
     assert answers == [{}] * 40
-    assert 1 <= len(store._reads._idle) < 10  # each for himself would have left all ten that are kept
+    assert 1 <= len(store._db.reads._idle) < 10  # each for himself would have left all ten that are kept
 
 
 async def test_who_is_cancelled_while_others_wait_leaves_his_connection_to_them(store, stranger):
     """A reader that was cancelled just when it got a connection takes none away."""
     await store.count()
-    store._reads._gate.trouble()
-    async with store._reads.use() as only:
+    store._db.reads._gate.trouble()
+    async with store._db.reads.use() as only:
         first, second = (asyncio.create_task(store.count()) for _ in range(2))
         await asyncio.sleep(0)
-        assert len(store._reads._waiting) == 2
+        assert len(store._db.reads._waiting) == 2
     first.cancel()
     assert await second == {}
-    assert only in store._reads._idle
+    assert only in store._db.reads._idle
 
 
 @pytest.mark.parametrize("listens", [True, False])
@@ -937,7 +937,7 @@ async def test_others_are_told_of_what_is_left_for_them(store, clock, monkeypatc
     await store.turn(A.incarnation, adds=[an_add(a_record(source="x"), a_record(source="x", priority=2))])
     later = clock.now() + timedelta(seconds=1)
     await store.turn(A.incarnation, adds=[an_add(a_record(source="y", due_at=later))])
-    monkeypatch.setattr(store._hints, "tell", lambda _: told.append(True))
+    monkeypatch.setattr(store._db.hints, "tell", lambda _: told.append(True))
     await store.turn(A.incarnation, adds=[an_add(a_record(source="x", priority=0))], demand=room(1, x=1))
     assert told == []
     clock.advance(1)
@@ -989,12 +989,12 @@ async def test_one_turn_tells_others_with_its_commit_and_who_comes_at_the_same_t
     await store.open()
     heard: asyncio.Queue[int] = asyncio.Queue()
     await stranger.add_listener(CHANNEL, lambda _conn, pid, *_: heard.put_nowait(pid))
-    async with store._turns.use() as conn:
+    async with store._db.turns.use() as conn:
         pid = conn.get_server_pid()
     async with asyncio.timeout(PATIENCE_S):
         await store.turn(A.incarnation, adds=[an_add(a_record())])
         assert await heard.get() == pid
-        store._hints._offer_from_mono = 0.0  # as if it were some time later
+        store._db.hints._offer_from_mono = 0.0  # as if it were some time later
         async with stranger.transaction():
             await stranger.execute("SELECT pg_advisory_xact_lock($1, 0)", int(Lock.HINT))
             await store.turn(A.incarnation, adds=[an_add(a_record())])
@@ -1009,7 +1009,7 @@ async def test_why_a_page_of_tasks_waits_takes_five_queries(store: PostgresStore
     records = [a_record(queue=order, key=str(n % 7) if n % 2 else None) for order in QueueOrder for n in range(40)]
     await store.turn(A.incarnation, adds=[an_add(*records)], demand=room(9))
     asked: list[str] = []
-    async with store._reads.use() as conn:
+    async with store._db.reads.use() as conn:
         with conn.query_logger(lambda record: asked.append(record.query)):
             page = await reader.list_tasks(conn, TaskFilter(), None, 100)
             scene = await find_scene(conn, page, now=page[0].due_at)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -27,14 +27,12 @@ from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
 from taskyard.ports.store import ANY, Add, Applied, TaskFilter
 from taskyard.stores.postgres import commands, within
 from taskyard.stores.postgres.connection import Connection
-from taskyard.stores.postgres.hints import Hints
+from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.patience import give_way
 from taskyard.stores.postgres.rows import clean
 from taskyard.stores.schedules import Fires, cancel_for, read_status, to_text
 
 log = logging.getLogger("taskyard")
-
-T = TypeVar("T")
 
 FIRE = "CALL taskyard.fire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL, NULL)"
 
@@ -61,22 +59,7 @@ class ScheduleVerbs:
 
     url: str
     _clock: Clock
-    _hints: Hints
-
-    @abstractmethod
-    def _asked(self) -> AbstractAsyncContextManager[None]: ...
-
-    @abstractmethod
-    async def _write(self, sql: str, *arguments: Any) -> Any: ...
-
-    @abstractmethod
-    async def _ask(self, run: Callable[[Connection], Awaitable[T]]) -> T: ...
-
-    @abstractmethod
-    async def _read(self, run: Callable[[Connection], Awaitable[T]]) -> T: ...
-
-    @abstractmethod
-    async def _find_where(self) -> str: ...
+    _db: Database
 
     @abstractmethod
     async def apply(
@@ -89,36 +72,36 @@ class ScheduleVerbs:
         values = (schedule.name, to_text(schedule), to_text(state), new_uuid(), by, from_code)
         if any(clean(text) != text for text in (schedule.name, by)):
             raise InvalidInput("the name of the schedule, or who puts it there, has characters that cannot be stored")
-        async with self._asked():
+        async with self._db.asked():
             if version is None:
                 sql = "INSERT INTO taskyard.schedule VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING RETURNING 1"
-                row = await self._write(sql, *values)
+                row = await self._db.write(sql, *values)
             else:
                 sql = (
                     "UPDATE taskyard.schedule SET definition = $2, state = $3, version = $4, by = $5, from_code = $6 "
                     "WHERE name = $1 AND version = $7 RETURNING 1"
                 )
-                row = await self._write(sql, *values, version)
-            self._hints.tell()
+                row = await self._db.write(sql, *values, version)
+            self._db.hints.tell()
             return row is not None
 
     async def drop_schedule(self, name: str) -> bool:
         if clean(name) != name:
             return False
-        async with self._asked():
-            row = await self._write("SELECT taskyard.drop_schedule_1($1)", name)
-            self._hints.tell()
+        async with self._db.asked():
+            row = await self._db.write("SELECT taskyard.drop_schedule_1($1)", name)
+            self._db.hints.tell()
             return bool(row[0])
 
     async def schedules(self, name: str | None = None) -> list[ScheduleStatus]:
         if name is not None and clean(name) != name:
             return []
-        return await self._ask(partial(read_schedules, name=name))
+        return await self._db.ask(partial(read_schedules, name=name))
 
     async def list_fires(self, name: str, *, limit: int = 20) -> list[FireRow]:
         if clean(name) != name:
             return []
-        return await self._ask(partial(_read_fires, name=name, limit=limit))
+        return await self._db.ask(partial(_read_fires, name=name, limit=limit))
 
     async def fire(
         self,
@@ -131,8 +114,8 @@ class ScheduleVerbs:
     ) -> Fired | None:
         if clean(name) != name:
             return None
-        async with self._asked():
-            add = within.encode(Add([record for _, record in fires]), await self._find_where())
+        async with self._db.asked():
+            add = within.encode(Add([record for _, record in fires]), await self._db.find_where())
             asked = (name, version, new_uuid(), to_text(state), state.handled_at, KEEP_FIRES, _encode(fires), add)
             if not cancels:
                 return await self._fire(asked, self._decided(name))
@@ -143,15 +126,15 @@ class ScheduleVerbs:
                 decided = await self._decide(name)
                 with suppress(_ChangedMeanwhile):
                     return await self._fire(asked, decided)
-            earlier = await self._read(partial(_read_pending, name=name))
+            earlier = await self._db.read(partial(_read_pending, name=name))
             fired = await self._fire(asked, self._decided(name))
             return None if fired is None else Fired(fired.made, await self._cancel_each(name, earlier))
 
     async def _fire(self, asked: tuple[Any, ...], decided: commands.Decided) -> Fired | None:
-        row = await self._write(FIRE, *asked, *_changes(decided))
+        row = await self._db.write(FIRE, *asked, *_changes(decided))
         match row["outcome"]:
             case "done":
-                self._hints.tell()
+                self._db.hints.tell()
                 return Fired(list(row["made"]), _uuids(decided.applied))
             case "stale":
                 return None
@@ -177,8 +160,8 @@ class ScheduleVerbs:
 
     async def _decide(self, name: str) -> commands.Decided:
         """What it means for the tasks that have not ended."""
-        uuids = await self._read(partial(_read_pending, name=name))
-        found = await self._read(partial(commands.read, uuids=uuids))
+        uuids = await self._db.read(partial(_read_pending, name=name))
+        found = await self._db.read(partial(commands.read, uuids=uuids))
         decided = self._decided(name)
         for uuid in uuids:
             decided.decide(uuid, found.get(uuid))

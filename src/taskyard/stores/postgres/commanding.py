@@ -1,0 +1,122 @@
+"""What people ask of tasks and queues, carried out on one PostgreSQL database.
+
+It is decided on what was read without a lock, and carried out if that is still so; else it is read and decided again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from taskyard.model.command import Asked, Command, Retry, anchor_of
+from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer, told_as
+from taskyard.model.limits import QueueSettings
+from taskyard.ports.clock import Clock
+from taskyard.ports.store import Applied, QueueStatus, TaskFilter
+from taskyard.stores.postgres import commands, reader
+from taskyard.stores.postgres.database import Database
+from taskyard.stores.postgres.errors import busy
+from taskyard.stores.postgres.patience import TRIES, give_way
+
+APPLY_AT_MOST = 500
+
+
+class Commanding:
+    _speaking: asyncio.Lock
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db, self._clock = db, clock
+
+    def open(self) -> None:
+        self._speaking = asyncio.Lock()  # of this event loop
+
+    async def apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
+        applied: list[Applied] = []
+        for start in range(0, len(uuids), APPLY_AT_MOST):
+            applied += await self._apply(uuids[start : start + APPLY_AT_MOST], command, by, where)
+        return applied
+
+    async def _apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
+        """Those that changed between the look and the lock are decided again, and only those: beside a busy queue the
+        first in line change all the time."""
+        answers: dict[int, Applied] = {}
+        left = list(range(len(uuids)))
+        for n in range(TRIES):
+            if n > 1:
+                await give_way(n)
+            decided = await self._decide_on([uuids[i] for i in left], command, by, where)
+            stale: list[str] = []
+            if not decided.changes_nothing:
+                row = await self._db.write(commands.CHANGE, *decided.arguments())
+                decided.place(row["places"])
+                stale = row["stale"]
+                self._db.hints.tell()
+            if decided.lost:
+                await self._db.write(commands.EXPLAIN, *map(list, zip(*decided.lost, strict=True)))
+            answers |= dict(zip(left, decided.applied, strict=True))
+            left = [i for i in left if uuids[i] in stale]
+            if not left:
+                break
+            if n == TRIES - 1:
+                answers |= {i: decided.give_up(uuids[i]) for i in left}
+        return [answers[i] for i in range(len(uuids))]
+
+    async def _decide_on(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> commands.Decided:
+        asked, other = Asked(command=command, now=self._clock.now(), by=by), anchor_of(command)
+        found = await self._db.read(partial(commands.read, uuids=uuids if other is None else [*uuids, other]))
+        anchor = None if other is None else found.get(other)
+        if anchor is not None:
+            order = await self._db.read(partial(commands.read_order, queue=anchor[0].queue))
+            asked = msgspec.structs.replace(asked, order=order, anchor=anchor[0].clone())
+        records = [record for record, _ in found.values()] if isinstance(command, Retry) else []
+        bonds = await self._db.read(partial(commands.read_bonds, records=records, now=asked.now))
+        decided = commands.Decided(asked, where, bonds, anchor=anchor)
+        for uuid in uuids:
+            decided.decide(uuid, found.get(uuid))
+        return decided
+
+    async def control(self, queue: str, command: QueueCommand, by: str) -> QueueStatus:
+        async with self._speaking:
+            said = await self._control(queue, command, by)
+        (status,) = await self._db.read(partial(reader.queues, name=queue))
+        return msgspec.structs.replace(status, control=said)
+
+    async def _control(self, queue: str, command: QueueCommand, by: str) -> QueueControl:
+        """Decided on what was read without a lock, and kept if nobody has said anything since. Those of one process
+        speak one after the other; who is in the way of another's has been heard, and lets him go first next time."""
+        settings = msgspec.json.encode(QueueSettings(name=queue)).decode()
+        for n in range(TRIES):
+            if n > 1:
+                await give_way(n)
+            text = await self._db.read(partial(commands.read_control, queue=queue))
+            old = UNTOUCHED if text is None else msgspec.json.decode(text, type=QueueControl)
+            # Whether something runs the call itself looks, under the queue's lock.
+            now = self._clock.now()
+            new = steer(old, command, by=by, now=now, running=1)
+            kind = told_as(old, new)
+            if kind is None:
+                return old
+            said = msgspec.json.encode(new).decode()
+            row = await self._db.write(commands.CONTROL, queue, settings, text, said, kind, now)
+            if row["done"]:
+                self._db.hints.tell()
+                return msgspec.json.decode(row["said"], type=QueueControl)
+        raise busy(self._db.url)
+
+    async def set_queue(self, settings: QueueSettings) -> None:
+        row = await self._db.write(
+            "CALL taskyard.queue_1($1, $2, $3, $4, $5, $6, $7, $8, NULL)",
+            settings.name,
+            settings.concurrency,
+            settings.per_key,
+            settings.auto_recover,
+            msgspec.json.encode(settings).decode(),
+            settings.order,
+            settings.starve_after,
+            settings.patience.wait,
+        )
+        if row["changed"]:
+            self._db.hints.tell()

@@ -1,0 +1,187 @@
+"""Turns over one PostgreSQL database: each is one call of a procedure, tried again where others were in its way.
+
+What holds it up and concerns only a part of it is refused or sent apart: an add that cannot be stored, or one that
+waits for a transaction of somebody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from taskyard.errors import InvalidInput, OutcomeUnknown, StoreError, SubmitPending, TaskyardError
+from taskyard.model.limits import Demand
+from taskyard.model.move import Move
+from taskyard.model.task import Claim
+from taskyard.ports.clock import Clock
+from taskyard.ports.store import Add, Added, Report, Turned
+from taskyard.stores.postgres import windows
+from taskyard.stores.postgres.connection import Connection
+from taskyard.stores.postgres.database import Database
+from taskyard.stores.postgres.errors import busy, describe, typed_errors
+from taskyard.stores.postgres.patience import TRIES, give_way
+from taskyard.stores.postgres.turn import CALL, Lane, Turn
+
+log = logging.getLogger("taskyard")
+
+RING = 10_000
+"""Events kept for readers that fall behind."""
+
+TIDY_AFTER = 2_000
+"""Events that this process writes between two looks whether there are too many. A turn counts for ten at least: what it
+has counted is to be put together as well, before claims from queues with a limit have much to add up."""
+
+
+class _UuidHeld(Exception):
+    """A new task has a uuid that another has which was submitted in a transaction that has not ended."""
+
+
+class Turning:
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db, self._clock = db, clock
+        self._lanes: set[Lane] = set()
+        self._written = 0
+        self._tidying: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """What lanes there are is looked at anew."""
+        self._lanes.clear()
+
+    async def turn(
+        self,
+        node: str,
+        settles: Sequence[tuple[Claim, Move]],
+        adds: Sequence[Add],
+        reports: Sequence[Report],
+        demand: Demand | None,
+    ) -> Turned:
+        try:
+            return await self._turn(Turn(node, self._clock.now(), settles, adds, reports, demand), adds)
+        except _UuidHeld:
+            turned = await self._turn(Turn(node, self._clock.now(), settles, (), reports, demand))
+            return msgspec.structs.replace(turned, added=await self._add_apart(node, adds))
+
+    async def _turn(self, turn: Turn, adds: Sequence[Add] = ()) -> Turned:
+        if adds:
+            await self._make_lanes(turn)
+        row = await self._call(turn)
+        turned = await self._tell_windows(turn.answer(row), adds)
+        if row["hinted"]:
+            self._db.hints.hold_back()
+        elif _concerns_others(turned, row["told"], adds):
+            self._db.hints.tell(turn.news())
+        if turned.ended:
+            self._db.hints.tell()  # nobody could know beforehand
+        self._tidy_after(row["told"])
+        return turned
+
+    async def _tell_windows(self, turned: Turned, adds: Sequence[Add]) -> Turned:
+        slots = windows.slots_of(adds, turned.added)
+        if not slots:
+            return turned
+        try:
+            ends = await self._db.read(partial(windows.read_ends, slots=slots))
+        except StoreError as error:
+            log.debug("when windows end was not found out: %s", error)  # the turn has happened
+            return turned
+        added = [windows.told(add, answer, ends) for add, answer in zip(adds, turned.added, strict=True)]
+        return msgspec.structs.replace(turned, added=added)
+
+    async def _add_apart(self, node: str, adds: Sequence[Add]) -> list[list[Added] | TaskyardError]:
+        """Of these adds one or a few would have to wait for a transaction of somebody else's: the others go without
+        them."""
+        try:
+            return (await self._turn(Turn(node, self._clock.now(), (), adds, (), None), adds)).added
+        except _UuidHeld:
+            if len(adds) == 1:
+                return [SubmitPending()]
+            half = len(adds) // 2
+            return await self._add_apart(node, adds[:half]) + await self._add_apart(node, adds[half:])
+        except Exception as error:  # which is theirs alone: the rest of the turn has happened
+            return [error if isinstance(error, TaskyardError) else OutcomeUnknown(describe(error))] * len(adds)
+
+    async def _call(self, turn: Turn) -> Any:
+        for n in range(TRIES):
+            if n > 1:
+                await give_way(n)
+            try:
+                async with self._db.turns.use() as conn:
+                    return await self._send(conn, turn)
+            except asyncpg.UniqueViolationError:
+                turn.is_careful = True  # a uuid or a slot is taken: look at each add by itself
+            except asyncpg.TransactionRollbackError:
+                pass  # two turns got in each other's way: one of them has to start again
+            except (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.ProgramLimitExceededError) as exc:
+                is_too_much = isinstance(exc, asyncpg.ProgramLimitExceededError)
+                if not turn.refuse_unstorable() and not (is_too_much and turn.claim_less()):
+                    raise InvalidInput(f"this cannot be stored: {describe(exc)}") from exc
+        raise busy(self._db.url)
+
+    async def _send(self, conn: Connection, turn: Turn) -> Any:
+        retried = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
+        try:
+            return await conn.fetchrow(CALL, *turn.arguments(self._db.hints.offer(turn.news())))
+        except (*retried, asyncpg.TransactionRollbackError):
+            raise
+        except asyncpg.LockNotAvailableError as exc:
+            if re.search(r"\badd_1\(", str(exc.context)):  # and not where turns wait for each other
+                raise _UuidHeld from exc
+            raise busy(self._db.url) from exc
+        except Exception:
+            with typed_errors(self._db.url, writes=True):
+                raise
+
+    async def _make_lanes(self, turn: Turn) -> None:
+        """Before the turn: a row that another transaction is just inserting must not keep it waiting."""
+        for lane in sorted(turn.lanes() - self._lanes):
+            if lane not in turn.lanes():
+                continue  # what was to stand there has been refused meanwhile
+            queue, source, priority = lane
+            try:
+                await self._db.write(
+                    f"INSERT INTO taskyard.lane AS l (queue, source, low_{int(priority)}) VALUES ($1, $2, 0) "
+                    f"ON CONFLICT (queue, source) DO UPDATE SET low_{int(priority)} = 0 "
+                    f"WHERE l.low_{int(priority)} IS NULL",
+                    queue,
+                    source,
+                )
+            except (StoreError, InvalidInput):
+                if turn.refuse_unstorable():
+                    continue
+                raise
+            self._lanes.add(lane)
+
+    def _tidy_after(self, told: int) -> None:
+        self._written += max(told, 10)
+        if self._written >= TIDY_AFTER and self._tidying is None:
+            self._written = 0
+            self._tidying = asyncio.get_running_loop().create_task(self._tidy())
+
+    async def _tidy(self) -> None:
+        try:
+            await self._db.write("SELECT taskyard.tidy_1($1)", RING)
+        except StoreError as error:
+            log.debug("events were not trimmed: %s", error)  # the next time will do
+        finally:
+            self._tidying = None
+
+    async def tidied(self) -> None:
+        """Return when nothing is being tidied up; it takes milliseconds."""
+        if self._tidying is not None:
+            await asyncio.wait([self._tidying])
+
+
+def _concerns_others(turned: Turned, told: int, adds: Sequence[Add]) -> bool:
+    """Others hear of what they may start, or wait for; that this node has started something is nothing to them, be it
+    new or old."""
+    if turned.settled or told > len(turned.claims) * 2:
+        return True
+    new = {record.uuid for add in adds for record in add.records}
+    return told > len(turned.claims) + sum(claim.uuid in new for claim in turned.claims)
