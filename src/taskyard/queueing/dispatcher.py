@@ -281,9 +281,11 @@ class Dispatcher:
         if not self._blame.refused(batch, error):
             return
         try:
-            await self._store.turn(self._node)
+            turned = await self._store.turn(self._node)
         except Exception:
             return  # the store is at fault, or what is due: a settle that is given up would never be written
+        if turned.ended:
+            self._hooks.ended(turned.ended)
         if self._blame.strike(error) and self._flushed is not None:
             self._flushed.set()
 
