@@ -261,6 +261,8 @@ class Tasks:
         record = self._by_id.get(task_id)
         if record is None or record.state not in ENDED or record.finished_at != at:
             return False
+        if ended is not self._ended[record.state is FAILED]:
+            return False  # sent again, and ended otherwise in the same instant
         if self._edges.children and (child := self._find_in_need(task_id)) is not None:
             self._needed[child].append((at, task_id))
             return False

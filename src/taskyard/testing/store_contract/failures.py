@@ -14,7 +14,7 @@ from taskyard.model.state import TaskState
 from taskyard.ports.store import Store, TaskFilter
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_error, room
-from taskyard.testing.store_contract.desk import Desk, get, settle, start, tick, uuids
+from taskyard.testing.store_contract.desk import Desk, claim, get, settle, start, tick, uuids
 
 
 async def fail(store: Store, clock: ManualClock, *types: str, **fields: Any) -> str:
@@ -114,6 +114,16 @@ class FailureContract(Desk):
         assert uuids(await store.list_tasks()) == failed[2:]
         await store.apply([failed[2]], Retry())
         assert await store.prune(finished_before=tick(clock, 1), failed=True) == 0
+
+    async def test_what_was_mended_at_once_has_not_failed(self, store: Store, clock: ManualClock) -> None:
+        """A task that fails, is sent again and completes within one tick of the clock is forgotten with the others."""
+        failed = await fail(store, clock)
+        await store.apply([failed], Retry())
+        (held,) = await claim(store)
+        await settle(store, held, Move.completed(at=clock.now()))
+        assert await store.prune(finished_before=tick(clock, 1), failed=True) == 0
+        assert uuids(await store.list_tasks()) == [failed]
+        assert await store.prune(finished_before=clock.now(), failed=False) == 1
 
     async def test_the_nth_end_is_known(self, store: Store, clock: ManualClock) -> None:
         """When the nth task ended, counted from the last: what to prune to keep so many."""
