@@ -13,17 +13,16 @@ SECONDS = 4
 TRIES = 3  # on a machine that is busy with other things, a node needs more CPU for the same
 
 
+def is_idle(url: str) -> bool:
+    wakes_a_second, cpu_s = json.loads(run_python(MEASURE, url, str(SECONDS)))
+    most = 6 if url.startswith("postgresql") else 2  # its looks are jittered: more of them may fall into the time
+    # A wake-up may lie on either edge of the time measured.
+    return bool(wakes_a_second <= most + 0.25 and cpu_s < 0.01 * SECONDS)
+
+
 @pytest.mark.slow
 @pytest.mark.spec("SCH-07")
 def test_an_idle_node_hardly_wakes(url):
     """With one task an hour away, a node wakes at most twice a second and uses next to no CPU. On a database the one
     question that it asks a second is answered, which wakes it as well."""
-    most = 6 if url.startswith("postgresql") else 2  # its looks are jittered: more of them may fall into the time
-    measured = []
-    for _ in range(TRIES):
-        wakes_a_second, cpu_s = json.loads(run_python(MEASURE, url, str(SECONDS)))
-        measured.append((wakes_a_second, cpu_s))
-        # A wake-up may lie on either edge of the time measured.
-        if wakes_a_second <= most + 0.25 and cpu_s < 0.01 * SECONDS:
-            return
-    pytest.fail(f"never idle: {measured} wake-ups a second and seconds of CPU")
+    assert any(is_idle(url) for _ in range(TRIES))

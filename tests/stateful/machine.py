@@ -744,7 +744,7 @@ def legal(old: TaskState, new: TaskState) -> bool:
 
 def answer(given: list[Added] | TaskyardError | None) -> Any:
     """What a settle or an add was answered, so that two stores' answers can be compared. When a window ends is told for
-    people, and by PostgreSQL as it is after the whole turn, in which others may have opened it anew."""
+    people; PostgreSQL looks it up after the turn, and of those that were merged only for who comes with a window."""
     match given:
         case list():
             return [(added.uuid, added.is_new) for added in given]
