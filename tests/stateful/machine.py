@@ -743,13 +743,12 @@ def legal(old: TaskState, new: TaskState) -> bool:
 
 
 def answer(given: list[Added] | TaskyardError | None) -> Any:
-    """What a settle or an add was answered, so that two stores' answers can be compared. When a window ends is told for
-    people; PostgreSQL looks it up after the turn, and of those that were merged only for who comes with a window."""
+    """What a settle or an add was answered, so that two stores' answers can be compared."""
     match given:
         case list():
-            return [(added.uuid, added.is_new) for added in given]
+            return [(added.uuid, added.is_new, added.until) for added in given]
         case DuplicateTask():
-            return "duplicate", given.existing, given.slot
+            return "duplicate", given.existing, given.slot, given.until
         case DependencyCycle():
             return "cycle", given.uuids
         case UnknownTask():

@@ -26,6 +26,9 @@ EVENTS_AT_MOST = 1 << 17
 RAISE_AFTER = 500 * GAP
 """How far claims must have come beyond a lane's mark before it is moved: some 250 tasks, of two numbers each."""
 
+READ_AHEAD = 16
+"""Tasks of a lane that a claim over several priorities reads at once. There may be many lanes, and it takes of few."""
+
 LOCKED_AT_MOST = 1000
 """Slots of one add that are locked each by itself: a server has room for some thousands of locks."""
 
@@ -76,6 +79,7 @@ def _fill(sql: str, database: str) -> str:
         "runs_kept": str(RUNS_KEPT),
         "events_at_most": str(EVENTS_AT_MOST),
         "raise_after": str(RAISE_AFTER),
+        "read_ahead": str(READ_AHEAD),
         "too_late": TOO_LATE,
         "asked_to_cancel": ASKED_TO_CANCEL,
         "canceled_by_force": CANCELED_BY_FORCE,

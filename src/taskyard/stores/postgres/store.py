@@ -120,7 +120,8 @@ class PostgresStore(ScheduleVerbs):
     async def add_within(self, connection: object, add: Add) -> list[Added]:
         async with self._db.asked():
             where = await self._db.find_where()
-            return await within.add_within(connection, add, url=self.url, where=where, transactions=self._transactions)
+            now, transactions = self._clock.now(), self._transactions
+            return await within.add_within(connection, add, now, url=self.url, where=where, transactions=transactions)
 
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from itertools import chain
+from datetime import UTC, datetime
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from taskyard.model.state import COMPLETED, RUNNING, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, OnFailure, TaskRecord
 from taskyard.ports.store import Add, Added, News, Report, Turned
 from taskyard.stores.migrate import REASON
+from taskyard.stores.plan import window_end
 from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
 from taskyard.stores.rows import has_ties, json_or_none
 
@@ -199,7 +200,7 @@ class Turn:
             elif answers is None or not add.records:
                 added.append([Added(record.uuid) for record in add.records])
             else:
-                added.append(answered(add, msgspec.json.decode(next(given))))
+                added.append(answered(add, msgspec.json.decode(next(given)), self._now))
         return added
 
 
@@ -308,19 +309,30 @@ def _alike(column: list[Any]) -> list[Any]:
     return column[:1] if column.count(column[0]) == len(column) else column
 
 
-def answered(add: Add, said: Any) -> list[Added] | TaskyardError:
-    """What the database says of one add, in our words."""
-    if isinstance(said, list):
-        return [
-            Added(record.uuid) if holder is None else Added(holder, is_new=False)
-            for record, holder in zip(add.records, said, strict=True)
-        ]
+def answered(add: Add, said: Any, now: datetime) -> list[Added] | TaskyardError:
+    """What the database says of one add, in our words. The windows that the add itself opens begin at `now`."""
+    if "why" in said:
+        return _refused(add, said)
+    holders = said["holders"]
+    ends = [_to_time(end) for end in said["until"] or repeat(None, len(holders))]
+    opened = {
+        record.uuid: window_end(record, add, now)
+        for record, holder in zip(add.records, holders, strict=True)
+        if holder is None
+    }
+    return [
+        Added(record.uuid) if holder is None else Added(holder, is_new=False, until=end or opened.get(holder))
+        for record, holder, end in zip(add.records, holders, ends, strict=True)
+    ]
+
+
+def _refused(add: Add, said: Any) -> TaskyardError:
     match said["why"]:
         case "lost":
             assert add.parent is not None
             return ClaimLost(add.parent.uuid, add.parent.token)
         case "duplicate":
-            return DuplicateTask(said["uuid"], said["slot"])
+            return DuplicateTask(said["uuid"], said["slot"], until=_to_time(said["until"]))
         case "busy":
             return SubmitPending()
         case "unknown":
@@ -329,3 +341,7 @@ def answered(add: Add, said: Any) -> list[Added] | TaskyardError:
             return DependencyCycle(find_cycle(_graph(add, said["holders"])) or [])
         case _:
             return InvalidInput(f"a task {said['uuid']} is in the store already; a task's uuid must be new")
+
+
+def _to_time(said: str | None) -> datetime | None:
+    return None if said is None else datetime.fromisoformat(said).astimezone(UTC)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import asyncpg
@@ -22,7 +21,6 @@ from taskyard.model.move import Move
 from taskyard.model.task import Claim
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Add, Added, Report, Turned
-from taskyard.stores.postgres import windows
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.errors import busy, describe, typed_errors
@@ -72,7 +70,7 @@ class Turning:
         if adds:
             await self._make_lanes(turn)
         row = await self._call(turn)
-        turned = await self._tell_windows(turn.answer(row), adds)
+        turned = turn.answer(row)
         if row["hinted"]:
             self._db.hints.hold_back()
         elif _concerns_others(turned, row["told"], adds):
@@ -81,18 +79,6 @@ class Turning:
             self._db.hints.tell()  # nobody could know beforehand
         self._tidy_after(row["told"])
         return turned
-
-    async def _tell_windows(self, turned: Turned, adds: Sequence[Add]) -> Turned:
-        slots = windows.slots_of(adds, turned.added)
-        if not slots:
-            return turned
-        try:
-            ends = await self._db.read(partial(windows.read_ends, slots=slots))
-        except StoreError as error:
-            log.debug("when windows end was not found out: %s", error)  # the turn has happened
-            return turned
-        added = [windows.told(add, answer, ends) for add, answer in zip(adds, turned.added, strict=True)]
-        return msgspec.structs.replace(turned, added=added)
 
     async def _add_apart(self, node: str, adds: Sequence[Add]) -> list[list[Added] | TaskyardError]:
         """Of these adds one or a few would have to wait for a transaction of somebody else's: the others go without

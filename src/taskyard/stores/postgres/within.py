@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -83,7 +84,9 @@ def _is_over(conn: Connection) -> bool:
         return True  # it has gone back to its pool
 
 
-async def add_within(given: object, add: Add, *, url: str, where: str, transactions: Transactions) -> list[Added]:
+async def add_within(
+    given: object, add: Add, now: datetime, *, url: str, where: str, transactions: Transactions
+) -> list[Added]:
     """`where` is what `WHEREABOUTS` says of the store at `url`."""
     said = encode(add, where)
     with _named_errors(url):
@@ -93,7 +96,7 @@ async def add_within(given: object, add: Add, *, url: str, where: str, transacti
         answer = msgspec.json.decode(await conn.fetchval(SUBMIT, said))
     if isinstance(answer, dict) and answer["why"] == "elsewhere":
         raise OtherDatabase(hide_password(url))
-    added = answered(add, answer)
+    added = answered(add, answer, now)
     if isinstance(added, Exception):
         raise added
     transactions.watch(conn)

@@ -23,7 +23,7 @@ def work(scope: DedupeScope | None = None, slot: str = "same") -> TaskRecord:
 
 
 async def submit(
-    store: Store, *records: TaskRecord, dedupe: Dedupe = Dedupe.REFUSE, window_s: float = MOST
+    store: Store, *records: TaskRecord, dedupe: Dedupe = Dedupe.REFUSE, window_s: float | None = MOST
 ) -> list[Added] | Exception:
     """Add these, with a window where their scope is one; what the store answers."""
     (added,) = (await store.turn(A, adds=[Add(records, dedupe, window_s=window_s)])).added
@@ -90,8 +90,9 @@ class DedupeContract(Desk):
             refused = await submit(store, work(scope))
             assert isinstance(refused, DuplicateTask)
             assert (refused.existing, refused.until) == (first.uuid, until)
-            merged = await submit(store, work(scope), work(scope), dedupe=Dedupe.MERGE, window_s=2 * MOST)
-            assert merged == [Added(first.uuid, is_new=False, until=until)] * 2
+            for another, window_s in ((DedupeScope.WINDOW, 2 * MOST), (DedupeScope.PENDING, None)):
+                merged = await submit(store, work(another), work(another), dedupe=Dedupe.MERGE, window_s=window_s)
+                assert merged == [Added(first.uuid, is_new=False, until=until)] * 2
 
         await check()
         (held,) = await claim(store)
@@ -143,12 +144,16 @@ class DedupeContract(Desk):
     async def test_work_twice_in_one_turn_meets_whatever_its_scope(
         self, store: Store, clock: ManualClock, scope: DedupeScope
     ) -> None:
-        """Of two callers in one turn the second is merged into what the first has brought."""
+        """Of two callers in one turn the second is merged into what the first has brought, and so is the second
+        of two in one batch."""
         until = clock.now() + seconds(MOST) if scope is DedupeScope.WINDOW else None
         one, two = work(scope), work(scope)
         adds = [Add([record], Dedupe.MERGE, window_s=MOST) for record in (one, two)]
         turned = await store.turn(A, adds=adds)
         assert turned.added == [[Added(one.uuid)], [Added(one.uuid, is_new=False, until=until)]]
+        three, four = work(scope, "other"), work(scope, "other")
+        added = await submit(store, three, four, dedupe=Dedupe.MERGE)
+        assert added == [Added(three.uuid), Added(three.uuid, is_new=False, until=until)]
 
     # --- replacing ----------------------------------------------------------------------------------------------------
 

@@ -105,6 +105,27 @@ class OrderContract(Desk):
             claims += found
         assert letters(claims, h=h, n=n, l=lo) == "hhhnlhhhnlhhhl" + "nnnl" * 2 + "n" + "llll"
 
+    @pytest.mark.spec("QUE-08", "QUE-05")
+    @pytest.mark.parametrize("at_once", [1, 23, 999])
+    async def test_long_lanes_are_taken_in_their_order(self, store: Store, at_once: int) -> None:
+        """However much of each source a store reads at once, the order is that of one claim after the other: by place
+        within a priority, and past a source from when it has no more room."""
+        await order(store, QueueOrder.PRIORITY, starve_after=3, starve_wait_s=None)
+        h, n, lo = (
+            [a_record(priority=p, source=source) for source in ("fetch", "shrink") for _ in range(40)]
+            for p in (HIGH, NORMAL, LOW)
+        )
+        await add(store, *lo, *n, *h)
+        left, claims = {"fetch": 30, "shrink": 50}, list[Claim]()
+        while found := await claim(store, room(min(at_once, sum(left.values())), **left)):
+            claims += found
+            for held in found:
+                left[held.record.source] -= 1
+        assert letters(claims, h=h, n=n, l=lo) == "hhhnl" * 16
+        for level, of_fetch, of_shrink in ((h, 18, 30), (n, 6, 10), (lo, 6, 10)):
+            expected = level[:of_fetch] + level[40 : 40 + of_shrink]
+            assert [uuid for uuid in uuids(claims) if uuid in uuids(level)] == uuids(expected)
+
     @pytest.mark.spec("QUE-08")
     async def test_all_nodes_count_together(self, store: Store) -> None:
         """The starts of two nodes are counted as one."""

@@ -164,13 +164,14 @@ $$;
 
 -- Who stands for this work, and where it is; no state if it has ended and its window is not over. What was called off
 -- was not done.
-CREATE FUNCTION taskyard.holder_1(p_slot text, p_now timestamptz, OUT uuid text, OUT id bigint, OUT state text, OUT queue text)
-LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskyard.holder_1(
+    p_slot text, p_now timestamptz, OUT uuid text, OUT id bigint, OUT state text, OUT queue text, OUT until timestamptz
+) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     SELECT t.uuid, t.id, t.state, t.queue INTO uuid, id, state, queue FROM taskyard.task AS t WHERE t.dedupe_slot = p_slot;
     IF NOT FOUND THEN
-        SELECT w.uuid, t.id, t.state, t.queue INTO uuid, id, state, queue
+        SELECT w.uuid, t.id, t.state, t.queue, w.until INTO uuid, id, state, queue, until
         FROM taskyard.slot_window AS w LEFT JOIN taskyard.task AS t ON t.uuid = w.uuid
         WHERE w.slot = p_slot AND w.until > p_now AND NOT EXISTS (
             SELECT FROM taskyard.ended AS e WHERE e.uuid = w.uuid AND e.state IN ('canceled', 'skipped'));

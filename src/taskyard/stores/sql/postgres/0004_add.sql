@@ -152,8 +152,8 @@ END $$;
 
 -- Store new tasks of which some may be there already, wait for others, or come from a run that has lost its claim: add by
 -- add, each whole or not at all; `n` of an add is how many of the tasks are its. `ties` says of some of its tasks, by their
--- number `i` in it, their group, scope, on_failure and note, and which uuids they come after. An answer is a list with null for
--- each new task and the holder's uuid for each that was merged, or an object that says what kept the tasks out.
+-- number `i` in it, their group, scope, on_failure and note, and which uuids they come after. An answer says who
+-- holds the place of each task, null for a new one, and until when, if for a window that was open; or what kept the tasks out.
 CREATE FUNCTION taskyard.admit_1(
     p_first integer, p_now timestamptz, p_locked text[], p_adds json, a_uuid text[], a_source text[], a_queue text[],
     a_args text[], a_priority smallint[], a_key text[], a_slot text[], a_timeout_s double precision[], a_retry text[],
@@ -167,7 +167,7 @@ DECLARE
     v_to integer := 0;
     v_found record;
     v_done record;
-    v_uuids text[]; v_states text[]; v_ids bigint[];
+    v_uuids text[]; v_states text[]; v_ids bigint[]; v_ends timestamptz[];
     v_holders text[];
     v_new text[];
     v_tied record;
@@ -184,7 +184,7 @@ BEGIN
         v_from := v_to + 1;
         v_to := v_to + v_add.n;
         v_holders := array_fill(NULL::text, ARRAY[v_add.n]);
-        r_ids := NULL; r_by := NULL;
+        v_ends := NULL; r_ids := NULL; r_by := NULL;
         IF v_add.id IS NOT NULL AND NOT EXISTS (
             SELECT FROM taskyard.task
             WHERE id = v_add.id AND token = v_add.token AND attempt = v_add.attempt
@@ -197,21 +197,23 @@ BEGIN
                 answers := answers || '{"why":"busy"}'::json;
                 CONTINUE;
             END IF;
-            SELECT array_agg(h.uuid ORDER BY r.ord), array_agg(h.state ORDER BY r.ord), array_agg(h.id ORDER BY r.ord)
-            INTO v_uuids, v_states, v_ids
+            SELECT array_agg(h.uuid ORDER BY r.ord), array_agg(h.state ORDER BY r.ord), array_agg(h.id ORDER BY r.ord),
+                array_agg(h.until ORDER BY r.ord)
+            INTO v_uuids, v_states, v_ids, v_ends
             FROM unnest(a_slot[v_from:v_to]) WITH ORDINALITY AS r(slot, ord)
             LEFT JOIN LATERAL taskyard.holder_1(r.slot, p_now) AS h ON r.slot IS NOT NULL;
-            SELECT r.slot, r.holder INTO v_found
+            SELECT r.slot, r.holder, r.until INTO v_found
             FROM (
                 SELECT *, row_number() OVER (PARTITION BY slot ORDER BY ord) AS nth
-                FROM unnest(a_slot[v_from:v_to], v_uuids, v_states) WITH ORDINALITY AS u(slot, holder, state, ord)
+                FROM unnest(a_slot[v_from:v_to], v_uuids, v_states, v_ends) WITH ORDINALITY
+                    AS u(slot, holder, state, until, ord)
             ) AS r
             WHERE v_add.dedupe <> 'merge' AND r.slot IS NOT NULL AND (
                 r.nth > 1 OR r.holder IS NOT NULL AND (v_add.dedupe = 'refuse' OR r.state IS NULL OR r.state = 'running'))
             ORDER BY r.ord LIMIT 1;
             IF FOUND THEN
                 answers := answers || json_build_object('why', 'duplicate', 'uuid', coalesce(v_found.holder, ''),
-                    'slot', v_found.slot);
+                    'slot', v_found.slot, 'until', v_found.until);
                 CONTINUE;
             END IF;
             IF v_add.dedupe = 'merge' THEN
@@ -254,7 +256,7 @@ BEGIN
             answers := answers || json_build_object('why', 'taken', 'uuid', v_found.uuid);
             CONTINUE;
         END IF;
-        answers := answers || to_json(v_holders);
+        answers := answers || json_build_object('holders', v_holders, 'until', v_ends);
         IF EXISTS (SELECT FROM taskyard.task AS t WHERE (t.uuid = ANY (v_tied.strangers) OR t.id = ANY (r_ids))
                    AND t.queue <> ALL (p_locked)) THEN
             RAISE unique_violation;  -- it came when the queues were being locked: all is asked again

@@ -101,7 +101,8 @@ BEGIN
 END $$;
 
 -- What goes next over those of these queues that are running: each offers by its own order, the best offer is taken, one at
--- a time. As `taskyard.model.picking` says it.
+-- a time. As `taskyard.model.picking` says it. Of one queue that goes by priority, as it mostly is, some of each lane are read
+-- at once; then what goes next needs no query.
 CREATE FUNCTION taskyard.pick_ordered_1(
     p_now timestamptz, p_queues text[], p_total integer, p_sources text[], p_rooms integer[], p_others integer
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
@@ -112,10 +113,13 @@ DECLARE
     q_name text[] := '{}'; q_order text[] := '{}'; q_room bigint[] := '{}'; q_after integer[] := '{}';
     q_wait interval[] := '{}'; q_passed_1 integer[] := '{}'; q_passed_2 integer[] := '{}';
     q_let_1 timestamptz[] := '{}'; q_let_2 timestamptz[] := '{}'; q_bucket text[] := '{}'; q_is_changed boolean[] := '{}';
-    -- One entry a feed, which is a lane or a line, and its first task.
-    e_q integer[] := '{}'; e_level integer[] := '{}'; e_source text[] := '{}'; e_line text[] := '{}';
-    e_s integer[] := '{}'; e_id bigint[] := '{}'; e_position bigint[] := '{}'; e_due timestamptz[] := '{}';
-    e_can boolean[] := '{}';
+    -- One entry a feed, which is a lane or a line, and its first task; of one queue, an entry a task that was read, by
+    -- priority and place, and whether it is the last that was read of its lane.
+    e_q integer[]; e_level integer[]; e_source text[]; e_line text[]; e_s integer[]; e_id bigint[]; e_position bigint[];
+    e_due timestamptz[]; e_can boolean[]; e_is_last boolean[];
+    -- Of one queue, one entry a priority: the entries that are left of it, and from which place on it is read.
+    n_at integer[]; n_to integer[]; n_from bigint[] := ARRAY[NULL, NULL, NULL];
+    v_is_one boolean;
     v_picked bigint[] := '{}';
     v_row record; v_head record;
     v_q integer; v_e integer; v_level integer; v_top integer;
@@ -139,127 +143,153 @@ BEGIN
         q_let_1 := q_let_1 || v_row.let_in_1; q_let_2 := q_let_2 || v_row.let_in_2; q_bucket := q_bucket || v_row.bucket;
         q_is_changed := q_is_changed || false;
     END LOOP;
-    FOR v_row IN
-        SELECT q.i, l.source AS lane, NULL::text AS line, p.level, t.id, t.position, t.due_at, l.source,
-            true AS can_start
-        FROM unnest(q_name, q_order) WITH ORDINALITY AS q(name, ordering, i)
-        JOIN taskyard.lane AS l ON l.queue = q.name
-        LEFT JOIN LATERAL (
-            SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
-        ) AS m ON true
-        CROSS JOIN LATERAL (VALUES (0, l.low_0, m.low_0), (1, l.low_1, m.low_1), (2, l.low_2, m.low_2))
-            AS p(level, was, low)
-        CROSS JOIN LATERAL (
-            SELECT id, position, due_at FROM taskyard.task AS t
-            WHERE t.queue = l.queue AND t.source = l.source AND t.state = 'queued' AND NOT t.parked
-                AND t.priority = p.level::smallint AND t.position >= coalesce(p.low, 0)
-            ORDER BY t.position LIMIT 1
-        ) AS t
-        WHERE q.ordering = 'priority' AND p.was IS NOT NULL
-            AND s_room[coalesce(array_position(p_sources, l.source), cardinality(s_room))] > 0
-        UNION ALL
-        SELECT q.i, NULL, b.line, 1, h.id, h.place, h.due_at, h.source, h.can_start
-        FROM unnest(q_name, q_order) WITH ORDINALITY AS q(name, ordering, i)
-        CROSS JOIN LATERAL (
-            WITH RECURSIVE named (line) AS (
-                (SELECT t.line FROM taskyard.task AS t WHERE t.queue = q.name AND t.line IS NOT NULL
-                    AND t.state IN ('queued', 'paused') ORDER BY t.line LIMIT 1)
-                UNION ALL
-                SELECT (SELECT t.line FROM taskyard.task AS t WHERE t.queue = q.name AND t.line IS NOT NULL
-                    AND t.state IN ('queued', 'paused') AND t.line > named.line ORDER BY t.line LIMIT 1)
-                FROM named WHERE named.line IS NOT NULL
-            )
-            SELECT named.line FROM named WHERE named.line IS NOT NULL
-        ) AS b
-        CROSS JOIN LATERAL taskyard.head_1(q.name, NULL, 1, b.line, {{lowest}}) AS h
-        WHERE q.ordering <> 'priority'
+    v_is_one := cardinality(q_name) = 1 AND q_order[1] = 'priority';
+    <<reading>>
     LOOP
-        e_q := e_q || v_row.i::integer; e_level := e_level || v_row.level; e_source := e_source || v_row.lane;
-        e_line := e_line || v_row.line; e_id := e_id || v_row.id; e_position := e_position || v_row.position;
-        e_due := e_due || v_row.due_at; e_can := e_can || v_row.can_start;
-        e_s := e_s || coalesce(array_position(p_sources, v_row.source), cardinality(s_room));
-    END LOOP;
-    WHILE cardinality(v_picked) < p_total LOOP
-        IF cardinality(q_name) = 1 AND q_order[1] = 'priority' THEN
-            EXIT WHEN q_room[1] <= 0;
-            v_q := 1;
-        ELSE
-            -- Each queue's offer, and the best of them.
-            SELECT o.q, o.e INTO v_q, v_e FROM (
-                SELECT DISTINCT ON (c.q) c.q, c.e, c.bid, c.position, c.id FROM (
-                    SELECT e.q, e.e, e.position, e.id, e.line,
-                        CASE WHEN q_order[e.q] = 'priority' THEN e.level ELSE 1 END AS bid
-                    FROM unnest(e_q, e_level, e_s, e_id, e_position, e_can, e_line) WITH ORDINALITY
-                        AS e(q, level, s, id, position, can_start, line, e)
-                    WHERE e.id IS NOT NULL AND e.can_start AND s_room[e.s] > 0 AND coalesce(q_room[e.q], 1) > 0
-                ) AS c
-                ORDER BY c.q, q_order[c.q] = 'buckets' AND coalesce(c.line <= q_bucket[c.q], false),
-                    CASE WHEN q_order[c.q] = 'buckets' THEN c.line END COLLATE "C", c.bid, c.position, c.id
-            ) AS o ORDER BY o.bid, o.position, o.id LIMIT 1;
-            EXIT WHEN NOT FOUND;
-        END IF;
-        IF q_order[v_q] = 'priority' THEN
-            -- The first task of each priority: who goes, and what is remembered.
-            h_e := ARRAY[NULL, NULL, NULL]::integer[]; h_due := ARRAY[NULL, NULL, NULL]::timestamptz[];
-            FOR v_row IN
-                SELECT DISTINCT ON (e.level) e.level, e.e, e.due
-                FROM unnest(e_q, e_level, e_s, e_id, e_position, e_due) WITH ORDINALITY
-                    AS e(q, level, s, id, position, due, e)
-                WHERE e.q = v_q AND e.id IS NOT NULL AND s_room[e.s] > 0
-                ORDER BY e.level, e.position, e.id
-            LOOP
-                h_e[v_row.level + 1] := v_row.e; h_due[v_row.level + 1] := v_row.due;
-            END LOOP;
-            EXIT WHEN h_e[1] IS NULL AND h_e[2] IS NULL AND h_e[3] IS NULL;
-            v_top := CASE WHEN h_e[1] IS NOT NULL THEN 0 WHEN h_e[2] IS NOT NULL THEN 1 ELSE 2 END;
-            v_level := NULL;
-            IF q_wait[v_q] IS NOT NULL THEN
-                -- A time to come is that of a clock that has been set back since.
-                h_1 := greatest(h_due[2], CASE WHEN q_let_1[v_q] <= p_now THEN q_let_1[v_q] END);
-                h_2 := greatest(h_due[3], CASE WHEN q_let_2[v_q] <= p_now THEN q_let_2[v_q] END);
-                IF v_top < 1 AND h_e[2] IS NOT NULL AND p_now - h_1 >= q_wait[v_q] THEN
-                    v_level := 1;
-                END IF;
-                IF v_top < 2 AND h_e[3] IS NOT NULL AND p_now - h_2 >= q_wait[v_q] AND (v_level IS NULL OR h_2 < h_1) THEN
-                    v_level := 2;
-                END IF;
+        SELECT array_agg(f.i), array_agg(f.lane), array_agg(f.line), array_agg(f.level), array_agg(f.id),
+            array_agg(f.position), array_agg(f.due_at), array_agg(f.can_start), array_agg(f.nth = f.room),
+            array_agg(coalesce(array_position(p_sources, f.source), cardinality(s_room))),
+            ARRAY[count(*) FILTER (WHERE f.level < 1), count(*) FILTER (WHERE f.level < 2), count(*)]
+        INTO e_q, e_source, e_line, e_level, e_id, e_position, e_due, e_can, e_is_last, e_s, n_to
+        FROM (
+            SELECT q.i, l.source AS lane, NULL::text AS line, p.level, t.id, t.position, t.due_at, l.source,
+                true AS can_start, t.nth, r.room
+            FROM unnest(q_name, q_order) WITH ORDINALITY AS q(name, ordering, i)
+            JOIN taskyard.lane AS l ON l.queue = q.name
+            LEFT JOIN LATERAL (
+                SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
+            ) AS m ON true
+            CROSS JOIN LATERAL (SELECT CASE WHEN v_is_one THEN least({{read_ahead}}, p_total - cardinality(v_picked)) ELSE 1 END
+                AS room) AS r
+            CROSS JOIN LATERAL (VALUES (0, l.low_0, m.low_0), (1, l.low_1, m.low_1), (2, l.low_2, m.low_2))
+                AS p(level, was, low)
+            CROSS JOIN LATERAL (
+                SELECT id, position, due_at, row_number() OVER (ORDER BY t.position) AS nth FROM taskyard.task AS t
+                WHERE t.queue = l.queue AND t.source = l.source AND t.state = 'queued' AND NOT t.parked
+                    AND t.priority = p.level::smallint AND t.position >= greatest(coalesce(p.low, 0), n_from[p.level + 1])
+                ORDER BY t.position LIMIT r.room
+            ) AS t
+            WHERE q.ordering = 'priority' AND p.was IS NOT NULL
+                AND s_room[coalesce(array_position(p_sources, l.source), cardinality(s_room))] > 0
+            UNION ALL
+            SELECT q.i, NULL, b.line, 1, h.id, h.place, h.due_at, h.source, h.can_start, 1, 1
+            FROM unnest(q_name, q_order) WITH ORDINALITY AS q(name, ordering, i)
+            CROSS JOIN LATERAL (
+                WITH RECURSIVE named (line) AS (
+                    (SELECT t.line FROM taskyard.task AS t WHERE t.queue = q.name AND t.line IS NOT NULL
+                        AND t.state IN ('queued', 'paused') ORDER BY t.line LIMIT 1)
+                    UNION ALL
+                    SELECT (SELECT t.line FROM taskyard.task AS t WHERE t.queue = q.name AND t.line IS NOT NULL
+                        AND t.state IN ('queued', 'paused') AND t.line > named.line ORDER BY t.line LIMIT 1)
+                    FROM named WHERE named.line IS NOT NULL
+                )
+                SELECT named.line FROM named WHERE named.line IS NOT NULL
+            ) AS b
+            CROSS JOIN LATERAL taskyard.head_1(q.name, NULL, 1, b.line, {{lowest}}) AS h
+            WHERE q.ordering <> 'priority'
+            ORDER BY level, position
+        ) AS f;
+        n_at := ARRAY[1, n_to[1] + 1, n_to[2] + 1];
+        WHILE cardinality(v_picked) < p_total LOOP
+            IF v_is_one THEN
+                EXIT WHEN q_room[1] <= 0;
+                v_q := 1;
+            ELSE
+                -- Each queue's offer, and the best of them.
+                SELECT o.q, o.e INTO v_q, v_e FROM (
+                    SELECT DISTINCT ON (c.q) c.q, c.e, c.bid, c.position, c.id FROM (
+                        SELECT e.q, e.e, e.position, e.id, e.line,
+                            CASE WHEN q_order[e.q] = 'priority' THEN e.level ELSE 1 END AS bid
+                        FROM unnest(e_q, e_level, e_s, e_id, e_position, e_can, e_line) WITH ORDINALITY
+                            AS e(q, level, s, id, position, can_start, line, e)
+                        WHERE e.id IS NOT NULL AND e.can_start AND s_room[e.s] > 0 AND coalesce(q_room[e.q], 1) > 0
+                    ) AS c
+                    ORDER BY c.q, q_order[c.q] = 'buckets' AND coalesce(c.line <= q_bucket[c.q], false),
+                        CASE WHEN q_order[c.q] = 'buckets' THEN c.line END COLLATE "C", c.bid, c.position, c.id
+                ) AS o ORDER BY o.bid, o.position, o.id LIMIT 1;
+                EXIT WHEN NOT FOUND;
             END IF;
-            IF v_level IS NULL AND q_after[v_q] IS NOT NULL THEN
-                p_1 := CASE WHEN v_top < 1 AND h_e[2] IS NOT NULL AND q_passed_1[v_q] >= q_after[v_q]
-                    THEN q_passed_1[v_q] ELSE -1 END;
-                p_2 := CASE WHEN v_top < 2 AND h_e[3] IS NOT NULL AND q_passed_2[v_q] >= q_after[v_q]
-                    THEN q_passed_2[v_q] ELSE -1 END;
-                v_level := CASE WHEN p_1 < 0 AND p_2 < 0 THEN NULL WHEN p_1 >= p_2 THEN 1 ELSE 2 END;
-            END IF;
-            v_level := coalesce(v_level, v_top);
-            v_e := h_e[v_level + 1];
-            IF q_after[v_q] IS NOT NULL THEN
-                p_1 := CASE WHEN v_level = 1 THEN 0
-                    ELSE q_passed_1[v_q] + (h_e[2] IS NOT NULL AND v_level < 1)::integer END;
-                p_2 := CASE WHEN v_level = 2 THEN 0
-                    ELSE q_passed_2[v_q] + (h_e[3] IS NOT NULL AND v_level < 2)::integer END;
-                q_is_changed[v_q] := q_is_changed[v_q] OR p_1 <> q_passed_1[v_q] OR p_2 <> q_passed_2[v_q];
-                q_passed_1[v_q] := p_1; q_passed_2[v_q] := p_2;
-            END IF;
-            IF q_wait[v_q] IS NOT NULL AND v_level > v_top THEN
-                q_is_changed[v_q] := true;
-                IF v_level = 1 THEN
-                    q_let_1[v_q] := p_now;
+            IF q_order[v_q] = 'priority' THEN
+                -- The first task of each priority: who goes, and what is remembered.
+                h_e := ARRAY[NULL, NULL, NULL]::integer[]; h_due := ARRAY[NULL, NULL, NULL]::timestamptz[];
+                IF v_is_one THEN
+                    FOR n IN 1 .. 3 LOOP
+                        WHILE n_at[n] <= n_to[n] AND s_room[e_s[n_at[n]]] <= 0 LOOP
+                            n_at[n] := n_at[n] + 1;
+                        END LOOP;
+                        IF n_at[n] <= n_to[n] THEN
+                            h_e[n] := n_at[n]; h_due[n] := e_due[n_at[n]];
+                        END IF;
+                    END LOOP;
                 ELSE
-                    q_let_2[v_q] := p_now;
+                    FOR v_row IN
+                        SELECT DISTINCT ON (e.level) e.level, e.e, e.due
+                        FROM unnest(e_q, e_level, e_s, e_id, e_position, e_due) WITH ORDINALITY
+                            AS e(q, level, s, id, position, due, e)
+                        WHERE e.q = v_q AND e.id IS NOT NULL AND s_room[e.s] > 0
+                        ORDER BY e.level, e.position, e.id
+                    LOOP
+                        h_e[v_row.level + 1] := v_row.e; h_due[v_row.level + 1] := v_row.due;
+                    END LOOP;
                 END IF;
+                EXIT WHEN h_e[1] IS NULL AND h_e[2] IS NULL AND h_e[3] IS NULL;
+                v_top := CASE WHEN h_e[1] IS NOT NULL THEN 0 WHEN h_e[2] IS NOT NULL THEN 1 ELSE 2 END;
+                v_level := NULL;
+                IF q_wait[v_q] IS NOT NULL THEN
+                    -- A time to come is that of a clock that has been set back since.
+                    h_1 := greatest(h_due[2], CASE WHEN q_let_1[v_q] <= p_now THEN q_let_1[v_q] END);
+                    h_2 := greatest(h_due[3], CASE WHEN q_let_2[v_q] <= p_now THEN q_let_2[v_q] END);
+                    IF v_top < 1 AND h_e[2] IS NOT NULL AND p_now - h_1 >= q_wait[v_q] THEN
+                        v_level := 1;
+                    END IF;
+                    IF v_top < 2 AND h_e[3] IS NOT NULL AND p_now - h_2 >= q_wait[v_q] AND (v_level IS NULL OR h_2 < h_1) THEN
+                        v_level := 2;
+                    END IF;
+                END IF;
+                IF v_level IS NULL AND q_after[v_q] IS NOT NULL THEN
+                    p_1 := CASE WHEN v_top < 1 AND h_e[2] IS NOT NULL AND q_passed_1[v_q] >= q_after[v_q]
+                        THEN q_passed_1[v_q] ELSE -1 END;
+                    p_2 := CASE WHEN v_top < 2 AND h_e[3] IS NOT NULL AND q_passed_2[v_q] >= q_after[v_q]
+                        THEN q_passed_2[v_q] ELSE -1 END;
+                    v_level := CASE WHEN p_1 < 0 AND p_2 < 0 THEN NULL WHEN p_1 >= p_2 THEN 1 ELSE 2 END;
+                END IF;
+                v_level := coalesce(v_level, v_top);
+                v_e := h_e[v_level + 1];
+                IF q_after[v_q] IS NOT NULL THEN
+                    p_1 := CASE WHEN v_level = 1 THEN 0
+                        ELSE q_passed_1[v_q] + (h_e[2] IS NOT NULL AND v_level < 1)::integer END;
+                    p_2 := CASE WHEN v_level = 2 THEN 0
+                        ELSE q_passed_2[v_q] + (h_e[3] IS NOT NULL AND v_level < 2)::integer END;
+                    q_is_changed[v_q] := q_is_changed[v_q] OR p_1 <> q_passed_1[v_q] OR p_2 <> q_passed_2[v_q];
+                    q_passed_1[v_q] := p_1; q_passed_2[v_q] := p_2;
+                END IF;
+                IF q_wait[v_q] IS NOT NULL AND v_level > v_top THEN
+                    q_is_changed[v_q] := true;
+                    IF v_level = 1 THEN
+                        q_let_1[v_q] := p_now;
+                    ELSE
+                        q_let_2[v_q] := p_now;
+                    END IF;
+                END IF;
+            ELSIF q_order[v_q] = 'buckets' THEN
+                q_is_changed[v_q] := true; q_bucket[v_q] := e_line[v_e];
             END IF;
-        ELSIF q_order[v_q] = 'buckets' THEN
-            q_is_changed[v_q] := true; q_bucket[v_q] := e_line[v_e];
-        END IF;
-        v_picked := v_picked || e_id[v_e];
-        s_room[e_s[v_e]] := s_room[e_s[v_e]] - 1;
-        q_room[v_q] := q_room[v_q] - 1;
-        SELECT * INTO v_head
-        FROM taskyard.head_1(q_name[v_q], e_source[v_e], e_level[v_e], e_line[v_e], e_position[v_e] + 1);
-        e_id[v_e] := v_head.id; e_position[v_e] := v_head.place; e_due[v_e] := v_head.due_at;
-        e_can[v_e] := v_head.can_start;
-        e_s[v_e] := coalesce(array_position(p_sources, v_head.source), cardinality(s_room));
+            v_picked := v_picked || e_id[v_e];
+            s_room[e_s[v_e]] := s_room[e_s[v_e]] - 1;
+            q_room[v_q] := q_room[v_q] - 1;
+            IF v_is_one THEN
+                n_at[v_level + 1] := v_e + 1; n_from[v_level + 1] := e_position[v_e] + 1;
+                -- The next of this lane was not read, and may stand before those of others.
+                CONTINUE reading WHEN e_is_last[v_e] AND s_room[e_s[v_e]] > 0 AND cardinality(v_picked) < p_total;
+            ELSE
+                SELECT * INTO v_head
+                FROM taskyard.head_1(q_name[v_q], e_source[v_e], e_level[v_e], e_line[v_e], e_position[v_e] + 1);
+                e_id[v_e] := v_head.id; e_position[v_e] := v_head.place; e_due[v_e] := v_head.due_at;
+                e_can[v_e] := v_head.can_start;
+                e_s[v_e] := coalesce(array_position(p_sources, v_head.source), cardinality(s_room));
+            END IF;
+        END LOOP;
+        EXIT;
     END LOOP;
     INSERT INTO taskyard.turns AS s
     SELECT u.name, u.passed_1, u.passed_2, u.let_1, u.let_2, u.bucket

@@ -15,8 +15,7 @@ CREATE FUNCTION taskyard.whereabouts_1() RETURNS text LANGUAGE sql STABLE AS $$
 $$;
 
 -- One add, as JSON text in and out: a connection of somebody else's may have its own ideas about every other type.
--- The answer is a list with null for each new task and the holder's uuid for each that was merged, or an object that
--- says what kept all of them out; neither is an error, which would cost the caller his transaction.
+-- The answer is as `admit_1` gives it; what kept the tasks out is no error, which would cost the caller his transaction.
 -- Whoever may use the schema may submit; what is in it, he need not be allowed to see.
 CREATE FUNCTION taskyard.submit_1(p_add text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
@@ -25,7 +24,7 @@ DECLARE
     v_add json := p_add::json;
     v_dedupe text := v_add ->> 'dedupe';
     v_tasks taskyard.submitted_1[];
-    v_holders text[];
+    v_holders text[]; v_ends timestamptz[];
     v_found record;
     v_ids bigint[];
 BEGIN
@@ -56,18 +55,18 @@ BEGIN
                 AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket,
                     origin, ord)
         ), held AS (
-            SELECT r.slot, r.ord, t.uuid, CASE WHEN t.uuid IS NOT NULL THEN t.uuid
+            SELECT r.slot, r.ord, t.uuid, t.until, CASE WHEN t.uuid IS NOT NULL THEN t.uuid
                 WHEN r.slot IS NOT NULL AND r.nth > 1 THEN r.first_uuid END AS holder
             FROM r LEFT JOIN LATERAL taskyard.holder_1(r.slot, now()) AS t ON r.slot IS NOT NULL
         )
-        SELECT array_agg(holder ORDER BY ord) AS holders,
-            (array_agg(json_build_object('why', 'duplicate', 'uuid', coalesce(uuid, ''), 'slot', slot) ORDER BY ord)
-                FILTER (WHERE holder IS NOT NULL))[1] AS first
+        SELECT array_agg(holder ORDER BY ord) AS holders, array_agg(until ORDER BY ord) AS ends,
+            (array_agg(json_build_object('why', 'duplicate', 'uuid', coalesce(uuid, ''), 'slot', slot, 'until', until)
+                ORDER BY ord) FILTER (WHERE holder IS NOT NULL))[1] AS first
         INTO v_found FROM held;
         IF v_dedupe = 'refuse' AND v_found.first IS NOT NULL THEN
             RETURN v_found.first;
         END IF;
-        v_holders := v_found.holders;
+        v_holders := v_found.holders; v_ends := v_found.ends;
     END IF;
     SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u WHERE EXISTS (SELECT FROM taskyard.ended AS e WHERE e.uuid = u.uuid);
     IF FOUND THEN
@@ -98,5 +97,5 @@ BEGIN
     INSERT INTO taskyard.submitted (queue, n) SELECT queue, count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
     INSERT INTO taskyard.tie (id, dedupe_key, dedupe_scope)
     SELECT id, dedupe_slot, 'pending' FROM taskyard.task WHERE id = ANY (v_ids) AND dedupe_slot IS NOT NULL;
-    RETURN to_json(v_holders);
+    RETURN json_build_object('holders', v_holders, 'until', v_ends);
 END $$;

@@ -38,7 +38,7 @@ BEGIN
         outcome := taskyard.submit_1(jsonb_set(p_add::jsonb, '{tasks}', (
             SELECT jsonb_agg(t ORDER BY n) FROM jsonb_array_elements(p_add::jsonb -> 'tasks') WITH ORDINALITY AS u(t, n)
             WHERE t ->> 'uuid' = ANY (made)))::text);
-        IF left(outcome, 1) = '{' THEN
+        IF outcome::json -> 'why' IS NOT NULL THEN
             ROLLBACK;
             RETURN;
         END IF;
