@@ -28,7 +28,7 @@ from taskyard.ports.store import Add, Added, News, Report, Turned
 from taskyard.stores.migrate import REASON
 from taskyard.stores.plan import window_end
 from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
-from taskyard.stores.rows import has_ties, json_or_none
+from taskyard.stores.rows import json_or_none
 
 CALL = f"CALL taskyard.turn_1({', '.join(f'${n}' for n in range(1, 31))}, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
 
@@ -56,7 +56,7 @@ class Turn:
         self._settles, self._adds, self._reports = settles, adds, reports
         self._refused: dict[int, TaskyardError] = {}
         self.is_careful = any(
-            add.parent is not None or add.dedupe is not Dedupe.ALLOW or add.after or any(map(_is_special, add.records))
+            add.parent is not None or add.dedupe is not Dedupe.ALLOW or add.after or _are_special(add.records)
             for add in adds
         )
         """Whether each add is looked at by itself; otherwise all are stored in one go."""
@@ -208,8 +208,12 @@ def _held(claim: Claim) -> dict[str, int]:
     return {"id": claim.record.id, "token": claim.token, "attempt": claim.attempt}
 
 
-def _is_special(record: TaskRecord) -> bool:
-    return record.note is not None or has_ties(record)
+def _are_special(records: Sequence[TaskRecord]) -> bool:
+    """Whether one of them has a note, or ties (`has_ties`, without a call for each)."""
+    return any([
+        r.note is not None or r.group_id is not None or r.dedupe_key is not None or r.on_failure is not None
+        for r in records
+    ])  # fmt: skip
 
 
 def _ties(add: Add) -> dict[str, Any]:
@@ -285,24 +289,26 @@ def _columns(records: list[TaskRecord], *, one_by_one: bool) -> tuple[list[Any] 
     if not records:
         return (None,) * 13
     alike = list if one_by_one else _alike
-    keys = [r.key for r in records]
-    timeouts = [r.timeout_s for r in records]
-    retries = [json_or_none(r.retry) for r in records]
+    retries = _given([r.retry for r in records])
     return (
         [r.uuid for r in records],
         alike([r.source for r in records]),
         alike([r.queue for r in records]),
         [r.args for r in records],
         alike([r.priority for r in records]),
-        keys if any(keys) or "" in keys else None,
+        _given([r.key for r in records]),
         [r.dedupe_slot for r in records] if one_by_one else None,
-        timeouts if any(timeout is not None for timeout in timeouts) else None,
-        retries if any(retries) else None,
+        _given([r.timeout_s for r in records]),
+        None if retries is None else [json_or_none(retry) for retry in retries],
         alike([r.due_at for r in records]),
         alike([r.created_at for r in records]),
-        [r.bucket for r in records] if any(r.bucket is not None for r in records) else None,
-        [r.origin for r in records] if any(r.origin is not None for r in records) else None,
+        _given([r.bucket for r in records]),
+        _given([r.origin for r in records]),
     )
+
+
+def _given(column: list[Any]) -> list[Any] | None:
+    return None if column.count(None) == len(column) else column
 
 
 def _alike(column: list[Any]) -> list[Any]:

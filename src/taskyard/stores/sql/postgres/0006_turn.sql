@@ -14,7 +14,7 @@ CREATE PROCEDURE taskyard.turn_1(
 #variable_conflict use_column
 DECLARE
     v_queues text[];
-    v_more text[];
+    v_least text; v_most text;  -- of the queues with something to claim, beyond those that are locked anyway
     v_ids bigint[];
     v_done record;
     v_key_queues text[];
@@ -44,15 +44,14 @@ BEGIN
     END IF;
     IF p_total > 0 THEN
         v_nothing := pg_advisory_xact_lock_shared({{lock_node}}, hashtext(p_node));
-        SELECT EXISTS (SELECT FROM taskyard.node WHERE incarnation = p_node), ARRAY(
-            SELECT queue FROM taskyard.lane WHERE (p_others > 0 OR source = ANY (p_sources))
-            AND queue <> ALL (v_queues) LIMIT 2)
-        INTO v_is_known, v_more;
+        SELECT EXISTS (SELECT FROM taskyard.node WHERE incarnation = p_node), min(queue), max(queue)
+        INTO v_is_known, v_least, v_most FROM taskyard.lane
+        WHERE (p_others > 0 OR source = ANY (p_sources)) AND queue <> ALL (v_queues);
         IF NOT v_is_known THEN
             p_total := 0;  -- given up for dead: what it claims, nobody would ever take back
-        ELSIF cardinality(v_more) = 1 AND v_queues = '{}' THEN
-            v_queues := v_more;  -- without a look: if there is nothing to start, the turn is over at once
-        ELSIF cardinality(v_more) > 0 THEN
+        ELSIF v_least = v_most AND v_queues = '{}' THEN
+            v_queues := ARRAY[v_least];  -- without a look: if there is nothing to start, the turn is over at once
+        ELSIF v_least IS NOT NULL THEN
             v_queues := v_queues || taskyard.startable_1(p_sources, p_others > 0);
         END IF;
     END IF;
