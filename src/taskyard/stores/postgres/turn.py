@@ -210,10 +210,10 @@ def _held(claim: Claim) -> dict[str, int]:
 
 def _are_special(records: Sequence[TaskRecord]) -> bool:
     """Whether one of them has a note, or ties (`has_ties`, without a call for each)."""
-    return any([
+    return any(
         r.note is not None or r.group_id is not None or r.dedupe_key is not None or r.on_failure is not None
         for r in records
-    ])  # fmt: skip
+    )
 
 
 def _ties(add: Add) -> dict[str, Any]:

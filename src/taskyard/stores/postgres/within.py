@@ -94,7 +94,7 @@ async def add_within(
         if not conn.is_in_transaction():
             raise NotInTransaction
         answer = msgspec.json.decode(await conn.fetchval(SUBMIT, said))
-    if isinstance(answer, dict) and answer["why"] == "elsewhere":
+    if answer.get("why") == "elsewhere":
         raise OtherDatabase(hide_password(url))
     added = answered(add, answer, now)
     if isinstance(added, Exception):
