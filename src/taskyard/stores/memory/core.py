@@ -395,7 +395,7 @@ class MemoryCore(Claims, Dependencies, Sight):
         return self._find_scene(records, self._clock.now())
 
     def prune(self, finished_before: datetime, limit: int, failed: bool | None = None) -> int:
-        self._slots.trim(self._clock.now())
+        self._slots.trim(self._clock.now(), limit)
         pruned = 0
         while pruned < limit and (ended := self._find_oldest(failed)) and ended[0][0] < finished_before:
             pruned += self._forget_first(ended)

@@ -42,9 +42,10 @@ class Slots:
     def close_window(self, slot: str) -> None:
         self._windows.pop(slot, None)
 
-    def trim(self, now: datetime) -> None:
-        """Forget the windows that are over."""
-        while self._ends and self._ends[0][0] <= now:
+    def trim(self, now: datetime, limit: int) -> None:
+        """Forget so many of the windows that are over, those that ended first."""
+        while limit > 0 and self._ends and self._ends[0][0] <= now:
             until, slot = heapq.heappop(self._ends)
             if slot in self._windows and self._windows[slot][1] == until:
                 del self._windows[slot]
+                limit -= 1

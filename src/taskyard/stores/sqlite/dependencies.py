@@ -77,7 +77,8 @@ class Dependencies(Transaction):
 
     def _trim_windows(self, now: datetime, limit: int) -> None:
         self._conn.execute(
-            "DELETE FROM slot_window WHERE slot IN (SELECT slot FROM slot_window WHERE until <= ? LIMIT ?)",
+            "DELETE FROM slot_window WHERE slot IN "
+            "(SELECT slot FROM slot_window WHERE until <= ? ORDER BY until, slot LIMIT ?)",
             (to_us(now), limit),
         )
 

@@ -140,6 +140,18 @@ class DedupeContract(Desk):
         await store.prune(finished_before=clock.now())
         assert await is_taken(store) is None
 
+    async def test_windows_are_forgotten_a_few_at_a_time(self, store: Store, clock: ManualClock) -> None:
+        """Of many windows that are over, each round forgets its share, those that ended first: a clock that is set back
+        shows it."""
+        for slot in "cab":
+            await submit(store, work(DedupeScope.WINDOW, slot))
+            clock.advance(1)
+        clock.advance(MOST)
+        await store.prune(finished_before=clock.now(), limit=2)
+        clock.advance(-MOST)
+        answers = [await submit(store, work(DedupeScope.WINDOW, slot)) for slot in "cab"]
+        assert [isinstance(answer, DuplicateTask) for answer in answers] == [False, False, True]
+
     @pytest.mark.parametrize("scope", DedupeScope)
     async def test_work_twice_in_one_turn_meets_whatever_its_scope(
         self, store: Store, clock: ManualClock, scope: DedupeScope

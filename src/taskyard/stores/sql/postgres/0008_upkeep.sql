@@ -42,7 +42,8 @@ BEGIN
         DELETE FROM taskyard.dependency AS d USING old WHERE d.child = old.id
     ), windows AS (
         DELETE FROM taskyard.slot_window WHERE slot IN (
-            SELECT slot FROM taskyard.slot_window WHERE until <= least(p_before + p_age, now()) LIMIT p_limit)
+            SELECT slot FROM taskyard.slot_window WHERE until <= least(p_before + p_age, now())
+            ORDER BY until, slot LIMIT p_limit)
     ), counted AS (
         INSERT INTO taskyard.tally SELECT queue, state, -count(*) FROM gone GROUP BY queue, state
     )
