@@ -70,6 +70,21 @@ async def test_an_outage_in_the_due_moment_only_delays(rig):
     assert work.began == [uuid]
 
 
+async def test_what_is_due_joins_its_queue_after_an_outage_also_on_a_full_node(rig):
+    """The turn that was to promote it is tried again, though the node has no room to claim anything."""
+    work = Work()
+    rig.consumer("work", work, concurrent_count=1)
+    first = await rig.submit("work")
+    await quiet()
+    later = await rig.submit("work", in_s=5)
+    rig.store.away = StoreUnavailable("gone")
+    await rig.advance(6)
+    rig.store.away = None
+    await rig.advance(2)
+    assert (await rig.state(first), await rig.state(later)) == ("running", "queued")
+    work.let_go(first)
+
+
 async def test_an_outage_is_logged_once(rig, caplog):
     """However many tries an outage takes, the log has one line when it begins and one when it is over."""
     rig.consumer("work", Work())

@@ -28,9 +28,10 @@ CROWDED = [
     *((where, "SHARE", 2) for where in (places, migrate)),
     *((where, "SMALLEST", 4) for where in (places, migrate)),
     (migrate, "RAISE_AFTER", 8 * 16),
+    (migrate, "READ_AHEAD", 2),
     (commands._Puts, "_HAND_MADE", commands._Puts._HAND_MADE.replace(str(order.GAP), "16")),
 ]
-"""Little room between places, so that a few moves to one spot already make others move."""
+"""Little room between places, so that a few moves to one spot already make others move; and little is read at once."""
 
 
 @contextmanager

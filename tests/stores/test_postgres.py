@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -46,6 +47,7 @@ from taskyard.stores.postgres import PostgresStore, commands, connection, hints,
 from taskyard.stores.postgres.connection import COMMAND_S, Connection
 from taskyard.stores.postgres.patience import PAUSE_CAP_S, TRIES
 from taskyard.stores.postgres.scene import find_scene
+from taskyard.stores.postgres.turning import RING
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases, at_database
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, room, seconds
@@ -490,6 +492,33 @@ async def test_a_fire_waits_until_what_it_cancels_is_at_rest(store, stranger, mo
     (later,) = await fire(store, a_fire(NOON + seconds(60)), cancels=True)
     assert (await store.find(earlier.uuid)).state is TaskState.CANCELED
     assert await store.find(later.uuid) is not None
+
+
+async def test_what_a_fire_cancels_is_told_and_counted(store, stranger):
+    """Readers of events wait for a fire that is under way, as they do for a turn: what it cancels is heard of, and the
+    counts are right, though others have written meanwhile and what they counted was put together."""
+    await store.join(A)
+    await put(store)
+    (earlier,) = await fire(store, a_fire())
+    await store.turn(A.incarnation)
+    heard = await store.events(after=0)
+    async with stranger.transaction():
+        await stranger.execute(
+            "INSERT INTO taskyard.fire (id, schedule, fire_at, task, kind) VALUES (-1, 'nightly', $1, '', '')",
+            NOON + seconds(60),
+        )
+        firing = asyncio.create_task(fire(store, a_fire(NOON + seconds(60)), cancels=True))
+        await until(lambda: stranger.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        await store.turn(A.incarnation, adds=[an_add(a_record(queue="elsewhere"))])
+        heard = await store.events(after=heard.last)
+        await store.turn(A.incarnation, adds=[an_add(a_record(queue="elsewhere"))])
+        await store._db.write("SELECT taskyard.tidy_1($1)", RING)
+        await stranger.execute("DELETE FROM taskyard.fire WHERE id = -1")
+    await firing
+    told = [event.kind for event in (await store.events(after=heard.last)).events if event.uuid == earlier.uuid]
+    assert told == [EventKind.CANCELED]
+    found = Counter((task.queue, task.state) for task in await store.list_tasks())
+    assert {lane: n for lane, n in (await store.count()).items() if n} == found
 
 
 async def test_a_fire_does_not_wait_until_all_that_it_cancels_have_run(store, other, monkeypatch):

@@ -119,12 +119,10 @@ def _run(name: str, trials: int, seed: int) -> Figures:
     began = time.monotonic()
     where = Path(tempfile.mkdtemp(prefix=f"torture-{name}-"))
     figures = SCENARIOS[name].run(where, trials=trials, seed=seed)
-    if figures.failures:
-        figures.note = f"{figures.note}; what they left is in {where}"  # a ledger tells how it came
-    else:
+    left = f"what they left is in {where}" if figures.failures else ""  # a ledger tells how it came
+    if not left:
         shutil.rmtree(where)
-    took = f"{time.monotonic() - began:.0f} s"
-    figures.note = f"{figures.note}; {took}" if figures.note else took
+    figures.note = "; ".join(filter(None, [figures.note, left, f"{time.monotonic() - began:.0f} s"]))
     print(f"{name}: {figures.trials} trials, {len(figures.failures)} failures, {figures.note}", flush=True)
     return figures
 

@@ -243,10 +243,12 @@ def test_what_comes_due_in_a_pause_is_skipped(missed: Missed):
 
 
 def test_a_second_pause_changes_the_note_alone():
-    """Since when it is paused stays, and so does everything if one resumes what is not paused."""
+    """Since when it is paused stays, and so does everything if one resumes what is not paused. Resumed, it is handled
+    up to then, also if nothing has come due: a clock that is set back does not show it what lies before."""
     paused = pause(pause(BEGUN, now=at("12:10")), now=at("12:20"), note="still")
     assert (paused.paused_at, paused.note) == (at("12:10"), "still")
     assert resume(hourly(), BEGUN, now=at("14:00")) is BEGUN
+    assert resume(hourly(), pause(BEGUN, now=at("12:10")), now=at("12:40")).handled_at == at("12:40")
     for wrong in ("x" * 1000, "\0", 5):
         with pytest.raises(InvalidInput, match="note"):
             pause(BEGUN, now=NOON, note=wrong)  # type: ignore[arg-type]

@@ -64,7 +64,9 @@ def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> Schedu
     """Fires again from now on. What has come due while it was paused is skipped, whatever `missed` says."""
     if state.paused_at is None:
         return state
-    return msgspec.structs.replace(skip(schedule, _begin_at(state, now), now), paused_at=None, paused_by="", note="")
+    state = skip(schedule, _begin_at(state, now), now)
+    handled_at = max(state.handled_at, now)
+    return msgspec.structs.replace(state, handled_at=handled_at, paused_at=None, paused_by="", note="")
 
 
 def amend(old: Schedule | None, state: ScheduleState, *, now: datetime) -> ScheduleState:

@@ -347,8 +347,8 @@ class Store(Protocol):
 
         A slot is held until its task starts, until it has ended, or, whatever becomes of the task, for the window. Who
         comes later is merged into the holder, refused (`DuplicateTask`), or replaces it: the holder is canceled, unless
-        it runs or has ended, which is `DuplicateTask` as well. Who is refused, or comes with a window and is merged, is
-        told when the window of the holder ends, if that has one.
+        it runs or has ended, which is `DuplicateTask` as well. Who is refused or merged is told when the window of
+        the holder ends, if that has one.
 
         A settle is written only if its task still runs under the claim's attempt and token; otherwise it is `ClaimLost`
         and changes nothing. An add that fails leaves the other adds alone. A claim goes to the queue whose first

@@ -242,7 +242,7 @@ class Dispatcher:
         """Keep what must not be lost; tell submitters what happened, they can ask again."""
         if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
             self._doubtful.update(claim.token for claim, _ in batch.settles)
-            self._claims_in_doubt = batch.demand is not None
+            self._claims_in_doubt |= batch.demand is not None
         self.inbox.put_back(batch)
         if not self._blame.is_apart and batch.settles and _is_refusal(error):
             # It may be a settle that is at fault: who submits is told when his tasks have been refused by themselves.

@@ -227,13 +227,13 @@ class Inbox:
         return adds, waiting
 
     def put_back(self, batch: Batch) -> None:
-        """Keep what must not be lost, ahead of what has come since; claim again when there is room. The adds are the
-        submitters' to send again, unless they are put back as well."""
+        """Keep what must not be lost, ahead of what has come since; turn again, also without room to claim: what is due
+        may wait for it. The adds are the submitters' to send again, unless they are put back as well."""
         self.settles = batch.settles + self.settles
         for report in batch.reports:
             later = self.reports.get(report.claim.token)
             self.reports[report.claim.token] = report if later is None else later.after(report)
-        self._look = True
+        self._look = self._must_turn = True
 
     def put_back_adds(self, batch: Batch) -> None:
         self.adds.extendleft(zip(reversed(batch.adds), reversed(batch.waiting), strict=True))

@@ -63,10 +63,10 @@ class Database:
     async def finish(self) -> None:
         """Let nobody ask any more, and wait for what was asked before."""
         self.is_open = False
-        await self.hints.close()
         while self._in_flight:
             self._idle.clear()
             await self._idle.wait()
+        await self.hints.close()  # not sooner: what was in flight tells of itself
 
     async def close(self) -> None:
         for links in (self.turns, self._writes, self.reads):

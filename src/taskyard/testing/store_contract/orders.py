@@ -205,6 +205,17 @@ class OrderContract(Desk):
         assert letters(await claim(store, room(4, fetch=4, shrink=0)), h=h, l=lo) == "hhhh"
         assert letters(await claim(store, room(4, fetch=4, shrink=4)), h=h, l=lo) == "hhlh"
 
+    @pytest.mark.spec("QUE-08")
+    async def test_who_starts_alone_has_had_its_turn(self, store: Store) -> None:
+        """A lower one that starts while the higher have no room has been passed over no more: it waits anew."""
+        await order(store, QueueOrder.PRIORITY, starve_after=2, starve_wait_s=None)
+        h = [a_record(priority=HIGH, source="fetch") for _ in range(9)]
+        lo = [a_record(priority=LOW, source="shrink") for _ in range(9)]
+        await add(store, *lo, *h)
+        assert letters(await claim(store, room(2, fetch=2, shrink=2)), h=h, l=lo) == "hh"
+        assert letters(await claim(store, room(1, fetch=0, shrink=1)), h=h, l=lo) == "l"
+        assert letters(await claim(store, room(3, fetch=3, shrink=3)), h=h, l=lo) == "hhl"
+
     @pytest.mark.spec("QUE-05")
     async def test_a_queue_is_served_by_its_first_task_whatever_it_gives(self, store: Store) -> None:
         """Between queues it counts what stands first in each, also where a lower one is let in."""

@@ -120,6 +120,8 @@ DECLARE
     -- Of one queue, one entry a priority: the entries that are left of it, and from which place on it is read.
     n_at integer[]; n_to integer[]; n_from bigint[] := ARRAY[NULL, NULL, NULL];
     v_is_one boolean;
+    v_left integer;
+    v_long text[] := '{}';  -- the lanes, by priority and source, of which more is taken than is read at first
     v_picked bigint[] := '{}';
     v_row record; v_head record;
     v_q integer; v_e integer; v_level integer; v_top integer;
@@ -146,6 +148,7 @@ BEGIN
     v_is_one := cardinality(q_name) = 1 AND q_order[1] = 'priority';
     <<reading>>
     LOOP
+        v_left := p_total - cardinality(v_picked);
         SELECT array_agg(f.i), array_agg(f.lane), array_agg(f.line), array_agg(f.level), array_agg(f.id),
             array_agg(f.position), array_agg(f.due_at), array_agg(f.can_start), array_agg(f.nth = f.room),
             array_agg(coalesce(array_position(p_sources, f.source), cardinality(s_room))),
@@ -159,10 +162,10 @@ BEGIN
             LEFT JOIN LATERAL (
                 SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
             ) AS m ON true
-            CROSS JOIN LATERAL (SELECT CASE WHEN v_is_one THEN least({{read_ahead}}, p_total - cardinality(v_picked)) ELSE 1 END
-                AS room) AS r
             CROSS JOIN LATERAL (VALUES (0, l.low_0, m.low_0), (1, l.low_1, m.low_1), (2, l.low_2, m.low_2))
                 AS p(level, was, low)
+            CROSS JOIN LATERAL (SELECT CASE WHEN NOT v_is_one THEN 1 WHEN p.level || l.source = ANY (v_long) THEN v_left
+                ELSE least({{read_ahead}}, v_left) END AS room) AS r
             CROSS JOIN LATERAL (
                 SELECT id, position, due_at, row_number() OVER (ORDER BY t.position) AS nth FROM taskyard.task AS t
                 WHERE t.queue = l.queue AND t.source = l.source AND t.state = 'queued' AND NOT t.parked
@@ -279,8 +282,11 @@ BEGIN
             q_room[v_q] := q_room[v_q] - 1;
             IF v_is_one THEN
                 n_at[v_level + 1] := v_e + 1; n_from[v_level + 1] := e_position[v_e] + 1;
-                -- The next of this lane was not read, and may stand before those of others.
-                CONTINUE reading WHEN e_is_last[v_e] AND s_room[e_s[v_e]] > 0 AND cardinality(v_picked) < p_total;
+                IF e_is_last[v_e] AND s_room[e_s[v_e]] > 0 AND cardinality(v_picked) < p_total THEN
+                    -- The next of this lane was not read, and may stand before those of others.
+                    v_long := v_long || (v_level || e_source[v_e]);
+                    CONTINUE reading;
+                END IF;
             ELSE
                 SELECT * INTO v_head
                 FROM taskyard.head_1(q_name[v_q], e_source[v_e], e_level[v_e], e_line[v_e], e_position[v_e] + 1);
@@ -319,7 +325,8 @@ DECLARE
     s_room integer[] := p_rooms || p_others;
     v_lanes integer; v_share integer; v_is_cut boolean;
     v_queue text; v_room bigint;
-    v_levels integer;  -- the priorities that this queue has had, a bit each
+    v_levels integer;  -- the priorities that this queue has had, a bit each; also of sources without room: what is remembered
+                       -- of who was passed over changes with every start
     v_priority integer := 0; v_position bigint := -9223372036854775807;
     i integer;
 BEGIN
@@ -332,10 +339,11 @@ BEGIN
             CASE WHEN l.low_2 = 0 THEN coalesce(m.low_2, 0) END AS low_2
         FROM taskyard.lane AS l LEFT JOIN taskyard.queue AS q ON q.name = l.queue
         LEFT JOIN LATERAL (
-            SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
+            SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source
+                AND s_room[coalesce(array_position(p_sources, l.source), cardinality(s_room))] > 0
+            ORDER BY m.n DESC LIMIT 1
         ) AS m ON true
         WHERE l.queue = ANY (p_queues) AND coalesce(q.state, 'running') = 'running'
-            AND s_room[coalesce(array_position(p_sources, l.source), cardinality(s_room))] > 0
         ORDER BY l.queue, l.source
     LOOP
         IF v_queue IS DISTINCT FROM v_lane.queue THEN
@@ -350,7 +358,7 @@ BEGIN
         IF v_lane.ordering <> 'priority' OR NOT v_lane.may_starve AND v_levels NOT IN (0, 1, 2, 4) THEN
             RETURN taskyard.pick_ordered_1(p_now, p_queues, p_total, p_sources, p_rooms, p_others);
         END IF;
-        CONTINUE WHEN v_room <= 0;
+        CONTINUE WHEN v_room <= 0 OR s_room[v_lane.s] <= 0;
         l_queue := l_queue || v_lane.queue; l_source := l_source || v_lane.source;
         l_0 := l_0 || v_lane.low_0; l_1 := l_1 || v_lane.low_1; l_2 := l_2 || v_lane.low_2;
         l_s := l_s || v_lane.s;

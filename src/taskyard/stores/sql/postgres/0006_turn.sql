@@ -14,7 +14,7 @@ CREATE PROCEDURE taskyard.turn_1(
 #variable_conflict use_column
 DECLARE
     v_queues text[];
-    v_least text; v_most text;  -- of the queues with something to claim, beyond those that are locked anyway
+    v_least text; v_most text;  -- of the queues that had such tasks once, beyond those that are locked anyway
     v_ids bigint[];
     v_done record;
     v_key_queues text[];

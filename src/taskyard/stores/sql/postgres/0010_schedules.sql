@@ -17,6 +17,8 @@ DECLARE
     v_gone timestamptz;
     v_stale text[]; v_places json; v_told integer;
 BEGIN
+    -- Before the transaction has a number, as who reads events expects of all that write some.
+    PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
     -- In a statement of its own: what comes after it sees all that the one before us has done.
     PERFORM FROM taskyard.schedule WHERE name = p_name FOR UPDATE;
     IF NOT EXISTS (SELECT FROM taskyard.schedule WHERE name = p_name AND version = p_version) THEN
