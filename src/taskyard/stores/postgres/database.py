@@ -23,7 +23,6 @@ from taskyard.stores.postgres.gate import Gate
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.link import Links
 from taskyard.stores.postgres.patience import TRIES, give_way
-from taskyard.stores.postgres.within import WHEREABOUTS
 
 T = TypeVar("T")
 
@@ -128,5 +127,5 @@ class Database:
     async def find_where(self) -> str:
         """Which database this is."""
         if not self._where:
-            self._where = await self.read(lambda conn: conn.fetchval(WHEREABOUTS))
+            self._where = await self.read(lambda conn: conn.fetchval("SELECT taskyard.whereabouts_1()"))
         return self._where

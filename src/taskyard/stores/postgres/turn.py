@@ -28,7 +28,7 @@ from taskyard.ports.store import Add, Added, News, Report, Turned
 from taskyard.stores.migrate import REASON
 from taskyard.stores.plan import window_end
 from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
-from taskyard.stores.rows import json_or_none
+from taskyard.stores.rows import has_ties, json_or_none
 
 CALL = f"CALL taskyard.turn_1({', '.join(f'${n}' for n in range(1, 31))}, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
 
@@ -56,7 +56,7 @@ class Turn:
         self._settles, self._adds, self._reports = settles, adds, reports
         self._refused: dict[int, TaskyardError] = {}
         self.is_careful = any(
-            add.parent is not None or add.dedupe is not Dedupe.ALLOW or add.after or _are_special(add.records)
+            add.parent is not None or add.dedupe is not Dedupe.ALLOW or add.after or any(map(_is_special, add.records))
             for add in adds
         )
         """Whether each add is looked at by itself; otherwise all are stored in one go."""
@@ -208,12 +208,8 @@ def _held(claim: Claim) -> dict[str, int]:
     return {"id": claim.record.id, "token": claim.token, "attempt": claim.attempt}
 
 
-def _are_special(records: Sequence[TaskRecord]) -> bool:
-    """Whether one of them has a note, or ties (`has_ties`, without a call for each)."""
-    return any(
-        r.note is not None or r.group_id is not None or r.dedupe_key is not None or r.on_failure is not None
-        for r in records
-    )
+def _is_special(record: TaskRecord) -> bool:
+    return record.note is not None or has_ties(record)
 
 
 def _ties(add: Add) -> dict[str, Any]:

@@ -35,8 +35,6 @@ from taskyard.stores.rows import json_or_none
 
 SUBMIT = "SELECT taskyard.submit_1($1)"
 
-WHEREABOUTS = "SELECT taskyard.whereabouts_1()"
-
 CLOSED = "this connection is closed; submit while it is open"
 
 
@@ -87,7 +85,7 @@ def _is_over(conn: Connection) -> bool:
 async def add_within(
     given: object, add: Add, now: datetime, *, url: str, where: str, transactions: Transactions
 ) -> list[Added]:
-    """`where` is what `WHEREABOUTS` says of the store at `url`."""
+    """`where` is which database the store at `url` is."""
     said = encode(add, where)
     with _named_errors(url):
         conn = await _find_connection(given)
