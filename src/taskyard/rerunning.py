@@ -17,7 +17,7 @@ from taskyard.model.task import Dedupe, DedupeScope, TaskRecord, new_uuid
 from taskyard.options import TaskOptions, check_size, make_record
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.store import Add, Added, TaskFilter
-from taskyard.queueing.matching import RerunReport, Tally, in_chunks, list_chunks
+from taskyard.queueing.matching import RerunReport, Tally, in_chunks, list_chunks, see_through
 from taskyard.queueing.summary import RESULTS, is_summary, with_results
 
 if TYPE_CHECKING:
@@ -101,10 +101,12 @@ async def run_all_again(
         records = await _make_many(yard, uuids, changes, tally)
         for record in records:
             record.note = _note(by)
-        if records:
-            tally.count(await _submit(yard, records, repeat=repeat))
-        if so_far is not None:
-            so_far(tally.report())
+        try:
+            if records:
+                await see_through(_submit(yard, records, repeat=repeat), tally.count)
+        finally:
+            if so_far is not None:
+                so_far(tally.report())
     return tally.report()
 
 

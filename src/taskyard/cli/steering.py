@@ -20,7 +20,7 @@ from taskyard.cli.looks import due_text, state_text
 from taskyard.cli.selecting import Selection
 from taskyard.cli.target import Target, opened, refuse_unknown_queue, resolve
 from taskyard.cli.text import clean, counted
-from taskyard.errors import CommandRefused, TaskyardError, UnknownTask
+from taskyard.errors import CommandRefused, OutcomeUnknown, TaskyardError, UnknownTask
 from taskyard.model.command import (
     DAMAGED,
     VERBS,
@@ -185,24 +185,24 @@ async def _apply(chosen: Selection, where: TaskFilter, command: Command, *, dry_
 def tell_interrupted(chosen: Selection, report: BulkReport, what: str, exc: BaseException) -> None:
     """What was done until Ctrl-C, or an error, which is told by itself: then only if there is something."""
     if report.moved or isinstance(exc, asyncio.CancelledError):
-        tell_report(chosen, report, what, interrupted=True)
+        tell_report(chosen, report, what, interrupted=exc)
 
 
-def tell_report(chosen: Selection, report: BulkReport, what: str, *, interrupted: bool = False) -> None:
+def tell_report(chosen: Selection, report: BulkReport, what: str, *, interrupted: BaseException | None = None) -> None:
     """`what` is what was done to those that match, or would be."""
     if chosen.as_json:
-        ends = {"dry_run": chosen.dry_run, "interrupted": interrupted}
+        ends = {"dry_run": chosen.dry_run, "interrupted": interrupted is not None}
         say_json({**msgspec.structs.asdict(report), **ends})
     else:
         line = _summary(report, what, dry_run=chosen.dry_run, interrupted=interrupted)
         make_console().print(line, soft_wrap=True)
 
 
-def _summary(report: BulkReport, what: str, *, dry_run: bool, interrupted: bool) -> Text:
+def _summary(report: BulkReport, what: str, *, dry_run: bool, interrupted: BaseException | None) -> Text:
     line = Text(f"{counted(report.matched, 'task')} matched") if report.matched else Text("no task matches", "dim")
-    if interrupted:
+    if interrupted is not None:
         line = Text.assemble(("interrupted: ", "bold yellow"), f"{counted(report.matched, 'task')} matched so far")
-    if (report.matched or interrupted) and not dry_run:
+    if (report.matched or interrupted is not None) and not dry_run:
         line.append("   ").append(f"✔ {report.moved:,} changed", "green")
     if report.changed_meanwhile:
         line.append(f"   ✘ {report.changed_meanwhile:,} changed meanwhile, and left alone", "bold red")
@@ -214,7 +214,9 @@ def _summary(report: BulkReport, what: str, *, dry_run: bool, interrupted: bool)
     if isinstance(report, RerunReport) and report.run_again:
         left = f"{report.run_again:,} left out: they were run again before; --repeat runs them once more"
         line.append(f"   {left}", "yellow")
-    if interrupted:
+    if isinstance(interrupted, OutcomeUnknown):
+        line.append("; whether some more were is not known", "yellow")
+    elif interrupted is not None:
         line.append("; all others are as they were", "dim")
     elif report.matched and dry_run:
         line.append(f"; nothing was changed: without --dry-run it would {what}", "dim")

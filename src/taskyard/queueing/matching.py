@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -34,6 +34,8 @@ from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.paging import id_pages, task_pages
 from taskyard.ports.store import Applied, TaskFilter
+
+T = TypeVar("T")
 
 CHUNK = 500
 """Tasks a transaction changes: some ten milliseconds, in which nobody else writes."""
@@ -156,6 +158,17 @@ async def in_chunks(bulk: Bulk, uuids: Sequence[str], *, size: int = CHUNK) -> A
         yield uuids[start : start + size]
 
 
+async def see_through(doing: Coroutine[Any, Any, T], count: Callable[[T], None]) -> None:
+    """What was sent to the store happens, though we are cancelled meanwhile: it is waited for, and counted."""
+    sent = asyncio.ensure_future(doing)
+    try:
+        await asyncio.shield(sent)
+    except asyncio.CancelledError:
+        count(await sent)
+        raise
+    count(sent.result())
+
+
 @checked_verbs
 class Matching:
     """All tasks that match and that the command fits, newest first, save where they go to the tail. Each chunk is a
@@ -275,15 +288,19 @@ class Matching:
     async def _change(self, uuids: Sequence[str], command: Command, meant: TaskFilter) -> list[Applied]:
         """Those that may be sent again once another is."""
         failed: list[Applied] = []
-        for one in await self._bulk.apply(uuids, command, by=self._by, where=meant):
-            if one.refused is None:
-                self._tally.moved += 1
-                if self._sent is not None:
-                    self._sent.add(one.uuid)
-            elif isinstance(one.refused, DependencyLost) and one.refused.ended == TaskState.FAILED:
-                failed.append(one)
-            else:
-                self._tally.refuse(one.refused)
+
+        def count(answers: Sequence[Applied]) -> None:
+            for one in answers:
+                if one.refused is None:
+                    self._tally.moved += 1
+                    if self._sent is not None:
+                        self._sent.add(one.uuid)
+                elif isinstance(one.refused, DependencyLost) and one.refused.ended == TaskState.FAILED:
+                    failed.append(one)
+                else:
+                    self._tally.refuse(one.refused)
+
+        await see_through(self._bulk.apply(uuids, command, by=self._by, where=meant), count)
         return failed
 
     async def _count(self, where: TaskFilter) -> int:

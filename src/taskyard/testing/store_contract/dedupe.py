@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskyard.errors import DuplicateTask, SlotTaken
+from taskyard.errors import DependencyCycle, DuplicateTask, SlotTaken
 from taskyard.model.command import Cancel, Retry, Skip
 from taskyard.model.execution import ErrorKind
 from taskyard.model.move import Move
@@ -151,6 +151,23 @@ class DedupeContract(Desk):
         clock.advance(-MOST)
         answers = [await submit(store, work(DedupeScope.WINDOW, slot)) for slot in "cab"]
         assert [isinstance(answer, DuplicateTask) for answer in answers] == [False, False, True]
+
+    @pytest.mark.parametrize("is_kept", [True, False])
+    async def test_who_waits_for_himself_by_way_of_a_window(
+        self, store: Store, clock: ManualClock, is_kept: bool
+    ) -> None:
+        """A task with the uuid of one that has ended, whose window stands, waits for work that is merged into that one:
+        for itself, which is refused."""
+        first = work(DedupeScope.WINDOW)
+        await submit(store, first)
+        (held,) = await claim(store)
+        await settle(store, held, Move.completed(at=clock.now()))
+        if not is_kept:
+            assert await store.prune(finished_before=clock.now() + seconds(1)) == 1
+        merged, again = work(), a_record(uuid=first.uuid)
+        asked = Add([merged, again], Dedupe.MERGE, after={again.uuid: [merged.uuid]})
+        (refused,) = (await store.turn(A, adds=[asked])).added
+        assert isinstance(refused, DependencyCycle)
 
     @pytest.mark.parametrize("scope", DedupeScope)
     async def test_work_twice_in_one_turn_meets_whatever_its_scope(

@@ -103,10 +103,12 @@ BEGIN
 END $$;
 
 -- What the ties of an add say, of each of its tasks, and who waits for whom of those that are not merged away; `strangers`
--- are the parents that are not among them. Who was merged away is waited for as the one that it became.
+-- are the parents that are not among them. Who was merged away is waited for as the one that it became. `is_reused` if one
+-- of them has the uuid of a task that was `found` to stand for the work of another.
 -- Here and below are lists alone, which may be long, and no tables: such are best joined by hashing.
 CREATE FUNCTION taskyard.read_ties_1(
-    p_uuids text[], p_holders text[], p_ties json, OUT groups text[], OUT on_failures text[], OUT scopes text[],
+    p_uuids text[], p_holders text[], p_found text[], p_ties json, OUT is_reused boolean,
+    OUT groups text[], OUT on_failures text[], OUT scopes text[],
     OUT children text[], OUT parents text[], OUT strangers text[]
 ) LANGUAGE plpgsql SET enable_hashjoin = on AS $$
 #variable_conflict use_column
@@ -118,6 +120,7 @@ BEGIN
     INTO groups, on_failures, scopes
     FROM generate_series(1, cardinality(p_uuids)) AS u(ord)
     LEFT JOIN json_to_recordset(p_ties) AS x(i integer, "group" text, on_failure text, scope text) ON x.i = u.ord;
+    is_reused := EXISTS (SELECT FROM unnest(p_uuids) AS u(uuid) JOIN unnest(p_found) AS f(uuid) ON f.uuid = u.uuid);
     WITH one AS MATERIALIZED (
         SELECT * FROM unnest(p_uuids, p_holders) WITH ORDINALITY AS u(uuid, holder, ord)
     )
@@ -184,7 +187,7 @@ BEGIN
         v_from := v_to + 1;
         v_to := v_to + v_add.n;
         v_holders := array_fill(NULL::text, ARRAY[v_add.n]);
-        v_ends := NULL; r_ids := NULL; r_by := NULL;
+        v_uuids := NULL; v_ends := NULL; r_ids := NULL; r_by := NULL;
         IF v_add.id IS NOT NULL AND NOT EXISTS (
             SELECT FROM taskyard.task
             WHERE id = v_add.id AND token = v_add.token AND attempt = v_add.attempt
@@ -233,8 +236,8 @@ BEGIN
         END IF;
         SELECT array_agg(u.uuid ORDER BY u.ord) INTO v_new
         FROM unnest(a_uuid[v_from:v_to], v_holders) WITH ORDINALITY AS u(uuid, holder, ord) WHERE u.holder IS NULL;
-        SELECT * INTO v_tied FROM taskyard.read_ties_1(a_uuid[v_from:v_to], v_holders, v_add.ties);
-        IF v_add.may_circle AND taskyard.has_circle_1(v_tied.children, v_tied.parents) THEN
+        SELECT * INTO v_tied FROM taskyard.read_ties_1(a_uuid[v_from:v_to], v_holders, v_uuids, v_add.ties);
+        IF (v_add.may_circle OR v_tied.is_reused) AND taskyard.has_circle_1(v_tied.children, v_tied.parents) THEN
             answers := answers || json_build_object('why', 'cycle', 'holders', v_holders);
             CONTINUE;
         END IF;

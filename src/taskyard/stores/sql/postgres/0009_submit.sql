@@ -48,6 +48,14 @@ BEGIN
         THEN
             RETURN '{"why":"busy"}';
         END IF;
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            -- A window that was opened since the snapshot cannot be seen; to put one beside it fails, as it should. Nobody
+            -- waits for the row meanwhile: whoever wants the slot finds it locked.
+            INSERT INTO taskyard.slot_window (slot, uuid, until)
+            SELECT DISTINCT r.slot, '', '-infinity'::timestamptz FROM unnest(v_tasks) AS r WHERE r.slot IS NOT NULL
+            ON CONFLICT DO NOTHING;
+            DELETE FROM taskyard.slot_window WHERE until = '-infinity' AND slot IN (SELECT r.slot FROM unnest(v_tasks) AS r);
+        END IF;
         WITH r AS (
             SELECT u.uuid, u.slot, u.ord, first_value(u.uuid) OVER (PARTITION BY u.slot ORDER BY u.ord) AS first_uuid,
                 row_number() OVER (PARTITION BY u.slot ORDER BY u.ord) AS nth
