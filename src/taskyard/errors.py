@@ -182,8 +182,9 @@ class BatchTooLarge(InvalidInput):
 
 class DuplicateTask(InvalidInput):
     """The task `existing` stands for the same work: it has not ended, or its window is not over; `state` is where it
-    is, None if that is not known, and `until` when its window ends, if it has one. Wait for that one, or cancel it if
-    it is pending. Or the work was twice in one batch, which `existing` being empty says: leave one of the two out."""
+    is, "forgotten" if only its window is left, None if that is not known, and `until` when the window ends, if it has
+    one. Wait for that one, or cancel it if it is pending. Or the work was twice in one batch, which `existing` being
+    empty says: leave one of the two out."""
 
     def __init__(self, existing: str, slot: str, state: str | None = None, *, until: datetime | None = None) -> None:
         self.existing, self.slot, self.state, self.until = existing, slot, state, until
@@ -213,6 +214,7 @@ _STANDS = {
     "running": f"it is running{{also}}. Wait for it (dedupe='merge' gives you its handle), cancel it, or {_BOTH}",
     "completed": f"it is completed, and {{window}}. Take its result (dedupe='merge' gives you its handle), or {_BOTH}",
     "failed": f"it has failed, and {{window}}. Retry that one, or {_BOTH}",
+    "forgotten": f"it has ended and is forgotten, with its result, and {{window}}. Wait until then, or {_BOTH}",
 }
 """By the state of who stands for the work; the others have not started."""
 
@@ -322,11 +324,15 @@ class ChangedMeanwhile(CommandRefused):
 
 
 class SlotTaken(CommandRefused):
-    """The task cannot be sent again while another, `holder`, stands for the same work: wait for that, or cancel it."""
+    """The task cannot be sent again while another, `holder`, stands for the same work: wait for that, and for
+    its window if it has one, or cancel it if it is pending."""
 
     def __init__(self, uuid: str, state: str, holder: str) -> None:
         self.holder = holder
-        hint = f"task {holder} stands for the same work now; wait for it, or cancel it"
+        hint = (
+            f"task {holder} stands for the same work now; wait until it has ended, and its window if it has one, or "
+            f"cancel it if it is pending"
+        )
         super().__init__(uuid, "retry", state, hint, why="another task stands for the same work now")
 
 

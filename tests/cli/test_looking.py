@@ -71,6 +71,16 @@ def test_lines_are_not_cut_in_a_pipe(shell: Shell) -> None:
     assert "and its end" not in shell.here("ls", "--store", shell.url, COLUMNS="80").out
 
 
+def test_ls_of_a_queue_without_tasks_says_what_there_is(shell: Shell) -> None:
+    """A queue that has none, or is misspelt, is not taken for an empty store."""
+    shell.seed(("add", {"a": 1}))
+    assert shell.here("ls", "--queue", "defualt", "--store", shell.url).out.splitlines() == [
+        "no task fits; in the store there are:",
+        "○ 1 queued",
+    ]
+    assert shell.here("ls", "--queue", "defualt", "--store", shell.url, "--json").json["counts"] == {}
+
+
 def test_show_tells_everything(shell: Shell) -> None:
     """Arguments, error, traceback and every run of a task are shown."""
     (uuid,) = shell.seed(("flaky", {"host": "example.org"}), work=True)

@@ -71,6 +71,18 @@ def test_submit_takes_every_way_to_dedupe(shell: Shell) -> None:
     assert shell.record(other["uuid"]).dedupe_scope == "queued"
 
 
+@pytest.mark.parametrize("dedupe", ["merge", "refuse"])
+def test_what_is_forgotten_stands_for_its_window(shell: Shell, dedupe: str) -> None:
+    """Who submits work that was done and forgotten, while its window is open, hears so and until when."""
+    (done,) = shell.seed(("add", {"a": 1}), work=True, dedupe="merge", dedupe_scope="window", dedupe_window_s=3600)
+    assert shell.here("prune", "--older", "0", "--yes", "--store", shell.url).code == 0
+    again = shell.here(
+        "submit", "add", "a=1", "--dedupe", dedupe, "--app", "tests.cli.sample_app", "--store", shell.url
+    )
+    assert (again.code, again.out) == (1, "")
+    assert f"task {done} stands for the same work: it has ended and is forgotten" in again.err
+
+
 def test_submit_tells_whether_a_worker_runs(shell: Shell) -> None:
     """Who submits what nobody runs is told how to start a worker; with one there, nothing is said."""
     assert "start one with: taskyard worker app:yard" in shell.ok("submit", "add", "a=1", "--app", "app:yard").err

@@ -26,6 +26,14 @@ def test_progress_is_seen_from_another_process(shell: Shell) -> None:
     assert running["progress"] == {"fraction": 0.5, "message": "half way there", "rate": 3.25}
 
 
+@pytest.mark.parametrize("named", [("--queue", "cpu"), ("--source", "add"), ("--kind", "failed")])
+def test_one_look_takes_no_filter(shell: Shell, named: tuple[str, str]) -> None:
+    """`--once` shows the whole store: who wants a part of it is told, instead of being shown everything."""
+    shell.seed(("add", {"a": 1}))
+    refused = shell.here("watch", "--once", *named, "--store", shell.url)
+    assert (refused.code, refused.out, "leave --kind, --queue and --source out" in refused.err) == (2, "", True)
+
+
 @pytest.mark.spec("QUE-29")
 def test_events_are_lines_in_a_pipe(shell: Shell) -> None:
     """A pipe gets one line for each event, and the command ends by itself when nothing is left to do."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -166,6 +167,29 @@ async def test_what_was_done_before_it_failed_is_known(desk: Desk):
     with pytest.raises(StoreUnavailable):
         await matching.cancel()
     assert matching.report == BulkReport(matched=CHUNK + 5, moved=CHUNK)
+    assert (await desk.count())["default", S.CANCELED] == CHUNK
+
+
+async def test_what_was_sent_when_it_was_cancelled_is_counted(desk: Desk, monkeypatch):
+    """Who is cancelled while a chunk is with the store waits for it, and the report has all that was changed."""
+    await desk.turn(A, adds=[Add([a_record() for _ in range(CHUNK + 5)])])
+    sent, may_go = asyncio.Event(), asyncio.Event()
+    apply = Desk.apply
+
+    async def slow(*args: Any, **named: Any) -> Any:
+        sent.set()
+        await may_go.wait()
+        return await apply(*args, **named)
+
+    monkeypatch.setattr(Desk, "apply", slow)
+    matching = Matching(TaskFilter(), desk)
+    canceling = asyncio.ensure_future(matching.cancel())
+    await sent.wait()
+    canceling.cancel()
+    may_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await canceling
+    assert matching.report == BulkReport(matched=CHUNK, moved=CHUNK)
     assert (await desk.count())["default", S.CANCELED] == CHUNK
 
 

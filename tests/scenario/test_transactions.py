@@ -308,6 +308,29 @@ async def test_many_transactions_and_submits_of_the_same_work(yard, gates, postg
     assert await settled(yard) == len(names)
 
 
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+async def test_a_transaction_that_cannot_see_the_window(yard, postgres_url, isolation):
+    """The same of work that stands for a window, also when it is done; what can be seen is merged into, and a window
+    that is over is in nobody's way."""
+    conn = await asyncpg.connect(postgres_url)
+    window = {"dedupe": "merge", "dedupe_scope": "window", "dedupe_window_s": 3600, "dedupe_key": "k"}
+    async with conn.transaction(isolation=isolation):
+        assert (await yard.submit("add", {"a": 1}, dedupe="refuse", dedupe_key="other", connection=conn)).is_new
+    async with undone(conn.transaction(isolation=isolation)):
+        await conn.fetchval("SELECT count(*) FROM taskyard.task")
+        first = await yard.submit("add", {"a": 1}, **window)
+        await first.result(timeout_s=PATIENCE_S)
+        with pytest.raises(InvalidInput, match="run it again"):
+            await yard.submit("add", {"a": 1}, dedupe="refuse", dedupe_key="k", connection=conn)
+    async with conn.transaction(isolation=isolation):
+        merged = await yard.submit("add", {"a": 1}, dedupe="merge", dedupe_key="k", connection=conn)
+    assert (merged.uuid, merged.is_new) == (first.uuid, False)
+    await conn.execute("UPDATE taskyard.slot_window SET until = now()")
+    async with conn.transaction(isolation=isolation):
+        assert (await yard.submit("add", {"a": 1}, dedupe="merge", dedupe_key="k", connection=conn)).is_new
+    await conn.close()
+
+
 async def test_a_transaction_that_cannot_see_the_duplicate(yard, postgres_url):
     """At a stricter isolation level, what was submitted since the transaction began is a reason to begin it again."""
     conn = await asyncpg.connect(postgres_url)

@@ -47,10 +47,13 @@ async def list_tasks(target: Target, where: TaskFilter, *, before: str | None, l
             before_id = record.id
         # One more than is shown tells whether there is more.
         found = await yard.store.list_tasks(where, before_id=before_id, limit=limit + 1)
-        counts = sum_states(await yard.store.count(), None if where.queue is None else [where.queue])
+        counted = await yard.store.count()
+        counts = sum_states(counted, None if where.queue is None else [where.queue])
         whys = await yard.why_many(found[:limit])
     held = {task.uuid: line for task, why in zip(found, whys, strict=False) if (line := why_line(why, task))}
-    listing = Listing(found[:limit], counts, found[limit - 1].uuid if len(found) > limit else None, held)
+    listing = Listing(
+        found[:limit], counts or sum_states(counted), found[limit - 1].uuid if len(found) > limit else None, held
+    )
     if as_json:
         tasks = [
             {**task_document(task), "why": why_document(why, task)}

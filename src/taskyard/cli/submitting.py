@@ -21,7 +21,7 @@ from taskyard.cli.looks import state_text
 from taskyard.cli.target import Target, opened, resolve_all
 from taskyard.cli.text import clean, duration, moment
 from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment
-from taskyard.errors import InvalidArguments, TaskEnded, UnknownConsumer, quote, shorten
+from taskyard.errors import DuplicateTask, InvalidArguments, TaskEnded, UnknownConsumer, UnknownTask, quote, shorten
 from taskyard.handle import TaskHandle
 from taskyard.model.order import Priority
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
@@ -94,7 +94,7 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
         consumer = yard.consumers.get(order.name) or await _unchecked(yard, order)
         options = msgspec.structs.replace(options, after=tuple(await resolve_all(yard, order.after)))
         (handle,) = await yard.submit_many_to(consumer, [arguments], options)
-        record = await handle.record()
+        record = await _find(handle)
         if not as_json:
             _tell(record, handle, order)
             await _tell_if_unserved(yard, order, target.app_name)
@@ -103,6 +103,15 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
         elif as_json:
             say_json({**task_document(record), **_merged(handle)})
     return 0
+
+
+async def _find(handle: TaskHandle) -> TaskRecord:
+    try:
+        return await handle.record()
+    except UnknownTask:
+        if handle.until is None:
+            raise
+        raise DuplicateTask(handle.uuid, "", "forgotten", until=handle.until) from None
 
 
 def fitting(consumer: Consumer, arguments: Arguments) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from taskyard.cli.board import Board
 from taskyard.cli.console import complain, json_text, make_console, say_json, show
 from taskyard.cli.documents import Revealed, error_fields, event_document, task_document
-from taskyard.cli.errors import DONE, REFUSED
+from taskyard.cli.errors import DONE, REFUSED, UsageError
 from taskyard.cli.live import LiveView
 from taskyard.cli.looks import SIGNS
 from taskyard.cli.story import Happening, Teller, subject
@@ -35,6 +35,8 @@ async def watch(
 ) -> int:
     """Until Ctrl-C, until nothing is left to do, or until the tasks named have ended. Of what is asked for by `where`
     there are lines only: the live view shows where everything stands."""
+    if once and where != EventFilter():
+        raise UsageError("--once shows where everything stands; leave --kind, --queue and --source out, or --once")
     async with opened(target.bare()) as yard:
         only = await resolve_all(yard, fragments)
         board = Board(yard.store, only=only)

@@ -155,7 +155,12 @@ class Engine:
         except StoreError:
             return refused
         if record is None:
-            return refused
+            # Only a window outlives its task.
+            return (
+                refused
+                if refused.until is None
+                else DuplicateTask(refused.existing, refused.slot, "forgotten", until=refused.until)
+            )
         return DuplicateTask(record.uuid, refused.slot, record.state, until=refused.until)
 
     def find_outcome(self, uuid: str) -> Outcome | None:
