@@ -94,6 +94,16 @@ def test_show_tells_everything(shell: Shell) -> None:
     assert told["retries"] == 1
 
 
+def test_show_names_the_task_that_is_run_again(shell: Shell) -> None:
+    """Of a task that was made of another by `run-again`, its bucket and that other one are told."""
+    (old,) = shell.seed(("add", {"a": 1}), work=True, bucket="red")
+    new = shell.ok("run-again", old, "--store", shell.url).out.split()[0]
+    told = shell.here("show", new, "--store", shell.url, "--json").json
+    assert (told["origin"], told["bucket"], told["group"]) == (old, "red", None)
+    (line,) = [line for line in shell.ok("show", new, "--store", shell.url).out.splitlines() if old in line]
+    assert line.split() == ["made", "of", old]
+
+
 def test_secrets_are_hidden(shell: Shell) -> None:
     """An argument with a secret's name is printed nowhere, not even where an error quotes it, unless asked."""
     (uuid,) = shell.seed(("boom", {"why": "https://me:hunter1@example.org", "password": "hunter22"}), work=True)

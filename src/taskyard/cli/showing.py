@@ -83,6 +83,9 @@ class Sheet:
         yield "queue", clean(record.queue)
         yield "priority", priority_label(record.priority)
         yield "key", "" if record.key is None else clean(record.key) + (" (waits for its key)" if record.parked else "")
+        yield "bucket", "" if record.bucket is None else clean(record.bucket)
+        yield "group", "" if record.group_id is None else clean(record.group_id)
+        yield "made of", "" if record.origin is None else clean(record.origin)
         yield "created", f"{moment(record.created_at)}  ({ago} ago)"
         if record.due_at != record.created_at:
             later = f"  ({due_text(record, now)})" if record.state in WAITING_FOR_TIME else ""
