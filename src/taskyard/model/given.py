@@ -166,7 +166,7 @@ def check_timeout(value: Any, *, field: str = "timeout_s") -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InvalidInput(f"{field} must be a number of seconds, not {quote(value)}")
     if not 0 < value < LONGEST_S:
-        raise InvalidInput(f"{field} must be more than 0 and less than 1e9, not {value}; None is no limit")
+        raise InvalidInput(f"{field} must be more than 0 and less than 1e9, not {value}; leave it out for no limit")
     return float(value)
 
 
