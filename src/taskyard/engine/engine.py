@@ -154,14 +154,10 @@ class Engine:
             record = await self._store.find(refused.existing) if refused.existing else None
         except StoreError:
             return refused
-        if record is None:
-            # Only a window outlives its task.
-            return (
-                refused
-                if refused.until is None
-                else DuplicateTask(refused.existing, refused.slot, "forgotten", until=refused.until)
-            )
-        return DuplicateTask(record.uuid, refused.slot, record.state, until=refused.until)
+        if record is None and refused.until is None:
+            return refused
+        state = "forgotten" if record is None else record.state  # only a window outlives its task
+        return DuplicateTask(refused.existing, refused.slot, state, until=refused.until)
 
     def find_outcome(self, uuid: str) -> Outcome | None:
         """How the task ended, if this node remembers; None says nothing."""

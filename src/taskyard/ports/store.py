@@ -139,7 +139,7 @@ class Add(msgspec.Struct, frozen=True, gc=False):
 
 class Added(msgspec.Struct, frozen=True, gc=False):
     """The task that now stands for what was asked; `is_new` is false when it was merged into one that did before. If
-    that one does so for a window, `until` is when it ends, as far as is known when the answer is given."""
+    that one does so for a window, `until` is when it ends."""
 
     uuid: str
     is_new: bool = True
