@@ -30,9 +30,11 @@ from taskyard.stores.plan import window_end
 from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
 from taskyard.stores.rows import has_ties, json_or_none
 
-CALL = f"CALL taskyard.turn_1({', '.join(f'${n}' for n in range(1, 31))}, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+CALL = "CALL taskyard.turn_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
 
 HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
+
+Columns = tuple[list[Any] | None, ...]
 
 Lane = tuple[str, str, int]
 """A queue, a source and a priority."""
@@ -106,14 +108,14 @@ class Turn:
         queues.update([add.parent.record.queue for add in self._stored() if add.parent is not None])
         demand = self._demand if self._demand is not None and self._demand.total > 0 else None
         return (
-            self._node, self._now, list(queues), *completed, moves, self._said(), self._asked(records),
-            *_columns(records, one_by_one=self.is_careful),
-            *((0, [], [], 0) if demand is None else
-              (demand.total, list(demand.sources), list(demand.sources.values()), demand.others)),
+            self._node, self._now, list(queues), completed, moves, self._said(), self._asked(records),
+            _columns(records, one_by_one=self.is_careful) if records else None,
+            None if demand is None else
+            (demand.total, list(demand.sources), list(demand.sources.values()), demand.others),
             hint if self._settles or demand is None else None,
         )  # fmt: skip
 
-    def _split(self) -> tuple[tuple[list[Any] | None, ...], str | None, set[str]]:
+    def _split(self) -> tuple[Columns | None, str | None, set[str]]:
         """Runs that were completed, in columns; all others; and the queues of both. A claim is spent by the first."""
         ids: list[int] = []
         tokens: list[int] = []
@@ -141,7 +143,7 @@ class Turn:
             else:
                 moves.append(_moved(claim, move, len(moves)))
         said = notes if any(note is not None for note in notes) else None
-        columns = (ids, tokens, _alike(attempts), ats, results, said) if ids else (None,) * 6
+        columns = (ids, tokens, _alike(attempts), ats, results, said) if ids else None
         return columns, msgspec.json.encode(moves).decode() if moves else None, queues
 
     def _said(self) -> str | None:
@@ -279,11 +281,9 @@ def _moved(claim: Claim, move: Move, number: int) -> dict[str, Any]:
     return moved
 
 
-def _columns(records: list[TaskRecord], *, one_by_one: bool) -> tuple[list[Any] | None, ...]:
+def _columns(records: list[TaskRecord], *, one_by_one: bool) -> Columns:
     """What an insert gives of each task, column by column; None for a column that is empty. Where a column is the same
     for all, as most are in a batch, it is given once, unless the tasks are looked at one by one."""
-    if not records:
-        return (None,) * 13
     alike = list if one_by_one else _alike
     retries = _given([r.retry for r in records])
     return (

@@ -1,8 +1,13 @@
 -- What becomes of runs, and of those who wait for them.
 
+-- Runs that were completed, column by column; of what is the same for all, there may be one.
+CREATE TYPE taskyard.completed_1 AS (
+    id bigint[], token bigint[], attempt integer[], at timestamptz[], result text[], note text[]
+);
+
 -- Settle the completed runs: most of what a turn brings. The tokens of those that were still held.
 CREATE FUNCTION taskyard.complete_1(
-    c_id bigint[], c_token bigint[], c_attempt integer[], c_at timestamptz[], c_result text[], c_note text[],
+    c taskyard.completed_1,
     OUT settled bigint[], OUT told integer, OUT key_queues text[], OUT keys text[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -12,12 +17,12 @@ DECLARE
 BEGIN
     WITH gone AS (
         DELETE FROM taskyard.task AS t
-        USING unnest(c_id, c_token, c_attempt, c_at, c_result, c_note) AS c(id, token, attempt, at, result, note)
-        WHERE t.id = c.id AND t.token = c.token AND t.attempt = coalesce(c.attempt, c_attempt[1])
-        RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.started_at, c.at, t.timeout_s, t.attempt, t.retries,
+        USING unnest(c.id, c.token, c.attempt, c.at, c.result, c.note) AS r(id, token, attempt, at, result, note)
+        WHERE t.id = r.id AND t.token = r.token AND t.attempt = coalesce(r.attempt, c.attempt[1])
+        RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.started_at, r.at, t.timeout_s, t.attempt, t.retries,
             t.crashes, t.recoveries, t.priority, t.state, t.uuid, t.source, t.queue, t.args, t.key, t.retry, t.node,
-            t.progress, c.result, t.bucket, t.origin,
-            CASE WHEN t.cancel_asked_at IS NULL THEN coalesce(c.note, t.note) ELSE '{{too_late}}' END AS new_note
+            t.progress, r.result, t.bucket, t.origin,
+            CASE WHEN t.cancel_asked_at IS NULL THEN coalesce(r.note, t.note) ELSE '{{too_late}}' END AS new_note
     ), kept AS (
         INSERT INTO taskyard.ended (
             id, run_token, position, due_at, created_at, started_at, finished_at, timeout_s, attempt, retries, crashes,

@@ -1,55 +1,65 @@
 -- New tasks.
 
--- Store new tasks, of which nothing is to be decided any more. How many events that were. Of what is the same for all of
--- them, there may be one: to send each of them would take the client twice as long.
-CREATE FUNCTION taskyard.add_1(
-    p_first integer, p_now timestamptz, a_uuid text[], a_source text[], a_queue text[], a_args text[],
-    a_priority smallint[], a_key text[], a_slot text[], a_timeout_s double precision[], a_retry text[],
-    a_due_at timestamptz[], a_created_at timestamptz[], a_bucket text[], a_origin text[]
-) RETURNS integer LANGUAGE plpgsql AS $$
+-- New tasks, column by column, and nothing where a column is empty. Of what is the same for all of them, there may be
+-- one: to send each of them would take the client twice as long.
+CREATE TYPE taskyard.new_1 AS (
+    uuid text[], source text[], queue text[], args text[], priority smallint[], key text[], slot text[],
+    timeout_s double precision[], retry text[], due_at timestamptz[], created_at timestamptz[], bucket text[],
+    origin text[]
+);
+
+-- Store new tasks, of which nothing is to be decided any more. How many events that were.
+CREATE FUNCTION taskyard.add_1(p_first integer, p_now timestamptz, a taskyard.new_1) RETURNS integer
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+    v_n integer := cardinality(a.uuid);
+    v_last text COLLATE "C";
     v_queues text[]; v_sources text[]; v_kinds text[];
 BEGIN
+    -- Ids are made in the order of time: most are beyond all that has ended, which one look can tell.
+    SELECT max(uuid) INTO v_last FROM taskyard.ended;
+    IF v_last >= ANY (a.uuid) THEN
+        IF EXISTS (SELECT FROM unnest(a.uuid) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = u.uuid) THEN
+            RAISE unique_violation;  -- it is asked again, add by add
+        END IF;
+    END IF;
     INSERT INTO taskyard.task (
         id, position, due_at, created_at, updated_at, timeout_s, priority, parked, state, uuid, source, queue, args, key,
         dedupe_slot, retry, bucket, origin, line)
     SELECT id, id * {{gap}}, due_at, created_at, p_now, timeout_s, priority, key IS NOT NULL AND due_at <= p_now,
         CASE WHEN due_at > p_now THEN 'scheduled' ELSE 'queued' END, uuid, source, queue, args, key, slot, retry, bucket,
-        origin, CASE WHEN EXISTS (SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (a_queue))
+        origin, CASE WHEN EXISTS (SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (a.queue))
             THEN taskyard.line_1((SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = r.queue), bucket) END
     FROM (
-        SELECT nextval('taskyard.seq') AS id, u.uuid, coalesce(u.source, a_source[1]) AS source,
-            coalesce(u.queue, a_queue[1]) AS queue, u.args, coalesce(u.priority, a_priority[1]) AS priority, u.key, u.slot,
-            u.timeout_s, u.retry, coalesce(u.due_at, a_due_at[1]) AS due_at,
-            coalesce(u.created_at, a_created_at[1]) AS created_at, u.bucket, u.origin
-        FROM unnest(a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at,
-            a_created_at, a_bucket, a_origin)
+        SELECT nextval('taskyard.seq') AS id, u.uuid, coalesce(u.source, a.source[1]) AS source,
+            coalesce(u.queue, a.queue[1]) AS queue, u.args, coalesce(u.priority, a.priority[1]) AS priority, u.key, u.slot,
+            u.timeout_s, u.retry, coalesce(u.due_at, a.due_at[1]) AS due_at,
+            coalesce(u.created_at, a.created_at[1]) AS created_at, u.bucket, u.origin
+        FROM unnest(a.uuid, a.source, a.queue, a.args, a.priority, a.key, a.slot, a.timeout_s, a.retry, a.due_at,
+            a.created_at, a.bucket, a.origin)
             AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket, origin)
         OFFSET 0
     ) AS r;
-    IF cardinality(a_source) = 1 AND cardinality(a_queue) = 1 AND cardinality(a_due_at) = 1 THEN
+    IF cardinality(a.source) = 1 AND cardinality(a.queue) = 1 AND cardinality(a.due_at) = 1 THEN
         -- As it mostly is: then there is nothing to be put together.
-        WITH told AS (
-            INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
-            VALUES (pg_current_xact_id()::text::bigint, p_first, cardinality(a_uuid), 'submitted', a_queue[1], a_source[1],
-                ARRAY[p_now], a_uuid)
-        )
-        INSERT INTO taskyard.tally (queue, state, n) VALUES (
-            a_queue[1], CASE WHEN a_due_at[1] > p_now THEN 'scheduled' ELSE 'queued' END, cardinality(a_uuid));
-        RETURN cardinality(a_uuid);
+        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
+        VALUES (pg_current_xact_id()::text::bigint, p_first, v_n, 'submitted', a.queue[1], a.source[1], ARRAY[p_now], a.uuid);
+        INSERT INTO taskyard.tally (queue, state, n)
+        VALUES (a.queue[1], CASE WHEN a.due_at[1] > p_now THEN 'scheduled' ELSE 'queued' END, v_n);
+        RETURN v_n;
     END IF;
     WITH r AS MATERIALIZED (
-        SELECT coalesce(u.source, a_source[1]) AS source, coalesce(u.queue, a_queue[1]) AS queue,
-            coalesce(u.due_at, a_due_at[1]) > p_now AS later, u.ord
-        FROM unnest(a_uuid, a_source, a_queue, a_due_at) WITH ORDINALITY AS u(uuid, source, queue, due_at, ord)
+        SELECT coalesce(u.source, a.source[1]) AS source, coalesce(u.queue, a.queue[1]) AS queue,
+            coalesce(u.due_at, a.due_at[1]) > p_now AS later, u.ord
+        FROM unnest(a.uuid, a.source, a.queue, a.due_at) WITH ORDINALITY AS u(uuid, source, queue, due_at, ord)
     ), counted AS (
         INSERT INTO taskyard.tally (queue, state, n)
         SELECT queue, CASE WHEN later THEN 'scheduled' ELSE 'queued' END, count(*) FROM r GROUP BY queue, later
     )
     SELECT array_agg('submitted'::text), array_agg(queue ORDER BY ord), array_agg(source ORDER BY ord)
     INTO v_kinds, v_queues, v_sources FROM r;
-    RETURN taskyard.tell_1(p_first, v_kinds, a_uuid, v_queues, v_sources, ARRAY[p_now]);
+    RETURN taskyard.tell_1(p_first, v_kinds, a.uuid, v_queues, v_sources, ARRAY[p_now]);
 END $$;
 
 -- The queues of those that the tasks of these adds wait for or replace.
@@ -158,9 +168,7 @@ END $$;
 -- number `i` in it, their group, scope, on_failure and note, and which uuids they come after. An answer says who
 -- holds the place of each task, null for a new one, and until when, if for a window that was open; or what kept the tasks out.
 CREATE FUNCTION taskyard.admit_1(
-    p_first integer, p_now timestamptz, p_locked text[], p_adds json, a_uuid text[], a_source text[], a_queue text[],
-    a_args text[], a_priority smallint[], a_key text[], a_slot text[], a_timeout_s double precision[], a_retry text[],
-    a_due_at timestamptz[], a_created_at timestamptz[], a_bucket text[], a_origin text[],
+    p_first integer, p_now timestamptz, p_locked text[], p_adds json, a taskyard.new_1,
     OUT answers json[], OUT told integer, OUT key_queues text[], OUT keys text[], OUT ended text[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -178,7 +186,7 @@ DECLARE
     v_patience text := current_setting('lock_timeout');
 BEGIN
     told := 0;
-    PERFORM taskyard.lock_slots_1(a_slot);
+    PERFORM taskyard.lock_slots_1(a.slot);
     FOR v_add IN
         SELECT * FROM json_to_recordset(p_adds) AS j(
             n integer, dedupe text, id bigint, token bigint, attempt integer, window_s double precision, ties json,
@@ -196,19 +204,19 @@ BEGIN
             CONTINUE;
         END IF;
         IF v_add.dedupe <> 'allow' THEN
-            IF NOT taskyard.lock_open_slots_1(a_slot[v_from:v_to], false) THEN
+            IF NOT taskyard.lock_open_slots_1(a.slot[v_from:v_to], false) THEN
                 answers := answers || '{"why":"busy"}'::json;
                 CONTINUE;
             END IF;
             SELECT array_agg(h.uuid ORDER BY r.ord), array_agg(h.state ORDER BY r.ord), array_agg(h.id ORDER BY r.ord),
                 array_agg(h.until ORDER BY r.ord)
             INTO v_uuids, v_states, v_ids, v_ends
-            FROM unnest(a_slot[v_from:v_to]) WITH ORDINALITY AS r(slot, ord)
+            FROM unnest(a.slot[v_from:v_to]) WITH ORDINALITY AS r(slot, ord)
             LEFT JOIN LATERAL taskyard.holder_1(r.slot, p_now) AS h ON r.slot IS NOT NULL;
             SELECT r.slot, r.holder, r.until INTO v_found
             FROM (
                 SELECT *, row_number() OVER (PARTITION BY slot ORDER BY ord) AS nth
-                FROM unnest(a_slot[v_from:v_to], v_uuids, v_states, v_ends) WITH ORDINALITY
+                FROM unnest(a.slot[v_from:v_to], v_uuids, v_states, v_ends) WITH ORDINALITY
                     AS u(slot, holder, state, until, ord)
             ) AS r
             WHERE v_add.dedupe <> 'merge' AND r.slot IS NOT NULL AND (
@@ -226,17 +234,17 @@ BEGIN
                 FROM (
                     SELECT *, row_number() OVER (PARTITION BY slot ORDER BY ord) AS nth,
                         first_value(uuid) OVER (PARTITION BY slot ORDER BY ord) AS first_uuid
-                    FROM unnest(a_uuid[v_from:v_to], a_slot[v_from:v_to], v_uuids) WITH ORDINALITY
+                    FROM unnest(a.uuid[v_from:v_to], a.slot[v_from:v_to], v_uuids) WITH ORDINALITY
                         AS u(uuid, slot, holder, ord)
                 ) AS r;
             ELSE
                 SELECT array_agg(r.id ORDER BY r.ord), array_agg(r.uuid ORDER BY r.ord) INTO r_ids, r_by
-                FROM unnest(a_uuid[v_from:v_to], v_ids) WITH ORDINALITY AS r(uuid, id, ord) WHERE r.id IS NOT NULL;
+                FROM unnest(a.uuid[v_from:v_to], v_ids) WITH ORDINALITY AS r(uuid, id, ord) WHERE r.id IS NOT NULL;
             END IF;
         END IF;
         SELECT array_agg(u.uuid ORDER BY u.ord) INTO v_new
-        FROM unnest(a_uuid[v_from:v_to], v_holders) WITH ORDINALITY AS u(uuid, holder, ord) WHERE u.holder IS NULL;
-        SELECT * INTO v_tied FROM taskyard.read_ties_1(a_uuid[v_from:v_to], v_holders, v_uuids, v_add.ties);
+        FROM unnest(a.uuid[v_from:v_to], v_holders) WITH ORDINALITY AS u(uuid, holder, ord) WHERE u.holder IS NULL;
+        SELECT * INTO v_tied FROM taskyard.read_ties_1(a.uuid[v_from:v_to], v_holders, v_uuids, v_add.ties);
         IF (v_add.may_circle OR v_tied.is_reused) AND taskyard.has_circle_1(v_tied.children, v_tied.parents) THEN
             answers := answers || json_build_object('why', 'cycle', 'holders', v_holders);
             CONTINUE;
@@ -280,19 +288,18 @@ BEGIN
         -- Column by column, without those that were merged. A uuid may stand in a transaction that somebody keeps open:
         -- the turn then fails, instead of waiting for it.
         PERFORM set_config('lock_timeout', '50ms', true);
-        told := told + taskyard.add_1(p_first + told, p_now, v_new, c.source, c.queue, c.args, c.priority, c.key, c.slot,
-            c.timeout_s, c.retry, c.due_at, c.created_at, c.bucket, c.origin)
+        told := told + taskyard.add_1(p_first + told, p_now, c)
         FROM (
-            SELECT array_agg(source ORDER BY ord) AS source, array_agg(queue ORDER BY ord) AS queue,
+            SELECT v_new, array_agg(source ORDER BY ord) AS source, array_agg(queue ORDER BY ord) AS queue,
                 array_agg(args ORDER BY ord) AS args, array_agg(priority ORDER BY ord) AS priority,
                 array_agg(key ORDER BY ord) AS key, array_agg(CASE WHEN v_add.dedupe <> 'allow'
                     AND scope IS DISTINCT FROM 'window' THEN slot END ORDER BY ord) AS slot,
                 array_agg(timeout_s ORDER BY ord) AS timeout_s, array_agg(retry ORDER BY ord) AS retry,
                 array_agg(due_at ORDER BY ord) AS due_at, array_agg(created_at ORDER BY ord) AS created_at,
                 array_agg(bucket ORDER BY ord) AS bucket, array_agg(origin ORDER BY ord) AS origin
-            FROM unnest(a_source[v_from:v_to], a_queue[v_from:v_to], a_args[v_from:v_to], a_priority[v_from:v_to],
-                a_key[v_from:v_to], a_slot[v_from:v_to], a_timeout_s[v_from:v_to], a_retry[v_from:v_to],
-                a_due_at[v_from:v_to], a_created_at[v_from:v_to], a_bucket[v_from:v_to], a_origin[v_from:v_to], v_holders,
+            FROM unnest(a.source[v_from:v_to], a.queue[v_from:v_to], a.args[v_from:v_to], a.priority[v_from:v_to],
+                a.key[v_from:v_to], a.slot[v_from:v_to], a.timeout_s[v_from:v_to], a.retry[v_from:v_to],
+                a.due_at[v_from:v_to], a.created_at[v_from:v_to], a.bucket[v_from:v_to], a.origin[v_from:v_to], v_holders,
                 v_tied.scopes) WITH ORDINALITY
                 AS u(source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket, origin, holder,
                     scope, ord)
@@ -300,11 +307,11 @@ BEGIN
         ) AS c;
         PERFORM set_config('lock_timeout', v_patience, true);
         UPDATE taskyard.task AS t SET note = x.note FROM json_to_recordset(v_add.ties) AS x(i integer, note text)
-        WHERE x.note IS NOT NULL AND t.uuid = a_uuid[v_from + x.i - 1] AND v_holders[x.i] IS NULL;
+        WHERE x.note IS NOT NULL AND t.uuid = a.uuid[v_from + x.i - 1] AND v_holders[x.i] IS NULL;
         IF v_add.dedupe <> 'allow' OR v_add.ties IS NOT NULL THEN
             INSERT INTO taskyard.tie (id, group_id, on_failure, dedupe_key, dedupe_scope)
             SELECT t.id, u.group_id, u.on_failure, k.slot, CASE WHEN k.slot IS NOT NULL THEN u.scope END
-            FROM unnest(a_uuid[v_from:v_to], a_slot[v_from:v_to], v_holders, v_tied.groups, v_tied.on_failures,
+            FROM unnest(a.uuid[v_from:v_to], a.slot[v_from:v_to], v_holders, v_tied.groups, v_tied.on_failures,
                 v_tied.scopes) AS u(uuid, slot, holder, group_id, on_failure, scope)
             CROSS JOIN LATERAL (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = u.uuid OFFSET 0) AS t
             CROSS JOIN LATERAL (SELECT CASE WHEN v_add.dedupe <> 'allow' THEN u.slot END AS slot) AS k
@@ -313,7 +320,7 @@ BEGIN
         IF v_add.window_s IS NOT NULL AND v_add.dedupe <> 'allow' THEN
             INSERT INTO taskyard.slot_window AS w
             SELECT u.slot, u.uuid, p_now + make_interval(secs => v_add.window_s)
-            FROM unnest(a_uuid[v_from:v_to], a_slot[v_from:v_to], v_holders, v_tied.scopes) AS u(uuid, slot, holder, scope)
+            FROM unnest(a.uuid[v_from:v_to], a.slot[v_from:v_to], v_holders, v_tied.scopes) AS u(uuid, slot, holder, scope)
             WHERE u.holder IS NULL AND u.slot IS NOT NULL AND u.scope = 'window'
             ON CONFLICT (slot) DO UPDATE SET uuid = excluded.uuid, until = excluded.until;
         END IF;

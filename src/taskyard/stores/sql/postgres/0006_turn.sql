@@ -1,19 +1,19 @@
+-- What a node may start: at most so many in all, of each source that it knows so many, and of all others together.
+CREATE TYPE taskyard.demand_1 AS (total integer, sources text[], rooms integer[], others integer);
+
 -- One turn: settle, report, add, promote what is due, claim. It commits by itself before it answers: the answer may be
 -- large, and a client that does not read it must not keep the queues locked. `ties` says what the claimed tasks have to do
 -- with others, and who ended without having run; `hinted` whether others were told by `p_hint`.
 CREATE PROCEDURE taskyard.turn_1(
-    p_node text, p_now timestamptz, p_queues text[],
-    c_id bigint[], c_token bigint[], c_attempt integer[], c_at timestamptz[], c_result text[], c_note text[],
-    p_moves json, p_reports json, p_adds json,
-    a_uuid text[], a_source text[], a_queue text[], a_args text[], a_priority smallint[], a_key text[], a_slot text[],
-    a_timeout_s double precision[], a_retry text[], a_due_at timestamptz[], a_created_at timestamptz[],
-    a_bucket text[], a_origin text[], p_total integer, p_sources text[], p_rooms integer[], p_others integer,
-    p_hint text, INOUT settled bigint[], INOUT answers json[], INOUT claims taskyard.claims_1, INOUT next_due timestamptz,
-    INOUT told integer, INOUT ties json, INOUT hinted boolean
+    p_node text, p_now timestamptz, p_queues text[], c taskyard.completed_1, p_moves json, p_reports json, p_adds json,
+    a taskyard.new_1, d taskyard.demand_1, p_hint text,
+    OUT settled bigint[], OUT answers json[], OUT claims taskyard.claims_1, OUT next_due timestamptz, OUT told integer,
+    OUT ties json, OUT hinted boolean
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_queues text[];
+    v_total integer := coalesce(d.total, 0);
+    v_queues text[] := p_queues;
     v_least text; v_most text;  -- of the queues that had such tasks once, beyond those that are locked anyway
     v_ids bigint[];
     v_done record;
@@ -23,37 +23,34 @@ DECLARE
     v_has_waiters boolean;
     v_is_known boolean;
     v_may_release boolean := p_adds IS NOT NULL;
-    v_last text COLLATE "C";
-    v_patience text := current_setting('lock_timeout');
-    v_moved bigint[] := c_id;
+    v_patience text;
+    v_moved bigint[] := c.id;
     -- What a lock answers is put here: that takes half of what PERFORM does, and a turn for one task has little else to do.
     v_nothing text;
 BEGIN
     told := 0;
     -- Before anything is written: who reads events can then tell which of our transactions still go on.
     v_nothing := pg_advisory_xact_lock_shared({{lock_events}}, 0);
+    IF v_total > 0 THEN
+        v_nothing := pg_advisory_xact_lock_shared({{lock_node}}, hashtext(p_node));
+    END IF;
     SELECT (SELECT due_at FROM taskyard.task WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1),
-        EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) OR EXISTS (SELECT FROM taskyard.releasing)
-    INTO next_due, v_has_waiters;
-    v_queues := p_queues;
+        EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) OR EXISTS (SELECT FROM taskyard.releasing),
+        EXISTS (SELECT FROM taskyard.node WHERE incarnation = p_node), min(queue), max(queue)
+    INTO next_due, v_has_waiters, v_is_known, v_least, v_most
+    FROM taskyard.lane WHERE v_total > 0 AND (d.others > 0 OR source = ANY (d.sources)) AND queue <> ALL (p_queues);
     IF next_due <= p_now THEN
         v_queues := v_queues || ARRAY(
             SELECT DISTINCT queue FROM (
                 SELECT queue FROM taskyard.task WHERE state IN ('scheduled', 'retrying') AND due_at <= p_now
                 ORDER BY due_at, id LIMIT {{promote_at_most}}) AS due);
     END IF;
-    IF p_total > 0 THEN
-        v_nothing := pg_advisory_xact_lock_shared({{lock_node}}, hashtext(p_node));
-        SELECT EXISTS (SELECT FROM taskyard.node WHERE incarnation = p_node), min(queue), max(queue)
-        INTO v_is_known, v_least, v_most FROM taskyard.lane
-        WHERE (p_others > 0 OR source = ANY (p_sources)) AND queue <> ALL (v_queues);
-        IF NOT v_is_known THEN
-            p_total := 0;  -- given up for dead: what it claims, nobody would ever take back
-        ELSIF v_least = v_most AND v_queues = '{}' THEN
-            v_queues := ARRAY[v_least];  -- without a look: if there is nothing to start, the turn is over at once
-        ELSIF v_least IS NOT NULL THEN
-            v_queues := v_queues || taskyard.startable_1(p_sources, p_others > 0);
-        END IF;
+    IF NOT v_is_known THEN
+        v_total := 0;  -- given up for dead: what it claims, nobody would ever take back
+    ELSIF v_least = v_most AND v_queues = '{}' THEN
+        v_queues := ARRAY[v_least];  -- without a look: if there is nothing to start, the turn is over at once
+    ELSIF v_least IS NOT NULL THEN
+        v_queues := v_queues || taskyard.startable_1(d.sources, d.others > 0);
     END IF;
     IF p_moves IS NOT NULL THEN
         v_moved := v_moved || ARRAY(SELECT id FROM json_to_recordset(p_moves) AS m(id bigint));
@@ -62,7 +59,7 @@ BEGIN
         v_queues := v_queues || taskyard.listeners_1(v_moved);
     END IF;
     IF p_adds IS NOT NULL THEN
-        v_queues := v_queues || taskyard.others_1(p_adds, a_slot, p_now);
+        v_queues := v_queues || taskyard.others_1(p_adds, a.slot, p_now);
     END IF;
     IF cardinality(v_queues) = 1 THEN
         v_nothing := pg_advisory_xact_lock({{lock_queue}}, hashtext(v_queues[1]));
@@ -70,8 +67,8 @@ BEGIN
         PERFORM taskyard.lock_queues_1(v_queues);
     END IF;
 
-    IF c_id IS NOT NULL THEN
-        SELECT * INTO v_done FROM taskyard.complete_1(c_id, c_token, c_attempt, c_at, c_result, c_note);
+    IF c.id IS NOT NULL THEN
+        SELECT * INTO v_done FROM taskyard.complete_1(c);
         settled := v_done.settled; told := v_done.told;
         v_key_queues := v_done.key_queues; v_keys := v_done.keys;
     END IF;
@@ -90,35 +87,27 @@ BEGIN
         told := told + v_done.told; v_ended := v_done.ended; v_may_release := true;
         v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
     END IF;
-    IF c_id IS NOT NULL OR p_moves IS NOT NULL THEN
+    IF c.id IS NOT NULL OR p_moves IS NOT NULL THEN
         told := told + taskyard.drained_1(told, p_now, v_queues);
     END IF;
     IF p_reports IS NOT NULL THEN
         told := told + taskyard.report_1(told, p_now, p_reports);
     END IF;
     IF p_adds IS NOT NULL THEN
-        SELECT * INTO v_done FROM taskyard.admit_1(told, p_now, v_queues, p_adds, a_uuid, a_source, a_queue, a_args,
-            a_priority, a_key, a_slot, a_timeout_s, a_retry, a_due_at, a_created_at, a_bucket, a_origin);
+        SELECT * INTO v_done FROM taskyard.admit_1(told, p_now, v_queues, p_adds, a);
         answers := v_done.answers; told := told + v_done.told; v_ended := v_ended || v_done.ended;
         v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
-    ELSIF a_uuid IS NOT NULL THEN
-        -- Ids are made in the order of time: most batches lie beyond all that has ended, which one look can tell.
-        SELECT max(uuid) INTO v_last FROM taskyard.ended;
-        IF v_last >= ANY (a_uuid) THEN
-            IF EXISTS (SELECT FROM unnest(a_uuid) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = u.uuid) THEN
-                RAISE unique_violation;  -- it is asked again, add by add
-            END IF;
-        END IF;
+    ELSIF a.uuid IS NOT NULL THEN
         -- A uuid may stand in a transaction that somebody keeps open: the turn then fails, instead of waiting for it.
+        v_patience := current_setting('lock_timeout');
         v_nothing := set_config('lock_timeout', '50ms', true);
-        told := told + taskyard.add_1(told, p_now, a_uuid, a_source, a_queue, a_args, a_priority, a_key, a_slot,
-            a_timeout_s, a_retry, a_due_at, a_created_at, a_bucket, a_origin);
+        told := told + taskyard.add_1(told, p_now, a);
         v_nothing := set_config('lock_timeout', v_patience, true);
     END IF;
-    IF a_key IS NOT NULL THEN
+    IF a.key IS NOT NULL THEN
         v_key_queues := v_key_queues || (
-            SELECT array_agg(coalesce(q, a_queue[1])) FROM unnest(a_queue, a_key) AS u(q, k) WHERE k IS NOT NULL);
-        v_keys := v_keys || (SELECT array_agg(k) FROM unnest(a_key) AS k WHERE k IS NOT NULL);
+            SELECT array_agg(coalesce(q, a.queue[1])) FROM unnest(a.queue, a.key) AS u(q, k) WHERE k IS NOT NULL);
+        v_keys := v_keys || (SELECT array_agg(k) FROM unnest(a.key) AS k WHERE k IS NOT NULL);
     END IF;
     IF next_due <= p_now THEN
         SELECT * INTO v_done FROM taskyard.promote_1(told, p_now, v_queues);
@@ -128,8 +117,8 @@ BEGIN
     IF v_keys IS NOT NULL THEN
         PERFORM taskyard.repark_1(v_key_queues, v_keys);
     END IF;
-    IF p_total > 0 THEN
-        v_ids := taskyard.pick_1(p_now, v_queues, p_total, p_sources, p_rooms, p_others);
+    IF v_total > 0 THEN
+        v_ids := taskyard.pick_1(p_now, v_queues, v_total, d.sources, d.rooms, d.others);
         IF cardinality(v_ids) > 0 THEN
             claims := taskyard.start_1(told, p_node, p_now, v_ids);
             told := told + cardinality(claims.id);
@@ -141,7 +130,7 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    IF v_may_release OR next_due <= p_now OR p_now < ANY (a_due_at) THEN
+    IF v_may_release OR next_due <= p_now OR p_now < ANY (a.due_at) THEN
         SELECT due_at INTO next_due FROM taskyard.task
         WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
     END IF;
