@@ -65,6 +65,7 @@ BARS: dict[tuple[str, str], Bar] = {
     ("pg_batch", "raw unnest of 1,000"): at_least(0.4),
     **{("pg_batch", peer): at_least(1.5) for peer in POSTGRES_PEERS},
     ("pg_idle", "raw NOTIFY + one raw claim"): at_most(1.5),
+    ("pg_idle", "raw NOTIFY + one raw claim, two processes"): at_most(1.5),
     ("pg_nodes", "one node"): at_least(0.8),
     ("pg_claim", "empty"): at_most(2),
     ("pg_backlog", "empty"): at_least(0.5),

@@ -66,13 +66,13 @@ Row = tuple[UUID, int, str, datetime]
 _encode = msgspec.json.encode
 
 
-async def _open(dsn: str) -> asyncpg.Connection:
+async def open_database(dsn: str) -> asyncpg.Connection:
     database = await asyncpg.connect(dsn)
     await database.execute(SCHEMA)
     return database
 
 
-def _row(number: int) -> Row:
+def make_row(number: int) -> Row:
     """What a submit has to make at the very least: a fresh id and the arguments as JSON."""
     now = datetime.now(UTC)
     fresh = UUID(int(now.timestamp() * 1000).to_bytes(6, "big") + os.urandom(10))
@@ -83,7 +83,7 @@ def _columns(rows: list[Row]) -> Iterator[list[object]]:
     return (list(column) for column in zip(*rows, strict=True))
 
 
-async def _held(dsn: str, state: str) -> int:
+async def count_held(dsn: str, state: str) -> int:
     """Counted through a new connection: only what was committed."""
     database = await asyncpg.connect(dsn)
     held = await database.fetchval("SELECT count(*) FROM task WHERE state = $1", state)
@@ -97,15 +97,15 @@ def drain(folder: Path, dsn: str, count: int) -> Reading:
 
 
 async def _drain(dsn: str, count: int) -> Reading:
-    database = await _open(dsn)
-    await database.execute(INSERT_MANY, *_columns([_row(number) for number in range(count)]))
+    database = await open_database(dsn)
+    await database.execute(INSERT_MANY, *_columns([make_row(number) for number in range(count)]))
     claim, complete = await database.prepare(CLAIM), await database.prepare(COMPLETE)
     began = time.perf_counter()
     while claimed := await claim.fetch(CLAIMED_AT_ONCE):
         await complete.fetch(datetime.now(UTC), [row["id"] for row in claimed], [row["arguments"] for row in claimed])
     elapsed = time.perf_counter() - began
     await database.close()
-    return Reading(count / elapsed, given=count, held=await _held(dsn, "completed"))
+    return Reading(count / elapsed, given=count, held=await count_held(dsn, "completed"))
 
 
 def insert_one_by_one(folder: Path, dsn: str, count: int, clients: int) -> Reading:
@@ -114,21 +114,21 @@ def insert_one_by_one(folder: Path, dsn: str, count: int, clients: int) -> Readi
 
 
 async def _insert_one_by_one(dsn: str, count: int, clients: int) -> Reading:
-    first = await _open(dsn)
+    first = await open_database(dsn)
     connections = [first, *[await asyncpg.connect(dsn) for _ in range(clients - 1)]]
     inserts = [await connection.prepare(INSERT) for connection in connections]
     numbers = iter(range(count))
 
     async def client(insert: Any) -> None:
         for number in numbers:
-            await insert.fetch(*_row(number))
+            await insert.fetch(*make_row(number))
 
     began = time.perf_counter()
     await asyncio.gather(*[client(insert) for insert in inserts])
     elapsed = time.perf_counter() - began
     for connection in connections:
         await connection.close()
-    return Reading(count / elapsed, given=count, held=await _held(dsn, "queued"))
+    return Reading(count / elapsed, given=count, held=await count_held(dsn, "queued"))
 
 
 def insert_batches(folder: Path, dsn: str, batches: int, size: int) -> Reading:
@@ -142,18 +142,18 @@ def insert_ready_batches(folder: Path, dsn: str, batches: int, size: int) -> Rea
 
 
 def _made(batches: int, size: int) -> Iterator[list[Row]]:
-    return ([_row(number) for number in range(first, first + size)] for first in range(0, batches * size, size))
+    return ([make_row(number) for number in range(first, first + size)] for first in range(0, batches * size, size))
 
 
 async def _insert_batches(dsn: str, count: int, made: Iterable[list[Row]]) -> Reading:
-    database = await _open(dsn)
+    database = await open_database(dsn)
     insert = await database.prepare(INSERT_MANY)
     began = time.perf_counter()
     for rows in made:
         await insert.fetch(*_columns(rows))
     elapsed = time.perf_counter() - began
     await database.close()
-    return Reading(count / elapsed, given=count, held=await _held(dsn, "queued"))
+    return Reading(count / elapsed, given=count, held=await count_held(dsn, "queued"))
 
 
 def notify_and_claim(folder: Path, dsn: str, count: int, gap_s: float) -> Reading:
@@ -162,7 +162,7 @@ def notify_and_claim(folder: Path, dsn: str, count: int, gap_s: float) -> Readin
 
 
 async def _notify_and_claim(dsn: str, count: int, gap_s: float) -> Reading:
-    submitter, worker = await _open(dsn), await asyncpg.connect(dsn)
+    submitter, worker = await open_database(dsn), await asyncpg.connect(dsn)
     submit, claim = await submitter.prepare(INSERT_AND_NOTIFY), await worker.prepare(CLAIM)
     woken = asyncio.Event()
     await worker.add_listener(CHANNEL, lambda *_: woken.set())
@@ -177,30 +177,10 @@ async def _notify_and_claim(dsn: str, count: int, gap_s: float) -> Reading:
     times = []
     for number in range(count):
         await asyncio.sleep(gap_s)
-        waiting, row = asyncio.ensure_future(work()), _row(number)
+        waiting, row = asyncio.ensure_future(work()), make_row(number)
         asked = time.perf_counter()
         await submit.fetch(*row)
         times.append(await waiting - asked)
     await submitter.close()
     await worker.close()
-    return Reading(percentile(times, 50), given=count, held=await _held(dsn, "running"))
-
-
-def claim_one(folder: Path, dsn: str, count: int, gap_s: float) -> Reading:
-    """p50 of one row and its claim, in one commit each, on one connection: no other process is told."""
-    return uvloop.run(_claim_one(dsn, count, gap_s))
-
-
-async def _claim_one(dsn: str, count: int, gap_s: float) -> Reading:
-    database = await _open(dsn)
-    insert, claim = await database.prepare(INSERT), await database.prepare(CLAIM)
-    times = []
-    for number in range(count):
-        await asyncio.sleep(gap_s)
-        row = _row(number)
-        asked = time.perf_counter()
-        await insert.fetch(*row)
-        await claim.fetch(1)
-        times.append(time.perf_counter() - asked)
-    await database.close()
-    return Reading(percentile(times, 50), given=count, held=await _held(dsn, "running"))
+    return Reading(percentile(times, 50), given=count, held=await count_held(dsn, "running"))

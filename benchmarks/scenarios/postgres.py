@@ -88,10 +88,13 @@ def idle(settings: Settings) -> list[Finding]:
     title = "PostgreSQL: submit → started, idle, p50"
     with place() as server:
         raw = server.side("raw NOTIFY + one raw claim", f"{RAW}:notify_and_claim", work)
+        raw_between = server.side(
+            "raw NOTIFY + one raw claim, two processes", "benchmarks.limits.raw_listener:notify_and_claim", work
+        )
         between = server.side("taskyard, two processes", "benchmarks.ours.nodes:idle", work)
         within = server.side("taskyard", "benchmarks.ours.running:idle", work)
         contests = [
-            Contest("pg_idle", f"{title}, in another process", Unit.SECONDS, between, [raw]),
+            Contest("pg_idle", f"{title}, in another process", Unit.SECONDS, between, [raw_between]),
             Contest("pg_idle", f"{title}, on the same yard", Unit.SECONDS, within, [raw]),
         ]
         return hold_together(contests, settings)
