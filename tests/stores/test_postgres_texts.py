@@ -31,7 +31,7 @@ async def test_a_database_that_lacks_letters_is_refused(encoded, verb):
     """A database in an encoding that cannot store every text is refused, with what to do, before anything is made."""
     with pytest.raises(StoreNotUtf8, match=r"encoding (LATIN1|EUC_JP).* ENCODING 'UTF8' TEMPLATE template0") as caught:
         await getattr(PostgresStore(encoded, clock=SystemClock()), verb)()
-    assert urlsplit(encoded).password not in str(caught.value)
+    assert (urlsplit(encoded).password or "no password") not in str(caught.value)
     conn = await asyncpg.connect(encoded)
     assert await conn.fetchval("SELECT to_regnamespace('taskyard')") is None
     await conn.close()
