@@ -1031,6 +1031,39 @@ async def test_one_turn_tells_others_with_its_commit_and_who_comes_at_the_same_t
     await store.close()
 
 
+async def _told_before(last: str, heard: asyncio.Queue[str]) -> list[str]:
+    """What is heard before this word, which was sent later."""
+    words: list[str] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while (word := (await heard.get()).split()[-1]) != last:
+            words.append(word)
+    return words
+
+
+async def test_others_have_been_told_when_a_store_is_closed(postgres_url, clock, stranger):
+    """Whoever asks for one thing and closes, as a command does, is heard of no later than that."""
+    store = PostgresStore(postgres_url, clock=clock)
+    await store.open()
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    await stranger.add_listener(CHANNEL, lambda _conn, _pid, _channel, word: heard.put_nowait(word))
+    await store.set_queue(QueueSettings(name="cpu"))
+    await store.close()
+    await stranger.execute(f"NOTIFY {CHANNEL}, 'closed'")
+    assert await _told_before("closed", heard) == [News.CHANGED.name]
+
+
+async def test_a_hint_that_does_not_get_through_is_not_waited_for_when_a_store_is_closed(
+    postgres_url, clock, monkeypatch
+):
+    """It is given up when others have looked by themselves."""
+    monkeypatch.setattr(hints, "POLL_S", 0.01)
+    store = PostgresStore(postgres_url, clock=clock)
+    await store.open()
+    async with asyncio.timeout(PATIENCE_S), store._db.hints._send.use():
+        await store.set_queue(QueueSettings(name="cpu"))
+        await store.close()
+
+
 async def test_why_a_page_of_tasks_waits_takes_five_queries(store: PostgresStore) -> None:
     """To list a hundred tasks and say why each of them waits takes at most five queries."""
     for order in QueueOrder:
