@@ -43,7 +43,7 @@ from taskyard.ports.store import Add, News, Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
 from taskyard.stores.migrate import CHANNEL, LOCKED_AT_MOST
-from taskyard.stores.postgres import PostgresStore, commands, connection, hints, reader, within
+from taskyard.stores.postgres import PostgresStore, commands, connection, hints, link, reader, within
 from taskyard.stores.postgres.connection import COMMAND_S, Connection
 from taskyard.stores.postgres.patience import PAUSE_CAP_S, TRIES
 from taskyard.stores.postgres.scene import find_scene
@@ -1050,6 +1050,33 @@ async def test_others_have_been_told_when_a_store_is_closed(postgres_url, clock,
     await store.close()
     await stranger.execute(f"NOTIFY {CHANNEL}, 'closed'")
     assert await _told_before("closed", heard) == [News.CHANGED.name]
+
+
+async def test_a_turn_in_flight_when_a_store_is_closed_is_told(postgres_url, clock, stranger, more, monkeypatch):
+    """Closing waits for it, and for its hint, though that does not go with its commit."""
+    store = PostgresStore(postgres_url, clock=clock)
+    await store.open()
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    await stranger.add_listener(CHANNEL, lambda _conn, _pid, _channel, word: heard.put_nowait(word))
+
+    async def refuse(*_args: object, **_named: object) -> Connection:
+        raise StoreUnreachable(postgres_url, "no more connections")
+
+    notifying, turning = more
+    async with asyncio.timeout(PATIENCE_S), notifying.transaction():
+        await store.set_queue(QueueSettings(name="cpu"))
+        await heard.get()  # hints have a connection now, until they are closed
+        await notifying.execute("SELECT pg_advisory_xact_lock($1, 0)", int(Lock.HINT))
+        async with turning.transaction():
+            await turning.execute(f"SELECT pg_advisory_xact_lock({Lock.QUEUE}, hashtext('default'))")
+            turn = asyncio.ensure_future(store.turn(A.incarnation, adds=[an_add(a_record())]))
+            await until(lambda: stranger.fetchval(WAITING))
+            monkeypatch.setattr(link, "connect", refuse)
+            closing = asyncio.ensure_future(store.close())
+        await closing
+        await stranger.execute(f"NOTIFY {CHANNEL}, 'closed'")
+    assert await _told_before("closed", heard) == [News.ADDED.name]
+    assert turn.result().added
 
 
 async def test_a_hint_that_does_not_get_through_is_not_waited_for_when_a_store_is_closed(
