@@ -108,27 +108,29 @@ async def test_claims_that_were_put_off_begin_though_the_turn_fails(rig):
     assert await rig.store.count() == {("default", TaskState.COMPLETED): 8}
 
 
-def stumble(rig: Rig, n: int, *, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """A bug between claim and run: the nth start from here on fails."""
+def stumble(rig: Rig, *nth: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """A bug between claim and run: of the starts from here on, these fail."""
     start, starts = rig.engine._runner.start, itertools.count(1)
 
-    def start_but_once(claim: Claim) -> None:
-        if next(starts) == n:
+    def start_or_not(claim: Claim) -> None:
+        if next(starts) in nth:
             meanwhile()
             raise RuntimeError("stumbled")
         start(claim)
 
     dispatcher = rig.engine._dispatcher
-    dispatcher.connect(replace(dispatcher._hooks, start=start_but_once))
+    dispatcher.connect(replace(dispatcher._hooks, start=start_or_not))
 
 
-async def test_a_start_that_fails_among_those_put_off_loses_no_claim(rig, caplog):
+@pytest.mark.parametrize("nth", [(6,), (6, 7)], ids=["once", "again-when-it-was-found"])
+async def test_a_start_that_fails_among_those_put_off_loses_no_claim(rig, caplog, nth):
     """A bug between claim and run: every task runs all the same, once, and no slot is lost."""
     brief(rig)
     await quiet()
-    stumble(rig, 6)
+    stumble(rig, *nth)
     uuids = await rig.submit_many("brief", 8)
     await quiet()
+    await rig.advance(1)
     assert sorted(rig.store.began) == sorted(uuids)
     assert "not all could be begun" in caplog.text
     again = await rig.submit_many("brief", 8)
