@@ -1,6 +1,7 @@
 """The same command for all tasks that match: `--all`, with its question, its dry run and its report."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -14,11 +15,12 @@ from taskyard.cli.rerunning import run_again
 from taskyard.cli.selecting import Selection
 from taskyard.cli.steering import steer
 from taskyard.cli.target import Target
-from taskyard.errors import StoreUnavailable
+from taskyard.errors import OutcomeUnknown, StoreUnavailable
 from taskyard.model.command import Retry
 from taskyard.model.state import TaskState
 from taskyard.ports.store import TaskFilter
 from taskyard.queueing import matching
+from taskyard.stores.sqlite import SqliteStore
 from tests.cli.shell import LONG_S, Shell
 
 
@@ -199,6 +201,55 @@ def test_what_was_run_again_before_an_interrupt_is_told(shell: Shell, monkeypatc
     done = shell.here("run-again", "--all", "--yes", "--store", shell.url)
     assert (done.code, "the disk is gone" in done.err) == (3, True)
     assert done.out == "interrupted: 5 tasks matched so far   ✔ 4 changed; all others are as they were\n"
+
+
+def confirm_not(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store changes the nth batch of two like the others, and its answer is lost."""
+    monkeypatch.setattr(rerunning, "BATCH", 2)
+    monkeypatch.setattr(matching, "CHUNK", 2)
+    rounds = itertools.count(1)
+
+    def unheard(change: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def change_unheard_once(*args: Any, **named: Any) -> Any:
+            answer = await change(*args, **named)
+            if next(rounds) == n:
+                raise OutcomeUnknown("cut off")
+            return answer
+
+        return change_unheard_once
+
+    monkeypatch.setattr(rerunning, "_submit", unheard(rerunning._submit))
+    monkeypatch.setattr(SqliteStore, "apply", unheard(SqliteStore.apply))
+
+
+CHANGED = [
+    pytest.param("cancel", 4, {"canceled": 4, "queued": 1}, id="cancel"),
+    pytest.param("retry", 4, {"queued": 4, "failed": 1}, id="retry"),
+    pytest.param("run-again", 5, {"queued": 4, "failed": 5}, id="run-again"),
+]
+
+
+@pytest.mark.parametrize(("verb", "found", "left"), CHANGED)
+def test_what_is_not_known_is_told(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, verb: str, found: int, left: dict[str, int]
+) -> None:
+    """When the store does not confirm one batch of many, those before are told as changed, and that more may be."""
+    shell.seed(*[("boom", {}) for _ in range(5)], work=verb != "cancel")
+    confirm_not(2, monkeypatch)
+    done = shell.here(verb, "--all", "--yes", "--store", shell.url)
+    assert (done.code, "(cut off), so it is not known whether it took effect" in done.err) == (3, True)
+    ends = "✔ 2 changed; whether some more were is not known"
+    assert done.out == f"interrupted: {found} tasks matched so far   {ends}\n"
+    assert states(shell) == left
+
+
+def test_where_nothing_is_known_only_that_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the store does not confirm the first batch, there is no number to tell, and none is."""
+    shell.seed(*[("boom", {}) for _ in range(5)])
+    confirm_not(1, monkeypatch)
+    done = shell.here("cancel", "--all", "--yes", "--store", shell.url)
+    assert (done.code, done.out) == (3, "")
+    assert "(cut off), so it is not known whether it took effect; look before you ask for it again" in done.err
 
 
 @pytest.fixture

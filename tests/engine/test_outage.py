@@ -316,14 +316,14 @@ async def test_a_claim_in_doubt_is_given_back_by_a_stop(rig):
 
 
 @pytest.mark.spec("SCH-10")
-@pytest.mark.parametrize("name", ["dispatcher", "due", "outcomes", "rescuer", "hints", "tick"])
+@pytest.mark.parametrize("name", ["dispatcher", "due", "outcomes", "rescuer", "signals", "tick"])
 async def test_a_loop_that_fails_is_started_again(start_rig, caplog, name):
     """An internal error ends no loop for good: it is logged, and the loop is started again."""
     rig = await start_rig()
     work = Work()
     rig.consumer("work", work)
     broken = {"dispatcher": "inbox.take", "due": "due._sleep", "outcomes": "watcher._look"}
-    broken |= {"rescuer": "rescuer.step", "hints": "runner.cancel", "tick": "due.look"}
+    broken |= {"rescuer": "rescuer.step", "signals": "runner.cancel", "tick": "due.look"}
     part, method = broken[name].split(".")
     owner = getattr(rig.engine._parts, part)
     original = getattr(owner, method)

@@ -43,7 +43,7 @@ from taskyard.ports.store import Add, News, Report, TaskFilter
 from taskyard.settings import make_store
 from taskyard.stores.locks import Lock
 from taskyard.stores.migrate import CHANNEL, LOCKED_AT_MOST
-from taskyard.stores.postgres import PostgresStore, commands, connection, hints, reader, within
+from taskyard.stores.postgres import PostgresStore, commands, connection, hints, link, reader, within
 from taskyard.stores.postgres.connection import COMMAND_S, Connection
 from taskyard.stores.postgres.patience import PAUSE_CAP_S, TRIES
 from taskyard.stores.postgres.scene import find_scene
@@ -1029,6 +1029,66 @@ async def test_one_turn_tells_others_with_its_commit_and_who_comes_at_the_same_t
             await store.turn(A.incarnation, adds=[an_add(a_record())])
         assert await heard.get() != pid
     await store.close()
+
+
+async def _told_before(last: str, heard: asyncio.Queue[str]) -> list[str]:
+    """What is heard before this word, which was sent later."""
+    words: list[str] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while (word := (await heard.get()).split()[-1]) != last:
+            words.append(word)
+    return words
+
+
+async def test_others_have_been_told_when_a_store_is_closed(postgres_url, clock, stranger):
+    """Whoever asks for one thing and closes, as a command does, is heard of no later than that."""
+    store = PostgresStore(postgres_url, clock=clock)
+    await store.open()
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    await stranger.add_listener(CHANNEL, lambda _conn, _pid, _channel, word: heard.put_nowait(word))
+    await store.set_queue(QueueSettings(name="cpu"))
+    await store.close()
+    await stranger.execute(f"NOTIFY {CHANNEL}, 'closed'")
+    assert await _told_before("closed", heard) == [News.CHANGED.name]
+
+
+async def test_a_turn_in_flight_when_a_store_is_closed_is_told(postgres_url, clock, stranger, more, monkeypatch):
+    """Closing waits for it, and for its hint, though that does not go with its commit."""
+    store = PostgresStore(postgres_url, clock=clock)
+    await store.open()
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    await stranger.add_listener(CHANNEL, lambda _conn, _pid, _channel, word: heard.put_nowait(word))
+
+    async def refuse(*_args: object, **_named: object) -> Connection:
+        raise StoreUnreachable(postgres_url, "no more connections")
+
+    notifying, turning = more
+    async with asyncio.timeout(PATIENCE_S), notifying.transaction():
+        await store.set_queue(QueueSettings(name="cpu"))
+        await heard.get()  # hints have a connection now, until they are closed
+        await notifying.execute("SELECT pg_advisory_xact_lock($1, 0)", int(Lock.HINT))
+        async with turning.transaction():
+            await turning.execute(f"SELECT pg_advisory_xact_lock({Lock.QUEUE}, hashtext('default'))")
+            turn = asyncio.ensure_future(store.turn(A.incarnation, adds=[an_add(a_record())]))
+            await until(lambda: stranger.fetchval(WAITING))
+            monkeypatch.setattr(link, "connect", refuse)
+            closing = asyncio.ensure_future(store.close())
+        await closing
+        await stranger.execute(f"NOTIFY {CHANNEL}, 'closed'")
+    assert await _told_before("closed", heard) == [News.ADDED.name]
+    assert turn.result().added
+
+
+async def test_a_hint_that_does_not_get_through_is_not_waited_for_when_a_store_is_closed(
+    postgres_url, clock, monkeypatch
+):
+    """It is given up when others have looked by themselves."""
+    monkeypatch.setattr(hints, "POLL_S", 0.01)
+    store = PostgresStore(postgres_url, clock=clock)
+    await store.open()
+    async with asyncio.timeout(PATIENCE_S), store._db.hints._send.use():
+        await store.set_queue(QueueSettings(name="cpu"))
+        await store.close()
 
 
 async def test_why_a_page_of_tasks_waits_takes_five_queries(store: PostgresStore) -> None:

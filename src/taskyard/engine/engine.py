@@ -266,13 +266,13 @@ class Engine:
         if self._settings.serve:
             keep("due", parts.due.run)
             keep("rescuer", parts.rescuer.run)
-            keep("hints", parts.hints.run)
+            keep("signals", parts.signals.run)
             keep("tick", self._tick)
             keep("membership", self._membership.run)
             if parts.recurring is not None:
                 keep("recurring", parts.recurring.run)
             self._inbox.promote()  # finds what is waiting already, and hears what is due next
-            parts.hints.look()
+            parts.signals.look()
 
     async def _join(self) -> None:
         if not self._settings.serve:

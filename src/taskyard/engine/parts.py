@@ -20,8 +20,8 @@ from taskyard.cluster.leader import Leadership
 from taskyard.cluster.membership import Hooks as MemberHooks
 from taskyard.cluster.membership import Membership
 from taskyard.cluster.rescuer import Rescuer
-from taskyard.engine.hints import Hints
 from taskyard.engine.settings import Ground
+from taskyard.engine.signals import SignalLoop
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner
 from taskyard.ports.schedules import ScheduleStore
@@ -52,7 +52,7 @@ class Parts:
         self.due = DueLoop(ground.clock, self.inbox.promote)
         self.recurring = self._make_recurring()
         self.rescuer = Rescuer(store, lambda _: self.changed(), probes=ground.probes)
-        self.hints = Hints(
+        self.signals = SignalLoop(
             store,
             self._incarnation,
             runner=self.runner,
@@ -172,7 +172,7 @@ class Parts:
         self.inbox.look()  # first: what may start is to start soon
         self.announce()
         self.watcher.changed()
-        self.hints.look()
+        self.signals.look()
         if self.recurring is not None:
             self.recurring.hint()
 
@@ -194,8 +194,8 @@ class Parts:
         self.announce()
         if self.recurring is not None:
             self.recurring.turned()
-        if self.hints.has_unheard:
-            self.hints.look_again()
+        if self.signals.has_unheard:
+            self.signals.look_again()
 
     def _fenced(self, incarnation: str) -> None:
         """Others may take over what runs here. It is cut short now; how it ended is written all the same, since the

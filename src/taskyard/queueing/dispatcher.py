@@ -259,7 +259,6 @@ class Dispatcher:
             await self._back_off(error)
             return False
         self._begin_held()
-        self._claims_in_doubt = False
         settling = {claim.token for claim, _ in self.inbox.settles} | self._blame.dropped
         self._accept(
             [
@@ -268,6 +267,7 @@ class Dispatcher:
                 if task.token is not None and task.token not in settling and not self._hooks.is_running(task.token)
             ]
         )
+        self._claims_in_doubt = False  # not sooner: should one not begin, they are looked for again
         return True
 
     async def _running_tasks(self, node: str) -> AsyncIterator[TaskRecord]:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,8 @@ class Hints:
         self._send = Links(url, gate, most=1, rank=Rank.HINTS, settings={"synchronous_commit": "off"})
         self._heard: Callable[[News], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_sending = False
+        self._all_told = asyncio.Event()
+        self._all_told.set()
         self._unsent: News | None = None
         self._told = 0
         self._offer_from_mono = 0.0
@@ -62,11 +64,17 @@ class Hints:
             self._spawn(self._poll)
 
     async def close(self) -> None:
+        """What is still to tell is told first, unless that takes so long that others have looked by then."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._all_told.wait()
+        finally:
+            for task in self._tasks:
+                task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         await self._send.close()
@@ -82,14 +90,14 @@ class Hints:
         """Soon; nobody waits for it."""
         self._told += 1
         self._unsent = news if self._unsent is None else max(self._unsent, news)
-        if not self._is_sending:
-            self._is_sending = True
+        if self._all_told.is_set():
+            self._all_told.clear()
             self._spawn(self._tell)
 
     def offer(self, news: News) -> str | None:
         """A hint for a turn to take along; None if there is much to tell."""
         now_mono = asyncio.get_running_loop().time()
-        return self._word(news) if not self._is_sending and now_mono >= self._offer_from_mono else None
+        return self._word(news) if self._all_told.is_set() and now_mono >= self._offer_from_mono else None
 
     def hold_back(self) -> None:
         """A turn has taken one along: the next is not offered at once."""
@@ -120,7 +128,7 @@ class Hints:
                 await asyncio.sleep(began_mono + apart_s - time())
                 apart_s = pause_after(apart_s, self._told, time() - began_mono)
         finally:
-            self._is_sending = False
+            self._all_told.set()
 
     # --- hearing ------------------------------------------------------------------------------------------------------
 

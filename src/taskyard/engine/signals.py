@@ -14,7 +14,7 @@ from taskyard.queueing.inbox import Inbox
 log = logging.getLogger("taskyard")
 
 
-class Hints:
+class SignalLoop:
     """`incarnation` says under which this node is known now; `announce` is told when it drains, or no longer does."""
 
     def __init__(
