@@ -125,7 +125,9 @@ def typed_on_the_command_line() -> Iterator[None]:
     try:
         yield
     except InvalidInput as wrong:
-        raise wrong if isinstance(wrong, UsageError) else UsageError(str(wrong)) from None
+        if isinstance(wrong, UsageError):
+            raise
+        raise UsageError(str(wrong)) from wrong
 
 
 def exit_code_of(error: BaseException) -> int:
