@@ -188,7 +188,7 @@ class DuplicateTask(InvalidInput):
 
     def __init__(self, existing: str, slot: str, state: str | None = None, *, until: datetime | None = None) -> None:
         self.existing, self.slot, self.state, self.until = existing, slot, state, until
-        window = "its window is not over" if until is None else f"its window ends at {until:%Y-%m-%d %H:%M:%S %Z}"
+        window = "its window is not over" if until is None else _ends(until)
         told = _STANDS.get(state or "", _PENDS).format(
             state=state,
             window=window,
@@ -201,6 +201,10 @@ class DuplicateTask(InvalidInput):
             else "the same work is in this batch twice, so nothing of it was stored; leave one out, or submit with "
             "dedupe='merge'"
         )
+
+
+def _ends(until: datetime) -> str:
+    return f"its window ends at {until:%Y-%m-%d %H:%M:%S %Z}"
 
 
 _BOTH = "submit with dedupe='allow' to have both"
@@ -324,15 +328,13 @@ class ChangedMeanwhile(CommandRefused):
 
 
 class SlotTaken(CommandRefused):
-    """The task cannot be sent again while another, `holder`, stands for the same work: wait for that, and for
-    its window if it has one, or cancel it if it is pending."""
+    """The task cannot be sent again while another, `holder`, stands for the same work: wait until that has ended, or
+    until its window has, which is `until` if it has one; or cancel it if it is pending."""
 
-    def __init__(self, uuid: str, state: str, holder: str) -> None:
-        self.holder = holder
-        hint = (
-            f"task {holder} stands for the same work now; wait until it has ended, and its window if it has one, or "
-            f"cancel it if it is pending"
-        )
+    def __init__(self, uuid: str, state: str, holder: str, *, until: datetime | None = None) -> None:
+        self.holder, self.until = holder, until
+        wait = "wait until it has ended" if until is None else f"{_ends(until)}. Wait until then"
+        hint = f"task {holder} stands for the same work now; {wait}, or cancel it if it is pending"
         super().__init__(uuid, "retry", state, hint, why="another task stands for the same work now")
 
 

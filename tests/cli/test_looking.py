@@ -75,6 +75,10 @@ def test_ls_of_a_queue_without_tasks_says_what_there_is(shell: Shell) -> None:
     """A queue that has none, or is misspelt, is not taken for an empty store."""
     shell.seed(("add", {"a": 1}))
     assert shell.here("ls", "--queue", "defualt", "--store", shell.url).out.splitlines() == [
+        "no queue is called 'defualt'; did you mean 'default'? known are 'default'. In the store there are:",
+        "○ 1 queued",
+    ]
+    assert shell.here("ls", "--queue", "default", "--state", "failed", "--store", shell.url).out.splitlines() == [
         "no task fits; in the store there are:",
         "○ 1 queued",
     ]

@@ -82,6 +82,53 @@ def test_a_queue_that_nobody_knows_is_refused(shell: Shell, dry_run: tuple[str, 
     assert (fine.code, fine.out) == (0, "no task matches\n")
 
 
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["now", "dry-run"])
+def test_a_source_that_nobody_knows_is_refused(shell: Shell, dry_run: tuple[str, ...]) -> None:
+    """No task is of it and nobody has it: whatever the command, it ends with 1 and names the one that was meant."""
+    shell.seed(("boom", {}), ("add", {"a": 1}))
+    for verb in ("cancel", "retry", "run-again", "hold"):
+        done = shell.here(verb, "--all", "--source", "bom", *dry_run, "--store", shell.url)
+        assert (done.code, done.out) == (1, ""), verb
+        assert done.err == (
+            "error: no source is called 'bom', and no task here is of one; did you mean 'boom'? "
+            "known are 'add', 'boom'\n"
+        )
+    assert states(shell) == {"queued": 2}
+
+
+def test_a_source_is_known_while_somebody_has_it(shell: Shell) -> None:
+    """By a task, also an ended one, by the app that is named, or by a schedule: then nothing matches, which is fine."""
+    shell.seed(("boom", {}), work=True)
+    app, retry = ("--app", "tests.cli.sample_app"), ("retry", "--all", "--store", shell.url, "--source")
+    assert shell.here("cancel", "--all", "--store", shell.url, "--source", "boom").out == "no task matches\n"
+    assert shell.here(*retry, "flaky", *app).out == "no task matches\n"
+    assert shell.here(*retry, "bom", "--app", "nowhere").code == 1
+    assert shell.here(*retry, "hold").code == 1
+    assert shell.here("schedule", "add", "n", "hold", "--every", "1h", *app, "--store", shell.url).code == 0
+    assert shell.here(*retry, "hold").out == "no task matches\n"
+
+
+def test_a_worker_makes_its_consumers_known(shell: Shell) -> None:
+    """What a worker serves is a source, before there is any task of it."""
+    shell.start_worker()
+    done = shell.here("hold", "--all", "--store", shell.url, "--source", "deaf")
+    assert (done.code, done.out) == (0, "no task matches\n")
+
+
+@pytest.mark.parametrize("command", ["ls", "failures"])
+def test_a_list_of_what_nobody_knows_says_so(shell: Shell, command: str) -> None:
+    """Where no task is listed because the source, or the queue, is unknown, that is told; a program gets none."""
+    shell.seed(("boom", {}), work=True)
+    where = ("--store", shell.url)
+    told = shell.here(command, "--source", "bom", *where)
+    assert told.code == 0
+    assert told.out.startswith("no source is called 'bom', and no task here is of one; did you mean 'boom'?")
+    told = shell.here(command, "--queue", "cpux", *where)
+    assert told.out.startswith("no queue is called 'cpux'; did you mean 'cpu'?")
+    none = shell.here(command, "--source", "bom", *where, "--json").json
+    assert (none["tasks"] if command == "ls" else none) == []
+
+
 def test_what_does_not_fit_is_counted_by_why(shell: Shell) -> None:
     """Where the states are named, those that the command does not fit are told, by why, and end with 1; a dry run tells
     the same."""

@@ -128,7 +128,10 @@ REFUSED = [
     pytest.param(["add", "a=1", "c=1"], 1, "c: Extra inputs", id="unknown-argument"),
     pytest.param(["add", "a=1", "--priority", "urgent"], 2, "not one of high, normal, low", id="priority"),
     pytest.param(["add", "a=1", "--dedupe", "perhaps"], 2, "perhaps", id="dedupe"),
-    pytest.param(["add", "a=1", "--dedupe-scope", "queued"], 2, "has no effect without dedupe", id="scope-alone"),
+    pytest.param(["add", "a=1", "--dedupe-scope", "queued"], 2, "has no effect without --dedupe", id="scope-alone"),
+    pytest.param(
+        ["add", "a=1", "--dedupe-window", "5"], 2, "--dedupe-window has no effect", id="window-without-dedupe"
+    ),
     pytest.param(["add", "a=1", "--dedupe", "merge", "--dedupe-window", "5"], 2, "go together", id="window-alone"),
     pytest.param(["add", "a=1", "--dedupe-window", "soon"], 2, "is no duration", id="window"),
     pytest.param(["add", "a=1", "--on-failure", "skip"], 2, "name them with --after", id="on-failure-alone"),

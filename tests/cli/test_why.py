@@ -80,7 +80,7 @@ def test_what_failed_is_named_where_nothing_matches(shell: Shell) -> None:
     shell.seed(("add", {"a": 1}), work=True)
     assert shell.here("failures", "--store", shell.url, "--error", "nope").out == "no task has failed\n"
     shell.seed(("boom", {}), ("boom", {}), ("flaky", {"host": "example.org"}), work=True)
-    for options in (["--error", "nope"], ["--queue", "none"], ["--quarantined"]):
+    for options in (["--error", "nope"], ["--source", "add"], ["--quarantined"]):
         out = shell.here("failures", "--store", shell.url, *options).out
         assert out == "no failed task matches; what failed ended with ValueError (2), ConnectionError (1)\n"
 

@@ -763,7 +763,7 @@ def answer(given: list[Added] | TaskyardError | None) -> Any:
 def refusal(refused: TaskyardError | None) -> Any:
     match refused:
         case SlotTaken():
-            return "taken", refused.uuid, refused.holder
+            return "taken", refused.uuid, refused.holder, refused.until
         case CommandRefused():
             return "refused", refused.uuid, refused.command, refused.state
         case UnknownTask():

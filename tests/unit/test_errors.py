@@ -44,7 +44,7 @@ EXAMPLES = [
     errors.PayloadTooLarge("the result", 2_000_000, 1_000_000),
     errors.ResultGone("a-1"),
     errors.RetryLater(30, "busy"),
-    errors.SlotTaken("a-1", "failed", "a-2"),
+    errors.SlotTaken("a-1", "failed", "a-2", until=datetime(2026, 1, 1, tzinfo=UTC)),
     errors.StaleTransaction(),
     errors.StoreBusy("work.db"),
     errors.StoreCorrupt("work.db", "not a database"),

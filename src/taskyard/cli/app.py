@@ -33,6 +33,7 @@ from taskyard.cli.options import (
     VerboseOption,
 )
 from taskyard.cli.queue_commands import groups, queues
+from taskyard.cli.rewording import reword
 from taskyard.cli.schedule_commands import schedules
 from taskyard.cli.target import Target
 from taskyard.cli.task_commands import COMMANDS
@@ -334,6 +335,7 @@ def run(arguments: Sequence[str]) -> int:
         code = answer if isinstance(answer, int) else 0
         sys.stdout.flush()
     except (TaskyardError, TimeoutError) as exc:
+        reword(exc, arguments)
         code = _report(exc, exit_code_of(exc), wants_json)
     except typer.Abort:
         code = INTERRUPTED

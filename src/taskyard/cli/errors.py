@@ -66,10 +66,23 @@ class UnknownQueue(InvalidInput):
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         self.name, self.known = name, list(known)
-        near = get_close_matches(name, known, n=3)
-        meant = f"did you mean {' or '.join(map(quote, near))}? " if near else ""
-        shown = ", ".join(map(quote, known[:SHOWN])) + (f" and {len(known) - SHOWN:,} more" * (len(known) > SHOWN))
-        super().__init__(f"no queue is called {quote(name)}; {meant}known are {shown}")
+        super().__init__(f"no queue is called {quote(name)}; {_near(name, known)}")
+
+
+class UnknownSource(InvalidInput):
+    """No task in this store is of such a consumer, and no app, worker or schedule has it: correct the name. `known` are
+    those that are had, and those of the newest tasks."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name, self.known = name, list(known)
+        super().__init__(f"no source is called {quote(name)}, and no task here is of one; {_near(name, known)}")
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=3)
+    meant = f"did you mean {' or '.join(map(quote, near))}? " if near else ""
+    shown = ", ".join(map(quote, known[:SHOWN])) + (f" and {len(known) - SHOWN:,} more" * (len(known) > SHOWN))
+    return f"{meant}known are {shown or 'none'}"
 
 
 class NoGroup(InvalidInput):
@@ -125,7 +138,9 @@ def typed_on_the_command_line() -> Iterator[None]:
     try:
         yield
     except InvalidInput as wrong:
-        raise wrong if isinstance(wrong, UsageError) else UsageError(str(wrong)) from None
+        if isinstance(wrong, UsageError):
+            raise
+        raise UsageError(str(wrong)) from wrong
 
 
 def exit_code_of(error: BaseException) -> int:

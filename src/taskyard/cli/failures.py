@@ -14,7 +14,7 @@ from rich.text import Text
 
 from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.documents import Revealed
-from taskyard.cli.target import Target, opened
+from taskyard.cli.target import Target, opened, why_nothing
 from taskyard.cli.text import age, clean, cut, one_line, seconds_between, short_id
 from taskyard.model.failures import FailureGroup
 from taskyard.ports.store import TaskFilter
@@ -31,10 +31,11 @@ async def list_failures(target: Target, where: TaskFilter, *, limit: int, as_jso
     async with opened(target.bare()) as yard:
         rows = [(group, await _message(yard, group)) for group in await yard.failures(where, limit=limit)]
         others = [] if rows else await yard.failures()
+        unknown = "" if rows or as_json else await why_nothing(yard, target, where)
     if as_json:
         say_json([_document(group, message) for group, message in rows])
     else:
-        show(make_console(), draw(rows, now=datetime.now(UTC), others=others))
+        show(make_console(), draw(rows, now=datetime.now(UTC), others=others, unknown=unknown))
     return 0
 
 
@@ -56,10 +57,12 @@ def _document(group: FailureGroup, message: str) -> dict[str, Any]:
     }
 
 
-def draw(rows: Sequence[Row], *, now: datetime, others: Sequence[FailureGroup] = ()) -> RenderableType:
-    """`others` is what there is when nothing matches."""
+def draw(
+    rows: Sequence[Row], *, now: datetime, others: Sequence[FailureGroup] = (), unknown: str = ""
+) -> RenderableType:
+    """`others` is what there is when nothing matches, and `unknown` what was asked for and nobody knows."""
     if not rows:
-        return _nothing(others)
+        return Text(clean(unknown), "dim") if unknown else _nothing(others)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, expand=True)
     for name in ("COUNT", "ERROR", "SOURCE", "NEWEST", "ID"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("COUNT", "NEWEST") else "left")

@@ -14,7 +14,7 @@ from rich.text import Text
 from taskyard.cli.console import LINE_WIDTH, make_console, say_json, show
 from taskyard.cli.documents import priority_label, sum_states, task_document
 from taskyard.cli.looks import counts_text, detail_text, elapsed, state_text
-from taskyard.cli.target import Target, opened, resolve
+from taskyard.cli.target import Target, opened, resolve, why_nothing
 from taskyard.cli.text import age, clean, cut, duration, one_line, seconds_between, short_id
 from taskyard.cli.why import why_document, why_line
 from taskyard.model.order import Priority
@@ -31,12 +31,14 @@ PAGE = 20
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One page. `before` is where the next one begins, if there is more; `held` says by uuid what a task waits for."""
+    """One page. `before` is where the next one begins, if there is more; `held` says by uuid what a task waits for, and
+    `unknown` what of that which was asked for nobody knows, if that is why there is none."""
 
     tasks: Sequence[TaskRecord]
     counts: Mapping[TaskState, int]
     before: str | None
     held: Mapping[str, str] = field(default_factory=dict)
+    unknown: str = ""
 
 
 async def list_tasks(target: Target, where: TaskFilter, *, before: str | None, limit: int, as_json: bool) -> int:
@@ -50,9 +52,14 @@ async def list_tasks(target: Target, where: TaskFilter, *, before: str | None, l
         counted = await yard.store.count()
         counts = sum_states(counted, None if where.queue is None else [where.queue])
         whys = await yard.why_many(found[:limit])
+        unknown = "" if found or as_json else await why_nothing(yard, target, where)
     held = {task.uuid: line for task, why in zip(found, whys, strict=False) if (line := why_line(why, task))}
     listing = Listing(
-        found[:limit], counts or sum_states(counted), found[limit - 1].uuid if len(found) > limit else None, held
+        found[:limit],
+        counts or sum_states(counted),
+        found[limit - 1].uuid if len(found) > limit else None,
+        held,
+        unknown,
     )
     if as_json:
         tasks = [
@@ -80,7 +87,8 @@ def draw(listing: Listing, console: Console, *, again: str = "taskyard ls", now:
     if listing.tasks:
         parts += [_table(listing, console.width, now), Text()]
     elif listing.counts:
-        parts.append(Text("no task fits; in the store there are:", "dim"))
+        why = f"{clean(listing.unknown)}. In" if listing.unknown else "no task fits; in"
+        parts.append(Text(f"{why} the store there are:", "dim"))
     parts.append(counts_text(listing.counts))
     if listing.before is not None:
         parts.append(Text(f"the next ones: {again} --before {short_id(listing.before)}", "dim"))

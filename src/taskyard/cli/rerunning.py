@@ -15,7 +15,7 @@ from taskyard.cli.errors import DONE, REFUSED, UsageError, error_document
 from taskyard.cli.looks import state_text
 from taskyard.cli.selecting import Selection
 from taskyard.cli.steering import tell_interrupted, tell_report
-from taskyard.cli.target import opened, refuse_unknown_queue, resolve
+from taskyard.cli.target import opened, refuse_unknown, resolve
 from taskyard.cli.text import clean, counted
 from taskyard.cli.values import Arguments, parse_arguments
 from taskyard.errors import InvalidArguments, StoreError, TaskyardError
@@ -56,8 +56,7 @@ async def _run_all(
         done = report
 
     async with opened(_yard(chosen, given)) as yard:
-        if where.queue is not None:
-            await refuse_unknown_queue(yard, where.queue)
+        await refuse_unknown(yard, chosen.target, where)
         try:
             return await yard.run_all_again(
                 where, changes=given.values or None, repeat=repeat, dry_run=dry_run, so_far=note, by=asker()

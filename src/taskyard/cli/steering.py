@@ -18,7 +18,7 @@ from taskyard.cli.documents import priority_label
 from taskyard.cli.errors import DONE, REFUSED, AmbiguousTask, UsageError, error_document
 from taskyard.cli.looks import due_text, state_text
 from taskyard.cli.selecting import Selection
-from taskyard.cli.target import Target, opened, refuse_unknown_queue, resolve
+from taskyard.cli.target import Target, opened, refuse_unknown, resolve
 from taskyard.cli.text import clean, counted
 from taskyard.errors import CommandRefused, OutcomeUnknown, TaskyardError, UnknownTask
 from taskyard.model.command import (
@@ -172,8 +172,7 @@ def _steer_matching(chosen: Selection, where: TaskFilter, command: Command) -> i
 
 async def _apply(chosen: Selection, where: TaskFilter, command: Command, *, dry_run: bool) -> BulkReport:
     async with opened(chosen.target.bare()) as yard:
-        if where.queue is not None:
-            await refuse_unknown_queue(yard, where.queue)
+        await refuse_unknown(yard, chosen.target, where)
         matching = yard.matching(where, by=asker())
         try:
             return await matching.apply(command, dry_run=dry_run)

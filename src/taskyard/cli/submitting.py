@@ -67,6 +67,8 @@ def make_order(
         raise UsageError("give either --delay or --at, not both")
     if "on_failure" in options and not after:
         raise UsageError("--on-failure is about the tasks that it waits for; name them with --after")
+    if "dedupe_window_s" in options and "dedupe" not in options:
+        raise UsageError("--dedupe-window has no effect without --dedupe merge, refuse or replace")
     with typed_on_the_command_line():
         TaskOptions.of(**options)
     return Order(

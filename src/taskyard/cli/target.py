@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from taskyard.cli.errors import (
     StoreHeld,
     StoreMissing,
     UnknownQueue,
+    UnknownSource,
     UsageError,
 )
 from taskyard.cli.locks import find_sqlite_writer, find_turn_holder
@@ -33,7 +34,8 @@ from taskyard.cli.text import cut
 from taskyard.errors import UnknownTask, hide_password, quote
 from taskyard.model.task import DEFAULT_QUEUE
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import MigratingStore
+from taskyard.ports.schedules import ScheduleStore
+from taskyard.ports.store import MigratingStore, TaskFilter
 from taskyard.settings import find_store_url, make_store
 from taskyard.yard import Yard
 
@@ -46,6 +48,9 @@ PATIENCE_S = 5.0
 
 SHORTEST = 4
 """Characters of an id that must be given: a slip of the finger should not find a task to cancel."""
+
+NEWEST = 100
+"""Tasks whose consumers are named to who has named one that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,3 +239,35 @@ async def refuse_unknown_queue(yard: Yard, name: str) -> None:
     known.update(queue for status in await yard.store.nodes() for queue in status.node.queues)
     if name not in known:
         raise UnknownQueue(name, sorted(known))
+
+
+async def refuse_unknown_source(yard: Yard, target: Target, name: str) -> None:
+    """The same of a consumer. It is known while somebody has it, and while there is a task of it."""
+    known = {*yard.consumers, *(source for status in await yard.store.nodes() for source in status.node.sources)}
+    if isinstance(yard.store, ScheduleStore):
+        known.update(status.schedule.source for status in await yard.store.schedules() if status.schedule is not None)
+    if name in known or await yard.store.list_ids(TaskFilter(source=name), limit=1):
+        return
+    if target.app_name is not None:
+        with suppress(AppNotFound):  # the command itself does not need it
+            known.update(load_yard(target.app_name).consumers)
+    if name not in known:
+        known.update(task.source for task in await yard.store.list_tasks(limit=NEWEST))
+        raise UnknownSource(name, sorted(known))
+
+
+async def refuse_unknown(yard: Yard, target: Target, where: TaskFilter) -> None:
+    """What a filter names, and nobody knows."""
+    if where.queue is not None:
+        await refuse_unknown_queue(yard, where.queue)
+    if where.source is not None:
+        await refuse_unknown_source(yard, target, where.source)
+
+
+async def why_nothing(yard: Yard, target: Target, where: TaskFilter) -> str:
+    """What is wrong with a filter that nothing matches; empty if nothing is."""
+    try:
+        await refuse_unknown(yard, target, where)
+    except (UnknownQueue, UnknownSource) as unknown:
+        return str(unknown)
+    return ""

@@ -363,8 +363,9 @@ class Store(Protocol):
         """Decide and carry out `command` for each task, atomically each, some hundreds in a transaction. `by` is who
         asks. An unknown task is `UnknownTask`; one that no longer fits is `CommandRefused`; one that is not among those
         of `where`, or that others change all the time, is `ChangedMeanwhile`. A failed task that is sent again takes
-        its slot again, or is `SlotTaken`; it waits again for those of its dependencies that have not completed, or is
-        `DependencyLost` if one of them never will, and its error then names that one."""
+        its slot again, or is `SlotTaken`, which says when the window of the holder ends, if that has one; it waits
+        again for those of its dependencies that have not completed, or is `DependencyLost` if one of them never will,
+        and its error then names that one."""
         ...
 
     async def signals(self, node: str) -> Signals:

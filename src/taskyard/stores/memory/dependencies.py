@@ -96,9 +96,9 @@ class Dependencies(Tasks):
 
     def _revive(self, record: TaskRecord, move: Move) -> TaskyardError | None:
         """Carry out the move of a failed task back into line, or say why not."""
-        holder = None if record.dedupe_key is None else self._slots.holder(record.dedupe_key, move.at)
-        if holder is not None and holder != record.uuid:
-            return SlotTaken(record.uuid, record.state, holder)
+        holder = None if record.dedupe_key is None else self._find_holder(record.dedupe_key, move.at)
+        if holder is not None and holder.uuid != record.uuid:
+            return SlotTaken(record.uuid, record.state, holder.uuid, until=holder.until)
         known = [self._by_id[parent] for parent in self._edges.parents(record.id) if parent in self._by_id]
         stands = [(parent, stand_of(parent.state, record.on_failure)) for parent in known]
         for parent, stand in stands:

@@ -170,7 +170,9 @@ class Decided:
 class Bonds:
     """What keeps failed tasks from being sent again, as it was when it was read, and as it is once some of them are."""
 
-    def __init__(self, parents: dict[int, list[tuple[str, TaskState]]], holders: dict[str, str]) -> None:
+    def __init__(
+        self, parents: dict[int, list[tuple[str, TaskState]]], holders: dict[str, tuple[str, datetime | None]]
+    ) -> None:
         self._parents, self._holders = parents, holders
         self._again: set[str] = set()
 
@@ -182,9 +184,9 @@ class Bonds:
         return [(uuid, state, stand_of(state, record.on_failure)) for uuid, state in known]
 
     def refuse(self, record: TaskRecord) -> CommandRefused | None:
-        holder = None if record.dedupe_key is None else self._holders.get(record.dedupe_key)
+        holder, until = self._holders.get(record.dedupe_key or "", (None, None))
         if holder is not None and holder != record.uuid:
-            return SlotTaken(record.uuid, record.state, holder)
+            return SlotTaken(record.uuid, record.state, holder, until=until)
         for uuid, state, stand in self._stands(record):
             if stand is Stand.LOST:
                 return refuse_revival(record, uuid, state)
@@ -194,7 +196,7 @@ class Bonds:
         """The record was put back in line: it takes its slot, and waits for others, which is the answer."""
         self._again.add(record.uuid)
         if record.dedupe_slot is not None:
-            self._holders[record.dedupe_slot] = record.uuid
+            self._holders[record.dedupe_slot] = record.uuid, None
         record.waits = sum(stand is Stand.OPEN for *_, stand in self._stands(record))
         return record.waits > 0
 
@@ -204,7 +206,7 @@ async def read_bonds(conn: Connection, records: Sequence[TaskRecord], now: datet
     failed = [record for record in records if record.state is TaskState.FAILED]
     keys = [record.dedupe_key for record in failed if record.dedupe_key is not None]
     parents: dict[int, list[tuple[str, TaskState]]] = {}
-    holders: dict[str, str] = {}
+    holders: dict[str, tuple[str, datetime | None]] = {}
     if any(record.on_failure is not None for record in failed):
         rows = await conn.fetch(
             "SELECT d.child, coalesce(p.uuid, e.uuid), coalesce(p.state, e.state) FROM taskyard.dependency AS d "
@@ -216,12 +218,12 @@ async def read_bonds(conn: Connection, records: Sequence[TaskRecord], now: datet
             parents.setdefault(child, []).append((uuid, TaskState(state)))
     if keys:
         found = await conn.fetch(
-            "SELECT k.slot, h.uuid FROM unnest($1::text[]) AS k(slot) "
+            "SELECT k.slot, h.uuid, h.until FROM unnest($1::text[]) AS k(slot) "
             "CROSS JOIN LATERAL taskyard.holder_1(k.slot, $2) AS h WHERE h.uuid IS NOT NULL",
             keys,
             now,
         )
-        holders = {row[0]: row[1] for row in found}
+        holders = {slot: (uuid, until) for slot, uuid, until in found}
     return Bonds(parents, holders)
 
 

@@ -215,7 +215,7 @@ class Dependencies(Transaction):
         self._save_moved()  # another of the same work may have been sent again a moment ago
         holder = None if record.dedupe_key is None else self._find_holder(record.dedupe_key, move.at)
         if holder is not None and holder.uuid != record.uuid:
-            return SlotTaken(record.uuid, record.state, holder.uuid)
+            return SlotTaken(record.uuid, record.state, holder.uuid, until=holder.until)
         rows: Any = self._conn.execute(
             "SELECT t.id, t.uuid, t.state FROM dependency AS d JOIN task AS t ON t.id = d.parent "
             "WHERE d.child = ? ORDER BY t.id",

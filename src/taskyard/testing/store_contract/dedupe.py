@@ -335,6 +335,33 @@ class DedupeContract(Desk):
         assert isinstance(applied.refused, SlotTaken)
         assert applied.refused.holder == second.uuid
 
+    @pytest.mark.parametrize("scope", [DedupeScope.WINDOW, DedupeScope.PENDING])
+    async def test_a_retry_that_is_refused_hears_when_the_window_ends(
+        self, store: Store, clock: ManualClock, scope: DedupeScope
+    ) -> None:
+        """Before and after the other has ended, who is not sent again is told until when that stands for the work,
+        where it is a matter of time."""
+        await self.fail(store, clock, first := work())
+        until = clock.now() + seconds(MOST) if scope is DedupeScope.WINDOW else None
+        await submit(store, second := work(scope))
+        clock.advance(1)
+
+        async def check() -> None:
+            (applied,) = await store.apply([first.uuid], Retry())
+            assert isinstance(applied.refused, SlotTaken)
+            assert (applied.refused.holder, applied.refused.until) == (second.uuid, until)
+            assert ("its window ends at" in str(applied.refused)) == (until is not None)
+
+        await check()
+        (held,) = await claim(store)
+        await check()
+        await settle(store, held, Move.completed(at=clock.now()))
+        if until is not None:
+            await check()
+            clock.advance(MOST)
+        (applied,) = await store.apply([first.uuid], Retry())
+        assert applied.refused is None
+
     async def test_work_that_was_allowed_twice_is_sent_again_as_it_is(self, store: Store, clock: ManualClock) -> None:
         """A task that stood for nothing takes no slot when it is sent again, whoever holds one."""
         await add(store, allowed := work())
