@@ -14,6 +14,9 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_n integer := cardinality(a.uuid);
+    -- Of what there may be one for all.
+    v_source text := a.source[1]; v_queue text := a.queue[1]; v_priority smallint := a.priority[1];
+    v_due_at timestamptz := a.due_at[1]; v_created_at timestamptz := a.created_at[1];
     v_last text COLLATE "C";
     v_queues text[]; v_sources text[]; v_kinds text[];
 BEGIN
@@ -32,10 +35,10 @@ BEGIN
         origin, CASE WHEN EXISTS (SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (a.queue))
             THEN taskyard.line_1((SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = r.queue), bucket) END
     FROM (
-        SELECT nextval('taskyard.seq') AS id, u.uuid, coalesce(u.source, a.source[1]) AS source,
-            coalesce(u.queue, a.queue[1]) AS queue, u.args, coalesce(u.priority, a.priority[1]) AS priority, u.key, u.slot,
-            u.timeout_s, u.retry, coalesce(u.due_at, a.due_at[1]) AS due_at,
-            coalesce(u.created_at, a.created_at[1]) AS created_at, u.bucket, u.origin
+        SELECT nextval('taskyard.seq') AS id, u.uuid, coalesce(u.source, v_source) AS source,
+            coalesce(u.queue, v_queue) AS queue, u.args, coalesce(u.priority, v_priority) AS priority, u.key, u.slot,
+            u.timeout_s, u.retry, coalesce(u.due_at, v_due_at) AS due_at,
+            coalesce(u.created_at, v_created_at) AS created_at, u.bucket, u.origin
         FROM unnest(a.uuid, a.source, a.queue, a.args, a.priority, a.key, a.slot, a.timeout_s, a.retry, a.due_at,
             a.created_at, a.bucket, a.origin)
             AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket, origin)
@@ -44,14 +47,14 @@ BEGIN
     IF cardinality(a.source) = 1 AND cardinality(a.queue) = 1 AND cardinality(a.due_at) = 1 THEN
         -- As it mostly is: then there is nothing to be put together.
         INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
-        VALUES (pg_current_xact_id()::text::bigint, p_first, v_n, 'submitted', a.queue[1], a.source[1], ARRAY[p_now], a.uuid);
+        VALUES (pg_current_xact_id()::text::bigint, p_first, v_n, 'submitted', v_queue, v_source, ARRAY[p_now], a.uuid);
         INSERT INTO taskyard.tally (queue, state, n)
-        VALUES (a.queue[1], CASE WHEN a.due_at[1] > p_now THEN 'scheduled' ELSE 'queued' END, v_n);
+        VALUES (v_queue, CASE WHEN v_due_at > p_now THEN 'scheduled' ELSE 'queued' END, v_n);
         RETURN v_n;
     END IF;
     WITH r AS MATERIALIZED (
-        SELECT coalesce(u.source, a.source[1]) AS source, coalesce(u.queue, a.queue[1]) AS queue,
-            coalesce(u.due_at, a.due_at[1]) > p_now AS later, u.ord
+        SELECT coalesce(u.source, v_source) AS source, coalesce(u.queue, v_queue) AS queue,
+            coalesce(u.due_at, v_due_at) > p_now AS later, u.ord
         FROM unnest(a.uuid, a.source, a.queue, a.due_at) WITH ORDINALITY AS u(uuid, source, queue, due_at, ord)
     ), counted AS (
         INSERT INTO taskyard.tally (queue, state, n)
