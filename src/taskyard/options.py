@@ -173,15 +173,15 @@ def make_records(
     """The same for several, in order, where what they have in common is found out once."""
     source = consumer.name
     if consumer.produce is not None:
-        given = (named(source, args) for args in arguments)
-        return [make_record(consumer, args, options, now=now, max_bytes=max_bytes) for args in given]
-    encode, queue, due_at = consumer.encode, options.queue or consumer.queue, options.due_at(now)
-    texts: list[str] = []
-    for args in arguments:
-        text = encode(args if type(args) is dict else named(source, args))
+        own = (named(source, args) for args in arguments)
+        return [make_record(consumer, args, options, now=now, max_bytes=max_bytes) for args in own]
+    queue, due_at = options.queue or consumer.queue, options.due_at(now)
+    given = (args if type(args) is dict else named(source, args) for args in arguments)
+    encode_many = consumer.encode_many
+    texts = [consumer.encode(args) for args in given] if encode_many is None else encode_many(given)
+    for text in texts:
         if len(text) * 4 > max_bytes:
             check_size(source, text, max_bytes)
-        texts.append(text)
     records = [
         TaskRecord(uuid, source, due_at, now, now, 0, queue, text)
         for uuid, text in zip(new_uuids(len(texts)), texts, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taskyard import InvalidInput, Yard
@@ -65,6 +65,26 @@ def test_both_writers_say_the_same(args: dict[str, Any]):
 def _written(signature: Signature, args: dict[str, Any]) -> object:
     try:
         return msgspec.json.decode(signature.encode(args))
+    except InvalidInput as refused:
+        return type(refused), str(refused)
+
+
+@given(st.lists(st.dictionaries(NAMES, SCALARS | st.lists(SCALARS, max_size=3)), max_size=4))
+@example([{"text": "one\u2028line\n"}, {"text": "two"}])
+@example([{"number": 1}, {"number": 10**5000}])
+@example([{"number": 1}, {"text": "\ud800"}])
+@example([{"text": "x" * 5000}, {"nothing": None}])
+def test_arguments_of_a_batch_are_written_as_if_alone(many: list[dict[str, Any]]):
+    """Several at a time are written as each would be, and refused if one would be."""
+    signature = Signature("plain", plain)
+    alone = [_written(signature, args) for args in many]
+    together = _written_together(signature, many)
+    assert together == alone if isinstance(together, list) else together in alone
+
+
+def _written_together(signature: Signature, many: list[dict[str, Any]]) -> object:
+    try:
+        return [msgspec.json.decode(text) for text in signature.encode_many(iter(many))]
     except InvalidInput as refused:
         return type(refused), str(refused)
 

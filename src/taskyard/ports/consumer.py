@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,11 +20,12 @@ log = logging.getLogger("taskyard")
 class Consumer:
     """What the engine knows of a consumer, be it a decorated function or an instance of a class.
 
-    `encode` checks arguments and turns them into the JSON that is stored, or raises `InvalidInput`. `call` runs one
-    record and returns its result, or an awaitable of it when `is_async`. `produce`, where there is one, makes the task
-    of the arguments first; `warm_up` does what would otherwise hold up the first run, `close` lets go of what runs here
-    have left loaded. `remote` is `call` in a form that can be pickled, for executors in other processes.
-    `takes_results` says that it has an argument `results`, which is filled when it is a group's summary."""
+    `encode` checks arguments and turns them into the JSON that is stored, or raises `InvalidInput`; `encode_many`, if
+    there is one, does so for several in less time. `call` runs one record and returns its result, or an awaitable of it
+    when `is_async`. `produce`, where there is one, makes the task of the arguments first; `warm_up` does what would
+    otherwise hold up the first run, `close` lets go of what runs here have left loaded. `remote` is `call` in a form
+    that can be pickled, for executors in other processes. `takes_results` says that it has an argument `results`, which
+    is filled when it is a group's summary."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -40,6 +41,7 @@ class Consumer:
     close: Callable[[], Awaitable[None]] | None = None
     remote: Callable[[TaskRecord], Any] | None = None
     takes_results: bool = False
+    encode_many: Callable[[Iterable[Mapping[str, Any]]], list[str]] | None = None
 
 
 class BaseTaskConsumer(ABC):
