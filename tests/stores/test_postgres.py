@@ -187,7 +187,17 @@ def test_a_password_is_not_shown():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"key": "a\0b"}, {"source": "\ud800"}, {"queue": os.urandom(4000).hex()}, {"priority": 7}]
+    "bad",
+    [
+        {"key": "a\0b"},
+        {"source": "\ud800"},
+        {"queue": os.urandom(4000).hex()},
+        {"priority": 7},
+        {"uuid": ""},
+        {"uuid": "a\x1eb"},
+        {"args": '"a\x1eb"'},
+        {"uuid": "a\x1eb", "args": "1\x1e2"},
+    ],
 )
 async def test_what_cannot_be_stored_is_refused_alone(store, bad):
     """An add that PostgreSQL cannot store is refused, and the others of its turn are not."""

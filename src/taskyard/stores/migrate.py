@@ -35,6 +35,9 @@ LOCKED_AT_MOST = 1000
 CHANNEL = "taskyard"
 """Where processes tell each other of what they wrote, over PostgreSQL."""
 
+SEPARATOR = chr(30)
+"""Between texts that are sent as one: a control character, which JSON never has and an id must not have."""
+
 LOWEST = -(2**62)
 """Below every place that a store comes to in practice; and a place less this one is still a number of 64 bits."""
 
@@ -97,6 +100,7 @@ def _fill(sql: str, database: str) -> str:
         "parent": PARENT.replace("\x01", "\\u0001"),
         "locked_at_most": str(LOCKED_AT_MOST),
         "channel": CHANNEL,
+        "separator": f"chr({ord(SEPARATOR)})",
     } | {f"lock_{lock.name.lower()}": str(int(lock)) for lock in Lock}
     if database == "postgres":
         values["illegal_move"] = sql_guard("v_old", "NEW.state").replace("instr(", "strpos(")

@@ -9,6 +9,7 @@ from typing import Any
 
 from taskyard.model.state import RUNNING, TaskState
 from taskyard.model.task import Claim, DedupeScope, TaskRecord
+from taskyard.stores.migrate import SEPARATOR
 from taskyard.stores.rows import COLUMNS, TIES, to_error, to_on_failure, to_progress, to_retry, to_scope
 
 _TOKEN = attrgetter("token")
@@ -117,8 +118,10 @@ def find_unstorable(record: TaskRecord) -> str | None:
             continue
         if not isinstance(text, str):
             return f"its {name} is no text"
-        if clean(text) != text:
+        if clean(text) != text or (SEPARATOR in text and name in ("uuid", "args")):
             return f"its {name} has characters that cannot be stored"
+        if name == "uuid" and not text:
+            return "its uuid is empty"
         if name != "args" and len(text.encode()) > LONGEST_NAME_BYTES:
             return f"its {name} is longer than {LONGEST_NAME_BYTES} bytes"
     if record.priority not in (0, 1, 2):

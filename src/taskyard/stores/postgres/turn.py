@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from itertools import chain, repeat
 from typing import Any
 
+import asyncpg
 import msgspec
 
 from taskyard.errors import (
@@ -25,12 +26,14 @@ from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, RUNNING, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, OnFailure, TaskRecord
 from taskyard.ports.store import Add, Added, News, Report, Turned
-from taskyard.stores.migrate import REASON
+from taskyard.stores.migrate import REASON, SEPARATOR
 from taskyard.stores.plan import window_end
 from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
 from taskyard.stores.rows import has_ties, json_or_none
 
-CALL = "CALL taskyard.turn_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+CALL = (
+    "CALL taskyard.turn_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+)
 
 HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
 
@@ -109,7 +112,8 @@ class Turn:
         demand = self._demand if self._demand is not None and self._demand.total > 0 else None
         return (
             self._node, self._now, list(queues), completed, moves, self._said(), self._asked(records),
-            _columns(records, one_by_one=self.is_careful) if records else None,
+            *((_joined([r.uuid for r in records]), _joined([r.args for r in records]),
+               _columns(records, one_by_one=self.is_careful)) if records else (None, None, None)),
             None if demand is None else
             (demand.total, list(demand.sources), list(demand.sources.values()), demand.others),
             hint if self._settles or demand is None else None,
@@ -282,15 +286,16 @@ def _moved(claim: Claim, move: Move, number: int) -> dict[str, Any]:
 
 
 def _columns(records: list[TaskRecord], *, one_by_one: bool) -> Columns:
-    """What an insert gives of each task, column by column; None for a column that is empty. Where a column is the same
-    for all, as most are in a batch, it is given once, unless the tasks are looked at one by one."""
+    """What an insert gives of each task beside its id and arguments, column by column; None for a column that is empty.
+    Where a column is the same for all, as most are in a batch, it is given once, unless they are looked at one by
+    one."""
     alike = list if one_by_one else _alike
     retries = _given([r.retry for r in records])
     return (
-        [r.uuid for r in records],
+        None,
         alike([r.source for r in records]),
         alike([r.queue for r in records]),
-        [r.args for r in records],
+        None,
         alike([r.priority for r in records]),
         _given([r.key for r in records]),
         [r.dedupe_slot for r in records] if one_by_one else None,
@@ -301,6 +306,17 @@ def _columns(records: list[TaskRecord], *, one_by_one: bool) -> Columns:
         _given([r.bucket for r in records]),
         _given([r.origin for r in records]),
     )
+
+
+def _joined(texts: list[str]) -> str:
+    """The texts as one; `DataError`, as for all that cannot be sent, if they are none or could not be told apart."""
+    try:
+        joined = SEPARATOR.join(texts)
+    except TypeError as exc:
+        raise asyncpg.DataError(str(exc)) from None
+    if joined.count(SEPARATOR) >= len(texts) or "" in texts:
+        raise asyncpg.DataError("a text is empty, or has a character in it that stands between texts")
+    return joined
 
 
 def _given(column: list[Any]) -> list[Any] | None:

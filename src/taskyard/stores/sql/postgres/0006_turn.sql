@@ -6,7 +6,7 @@ CREATE TYPE taskyard.demand_1 AS (total integer, sources text[], rooms integer[]
 -- with others, and who ended without having run; `hinted` whether others were told by `p_hint`.
 CREATE PROCEDURE taskyard.turn_1(
     p_node text, p_now timestamptz, p_queues text[], c taskyard.completed_1, p_moves json, p_reports json, p_adds json,
-    a taskyard.new_1, d taskyard.demand_1, p_hint text,
+    p_uuids text, p_args text, a taskyard.new_1, d taskyard.demand_1, p_hint text,
     OUT settled bigint[], OUT answers json[], OUT claims taskyard.claims_1, OUT next_due timestamptz, OUT told integer,
     OUT ties json, OUT hinted boolean
 ) LANGUAGE plpgsql AS $$
@@ -29,6 +29,10 @@ DECLARE
     v_nothing text;
 BEGIN
     told := 0;
+    IF p_uuids IS NOT NULL THEN
+        -- To send an array of so many texts would take the client five times as long.
+        a.uuid := string_to_array(p_uuids, {{separator}}); a.args := string_to_array(p_args, {{separator}});
+    END IF;
     -- Before anything is written: who reads events can then tell which of our transactions still go on.
     v_nothing := pg_advisory_xact_lock_shared({{lock_events}}, 0);
     IF v_total > 0 THEN
