@@ -1090,15 +1090,19 @@ async def test_a_turn_in_flight_when_a_store_is_closed_is_told(postgres_url, clo
 
 
 async def test_a_hint_that_does_not_get_through_is_not_waited_for_when_a_store_is_closed(
-    postgres_url, clock, monkeypatch
+    postgres_url, clock, stranger, monkeypatch
 ):
     """It is given up when others have looked by themselves."""
     monkeypatch.setattr(hints, "POLL_S", 0.01)
     store = PostgresStore(postgres_url, clock=clock)
     await store.open()
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    await stranger.add_listener(CHANNEL, lambda _conn, _pid, _channel, word: heard.put_nowait(word))
     async with asyncio.timeout(PATIENCE_S), store._db.hints._send.use():
         await store.set_queue(QueueSettings(name="cpu"))
         await store.close()
+    await stranger.execute(f"NOTIFY {CHANNEL}, 'closed'")
+    assert await _told_before("closed", heard) == []
 
 
 async def test_why_a_page_of_tasks_waits_takes_five_queries(store: PostgresStore) -> None:
