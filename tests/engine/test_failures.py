@@ -5,16 +5,15 @@ import json
 import logging
 import threading
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from taskyard import errors
 from taskyard.execution.context import current_run
-from taskyard.execution.runner import Runner
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.limits import QueueSettings
 from taskyard.model.retry import NO_RETRY, RetryPolicy
+from taskyard.model.task import Claim
 from tests.engine.support import Work, quiet
 
 
@@ -284,30 +283,30 @@ async def test_a_rejected_run_goes_back_and_waits_a_moment(rig):
     await rig.executors["thread"].shutdown()
 
 
-async def test_a_start_that_fails_holds_up_neither_submitters_nor_the_other_tasks(rig):
-    """A bug between claim and run: everybody who submitted is answered, every task runs, and no slot is lost."""
+async def test_a_start_that_fails_costs_its_own_task_alone(rig):
+    """A bug between claim and run: everybody who submitted is answered, the others run, and no slot is lost."""
     work = Work()
     rig.consumer("work", work, concurrent_count=5)
     await quiet()
-    start, started = Runner.start, 0
+    start = rig.engine._runner.start
+    records = [rig.record("work") for _ in range(5)]
 
-    def stumble(runner, claim) -> None:
-        nonlocal started
-        started += 1
-        if started == 2:
+    def stumble(claim: Claim) -> None:
+        if claim.uuid == records[1].uuid:
             raise RuntimeError("stumbled")
-        start(runner, claim)
+        start(claim)
 
-    hooks = rig.engine._dispatcher._hooks
-    rig.engine._dispatcher.connect(replace(hooks, start=partial(stumble, rig.engine._runner)))
-    answers = [rig.offer(rig.record("work")) for _ in range(5)]
+    dispatcher = rig.engine._dispatcher
+    dispatcher.connect(replace(dispatcher._hooks, start=stumble))
+    answers = [rig.offer(record) for record in records]
     await quiet()
     assert all(answer.done() for answer in answers)
-    await rig.advance(1)
-    assert len(work.began) == 5
+    outcome = await rig.outcome(records[1].uuid)
+    assert (outcome.state, outcome.error.message) == ("failed", "the run could not be begun: stumbled")
+    assert len(work.began) == 4
     for uuid in list(work.began):
         work.let_go(uuid)
     await quiet()
     again = await rig.submit_many("work", 5)
     await quiet()
-    assert work.began[5:] == again
+    assert work.began[4:] == again

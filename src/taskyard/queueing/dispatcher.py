@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from taskyard.errors import ClaimLost, OutcomeUnknown, StoreError, StoreReplaced, StoreUnavailable
+from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord
@@ -154,21 +155,16 @@ class Dispatcher:
             self._sent = None
         if self._failures:
             self._succeeded(batch)
-        # Should telling the others go wrong, the claims are found again when this loop is started again.
-        is_in_doubt, self._claims_in_doubt = self._claims_in_doubt, True
         self._finish(batch, turned)
-        self._claims_in_doubt = is_in_doubt
 
     def _finish(self, batch: Batch, turned: Turned) -> None:
-        try:
-            # What may run goes ahead of whoever submitted it: the one is to start on time, the other has all it wanted.
-            if turned.claims:
-                self._accept(turned.claims)
-        finally:
-            if batch.waiting:
-                batch.answer(turned.added)
-            if batch.settles:
-                self._answered(batch.settles, turned.settled)
+        # What may run goes ahead of whoever submitted it: the one is to start on time, the other has all it wanted.
+        if turned.claims:
+            self._accept(turned.claims)
+        if batch.waiting:
+            batch.answer(turned.added)
+        if batch.settles:
+            self._answered(batch.settles, turned.settled)
         if turned.ended:
             self._hooks.ended(turned.ended)
         if batch.reports:
@@ -206,19 +202,19 @@ class Dispatcher:
         held, self._held = self._held, []
         for claim in held:
             self._slots.free(claim.record.source)
-        try:
-            self._begin(held)
-        except Exception as error:
-            log.error("of %d claims not all could be begun; they are looked for", len(held), exc_info=error)
-            self._claims_in_doubt = True
+        self._begin(held)
 
     def _begin(self, claims: list[Claim]) -> None:
         if self._slots.is_stopped or self._slots.is_fenced or self._former:
             claims = self._give_back_unwanted(claims)
         take, start = self._slots.take, self._hooks.start
         for claim in claims:
-            start(claim)
             take(claim.record.source)
+            try:
+                start(claim)
+            except Exception as error:  # a bug of ours, which is to cost this task alone
+                log.error("task %s could not be begun", claim.uuid, exc_info=error)
+                self.inbox.settle(claim, _unbegun(error, at=self._clock.now()))
         if self._probes is not SILENT:
             self._probes.claimed([claim.uuid for claim in claims])
 
@@ -267,7 +263,7 @@ class Dispatcher:
                 if task.token is not None and task.token not in settling and not self._hooks.is_running(task.token)
             ]
         )
-        self._claims_in_doubt = False  # not sooner: should one not begin, they are looked for again
+        self._claims_in_doubt = False
         return True
 
     async def _running_tasks(self, node: str) -> AsyncIterator[TaskRecord]:
@@ -342,3 +338,10 @@ class Dispatcher:
 def _is_refusal(error: BaseException) -> bool:
     """Whether not the store but something in the turn may be at fault."""
     return isinstance(error, Exception) and not isinstance(error, StoreError)
+
+
+def _unbegun(error: Exception, *, at: datetime) -> Move:
+    message = f"the run could not be begun: {error}"
+    return Move.failed(
+        at=at, error=ExecutionError(kind=ErrorKind.SYSTEM, message=message, types=(type(error).__name__,))
+    )
