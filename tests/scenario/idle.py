@@ -10,7 +10,6 @@ import time
 
 from tests.scenario.jobs import build
 
-
 # What the start and the first tasks have set off is over by then, and a database's connections know what they are
 # asked: each prepares a statement when it first meets it, which takes half a dozen more answers.
 SETTLE_S = 4.0

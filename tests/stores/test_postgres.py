@@ -53,6 +53,7 @@ from taskyard.testing.postgres import Databases, at_database
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, room, seconds
 from taskyard.testing.store_contract.schedules import a_fire, fire, put
 from tests.scenario.transactions import DRIVERS
+from tests.stores.reads import read_since
 
 pytestmark = pytest.mark.anyio
 
@@ -640,37 +641,21 @@ async def _work(url: str, clock: ManualClock, rounds: int) -> None:
     await store.close()
 
 
-async def _read_since(stranger: asyncpg.Connection) -> int:
-    """Rows and entries that were read since this was last asked; with its connections a store leaves its counts."""
-    ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'taskyard'"
-
-    async def is_alone() -> bool:
-        return bool(await stranger.fetchval(ours) == 0)
-
-    await until(is_alone)
-    read: int = await stranger.fetchval(
-        "SELECT ((SELECT sum(idx_tup_read) FROM pg_stat_user_indexes)"
-        " + (SELECT sum(seq_tup_read) FROM pg_stat_user_tables))::bigint"
-    )
-    await stranger.execute("SELECT pg_stat_reset()")
-    return read
-
-
 async def test_a_foreign_snapshot_makes_nothing_read_more_and_more(empty_url, clock, monkeypatch):
     """While somebody keeps a transaction open, and with it all that is dead, turns and questions read no more than at
     its beginning."""
     monkeypatch.setattr("taskyard.stores.postgres.turning.RING", 100)
     await _work(empty_url, clock, 5)
     foreign, stranger = await asyncpg.connect(empty_url), await asyncpg.connect(empty_url)
-    await _read_since(stranger)
+    await read_since(stranger)
     async with foreign.transaction(isolation="repeatable_read"):
         await foreign.fetchval("SELECT count(*) FROM taskyard.task")
         await _work(empty_url, clock, 40)
-        early = await _read_since(stranger)
+        early = await read_since(stranger)
         await _work(empty_url, clock, 80)
-        await _read_since(stranger)
+        await read_since(stranger)
         await _work(empty_url, clock, 40)
-        late = await _read_since(stranger)
+        late = await read_since(stranger)
     await foreign.close()
     await stranger.close()
     assert late < 1.3 * early, (early, late)

@@ -263,16 +263,16 @@ BEGIN
         SELECT n.uuid INTO v_found
         FROM (SELECT uuid, ord, row_number() OVER (PARTITION BY uuid ORDER BY ord) AS nth
               FROM unnest(v_new) WITH ORDINALITY AS u(uuid, ord)) AS n
-        WHERE n.nth > 1 OR EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = n.uuid)
-            OR EXISTS (SELECT FROM taskyard.ended AS e WHERE e.uuid = n.uuid)
+        WHERE n.nth > 1 OR (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = n.uuid) IS NOT NULL
+            OR (SELECT e.id FROM taskyard.ended AS e WHERE e.uuid = n.uuid) IS NOT NULL
         ORDER BY n.ord LIMIT 1;
         IF FOUND THEN
             answers := answers || json_build_object('why', 'taken', 'uuid', v_found.uuid);
             CONTINUE;
         END IF;
         answers := answers || json_build_object('holders', v_holders, 'until', v_ends);
-        IF EXISTS (SELECT FROM taskyard.task AS t WHERE (t.uuid = ANY (v_tied.strangers) OR t.id = ANY (r_ids))
-                   AND t.queue <> ALL (p_locked)) THEN
+        IF EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = ANY (v_tied.strangers) AND t.queue <> ALL (p_locked))
+            OR EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = ANY (r_ids) AND t.queue <> ALL (p_locked)) THEN
             RAISE unique_violation;  -- it came when the queues were being locked: all is asked again
         END IF;
         IF r_ids IS NOT NULL THEN

@@ -42,10 +42,9 @@ DECLARE
 BEGIN
     v_more := ARRAY(
         SELECT j.id FROM json_to_recordset(p_changes) AS j(id bigint, version text, how text, waits integer)
-        WHERE NOT CASE WHEN j.how = 'again'
-            THEN EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = j.id AND e.xmin::text = j.version)
-            ELSE EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = j.id
-                AND taskyard.version_1(t.token, t.cancel_asked_at, t.xmin) = j.version) END
+        WHERE j.version IS DISTINCT FROM CASE WHEN j.how = 'again'
+            THEN (SELECT e.xmin::text FROM taskyard.ended AS e WHERE e.id = j.id)
+            ELSE (SELECT taskyard.version_1(t.token, t.cancel_asked_at, t.xmin) FROM taskyard.task AS t WHERE t.id = j.id) END
         -- Who is held hears of the ends of others, and stays the version that it is.
         OR j.how = 'change' AND j.waits <> coalesce((SELECT x.waits FROM taskyard.tie AS x WHERE x.id = j.id), 0));
     v_stale := v_more;
@@ -175,7 +174,7 @@ BEGIN
     PERFORM taskyard.lower_1(v_ids);
     told := taskyard.tell_1(0, e_kinds, e_uuids, e_queues, e_sources, ARRAY[p_now]);
     IF cardinality(v_again) > 0 THEN
-        UPDATE taskyard.dependency AS d SET done = NOT EXISTS (SELECT FROM taskyard.task AS p WHERE p.id = d.parent)
+        UPDATE taskyard.dependency AS d SET done = (SELECT p.id FROM taskyard.task AS p WHERE p.id = d.parent) IS NULL
         WHERE d.child = ANY (v_again);
         UPDATE taskyard.tie AS t SET waits = (SELECT count(*) FROM taskyard.dependency AS d WHERE d.child = t.id AND NOT d.done)
         WHERE t.id = ANY (v_again);

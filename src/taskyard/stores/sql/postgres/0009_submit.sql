@@ -99,7 +99,7 @@ BEGIN
         -- A uuid was there already. Not by an exception: it would need a transaction in the transaction each time.
         DELETE FROM taskyard.task WHERE id = ANY (v_ids);
         SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u
-        GROUP BY u.uuid HAVING count(*) > 1 OR EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = u.uuid) LIMIT 1;
+        GROUP BY u.uuid HAVING count(*) > 1 OR (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = u.uuid) IS NOT NULL LIMIT 1;
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
     END IF;
     INSERT INTO taskyard.submitted (queue, n) SELECT queue, count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;

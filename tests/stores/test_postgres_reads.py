@@ -1,0 +1,231 @@
+"""How much a statement reads: with plans that were made when all was empty, as little behind many tasks as before."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+from taskyard.model.command import Cancel, Hold, MoveAfter, Release, Reschedule, Retry, SetPriority, Skip, StartNow
+from taskyard.model.control import Pause, Resume, StopAfterCurrent
+from taskyard.model.move import Move
+from taskyard.model.order import Priority
+from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord
+from taskyard.ports.store import Add
+from taskyard.stores.postgres import PostgresStore
+from taskyard.testing.clock import ManualClock
+from taskyard.testing.postgres import Databases
+from taskyard.testing.samples import a_node, a_record, an_add, an_error, room
+from tests.stores.reads import list_ours, read_since
+
+pytestmark = pytest.mark.anyio
+
+A, B = a_node("a"), a_node("b")
+MANY, ROUNDS = 3000, 10
+
+
+def ours(**fields: object) -> TaskRecord:
+    """A task of a source that the crowd has not."""
+    return a_record(source="ours", priority=Priority.HIGH, **fields)
+
+
+async def add(store: PostgresStore, *adds: Add) -> None:
+    for added in (await store.turn(A.incarnation, adds=adds)).added:
+        assert isinstance(added, list), added
+
+
+async def claim(store: PostgresStore, n: int = 1) -> list[Claim]:
+    claims = (await store.turn(A.incarnation, demand=room(n, ours=n))).claims
+    assert len(claims) == n
+    return claims
+
+
+async def settle(store: PostgresStore, *settles: tuple[Claim, Move]) -> None:
+    turned = await store.turn(A.incarnation, settles=settles)
+    assert turned.settled == [None] * len(settles)
+
+
+async def complete(store: PostgresStore, clock: ManualClock, *claims: Claim) -> None:
+    await settle(store, *((held, Move.completed(at=clock.now(), result="1")) for held in claims))
+
+
+async def command(store: PostgresStore, uuid: str, *commands: object) -> None:
+    for one in commands:
+        (applied,) = await store.apply([uuid], one)
+        assert applied.refused is None
+
+
+# --- one of each ------------------------------------------------------------------------------------------------------
+
+
+async def merge(store: PostgresStore, clock: ManualClock) -> None:
+    """Two for the same work, and its end."""
+    for _ in range(2):
+        await add(store, Add([ours(dedupe_slot="s", dedupe_scope=DedupeScope.PENDING)], dedupe=Dedupe.MERGE))
+    await complete(store, clock, *await claim(store))
+
+
+async def replace(store: PostgresStore, clock: ManualClock) -> None:
+    for _ in range(2):
+        await add(store, Add([ours(dedupe_slot="s", dedupe_scope=DedupeScope.PENDING)], dedupe=Dedupe.REPLACE))
+    await complete(store, clock, *await claim(store))
+
+
+async def keep_for_a_window(store: PostgresStore, clock: ManualClock) -> None:
+    record = ours(dedupe_slot="s", dedupe_scope=DedupeScope.WINDOW)
+    await add(store, Add([record], dedupe=Dedupe.MERGE, window_s=10.0))
+    await complete(store, clock, *await claim(store))
+    clock.advance(20)
+
+
+async def wait_for_another(store: PostgresStore, clock: ManualClock) -> None:
+    """A task after another, both of a group; the one ends and the other may run."""
+    first, then = ours(group_id="g"), ours(group_id="g")
+    await add(store, Add([first]), Add([then], after={then.uuid: [first.uuid]}))
+    await complete(store, clock, *await claim(store))
+    await complete(store, clock, *await claim(store))
+
+
+async def submit_from_a_run(store: PostgresStore, clock: ManualClock) -> None:
+    await add(store, an_add(ours()))
+    (held,) = await claim(store)
+    await add(store, Add([ours()], parent=held))
+    await complete(store, clock, held, *await claim(store))
+
+
+async def fail_and_retry(store: PostgresStore, clock: ManualClock) -> None:
+    await add(store, an_add(ours()))
+    (held,) = await claim(store)
+    later = clock.now() + timedelta(seconds=5)
+    await settle(store, (held, Move.retrying(at=clock.now(), due_at=later, error=an_error())))
+    clock.advance(5)
+    (held,) = await claim(store)
+    await settle(store, (held, Move.failed(at=clock.now(), error=an_error())))
+    await command(store, held.uuid, Retry())
+    await complete(store, clock, *await claim(store))
+
+
+async def steer(store: PostgresStore, clock: ManualClock) -> None:
+    """Every command that a task in line may be given."""
+    one, other = ours(), ours()
+    await add(store, an_add(one, other))
+    later = clock.now() + timedelta(hours=1)
+    await command(
+        store,
+        one.uuid,
+        Hold(),
+        Release(),
+        SetPriority(Priority.NORMAL),
+        SetPriority(Priority.HIGH),
+        MoveAfter(other.uuid),
+    )
+    await command(store, one.uuid, StartNow(), Reschedule(later), Cancel())
+    await command(store, other.uuid, Skip())
+
+
+async def cancel_a_run(store: PostgresStore, clock: ManualClock) -> None:
+    await add(store, an_add(ours()))
+    (held,) = await claim(store)
+    await command(store, held.uuid, Cancel())
+    assert (await store.signals(A.incarnation)).cancels == [held.uuid]
+    await settle(store, (held, Move.canceled(at=clock.now())))
+
+
+async def steer_with_dependents(store: PostgresStore, clock: ManualClock) -> None:
+    """Who waits for a task fails with it, and is sent again with it."""
+    first, then = ours(), ours(on_failure=OnFailure.FAIL)
+    await add(store, Add([first]), Add([then], after={then.uuid: [first.uuid]}))
+    await command(store, first.uuid, Hold(), Release())
+    (held,) = await claim(store)
+    await settle(store, (held, Move.failed(at=clock.now(), error=an_error())))
+    await command(store, first.uuid, Retry())
+    await command(store, then.uuid, Retry())
+    await complete(store, clock, *await claim(store))
+    await command(store, then.uuid, Cancel())
+
+
+async def control_a_queue(store: PostgresStore, clock: ManualClock) -> None:
+    for asked in (Pause(), Resume(), StopAfterCurrent(), Resume()):
+        await store.control("side", asked, by="me")
+    await add(store, an_add(ours(queue="side")))
+    await complete(store, clock, *await claim(store))
+
+
+async def forget(store: PostgresStore, clock: ManualClock) -> None:
+    """What ended first is forgotten first; that of the crowd is younger."""
+    await add(store, an_add(ours()))
+    await complete(store, clock, *await claim(store))
+    await store.prune(finished_before=clock.now() - timedelta(days=1), limit=10)
+
+
+async def take_turns_by_key(store: PostgresStore, clock: ManualClock) -> None:
+    await add(store, an_add(ours(key="k"), ours(key="k")))
+    await complete(store, clock, *await claim(store))
+    await complete(store, clock, *await claim(store))
+
+
+async def submit_with_a_transaction(store: PostgresStore, clock: ManualClock) -> None:
+    conn = await asyncpg.connect(store._db.url)
+    async with conn.transaction():
+        record = ours(dedupe_slot="s", dedupe_scope=DedupeScope.PENDING)
+        await store.add_within(conn, Add([record], dedupe=Dedupe.MERGE))
+    await conn.close()
+    await complete(store, clock, *await claim(store))
+
+
+async def read_about_one(store: PostgresStore, clock: ManualClock) -> None:
+    await add(store, an_add(record := ours()))
+    assert await store.find(record.uuid) is not None
+    assert len(await store.outcomes([record.uuid])) == 1
+    await complete(store, clock, *await claim(store))
+    assert len(await store.list_runs(record.uuid)) == 1
+
+
+EACH = [
+    merge, replace, keep_for_a_window, wait_for_another, submit_from_a_run, fail_and_retry, steer, cancel_a_run,
+    take_turns_by_key, steer_with_dependents, control_a_queue, forget, submit_with_a_transaction, read_about_one,
+]  # fmt: skip
+
+
+@pytest.fixture
+def url(databases: Databases) -> str:
+    return databases.make()
+
+
+@pytest.mark.parametrize("each", EACH)
+async def test_what_is_done_to_one_task_does_not_read_the_others(
+    url: str, each: Callable[[PostgresStore, ManualClock], Awaitable[None]]
+) -> None:
+    clock = ManualClock()
+    store, conn = PostgresStore(url, clock=clock), await asyncpg.connect(url)
+    await store.open()
+    await store.join(A)
+    await each(store, clock)
+    ours = await list_ours(conn)
+    await crowd(url, clock)
+    await read_since(conn, but=ours)
+    for _ in range(ROUNDS):
+        await each(store, clock)
+    await store.close()
+    read = await read_since(conn)
+    await conn.close()
+    assert read < 2 * MANY, read
+
+
+async def crowd(url: str, clock: ManualClock) -> None:
+    """Of many tasks half have ended. All are of a group and stand for some work; those that wait do so for another."""
+    store = PostgresStore(url, clock=clock)
+    await store.open()
+    await store.join(B)
+    parent, *tasks = [
+        a_record(group_id="many", dedupe_slot=f"crowd-{n}", dedupe_scope=DedupeScope.PENDING) for n in range(MANY + 1)
+    ]
+    await store.turn(B.incarnation, adds=[Add([parent, *tasks[: MANY // 2]], dedupe=Dedupe.MERGE)])
+    held, *claims = (await store.turn(B.incarnation, demand=room(MANY))).claims
+    assert held.uuid == parent.uuid
+    done = [(claim, Move.completed(at=clock.now(), result="1")) for claim in claims]
+    await store.turn(B.incarnation, settles=done)
+    others = tasks[MANY // 2 :]
+    after = {task.uuid: [parent.uuid] for task in others[: MANY // 4]}
+    await store.turn(B.incarnation, adds=[Add(others, dedupe=Dedupe.MERGE, after=after)])
+    await store.close()
