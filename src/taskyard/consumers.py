@@ -38,7 +38,7 @@ from taskyard.errors import (
     shorten,
 )
 from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
-from taskyard.model.given import check_count, check_name, check_retry, check_timeout
+from taskyard.model.given import check_count, check_name, check_retry, check_timeout, convert_each
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, is_large, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
@@ -154,16 +154,15 @@ class Signature:
     def encode_many(self, many: Iterable[Mapping[str, Any]]) -> list[str]:
         """The same of several, each read once, when it is its turn. What JSON has is copied as it is checked, so that
         it may be written later, all in one go."""
-        if not self.is_json or not self.is_plain:
-            return [self.encode(args) for args in many]
-        checked = [self._checked(args) for args in many]
+        if not self.is_json:
+            return convert_each(self.encode, many)
+        checked = convert_each(self._checked, many)
         try:
-            lines = msgspec.json.Encoder().encode_lines(checked).decode()
-        except ValueError:  # of one of them: it is found below
-            return [self._text(args) for args in checked]
-        texts = lines.split("\n")[:-1]
-        if "null" in lines or any(map(is_large, texts)):
-            return [self._text(args) for args in checked]
+            texts = msgspec.json.Encoder().encode_lines(checked).decode().split("\n")[:-1]
+        except ValueError:  # of one of them: it is found now
+            return convert_each(self._text, checked)
+        if any(map(is_large, texts)):
+            convert_each(self._read_back, texts)
         return texts
 
     def _checked(self, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,12 +179,16 @@ class Signature:
         if not self.is_plain:
             self._refuse_changed(checked, self.decode(text))
             return text
-        if is_large(text):
-            self.decode(text)  # what could be written may be nested too deep, or have too many digits, to be read
+        self._read_back(text)
         if "null" in text and not is_finite(self.adapter.serializer.to_python(checked)):
             # What is typed as a float was refused above; inside of `Any` a NaN has become null.
             raise NotJson(f"an argument of {self.name!r}", NOT_FINITE)
         return text
+
+    def _read_back(self, text: str) -> None:
+        """What could be written may be nested too deep, or have too many digits, to be read."""
+        if is_large(text):
+            self.decode(text)
 
     def _refuse_changed(self, given: dict[str, Any], arrived: dict[str, Any]) -> None:
         """What would reach the function as another value is refused now. No value is named: it may be a secret."""

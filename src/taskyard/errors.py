@@ -60,7 +60,10 @@ class TaskyardError(Exception):
 
 
 class InvalidInput(TaskyardError):
-    """What was asked cannot be done as asked: correct it and ask again. Nothing was stored."""
+    """What was asked cannot be done as asked: correct it and ask again. Nothing was stored. Of several that were handed
+    in at once, `item` is the one at fault, from 0 on, where that is known."""
+
+    item: int | None = None
 
 
 class UnknownConsumer(InvalidInput):

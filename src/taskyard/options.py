@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Self
 from uuid import UUID
@@ -12,7 +13,15 @@ from uuid import UUID
 import msgspec
 
 from taskyard.errors import InvalidArguments, InvalidInput, PayloadTooLarge, quote, shorten
-from taskyard.model.given import check_delay, check_name, check_retry, check_timeout, check_uuid, check_window
+from taskyard.model.given import (
+    check_delay,
+    check_name,
+    check_retry,
+    check_timeout,
+    check_uuid,
+    check_window,
+    convert_each,
+)
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure, TaskRecord, aware, new_uuid, new_uuids
@@ -174,14 +183,13 @@ def make_records(
     source = consumer.name
     if consumer.produce is not None:
         own = (named(source, args) for args in arguments)
-        return [make_record(consumer, args, options, now=now, max_bytes=max_bytes) for args in own]
+        return convert_each(partial(make_record, consumer, options=options, now=now, max_bytes=max_bytes), own)
     queue, due_at = options.queue or consumer.queue, options.due_at(now)
     given = (args if type(args) is dict else named(source, args) for args in arguments)
     encode_many = consumer.encode_many
-    texts = [consumer.encode(args) for args in given] if encode_many is None else encode_many(given)
-    for text in texts:
-        if len(text) * 4 > max_bytes:
-            check_size(source, text, max_bytes)
+    texts = convert_each(consumer.encode, given) if encode_many is None else encode_many(given)
+    if max(map(len, texts), default=0) * 4 > max_bytes:
+        convert_each(partial(check_size, source, max_bytes=max_bytes), texts)
     records = [
         TaskRecord(uuid, source, due_at, now, now, 0, queue, text)
         for uuid, text in zip(new_uuids(len(texts)), texts, strict=True)

@@ -405,10 +405,13 @@ class Yard(Registering, YardSteering):
         """Store one task for the consumer `name` and return its handle once it is safe. `options` as in `TaskOptions`:
         priority, delay_s, schedule_at, queue, key, bucket, timeout_s, retry, after, on_failure, dedupe and its kin; on
         PostgreSQL `connection` as well, which makes the task part of the transaction that is open there."""
-        consumer = self.get_consumer(name)
-        checked = TaskOptions.of(**options) if options else DEFAULTS
-        add = self.prepare(consumer, named(name, args or {}), checked)
-        connection, engine = checked.connection, self.engine
+        return await self.submit_to(
+            self.get_consumer(name), args or {}, TaskOptions.of(**options) if options else DEFAULTS
+        )
+
+    async def submit_to(self, consumer: Consumer, args: Mapping[str, Any], options: TaskOptions) -> TaskHandle:
+        add = self.prepare(consumer, named(consumer.name, args), options)
+        connection, engine = options.connection, self.engine
         (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))
         return TaskHandle(self, added.uuid, added.is_new, added.until)
 
@@ -452,17 +455,24 @@ class Yard(Registering, YardSteering):
     async def submit_many_to(
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
     ) -> list[TaskHandle]:
-        if not isinstance(arguments, Iterable):
-            raise InvalidInput(f"submit_many takes a list of dicts of arguments, not {quote(arguments)}")
+        given: Any = arguments
+        if not isinstance(given, Iterable) or isinstance(given, Mapping | str | bytes):
+            raise InvalidInput(f"submit_many takes a list of dicts of arguments, not {quote(given)}")
         now, limit = self._clock.now(), self.max_payload_bytes
         records: list[TaskRecord] = []
-        given = iter(arguments)
-        while part := make_records(consumer, islice(given, BREATHE_EVERY), options, now=now, max_bytes=limit):
-            records += part
-            if len(records) > MAX_BATCH:
-                raise BatchTooLarge(MAX_BATCH)
-            if len(part) == BREATHE_EVERY:
-                await asyncio.sleep(0)
+        given = iter(given)
+        try:
+            while part := make_records(consumer, islice(given, BREATHE_EVERY), options, now=now, max_bytes=limit):
+                records += part
+                if len(records) > MAX_BATCH:
+                    raise BatchTooLarge(MAX_BATCH)
+                if len(part) == BREATHE_EVERY:
+                    await asyncio.sleep(0)
+        except InvalidInput as error:
+            if error.item is not None:
+                error.item += len(records)
+                error.args = (f"item {error.item}: {error}",)
+            raise
         if not records:
             return []
         add, connection = self._add(records, options), options.connection

@@ -291,13 +291,29 @@ def test_a_task_that_makes_no_sense_is_refused(fields):
         Task(**{"source": "named", **fields})
 
 
-async def test_what_is_no_batch_and_no_number_is_refused(url):
+@pytest.mark.parametrize("batch", [None, 5, {"a": 1}, "text"], ids=["none", "number", "dict", "text"])
+async def test_what_is_no_batch_and_no_number_is_refused(url, batch):
     """A batch that is none, and an event number that is none, are refused with what to give instead."""
     async with build(url) as yard:
         with pytest.raises(InvalidInput, match="submit_many takes a list of dicts"):
-            await yard.submit_many("add", None)  # type: ignore[arg-type]
+            await yard.submit_many("add", batch)
         with pytest.raises(InvalidInput, match="after must be a whole number"):
             await anext(yard.events(after="x"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"c": 1}, {"a": "x" * 5000}, {"a": 10**5000}, 5], ids=["name", "type", "digits", "no-dict"]
+)
+@pytest.mark.parametrize("place", [0, 7, 1003])
+async def test_the_item_of_a_batch_that_is_wrong_is_named(url, wrong, place):
+    """Of many tasks that are submitted at once, the error says which is wrong; none is stored."""
+    batch = [{"a": 1, "b": 2} for _ in range(1100)]
+    batch[place] = wrong
+    async with build(url).client() as yard:
+        with pytest.raises(InvalidInput, match=f"^item {place}: ") as refused:
+            await yard.submit_many("add", batch)
+        assert refused.value.item == place
+        assert await yard.store.count() == {}
 
 
 @pytest.mark.parametrize("by", [5, None, "a\0b", "\ud800", "x" * 201])

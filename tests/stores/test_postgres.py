@@ -1048,7 +1048,7 @@ async def test_others_have_been_told_when_a_store_is_closed(postgres_url, clock,
 
 
 async def test_a_turn_in_flight_when_a_store_is_closed_is_told(postgres_url, clock, stranger, more, monkeypatch):
-    """Closing waits for it, and for its hint, though that does not go with its commit."""
+    """Closing waits for it before hints end, though its hint does not go with its commit."""
     store = PostgresStore(postgres_url, clock=clock)
     await store.open()
     heard: asyncio.Queue[str] = asyncio.Queue()

@@ -2,11 +2,23 @@
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import Any
 
 import asyncpg
 import pytest
 
-from taskyard.model.command import Cancel, Hold, MoveAfter, Release, Reschedule, Retry, SetPriority, Skip, StartNow
+from taskyard.model.command import (
+    Cancel,
+    Command,
+    Hold,
+    MoveAfter,
+    Release,
+    Reschedule,
+    Retry,
+    SetPriority,
+    Skip,
+    StartNow,
+)
 from taskyard.model.control import Pause, Resume, StopAfterCurrent
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
@@ -24,7 +36,7 @@ A, B = a_node("a"), a_node("b")
 MANY, ROUNDS = 3000, 10
 
 
-def ours(**fields: object) -> TaskRecord:
+def ours(**fields: Any) -> TaskRecord:
     """A task of a source that the crowd has not."""
     return a_record(source="ours", priority=Priority.HIGH, **fields)
 
@@ -49,7 +61,7 @@ async def complete(store: PostgresStore, clock: ManualClock, *claims: Claim) -> 
     await settle(store, *((held, Move.completed(at=clock.now(), result="1")) for held in claims))
 
 
-async def command(store: PostgresStore, uuid: str, *commands: object) -> None:
+async def command(store: PostgresStore, uuid: str, *commands: Command) -> None:
     for one in commands:
         (applied,) = await store.apply([uuid], one)
         assert applied.refused is None

@@ -95,7 +95,7 @@ async def submit_task(target: Target, order: Order, *, as_json: bool) -> int:
     async with opened(yard, makes=target.app_name is not None and not order.after):
         consumer = yard.consumers.get(order.name) or await _unchecked(yard, order)
         options = msgspec.structs.replace(options, after=tuple(await resolve_all(yard, order.after)))
-        (handle,) = await yard.submit_many_to(consumer, [arguments], options)
+        handle = await yard.submit_to(consumer, arguments, options)
         record = await _find(handle)
         if not as_json:
             _tell(record, handle, order)

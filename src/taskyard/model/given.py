@@ -4,8 +4,9 @@ it what others have in there."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -15,6 +16,9 @@ from taskyard.model.limits import QueueOrder
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import aware
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 LONGEST_NAME = 200
 
@@ -192,3 +196,14 @@ def check_retry(value: Any) -> RetryPolicy:
         return msgspec.json.decode(msgspec.json.encode(value), type=RetryPolicy)
     except (ValueError, TypeError, OverflowError) as exc:
         raise InvalidInput(f"retry={value!r} cannot be stored: {exc}") from None
+
+
+def convert_each(convert: Callable[[T], R], many: Iterable[T]) -> list[R]:
+    """What `convert` makes of each, in order. If it refuses one, the error says which."""
+    converted: list[R] = []
+    try:
+        converted.extend(map(convert, many))
+    except InvalidInput as error:
+        error.item = len(converted)
+        raise
+    return converted

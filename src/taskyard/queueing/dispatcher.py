@@ -84,6 +84,7 @@ class Dispatcher:
         self._held: list[Claim] = []
         self._flushed: asyncio.Event | None = None
         self._failures = 0
+        self._has_warned = False
         self._is_hopeless = False
         self._doubtful: set[int] = set()
         self._claims_in_doubt = False
@@ -149,7 +150,8 @@ class Dispatcher:
                 raise
             if _is_refusal(error):
                 await self._find_fault(batch, error)
-            await self._back_off(error)
+            # Who submits has it as his error: what is tried again here is the rest.
+            await self._back_off(error, is_told=not (batch.settles or batch.reports or batch.demand))
             return
         finally:
             self._sent = None
@@ -285,9 +287,10 @@ class Dispatcher:
         if self._blame.strike(error) and self._flushed is not None:
             self._flushed.set()
 
-    async def _back_off(self, error: Exception) -> None:
+    async def _back_off(self, error: Exception, *, is_told: bool = False) -> None:
         self._failures += 1
-        if self._failures == 1 and not isinstance(error, StoreReplaced):  # which the store itself has told
+        if not (is_told or self._has_warned or isinstance(error, StoreReplaced)):  # which the store itself has told
+            self._has_warned = True
             is_away = isinstance(error, StoreUnavailable | OutcomeUnknown)
             what = "does not answer, trying again until it does" if is_away else "did not take it, trying again"
             # A store's own errors say what to do; anything else is a bug, and needs its stack.
@@ -303,9 +306,10 @@ class Dispatcher:
     def _succeeded(self, batch: Batch) -> None:
         if not self._blame.taken(batch):
             return
-        tries = "1 failed try" if self._failures == 1 else f"{self._failures} failed tries"
-        log.warning("the store answers again, after %s", tries)
-        self._failures = 0
+        if self._has_warned:
+            tries = "1 failed try" if self._failures == 1 else f"{self._failures} failed tries"
+            log.warning("the store answers again, after %s", tries)
+        self._failures, self._has_warned = 0, False
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 

@@ -184,7 +184,8 @@ class Bonds:
         return [(uuid, state, stand_of(state, record.on_failure)) for uuid, state in known]
 
     def refuse(self, record: TaskRecord) -> CommandRefused | None:
-        holder, until = self._holders.get(record.dedupe_key or "", (None, None))
+        key = record.dedupe_key
+        holder, until = (None, None) if key is None else self._holders.get(key, (None, None))
         if holder is not None and holder != record.uuid:
             return SlotTaken(record.uuid, record.state, holder, until=until)
         for uuid, state, stand in self._stands(record):

@@ -64,7 +64,7 @@ class Hints:
             self._spawn(self._poll)
 
     async def close(self) -> None:
-        """What is still to tell is told first, unless that takes so long that others have looked by then."""
+        """What is still to tell is told first, unless that takes about as long as others take to look by themselves."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -75,9 +75,9 @@ class Hints:
         finally:
             for task in self._tasks:
                 task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-        await self._send.close()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._tasks.clear()
+            await self._send.close()
 
     def _spawn(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = asyncio.get_running_loop().create_task(run())

@@ -114,14 +114,14 @@ def find_unstorable(record: TaskRecord) -> str | None:
     """Why this record can never be stored; None if it can."""
     for name in ("uuid", "source", "queue", "key", "dedupe_slot", "group_id", "bucket", "origin", "args"):
         text = getattr(record, name)
+        if name in ("uuid", "args") and not text:
+            return f"its {name} is empty"
         if text is None:
             continue
         if not isinstance(text, str):
             return f"its {name} is no text"
         if clean(text) != text or (SEPARATOR in text and name in ("uuid", "args")):
             return f"its {name} has characters that cannot be stored"
-        if name == "uuid" and not text:
-            return "its uuid is empty"
         if name != "args" and len(text.encode()) > LONGEST_NAME_BYTES:
             return f"its {name} is longer than {LONGEST_NAME_BYTES} bytes"
     if record.priority not in (0, 1, 2):
