@@ -13,14 +13,16 @@ from taskyard.stores.memory import MemoryStore
 from tests.engine.support import Rig, Work, quiet
 
 
-async def test_submitters_are_told_and_can_ask_again(rig):
-    """A submit that the store refused raises the store's own error, and works once the store is back."""
+async def test_submitters_are_told_and_can_ask_again(rig, caplog):
+    """A submit that the store refused raises the store's own error, and works once the store is back. Where there is
+    nothing else to be tried again, nothing is logged."""
     rig.store.away = StoreFull("work.db")
     with pytest.raises(StoreFull):
         await rig.submit("work")
     rig.store.away = None
     await rig.advance(2)
     assert await rig.state(await rig.submit("work")) == "queued"
+    assert "the store" not in caplog.text
 
 
 async def test_what_ended_during_an_outage_is_recorded_after_it(rig):

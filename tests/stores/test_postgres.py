@@ -197,6 +197,9 @@ def test_a_password_is_not_shown():
         {"uuid": ""},
         {"uuid": "a\x1eb"},
         {"args": '"a\x1eb"'},
+        {"args": ""},
+        {"args": None},
+        {"uuid": None},
         {"uuid": "a\x1eb", "args": "1\x1e2"},
     ],
 )
