@@ -98,7 +98,9 @@ def _check_postgres_url(url: str) -> None:
         if "," in url.partition("?")[0].rpartition("@")[2]:
             hint = SEVERAL_SERVERS
         raise StoreUrlInvalid(url, hint) from None
-    if parts.netloc.count("@") > 1:  # the driver would take what follows the first for the host
+    # The driver would take what follows the first @ for the host; a / may hide that there is another.
+    rest = parts.path or f"{parts.query}#{parts.fragment}"
+    if parts.netloc.count("@") > 1 or (parts.password is not None and re.search("@.*/", rest)):
         raise StoreUrlInvalid(url, hint)
     if not parts.path.strip("/") and "host=" not in parts.query and "dbname=" not in parts.query:
         raise StoreUrlInvalid(url, "name the database, as in postgresql://user@host/database")

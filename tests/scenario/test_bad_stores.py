@@ -49,7 +49,23 @@ URLS = [
     ("host=localhost dbname=db", "write it as postgresql://user:password@host:5432/database"),
     ("postgresql://me:p@ss@host/db", "%40 for an @ in the password"),
     ("postgresql://me:p/ss@host/db", "%2F for a /"),
+    ("postgresql://me:p@s/s@host:5432/db", "%40 for an @ in the password, %2F for a /"),
+    ("postgresql://me:p@s?s@host/db", r"%3F for a \?"),
+    ("postgresql://me:p@s#s@host/db", "%23 for a #"),
 ]
+
+ADDRESSES = [
+    "postgresql://me:p%40s%2Fs@host:5432/db",
+    "postgresql://me:pass@host/db@2",
+    "postgresql://me@host/db?host=/run/a@b/postgresql",
+    "postgresql://me:pass@/db?host=/run/a@b/postgresql",
+]
+
+
+@pytest.mark.parametrize("good", ADDRESSES)
+def test_an_address_with_odd_characters_is_taken(good):
+    """An @ where it belongs, or where it does no harm, is no reason to refuse an address."""
+    Yard(good)
 
 
 @pytest.mark.parametrize(("bad", "advice"), URLS)
