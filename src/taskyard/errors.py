@@ -317,11 +317,11 @@ class ScheduleExists(InvalidInput):
 
 class CommandRefused(TaskyardError):
     """The command no longer fits the task; `state` is what it found. Look again, then decide. `why` says it without the
-    names of tasks, and so the same of all that one reason keeps."""
+    names of tasks, and so the same of all that one reason keeps; `told` is the reason where the state is none."""
 
-    def __init__(self, uuid: str, command: str, state: str, hint: str = "", *, why: str = "") -> None:
+    def __init__(self, uuid: str, command: str, state: str, hint: str = "", *, why: str = "", told: str = "") -> None:
         self.uuid, self.command, self.state = uuid, command, state
-        told = f"it is {state}" + (f"; {hint}" if hint else "")
+        told = told or f"it is {state}" + (f"; {hint}" if hint else "")
         self.why = why or told
         super().__init__(f"cannot {command} task {uuid}: {told}")
 
@@ -337,8 +337,8 @@ class SlotTaken(CommandRefused):
     def __init__(self, uuid: str, state: str, holder: str, *, until: datetime | None = None) -> None:
         self.holder, self.until = holder, until
         wait = "wait until it has ended" if until is None else f"{_ends(until)}. Wait until then"
-        hint = f"task {holder} stands for the same work now; {wait}, or cancel it if it is pending"
-        super().__init__(uuid, "retry", state, hint, why="another task stands for the same work now")
+        told = f"task {holder} stands for the same work now; {wait}, or cancel it if it is pending"
+        super().__init__(uuid, "retry", state, told=told, why="another task stands for the same work now")
 
 
 class DependencyLost(CommandRefused):

@@ -497,6 +497,8 @@ async def test_a_retry_whose_work_is_pending_is_refused(url):
         with pytest.raises(SlotTaken) as refused:
             await shop.yard.retry(first.uuid)
         assert refused.value.holder == second.uuid
+        assert str(refused.value).startswith(f"cannot retry task {first.uuid}: task {second.uuid} stands for the same")
+        assert refused.value.state == "failed"
         await second.cancel()
         shop.broken.clear()
         await shop.yard.retry(first.uuid)
