@@ -54,3 +54,11 @@ async def test_the_rescuer_survives_an_outage(rig, caplog):
         await rig.advance(1)
     assert work.began == [uuid]
     assert caplog.text.count("cannot look for dead nodes") == 1
+
+
+async def test_a_dead_node_is_named_as_in_lists(rig, caplog):
+    """The log names a dead node by the beginning of its incarnation, as `taskyard node ls` does."""
+    rig.consumer("work", Work())
+    rig.store.dead.append("61c60d69337c47548d3f9f8f870164f2")
+    await rig.advance(1)
+    assert "node 61c60d69 died; took back 0 of its tasks" in caplog.messages

@@ -47,7 +47,7 @@ class Rescuer:
         for incarnation in await self._store.dead_nodes():
             # Several nodes may see the same death: the store lets one of them have the tasks, the others get none.
             uuids = await self._rescue(incarnation)
-            log.warning("node %s died; took back %d of its tasks", incarnation, len(uuids))
+            log.warning("node %s died; took back %d of its tasks", incarnation[:8], len(uuids))
         for incarnation, (is_over, buried) in list(self._former.items()):
             if is_over(incarnation):
                 if uuids := await self._rescue(incarnation):
