@@ -296,7 +296,7 @@ class UnknownNode(InvalidInput):
 
     def __init__(self, node: str) -> None:
         self.node = node
-        super().__init__(f"no node {shorten(node)} is on this store; it has left or died, or was never here")
+        super().__init__(f"no node {quote(node)} is on this store; it has left or died, or was never here")
 
 
 class UnknownSchedule(InvalidInput):

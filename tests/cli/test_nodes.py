@@ -118,7 +118,7 @@ def test_a_node_that_is_not_there_is_refused(shell: Shell) -> None:
     for given in ("nobody", node["incarnation"][:3], ""):
         done = shell.here("node", "drain", given, "--store", shell.url)
         assert (done.code, done.out) == (1, "")
-        assert "is on this store" in done.err
+        assert f"no node {given!r} is on this store" in done.err
     assert shell.here("node", "drain", "nobody", "--store", shell.url, "--json").err.startswith('{"code":"UnknownNode"')
     assert not shell.here("node", "ls", "--store", shell.url, "--json").json[0]["draining"]
     worker.signal(signal.SIGTERM)
