@@ -1,10 +1,14 @@
-"""Output that goes nowhere: closed, full, or given up by its reader."""
+"""Output that goes nowhere, that cannot be written, or that there is none of."""
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
 
+import msgspec
 import pytest
 
+from taskyard.cli import main
 from tests.cli.shell import Shell
 
 WAYS = [
@@ -26,3 +30,28 @@ def test_output_that_goes_nowhere(shell: Shell, way: str, code: int, said: str, 
     line = f"{sys.executable} -m taskyard.cli {arguments} {way}"
     done = subprocess.run(line, shell=True, cwd=shell.folder, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.parametrize("line", [("queue", "pause"), ("node", "drain"), ("start",)])
+def test_half_a_character_is_written_out_in_json(shell: Shell, line: tuple[str, ...]) -> None:
+    """What was typed and is no text is repeated in JSON all the same, written out."""
+    shell.seed(("add", {"a": 1}))
+    done = shell.here(*line, "work\udc80", "--store", shell.url, "--json")
+    assert done.code == 1
+    assert r"work\udc80" in msgspec.json.decode(done.err or done.out.strip()[1:-1]).values()
+
+
+class Interrupt(MetaPathFinder):
+    """Ctrl-C while a module is looked for."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_a_command_runs(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Who gives up while the program is still being loaded gets 130, and no traceback."""
+    monkeypatch.delitem(sys.modules, "taskyard.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capfd.readouterr()) == (130, ("", ""))

@@ -7,6 +7,10 @@ import sys
 
 def main() -> None:
     """The `taskyard` command."""
-    from taskyard.cli.app import run
+    try:
+        from taskyard.cli.app import run
 
-    sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before a command began, or after it ended
+        code = 130
+    sys.exit(code)

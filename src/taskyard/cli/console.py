@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 160
 """Columns when nobody sees a window: wide enough for a whole id and a whole message."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 LINE_WIDTH = 1_000
 """Columns of a table whose lines nobody wants to be cut, where nobody sees a window."""
@@ -50,7 +53,12 @@ def say_json(value: Any, *, pretty: bool = True) -> None:
 
 
 def json_text(value: Any, *, pretty: bool = True) -> str:
-    raw = msgspec.json.encode(value)
+    try:
+        raw = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        # Somebody typed half of a character. It is written out: not every reader of JSON takes its escape.
+        whole = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        raw = _SURROGATE.sub(lambda half: rf"\\u{ord(half[0]):x}", whole).encode()
     return clean_json((msgspec.json.format(raw, indent=2) if pretty else raw).decode())
 
 

@@ -28,10 +28,12 @@ from taskyard.cli.errors import (
     UnknownQueue,
     UnknownSource,
     UsageError,
+    typed_on_the_command_line,
 )
 from taskyard.cli.locks import find_sqlite_writer, find_turn_holder
 from taskyard.cli.text import cut
 from taskyard.errors import UnknownTask, hide_password, quote
+from taskyard.model.given import check_text
 from taskyard.model.task import DEFAULT_QUEUE
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.schedules import ScheduleStore
@@ -215,6 +217,8 @@ def _whom(path: Path) -> str:
 
 async def resolve(yard: Yard, fragment: str) -> str:
     """The one task whose id is `fragment`, or begins or ends with it."""
+    with typed_on_the_command_line():
+        check_text("an id", fragment)
     if await yard.store.find(fragment) is not None:
         return fragment
     wanted = fragment.strip().lower()
