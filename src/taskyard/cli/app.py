@@ -73,9 +73,10 @@ def worker_command(
 
 def _serve(target: Target, grace: str, *, verbose: bool, live: bool) -> int:
     from taskyard.cli.serving import Service, run_loop, serve
-    from taskyard.cli.values import parse_duration
+    from taskyard.cli.values import parse_duration, parse_option
 
-    service = Service(grace_s=parse_duration(grace), verbose=verbose, live=live, ends_drained=not live)
+    grace_s = parse_option("--grace", parse_duration, grace)
+    service = Service(grace_s=grace_s, verbose=verbose, live=live, ends_drained=not live)
     return run_loop(lambda: serve(target, service))
 
 
@@ -164,7 +165,8 @@ def ls_command(
     from taskyard.cli.values import parse_states
     from taskyard.ports.store import TaskFilter
 
-    where = TaskFilter(states=parse_states(state or ()), queue=queue, source=source)
+    with typed_on_the_command_line():
+        where = TaskFilter(states=parse_states(state or ()), queue=queue, source=source)
     return _await(list_tasks(Target(store, yard), where, before=before, limit=limit, as_json=as_json))
 
 
@@ -209,7 +211,8 @@ def failures_command(
     from taskyard.cli.failures import list_failures
     from taskyard.ports.store import TaskFilter
 
-    where = TaskFilter(error=error, queue=queue, source=source, quarantined=quarantined)
+    with typed_on_the_command_line():
+        where = TaskFilter(error=error, queue=queue, source=source, quarantined=quarantined)
     return _await(list_failures(Target(store, yard), where, limit=limit, as_json=as_json))
 
 

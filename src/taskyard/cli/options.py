@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from taskyard.cli.errors import typed_on_the_command_line
+
+
+def _check_reason(param: typer.CallbackParam, value: str) -> str:
+    from taskyard.model.given import check_reason
+
+    with typed_on_the_command_line():
+        return check_reason(value, field=param.name or "")
+
+
+def reason_option(kept_with: str) -> Any:
+    """An option for what people say with a command."""
+    return typer.Option(help=f"Why; kept with the {kept_with}.", callback=_check_reason)
+
 
 AppArgument = Annotated[str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.")]
 StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.")]

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from taskyard.cli.options import AppOption, JsonOption, StoreOption
+from taskyard.cli.options import AppOption, JsonOption, StoreOption, reason_option
 from taskyard.cli.target import Target
 
 queues = typer.Typer(help="Queues: what each holds, and steering them as a whole.", no_args_is_help=True)
 groups = typer.Typer(help="Tasks that were submitted together.", no_args_is_help=True)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The queue.")]
-ReasonOption = Annotated[str, typer.Option(help="Why; kept with the queue.")]
+ReasonOption = Annotated[str, reason_option("queue")]
 GroupArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The group's id, or that of one of its tasks; an end or beginning will do.")
 ]
@@ -84,9 +84,9 @@ def set_command(
 ) -> int:
     """Change how many tasks of a queue run at once, in all processes, from now on."""
     from taskyard.cli.queues import steer_queue
-    from taskyard.cli.values import parse_limit
+    from taskyard.cli.values import parse_limit, parse_option
 
-    limit, target = parse_limit(concurrency), Target(store, yard)
+    limit, target = parse_option("--concurrency", parse_limit, concurrency), Target(store, yard)
     return asyncio.run(
         steer_queue(target, name, lambda queue: queue.set_concurrency(limit, reason=reason), as_json=as_json)
     )
@@ -109,7 +109,7 @@ def show_command(
 @groups.command("cancel")
 def cancel_command(
     group: GroupArgument,
-    reason: Annotated[str, typer.Option(help="Why; kept with the tasks.")] = "",
+    reason: Annotated[str, reason_option("tasks")] = "",
     store: StoreOption = None,
     yard: AppOption = None,
     as_json: JsonOption = False,

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from taskyard.cli.errors import UsageError
-from taskyard.errors import DuplicateTask, InvalidInput, NaiveDatetime
+from taskyard.errors import DuplicateTask, InvalidInput, NaiveDatetime, shorten
 
 _TASK = {"priority": "--priority", "queue": "--queue", "key": "--key", "timeout_s": "--timeout"}
+
+_FILTER = {"queue": "--queue", "source": "--source"}
+_CHOICE = _FILTER | {"key": "--key", "error": "--error"}
 
 OPTIONS: dict[str, dict[str, str]] = {
     "submit": _TASK
@@ -45,9 +49,12 @@ OPTIONS: dict[str, dict[str, str]] = {
     "queue stop-after-current": {"reason": "--reason"},
     "queue set": {"reason": "--reason"},
     "group cancel": {"reason": "--reason"},
-    "cancel": {"reason": "--reason"},
-    "skip": {"reason": "--reason"},
-    "hold": {"reason": "--reason"},
+    "ls": _FILTER,
+    "failures": _FILTER | {"error": "--error"},
+    "cancel": _CHOICE | {"reason": "--reason"},
+    "skip": _CHOICE | {"reason": "--reason"},
+    "hold": _CHOICE | {"reason": "--reason"},
+    **dict.fromkeys(("start", "retry", "run-again", "release", "priority", "reschedule"), _CHOICE),
 }
 """By command, from the parameter that the library speaks of to the option that was typed."""
 
@@ -62,6 +69,7 @@ REWORDED = (InvalidInput, NaiveDatetime, DuplicateTask)
 """Of these classes themselves: those derived from them carry words of others, or name no parameter."""
 
 _QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_REFUSED_NUMBER = re.compile(r", not [\d.]+(?:e\+\d+)?(?=;|$)")
 _WORDS = r"'\w+'(?:(?:, | or )'\w+')*"
 
 
@@ -70,7 +78,17 @@ def reword(error: BaseException, arguments: Sequence[str]) -> None:
     options = next((OPTIONS[name] for n in (2, 1) if (name := " ".join(arguments[:n])) in OPTIONS), None)
     said_by = error.__cause__ if isinstance(error, UsageError) else error
     if options is not None and type(said_by) in REWORDED:
-        error.args = (_reword(str(error), options),)
+        error.args = (_as_typed(_reword(str(error), options), arguments),)
+
+
+def _as_typed(text: str, arguments: Sequence[str]) -> str:
+    """The number that an option was understood as, as it stands on the command line: `0`, not `0.0`."""
+    option, typed = text.partition(" ")[0], None
+    for word, following in pairwise([*arguments, ""]):
+        name, equals, value = word.partition("=")
+        if name == option:  # the last one counts
+            typed = shorten(value if equals else following)
+    return text if typed is None else _REFUSED_NUMBER.sub(lambda _: f", not {typed}", text)
 
 
 def _reword(text: str, options: Mapping[str, str]) -> str:

@@ -7,12 +7,21 @@ from typing import Annotated
 
 import typer
 
-from taskyard.cli.options import AppOption, JsonOption, StoreOption
+from taskyard.cli.errors import typed_on_the_command_line
+from taskyard.cli.options import AppOption, JsonOption, StoreOption, reason_option
 from taskyard.cli.target import Target
 
 schedules = typer.Typer(help="What recurs: when it fires, what has fired, and steering it.", no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule.")]
+
+def _check_name(value: str) -> str:
+    from taskyard.model.given import check_name
+
+    with typed_on_the_command_line():
+        return check_name("the name of a schedule", value)
+
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule.", callback=_check_name)]
 NextOption = Annotated[int, typer.Option("--next", min=0, max=1_000, help="So many of the next fire times.")]
 
 
@@ -85,7 +94,7 @@ def add_command(
 @schedules.command("pause")
 def pause_command(
     name: NameArgument,
-    note: Annotated[str, typer.Option(help="Why; kept with the schedule.")] = "",
+    note: Annotated[str, reason_option("schedule")] = "",
     store: StoreOption = None,
     yard: AppOption = None,
     as_json: JsonOption = False,

@@ -17,14 +17,15 @@ from taskyard.cli.asking import asker
 from taskyard.cli.console import complain, make_console, say, say_json, show
 from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.cli.looks import state_text
+from taskyard.cli.rewording import OPTIONS
 from taskyard.cli.submitting import fitting, stand_in
 from taskyard.cli.target import Target, opened
 from taskyard.cli.text import age, as_short_json, clean, counted, cut, duration, redact, seconds_between
-from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment
+from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment, parse_option
 from taskyard.errors import quote
 from taskyard.handle import TaskHandle
 from taskyard.model.recurrence import Cron, describe
-from taskyard.model.schedule import Schedule
+from taskyard.model.schedule import Schedule, check_moment
 from taskyard.model.task import Outcome
 from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.schedules import Schedules, make_rule
@@ -257,8 +258,8 @@ def make_draft(
         ("end", "end_at", parse_moment),
     ):
         if short in settings:
-            settings[option] = parse(settings.pop(short))
-    rule = cron if cron is not None else parse_duration(every or "")
+            settings[option] = parse_option(OPTIONS["schedule add"][option], parse, settings.pop(short))
+    rule = cron if cron is not None else parse_option("--every", parse_duration, every or "")
     with typed_on_the_command_line():
         Schedule(name=name, rule=make_rule(rule, zone), source=consumer, **settings)
     return Draft(name, consumer, parse_arguments(pairs, whole), rule, zone, settings)
@@ -314,7 +315,12 @@ async def run_schedule(target: Target, name: str, *, as_json: bool) -> int:
 async def backfill_schedule(
     target: Target, name: str, *, start: str, end: str, limit: int, again: bool, as_json: bool
 ) -> int:
-    first, last = parse_moment(start), parse_moment(end)
+    first, last = parse_option("--from", parse_moment, start), parse_option("--to", parse_moment, end)
+    with typed_on_the_command_line():
+        check_moment("start", first)
+        check_moment("end", last)
+    if last <= first:
+        raise UsageError(f"--to {quote(end)} must be later than --from {quote(start)}")
     async with opened(_with_code(target)) as yard:
         handles = await yard.schedules.backfill(name, first, last, limit=limit, again=again)
     _answer_with_tasks(name, handles, as_json=as_json)

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from taskyard.cli.errors import UsageError
+from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.cli.options import AppOption, JsonOption, StoreOption
 from taskyard.cli.target import Target
-from taskyard.cli.values import parse_duration, parse_states
+from taskyard.cli.values import parse_duration, parse_option, parse_states
+from taskyard.errors import quote
 from taskyard.model.state import TaskState
 from taskyard.ports.store import TaskFilter
 
@@ -58,19 +59,21 @@ def make_selection(
     if ids and (narrows or dry_run):
         raise UsageError("options that choose among tasks, and --dry-run, go with --all, not with ids")
     now = datetime.now(UTC)
-    where = TaskFilter(created_before=_ago(older, now), created_after=_ago(newer, now), **filters)
+    before, since = _ago("--older", older, now), _ago("--newer", newer, now)
+    with typed_on_the_command_line():
+        where = TaskFilter(created_before=before, created_after=since, **filters)
     return Selection(
         Target(store, yard), as_json, ids or (), where if everything else None, parse_states(state or ()), dry_run, yes
     )
 
 
-def _ago(text: str | None, now: datetime) -> datetime | None:
+def _ago(option: str, text: str | None, now: datetime) -> datetime | None:
     if text is None:
         return None
     try:
-        return now - timedelta(seconds=parse_duration(text))
+        return now - timedelta(seconds=parse_option(option, parse_duration, text))
     except OverflowError:
-        raise UsageError(f"{text} is longer ago than there are dates") from None
+        raise UsageError(f"{option} {quote(text)} is longer ago than there are dates") from None
 
 
 _OPTIONS: dict[str, tuple[Any, Any]] = {

@@ -18,9 +18,10 @@ from taskyard.cli.console import complain, json_text, make_console, say, say_jso
 from taskyard.cli.documents import Revealed, priority_label, task_document
 from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.cli.looks import state_text
+from taskyard.cli.rewording import OPTIONS
 from taskyard.cli.target import Target, opened, resolve_all
 from taskyard.cli.text import clean, duration, moment
-from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment
+from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment, parse_option
 from taskyard.errors import DuplicateTask, InvalidArguments, TaskEnded, UnknownConsumer, UnknownTask, quote, shorten
 from taskyard.handle import TaskHandle
 from taskyard.model.order import Priority
@@ -62,7 +63,7 @@ def make_order(
         ("at", "schedule_at", parse_moment),
     ):
         if short in options:
-            options[option] = parse(options.pop(short))
+            options[option] = parse_option(OPTIONS["submit"][option], parse, options.pop(short))
     if "delay_s" in options and "schedule_at" in options:
         raise UsageError("give either --delay or --at, not both")
     if "on_failure" in options and not after:
@@ -77,7 +78,7 @@ def make_order(
         options=options,
         after=after,
         wait=wait or wait_timeout is not None,
-        wait_s=None if wait_timeout is None else parse_duration(wait_timeout),
+        wait_s=None if wait_timeout is None else parse_option("--wait-timeout", parse_duration, wait_timeout),
     )
 
 

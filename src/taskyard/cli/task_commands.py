@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from taskyard.cli.options import AppOption, IdsArgument, JsonOption, StoreOption
+from taskyard.cli.options import AppOption, IdsArgument, JsonOption, StoreOption, reason_option
 from taskyard.cli.selecting import Selection, selecting
 from taskyard.cli.target import Target
 
-ReasonOption = Annotated[str, typer.Option(help="Why; kept with the task.")]
+ReasonOption = Annotated[str, reason_option("task")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, however many they are.")]
 
 
@@ -37,9 +37,8 @@ def cancel_command(
     """Cancel tasks: at once where they wait; where they run, they are asked to stop."""
     from taskyard.cli.steering import steer
     from taskyard.model.command import Cancel
-    from taskyard.model.given import check_reason
 
-    return steer(chosen, Cancel(check_reason(reason), force))
+    return steer(chosen, Cancel(reason, force))
 
 
 @selecting
@@ -60,9 +59,8 @@ def skip_command(chosen: Selection, reason: ReasonOption = "") -> int:
     """End tasks that have not started, as skipped."""
     from taskyard.cli.steering import steer
     from taskyard.model.command import Skip
-    from taskyard.model.given import check_reason
 
-    return steer(chosen, Skip(check_reason(reason)))
+    return steer(chosen, Skip(reason))
 
 
 @selecting
@@ -70,9 +68,8 @@ def hold_command(chosen: Selection, reason: ReasonOption = "") -> int:
     """Keep tasks that have not started from starting, until they are released. They keep their places."""
     from taskyard.cli.steering import steer
     from taskyard.model.command import Hold
-    from taskyard.model.given import check_reason
 
-    return steer(chosen, Hold(check_reason(reason)))
+    return steer(chosen, Hold(reason))
 
 
 @selecting
@@ -150,9 +147,10 @@ def prune_command(
 ) -> int:
     """Forget tasks that ended long ago, with all their runs and results."""
     from taskyard.cli.pruning import prune
-    from taskyard.cli.values import parse_duration
+    from taskyard.cli.values import parse_duration, parse_option
 
-    return prune(Target(store, yard), older_s=parse_duration(older), dry_run=dry_run, yes=yes, as_json=as_json)
+    older_s = parse_option("--older", parse_duration, older)
+    return prune(Target(store, yard), older_s=older_s, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 COMMANDS: dict[str, Callable[..., int]] = {

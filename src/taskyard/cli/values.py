@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +18,8 @@ from taskyard.errors import quote
 from taskyard.model.given import LARGEST_COUNT
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
+
+T = TypeVar("T")
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|sec|m|min|h|d|w)?")
 _SECONDS = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -60,11 +63,24 @@ def parse_arguments(pairs: Sequence[str], whole: str | None) -> Arguments:
 def _parse_object(text: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(text)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeEncodeError) as exc:
+        if _holds_lone_surrogate(text):
+            raise UsageError("--args holds a lone surrogate, half of a character, which no store takes") from None
         raise UsageError(f'--args is not JSON ({exc}); write --args \'{{"url": "https://example.org"}}\'') from None
     if not isinstance(value, dict):
         raise UsageError(f"--args must be a JSON object, not {type(value).__name__}")
     return value
+
+
+def _holds_lone_surrogate(text: str) -> bool:
+    """Whether that is all that is wrong with it: Python's own JSON takes them."""
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 def parse_value(text: str) -> Any:
@@ -73,6 +89,14 @@ def parse_value(text: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError):
         return text
+
+
+def parse_option(option: str, parse: Callable[[str], T], text: str) -> T:
+    """The value of an option; what is wrong with it is told with the name of the option."""
+    try:
+        return parse(text)
+    except UsageError as exc:
+        raise UsageError(f"{option} {exc}") from None
 
 
 def parse_duration(text: str) -> float:
