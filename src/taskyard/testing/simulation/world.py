@@ -167,9 +167,9 @@ class World:
 
     def _strike(self, process: Process) -> None:
         """The process is killed or frozen, now."""
-        node = next(node for node in self._nodes.values() if node.process is process)
         if self._is_calm or process.is_dead:
             return
+        node = next(node for node in self._nodes.values() if node.process is process)
         if self.rng.random() < 0.5:
             self.exited(node)
         else:
