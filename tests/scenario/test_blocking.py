@@ -82,7 +82,7 @@ def async_verbs(of: type) -> set[str]:
     return {name for name, member in inspect.getmembers(of, inspect.iscoroutinefunction) if not name.startswith("_")}
 
 
-OPENS = {"start", "stop", "submit_many_to"}
+OPENS = {"start", "stop", "submit_to", "submit_many_to"}
 """What is asynchronous of a yard and no verb of its face: that is entered and left, and has `submit_many`."""
 
 
