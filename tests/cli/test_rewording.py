@@ -166,3 +166,10 @@ def test_every_option_that_is_named_is_there(name: str) -> None:
     for word in name.split():
         command = command.commands[word]
     assert set(OPTIONS[name].values()) <= {option for one in command.params for option in one.opts}
+
+
+def test_what_is_quoted_stays_as_it_was_typed():
+    """A name or a phrase of the library's is somebody else's where it stands in quotes."""
+    error = InvalidInput("timeout_s must be a number, or None for no bound, not 'timeout_s=1, or None for no bound'")
+    reword(error, ["submit"])
+    assert str(error) == "--timeout must be a number, not 'timeout_s=1, or None for no bound'"

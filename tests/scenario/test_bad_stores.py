@@ -24,6 +24,9 @@ from taskyard import (
     StoreUrlInvalid,
     Yard,
 )
+from taskyard.ports.clock import SystemClock
+from taskyard.settings import make_store
+from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.sqlite import place
 from tests.scenario.jobs import build
 from tests.scenario.processes import TOP, environment, run_python
@@ -64,8 +67,10 @@ ADDRESSES = [
 
 @pytest.mark.parametrize("good", ADDRESSES)
 def test_an_address_with_odd_characters_is_taken(good):
-    """An @ where it belongs, or where it does no harm, is no reason to refuse an address."""
-    Yard(good)
+    """An @ where it belongs, or where it does no harm, is no reason to refuse an address, which stays as it is."""
+    store = make_store(good, SystemClock())
+    assert isinstance(store, PostgresStore)
+    assert store.url == good
 
 
 @pytest.mark.parametrize(("bad", "advice"), URLS)

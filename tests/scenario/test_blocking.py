@@ -83,7 +83,7 @@ def async_verbs(of: type) -> set[str]:
 
 
 OPENS = {"start", "stop", "submit_to", "submit_many_to"}
-"""What is asynchronous of a yard and no verb of its face: that is entered and left, and has `submit_many`."""
+"""What is asynchronous of a yard and no verb of its face: that is entered and left, and submits under other names."""
 
 
 @pytest.mark.parametrize(

@@ -93,14 +93,15 @@ def _as_typed(text: str, arguments: Sequence[str]) -> str:
 
 def _reword(text: str, options: Mapping[str, str]) -> str:
     """A name that is also a word of English is a parameter where the text begins with it, or where it has a value."""
-    for said, typed in PHRASES.items():
-        text = text.replace(said, typed)
+    phrases = "|".join(map(re.escape, PHRASES))
     names = "|".join(sorted(options, key=len, reverse=True))
     plain = "|".join(name for name in options if "_" in name) or "(?!)"
     valued, first = rf"(?P<valued>{names})=(?P<words>{_WORDS})?", rf"(?<!.)(?P<first>{names})\b"
-    pattern = rf"(?<![\w-])(?:{valued}|{first}|(?P<plain>{plain})\b)|{_QUOTED}"
+    pattern = rf"(?P<phrase>{phrases})|(?<![\w-])(?:{valued}|{first}|(?P<plain>{plain})\b)|{_QUOTED}"
 
     def put(found: re.Match[str]) -> str:
+        if found["phrase"] is not None:
+            return PHRASES[found["phrase"]]
         if found["valued"] is not None:
             return f"{options[found['valued']]} " + (found["words"] or "").replace("'", "")
         name = found["first"] or found["plain"]
