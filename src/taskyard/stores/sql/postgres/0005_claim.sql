@@ -503,13 +503,13 @@ BEGIN
             SET state = 'running', attempt = t.attempt + 1, token = p.token, node = p_node, started_at = p_now,
                 updated_at = p_now, note = NULL
             FROM p WHERE t.id = p.id
-            RETURNING t.*
+            RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.attempt, t.priority, t.uuid, t.source, t.queue,
+                t.args, num_nonnulls(t.timeout_s, t.key, t.dedupe_slot, t.retry, t.progress, t.error, t.checkpoint, t.bucket,
+                    t.origin) > 0 OR t.retries + t.crashes + t.recoveries > 0 AS has_more
         )
         SELECT array_agg(id), array_agg(token), array_agg(position), array_agg(due_at), array_agg(created_at),
             array_agg(attempt), array_agg(priority), array_agg(uuid), array_agg(source), array_agg(queue), array_agg(args),
-            bool_or(num_nonnulls(timeout_s, key, dedupe_slot, retry, progress, error, checkpoint, bucket, origin) > 0
-                OR retries + crashes + recoveries > 0),
-            count(*)::integer, min(queue) = max(queue) AND min(source) = max(source),
+            bool_or(has_more), count(*)::integer, min(queue) = max(queue) AND min(source) = max(source),
             max(position) FILTER (WHERE priority = 0), max(position) FILTER (WHERE priority = 1),
             max(position) FILTER (WHERE priority = 2)
         INTO v_claims.id, v_claims.token, v_claims.position, v_claims.due_at, v_claims.created_at, v_claims.attempt,
