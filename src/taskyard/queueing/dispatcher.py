@@ -252,7 +252,7 @@ class Dispatcher:
         """After a turn whose outcome is unknown: find what it may have claimed for this node without our hearing of it,
         and run that now. Nobody else would: this node is alive. Whether the store answered."""
         try:
-            running = [task for node in (self._node, *self._former) async for task in self._running_tasks(node)]
+            running = [task for node in (self._node, *sorted(self._former)) async for task in self._running_tasks(node)]
         except StoreError as error:
             await self._back_off(error)
             return False
