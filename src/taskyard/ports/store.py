@@ -354,7 +354,9 @@ class Store(Protocol):
         and changes nothing. An add that fails leaves the other adds alone. A claim goes to the queue whose first
         startable task has the smallest (priority, position) over all lanes of the demand, and there to the task that
         the queue's order says, within the demand, the queue's concurrency and the key's limit; a queue that is not
-        running gives none. It starts attempt + 1 under a token larger than every one before."""
+        running gives none. It starts attempt + 1 under a token larger than every one before.
+
+        Two turns of one node may be on their way at the same time: each is carried out as if it were alone."""
         ...
 
     async def apply(
@@ -377,10 +379,11 @@ class Store(Protocol):
         ...
 
     async def events(self, *, after: int, limit: int = 1000) -> EventPage:
-        """What happened after event number `after`, in the order of commits, each number once. The ring keeps a bounded
-        number; `missed` tells a reader that came too late, or with a number that this store has not come to: it was
-        begun anew, or restored, and what happened since is unknown to that reader. `after=-1` answers only with where
-        the ring stands now."""
+        """What happened after event number `after`, each number once, in an order in which it may have happened: what
+        could know of another event comes behind it, and so do the later ones of a task, and of a queue with a limit.
+        The ring keeps a bounded number; `missed` tells a reader that came too late, or with a number that this store
+        has not come to: it was begun anew, or restored, and what happened since is unknown to that reader. `after=-1`
+        answers only with where the ring stands now."""
         ...
 
     async def find(self, uuid: str) -> TaskRecord | None: ...

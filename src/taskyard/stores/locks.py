@@ -7,6 +7,10 @@ from enum import IntEnum
 
 class Lock(IntEnum):
     QUEUE = 1953721201
+    """Held by whoever changes what there is of a queue, but for who only completes plain runs."""
+    ENDS = 1953721209
+    """Of a queue, after the one above: shared by who only completes plain runs of it, left alone by who only claims,
+    adds and promotes, held alone by all others."""
     NODE = 1953721202
     EVENTS = 1953721203
     """Held by whoever may write events."""

@@ -14,7 +14,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     # Whoever ever held a claim may settle, report and submit.
     "drop-the-token-check": [
         (
-            r"(\w+)\.token = (\w+)\.token AND \1\.attempt = (?:\2\.attempt|coalesce\(c\.attempt, c_attempt\[1\]\))",
+            r"(\w+)\.token = (\w+)\.token AND \1\.attempt = (?:\2\.attempt|coalesce\(\2\.attempt, c\.attempt\[1\]\))",
             r"\1.state = 'running'",
         )
     ],
@@ -24,8 +24,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "forget-what-runs": [(r"p_concurrency - coalesce\(sum\(t\.n\), 0\)", "p_concurrency + 0 * count(*)")],
     # Turns do not wait for each other, and take their time between looking for room and filling it.
     "drop-the-queue-lock": [
-        (rf"PERFORM pg_advisory_xact_lock\({Lock.QUEUE}, h\)\s+FROM", "PERFORM FROM"),
-        (rf"pg_advisory_xact_lock\({Lock.QUEUE}, hashtext\(v_queues\[1\]\)\)", "NULL"),
+        (rf"PERFORM pg_advisory_xact_lock\((?:{Lock.QUEUE}|{Lock.ENDS}), h\)\s+FROM", "PERFORM FROM"),
+        (rf"pg_advisory_xact_lock\((?:{Lock.QUEUE}|{Lock.ENDS}), hashtext\(v_queues\[1\]\)\)", "NULL"),
         (r"(v_ids := taskyard\.pick_\d+\([^;]*\);)", r"\1 PERFORM pg_sleep(0.5);"),
     ],
     # Neither the version of a schedule nor the row of a fire time keeps a second task out.

@@ -29,8 +29,8 @@ from taskyard.stores.postgres.schema import find_version
 
 Conn = asyncpg.Connection
 
-BESIDES = 6
-"""Connections of a node besides its pool: one for turns, two for commands, one that listens, one that tells, one that
+BESIDES = 7
+"""Connections of a node besides its pool: two for turns, two for commands, one that listens, one that tells, one that
 beats."""
 
 CROWDED = 0.8

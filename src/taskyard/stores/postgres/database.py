@@ -53,7 +53,7 @@ class Database:
         self._pid = os.getpid()
         gate = Gate()
         links = partial(Links, self.url, gate, command_s=self._command_s)
-        self.turns = links(most=1, settings=PLANS, ghosts=self._ghosts)
+        self.turns = links(most=2, settings=PLANS, ghosts=self._ghosts)  # ends and claims
         self._writes = links(most=2, settings=PLANS, ghosts=self._ghosts)
         self.reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size, settings=READS)
         self.hints = Hints(self.url, gate, self.reads)

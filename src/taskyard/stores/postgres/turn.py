@@ -37,7 +37,7 @@ CALL = (
 
 HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
 
-Columns = tuple[list[Any] | None, ...]
+Columns = tuple[list[Any] | bool | None, ...]
 
 Lane = tuple[str, str, int]
 """A queue, a source and a priority."""
@@ -65,6 +65,10 @@ class Turn:
             for add in adds
         )
         """Whether each add is looked at by itself; otherwise all are stored in one go."""
+
+    @property
+    def has_adds(self) -> bool:
+        return bool(self._adds)
 
     def news(self) -> News:
         """What others are told of it, as far as is known before it is taken. What it promotes is new to them too."""
@@ -130,6 +134,7 @@ class Turn:
         moves: list[dict[str, Any]] = []
         queues: set[str] = set()
         seen: set[int] = set()
+        is_keyless = True
         for claim, move in self._settles:
             token = claim.token
             if token in seen:
@@ -138,6 +143,7 @@ class Turn:
             record = claim.record
             queues.add(record.queue)
             if move.state is COMPLETED:
+                is_keyless = is_keyless and record.key is None
                 ids.append(record.id)
                 tokens.append(token)
                 attempts.append(claim.attempt)
@@ -147,7 +153,7 @@ class Turn:
             else:
                 moves.append(_moved(claim, move, len(moves)))
         said = notes if any(note is not None for note in notes) else None
-        columns = (ids, tokens, _alike(attempts), ats, results, said) if ids else None
+        columns = (ids, tokens, _alike(attempts), ats, results, said, is_keyless) if ids else None
         return columns, msgspec.json.encode(moves).decode() if moves else None, queues
 
     def _said(self) -> str | None:

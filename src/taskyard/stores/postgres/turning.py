@@ -100,7 +100,9 @@ class Turning:
             try:
                 async with self._db.turns.use() as conn:
                     return await self._send(conn, turn)
-            except asyncpg.UniqueViolationError:
+            except asyncpg.UniqueViolationError as exc:
+                if not turn.has_adds:
+                    raise InvalidInput(f"this cannot be stored: {describe(exc)}") from exc
                 turn.is_careful = True  # a uuid or a slot is taken: look at each add by itself
             except asyncpg.TransactionRollbackError:
                 pass  # two turns got in each other's way: one of them has to start again

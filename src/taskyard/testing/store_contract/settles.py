@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from taskyard.errors import ClaimLost, IllegalMove
@@ -172,6 +174,17 @@ class SettleContract(Desk):
         retry = Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error())
         turned = await store.turn(A, settles=[(held, retry)], demand=room(1))
         assert [(one.uuid, one.attempt) for one in turned.claims] == [(held.uuid, 2)]
+
+    async def test_two_turns_of_one_node_at_the_same_time(self, store: Store, clock: ManualClock) -> None:
+        """One settles while the other adds and claims: both happen, each as if it were alone."""
+        claims = await start(store, *[a_record() for _ in range(50)])
+        ends, rest = await asyncio.gather(
+            store.turn(A, settles=[(one, Move.completed(at=clock.now())) for one in claims]),
+            store.turn(A, adds=[an_add(*[a_record() for _ in range(50)])], demand=room(50)),
+        )
+        assert ends.settled == [None] * 50
+        assert len(rest.claims) == 50
+        assert await store.count() == {("default", TaskState.COMPLETED): 50, ("default", TaskState.RUNNING): 50}
 
     async def test_all_of_it_in_one_turn(self, store: Store, clock: ManualClock) -> None:
         """Settle, report, add, promote and claim happen in one turn, each seeing what came before it."""

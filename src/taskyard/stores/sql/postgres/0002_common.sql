@@ -4,18 +4,30 @@
 --
 -- Every procedure that writes takes its locks first, in this order and each kind in order of its numbers, so that no two
 -- wait for each other: (1) that it writes events, shared; (2) the node, shared by its turns and alone by its rescue;
--- (3) the queues; (4) slots, by those who take any. Locks are advisory, of the transaction: a row lock would write to the
--- row each time. What belongs to a task, its edges and its row in `tie`, is written under the lock of its queue.
+-- (3) the queues; (4) the ends of their tasks; (5) slots, by those who take any. Locks are advisory, of the transaction: a
+-- row lock would write to the row each time. What belongs to a task, its edges and its row in `tie`, is written under the
+-- locks of its queue.
+--
+-- Most take (3) and (4) together. Two need only one of them, and so go on beside each other: a turn that brings no ends and
+-- no adds that have to do with others takes (3), and who completes plain runs shares (4). What makes a run plain is that
+-- nothing the first does depends on its end (`complete_apart_1`). Where they meet all the same: counts are added, and read
+-- only where there is a limit; an insert waits for the end of a task with its uuid, and looks afterwards; what a run says
+-- goes at least a turn ahead of its end.
 --
 -- Plans are made when the tables are empty, and kept. To a planner that knows no better, all that is queued or runs is as
 -- good a place to look for a few tasks as the index of their ids. Where the ids, tokens or keys are known, a condition
 -- that a partial index stands for is therefore left out, hidden behind OFFSET 0 or put as a comparison. Whoever has a token
 -- runs: the table sees to that.
 
-CREATE FUNCTION taskyard.lock_queues_1(p_queues text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskyard.lock_queues_1(p_queues text[], p_with_ends boolean DEFAULT true) RETURNS void
+LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock({{lock_queue}}, h)
     FROM (SELECT DISTINCT hashtext(q) AS h FROM unnest(p_queues) AS q ORDER BY 1) AS hashes;
+    IF p_with_ends THEN
+        PERFORM pg_advisory_xact_lock({{lock_ends}}, h)
+        FROM (SELECT DISTINCT hashtext(q) AS h FROM unnest(p_queues) AS q ORDER BY 1) AS hashes;
+    END IF;
 END $$;
 
 -- Not one for each: the server has room for some thousands of locks.

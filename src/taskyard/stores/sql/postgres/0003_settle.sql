@@ -1,8 +1,9 @@
 -- What becomes of runs, and of those who wait for them.
 
--- Runs that were completed, column by column; of what is the same for all, there may be one.
+-- Runs that were completed, column by column; of what is the same for all, there may be one. `keyless` if none of them has
+-- a key.
 CREATE TYPE taskyard.completed_1 AS (
-    id bigint[], token bigint[], attempt integer[], at timestamptz[], result text[], note text[]
+    id bigint[], token bigint[], attempt integer[], at timestamptz[], result text[], note text[], keyless boolean
 );
 
 -- Settle the completed runs: most of what a turn brings. The tokens of those that were still held.
@@ -51,6 +52,28 @@ BEGIN
         SELECT queue, s.state, sum(s.sign) FROM unnest(v_queues) AS q(queue),
             (VALUES ('running', -1), ('completed', 1)) AS s(state, sign)
         GROUP BY queue, s.state;
+    END IF;
+END $$;
+
+-- The same beside whoever claims from these queues, if all of them are plain: nobody waits for an end, their queues have no
+-- limit and are not to be paused after the last run, and no task waits for its key. Else nothing is done: that takes more
+-- locks.
+CREATE FUNCTION taskyard.complete_apart_1(
+    p_queues text[], c taskyard.completed_1,
+    OUT is_done boolean, OUT settled bigint[], OUT told integer, OUT next_due timestamptz
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
+    PERFORM pg_advisory_xact_lock_shared({{lock_ends}}, h)
+    FROM (SELECT DISTINCT hashtext(q) AS h FROM unnest(p_queues) AS q ORDER BY 1) AS hashes;
+    -- In a statement of its own: what was committed by who had the lock before is seen.
+    is_done := c.keyless AND NOT EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) AND NOT EXISTS (
+        SELECT FROM taskyard.queue WHERE name = ANY (p_queues) AND (concurrency IS NOT NULL OR state = 'stopping'));
+    IF is_done THEN
+        SELECT d.settled, d.told INTO settled, told FROM taskyard.complete_1(c) AS d;
+        SELECT due_at INTO next_due FROM taskyard.task
+        WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
     END IF;
 END $$;
 

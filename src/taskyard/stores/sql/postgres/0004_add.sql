@@ -20,13 +20,6 @@ DECLARE
     v_last text COLLATE "C";
     v_queues text[]; v_sources text[]; v_kinds text[];
 BEGIN
-    -- Ids are made in the order of time: most are beyond all that has ended, which one look can tell.
-    SELECT max(uuid) INTO v_last FROM taskyard.ended;
-    IF v_last >= ANY (a.uuid) THEN
-        IF EXISTS (SELECT FROM unnest(a.uuid) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = u.uuid) THEN
-            RAISE unique_violation;  -- it is asked again, add by add
-        END IF;
-    END IF;
     INSERT INTO taskyard.task (
         id, position, due_at, created_at, updated_at, timeout_s, priority, parked, state, uuid, source, queue, args, key,
         dedupe_slot, retry, bucket, origin, line)
@@ -44,6 +37,14 @@ BEGIN
             AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket, origin)
         OFFSET 0
     ) AS r;
+    -- Race: a task with one of these uuids may be ending just now. The insert has waited for that, and only now it is seen.
+    -- Ids are made in the order of time: most are beyond all that has ended, which one look can tell.
+    SELECT max(uuid) INTO v_last FROM taskyard.ended;
+    IF v_last >= ANY (a.uuid) THEN
+        IF EXISTS (SELECT FROM unnest(a.uuid) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = u.uuid) THEN
+            RAISE unique_violation;  -- it is asked again, add by add
+        END IF;
+    END IF;
     IF cardinality(a.source) = 1 AND cardinality(a.queue) = 1 AND cardinality(a.due_at) = 1 THEN
         -- As it mostly is: then there is nothing to be put together.
         INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)

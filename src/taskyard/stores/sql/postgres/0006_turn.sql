@@ -21,6 +21,7 @@ DECLARE
     v_keys text[];
     v_ended text[];
     v_has_waiters boolean;
+    v_is_apart boolean;
     v_is_known boolean;
     v_may_release boolean := p_adds IS NOT NULL;
     v_patience text;
@@ -32,6 +33,15 @@ BEGIN
     IF p_uuids IS NOT NULL THEN
         -- To send an array of so many texts would take the client five times as long.
         a.uuid := string_to_array(p_uuids, {{separator}}); a.args := string_to_array(p_args, {{separator}});
+    END IF;
+    IF c.keyless AND v_total = 0 AND p_moves IS NULL AND p_reports IS NULL AND a.uuid IS NULL THEN
+        SELECT * INTO v_is_apart, settled, told, next_due FROM taskyard.complete_apart_1(p_queues, c);
+        COMMIT;  -- or, with nothing written, give the locks back
+        IF v_is_apart THEN
+            hinted := false;
+            RETURN;
+        END IF;
+        told := 0;
     END IF;
     -- Before anything is written: who reads events can then tell which of our transactions still go on.
     v_nothing := pg_advisory_xact_lock_shared({{lock_events}}, 0);
@@ -65,10 +75,14 @@ BEGIN
     IF p_adds IS NOT NULL THEN
         v_queues := v_queues || taskyard.others_1(p_adds, a.slot, p_now);
     END IF;
+    v_is_apart := v_moved IS NULL AND NOT v_has_waiters AND p_adds IS NULL;
     IF cardinality(v_queues) = 1 THEN
         v_nothing := pg_advisory_xact_lock({{lock_queue}}, hashtext(v_queues[1]));
+        IF NOT v_is_apart THEN
+            v_nothing := pg_advisory_xact_lock({{lock_ends}}, hashtext(v_queues[1]));
+        END IF;
     ELSE
-        PERFORM taskyard.lock_queues_1(v_queues);
+        PERFORM taskyard.lock_queues_1(v_queues, NOT v_is_apart);
     END IF;
 
     IF c.id IS NOT NULL THEN

@@ -76,10 +76,6 @@ BEGIN
         END IF;
         v_holders := v_found.holders; v_ends := v_found.ends;
     END IF;
-    SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u WHERE EXISTS (SELECT FROM taskyard.ended AS e WHERE e.uuid = u.uuid);
-    IF FOUND THEN
-        RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
-    END IF;
     WITH stored AS (
         INSERT INTO taskyard.task (
             id, position, due_at, created_at, updated_at, timeout_s, priority, parked, state, uuid, source, queue, args,
@@ -100,6 +96,12 @@ BEGIN
         DELETE FROM taskyard.task WHERE id = ANY (v_ids);
         SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u
         GROUP BY u.uuid HAVING count(*) > 1 OR (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = u.uuid) IS NOT NULL LIMIT 1;
+        RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
+    END IF;
+    -- Race: a task with one of these uuids may be ending just now. The insert has waited for that, and only now it is seen.
+    SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u WHERE EXISTS (SELECT FROM taskyard.ended AS e WHERE e.uuid = u.uuid);
+    IF FOUND THEN
+        DELETE FROM taskyard.task WHERE id = ANY (v_ids);
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
     END IF;
     INSERT INTO taskyard.submitted (queue, n) SELECT queue, count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
