@@ -93,6 +93,7 @@ class Parts:
             jitter=ground.jitter,
             probes=ground.probes,
             many=ground.settings.many,
+            many_ends=ground.settings.many_ends,
         )
 
     def _make_runner(self) -> Runner:

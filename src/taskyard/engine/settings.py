@@ -15,20 +15,21 @@ from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import Probes
 from taskyard.ports.store import Store
-from taskyard.queueing.dispatcher import MANY
+from taskyard.queueing.dispatcher import MANY, MANY_ENDS
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """`serve=False` makes an engine that only submits and waits. `others` is the room for tasks of unknown sources,
     which are taken only to be reported (the standalone Scheduler does that). Of `many` claims at once, some begin while
-    the next turn is on its way."""
+    the next turn is on its way; `many_ends` at once go apart from the claims."""
 
     serve: bool = True
     name: str = ""
     max_running: int = 100
     others: int = 0
     many: int = MANY
+    many_ends: int = MANY_ENDS
     runner: RunnerSettings = field(default_factory=RunnerSettings)
     lease: LeaseSettings = field(default_factory=LeaseSettings)
 

@@ -76,6 +76,7 @@ class SimulatedNode:
                 name=self.name,
                 max_running=plan.max_running,
                 many=2,
+                many_ends=2,
                 runner=RunnerSettings(retry=QUICK),
                 lease=LeaseSettings(beating=InTask, new_incarnation=self._new_incarnation, suspended_s=lambda: 0.0),
             ),
