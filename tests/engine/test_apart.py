@@ -20,6 +20,7 @@ from tests.engine.leases import LeasedShakyStore
 from tests.engine.support import Rig, Work, quiet
 
 ENDS, CLAIMS, BOTH = "ends", "claims", "both"
+LEASE = LeaseSettings(stall_s=120.0, beating=InTask)
 
 
 class Server(LeasedShakyStore):
@@ -64,8 +65,7 @@ class Server(LeasedShakyStore):
 @pytest.fixture
 async def rig(start_rig):
     clock = ManualClock()
-    lease = LeaseSettings(stall_s=120.0, beating=InTask)
-    rig = await start_rig(store=Server(clock), clock=clock, lease=lease, max_running=8, many=4, many_ends=4)
+    rig = await start_rig(store=Server(clock), clock=clock, lease=LEASE, max_running=8, many=4, many_ends=4)
 
     async def run(record: TaskRecord) -> None:
         rig.store.began.append(record.uuid)
@@ -165,6 +165,42 @@ async def test_a_stop_with_both_on_their_way_loses_nothing(rig):
     assert {state for _, state in counts} == {TaskState.QUEUED}
 
 
+def test_the_end_of_the_loop_loses_nothing_whenever_it_comes():
+    """`asyncio.run` cancels all tasks at once when its main one has ended, also those that have not begun: whoever
+    stops the engine then records every run that has ended."""
+
+    async def main(rig: Rig, passes: int) -> None:
+        async def run(record: TaskRecord) -> None:
+            ran.append(record.uuid)
+
+        async def stop_at_the_end() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await rig.engine.stop(grace_s=5.0)
+
+        def pass_time() -> None:
+            rig.clock.advance(1)
+            loop.call_later(0.001, pass_time)
+
+        loop = asyncio.get_running_loop()
+        pass_time()
+        rig.consumer("brief", run, concurrent_count=8)
+        await rig.engine.start()
+        stopping.append(asyncio.create_task(stop_at_the_end()))
+        await rig.submit_many("brief", 40)
+        for _ in range(passes):
+            await asyncio.sleep(0)
+
+    for passes in range(60):
+        ran: list[str] = []
+        stopping: list[asyncio.Task[None]] = []
+        rig = Rig(Server(clock := ManualClock()), clock, lease=LEASE, max_running=8, many=4, many_ends=4)
+        asyncio.run(main(rig, passes))
+        assert stopping[0].done()
+        assert asyncio.run(rig.store.count()).get(("default", TaskState.COMPLETED), 0) == len(ran), passes
+
+
 async def test_claims_do_not_wait_for_ends_that_hang(rig):
     """What was claimed begins, and who submitted is told; the next turn has to wait."""
     rig.store.gates[ENDS] = asyncio.Event()
@@ -203,9 +239,8 @@ async def test_what_is_due_next_is_known_though_one_of_the_two_has_not_seen_it(r
 @pytest.mark.parametrize("more", [20, 600])
 async def test_very_many_claims_begin_some_at_a_time(start_rig, more):
     """In the order in which they were claimed: those that come meanwhile, be they few or many, stand behind them."""
-    clock = ManualClock()
-    lease, count = LeaseSettings(stall_s=120.0, beating=InTask), 4 * BEGIN_AT_ONCE
-    rig = await start_rig(store=Server(clock), clock=clock, lease=lease, max_running=count)
+    clock, count = ManualClock(), 4 * BEGIN_AT_ONCE
+    rig = await start_rig(store=Server(clock), clock=clock, lease=LEASE, max_running=count)
     begun_at: Counter[int] = Counter()
     passes = itertools.count()
 

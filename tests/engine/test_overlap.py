@@ -127,3 +127,23 @@ async def test_a_start_that_fails_among_those_put_off_costs_its_own_task_alone(r
     again = await rig.submit_many("brief", 8)
     await quiet()
     assert rig.store.began[7:] == again
+
+
+async def test_claims_that_are_found_only_when_the_node_stops_go_back(start_rig):
+    """All of them, also those that are put off, though nothing is left that would take another turn."""
+    clock = ManualClock()
+    store, lease = LeasedShakyStore(clock), LeaseSettings(stall_s=120.0, beating=InTask)
+    rig = await start_rig(store=store, clock=clock, lease=lease, max_running=8, many=4)
+    brief_runs: list[str] = []
+
+    async def run(record: TaskRecord) -> None:
+        brief_runs.append(record.uuid)
+
+    rig.consumer("brief", run, concurrent_count=8)
+    store.unanswered = OutcomeUnknown("cut off")
+    answers = rig.offer(*[rig.record("brief") for _ in range(8)])
+    await asyncio.gather(answers, return_exceptions=True)
+    rig.engine._loops.get("dispatcher").cancel()
+    await rig.engine.stop(grace_s=5.0)
+    assert brief_runs == []
+    assert await store.count() == {("default", TaskState.QUEUED): 8}

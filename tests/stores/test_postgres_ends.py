@@ -16,7 +16,7 @@ from taskyard.ports.store import Add
 from taskyard.stores.locks import Lock
 from taskyard.stores.postgres import PostgresStore
 from taskyard.testing.clock import ManualClock
-from taskyard.testing.samples import NOON, a_node, a_record, an_add, room
+from taskyard.testing.samples import NOON, a_node, a_record, an_add, room, seconds
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ PATIENCE_S = 20.0
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
 
 COMPLETE = (
-    "SELECT told FROM taskyard.complete_apart_1(ARRAY['default'], "
+    "SELECT told FROM taskyard.complete_apart_1($3, ARRAY['default'], "
     "ROW($1::bigint[], $2::bigint[], ARRAY[1], ARRAY[$3::timestamptz], ARRAY['1'], NULL, true)::taskyard.completed_1)"
 )
 
@@ -165,8 +165,9 @@ async def test_an_end_that_cannot_be_stored_is_refused_as_such(store, conn):
     claims = await begin(store, "twice", "fine")
     await store.turn(A.incarnation, settles=completed(await begin(store, "other")))
     await conn.execute("UPDATE taskyard.ended SET uuid = 'twice'")
-    with pytest.raises(InvalidInput, match="ended_uuid"):
-        await store.turn(A.incarnation, settles=completed(claims))
+    for adds in ([], [an_add(a_record())]):
+        with pytest.raises(InvalidInput, match="ended_uuid"):
+            await store.turn(A.incarnation, settles=completed(claims), adds=adds)
     assert (await store.turn(A.incarnation, settles=completed(claims[1:]))).settled == [None]
 
 
@@ -193,3 +194,13 @@ async def test_a_limit_that_is_set_meanwhile_waits_for_the_ends(store, conn):
     await limiting
     await store.turn(B.incarnation, adds=[an_add(a_record(), a_record())])
     assert len((await store.turn(B.incarnation, demand=room(9))).claims) == 1
+
+
+async def test_what_is_due_is_promoted_by_ends_as_well(store):
+    """A turn that only settles promotes what is due, as every turn does."""
+    claims = await begin(store, "one")
+    await store.turn(A.incarnation, adds=[an_add(a_record(uuid="due", due_at=NOON + seconds(1)))])
+    store._clock.advance(2)
+    assert (await store.turn(A.incarnation, settles=completed(claims))).next_due is None
+    assert [claim.uuid for claim in (await store.turn(B.incarnation, demand=room(9))).claims] == ["due"]
+    assert (await store.count())["default", TaskState.COMPLETED] == 1

@@ -69,6 +69,14 @@ class Hooks:
     next_due: Callable[[datetime | None], None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sent:
+    """What is on its way to the store, and under which incarnation."""
+
+    node: str
+    batch: Batch
+
+
 class Dispatcher:
     def __init__(
         self,
@@ -88,7 +96,7 @@ class Dispatcher:
         self.inbox = Inbox(store, slots)
         self._blame = Blame(self.inbox)
         self._former: set[str] = set()
-        self._sent: list[tuple[str, list[Settle]]] = []
+        self._sent: list[_Sent] = []
         self.refused = 0
         """Settles the store did not take, because somebody else had their tasks by then."""
         # Where nodes have leases, the store is a server.
@@ -125,9 +133,9 @@ class Dispatcher:
 
     def owes(self, node: str) -> bool:
         """Whether something that was claimed under this incarnation may still have to be written."""
-        if self._claims_in_doubt or any(sender == node for sender, _ in self._sent):
+        if self._claims_in_doubt or any(sent.node == node for sent in self._sent):
             return True
-        settles = chain(self.inbox.settles, *(settles for _, settles in self._sent))
+        settles = chain(self.inbox.settles, *(sent.batch.settles for sent in self._sent))
         claims = [*self._held, *(claim for claim, _ in settles)]
         return any(claim.record.node == node for claim in claims)
 
@@ -158,7 +166,7 @@ class Dispatcher:
             # Race: the claims may have been counted before the ends had made room for more.
             self.inbox.look()
         else:
-            answers = [(batch, await self._send(batch))]
+            answers = [(batch, await self._send(self._note_sent(batch)))]
         dues = [answer.next_due for _, answer in answers if isinstance(answer, Turned)]
         if dues:
             # Of two, neither need have seen what the other brought.
@@ -175,20 +183,32 @@ class Dispatcher:
         return all(move.state is COMPLETED and claim.record.key is None for claim, move in batch.settles)
 
     async def _send_apart(self, batch: Batch) -> list[tuple[Batch, Turned | Exception]]:
-        ends, rest = Batch(batch.settles), msgspec.structs.replace(batch, settles=[])
-        async with asyncio.TaskGroup() as group:
-            ending = group.create_task(self._send(ends))
-            turned = await self._send(rest)
-            self._begin_beside()  # the ends may take longer
-        return [(rest, turned), (ends, ending.result())]
+        rest = self._note_sent(msgspec.structs.replace(batch, settles=[]))
+        ends = self._note_sent(Batch(batch.settles))
+        try:
+            async with asyncio.TaskGroup() as group:
+                ending = group.create_task(self._send(ends))
+                turned = await self._send(rest)
+                self._begin_beside()  # the ends may take longer
+        finally:
+            # Race: whoever ends the loop may cancel a task before its first step: nothing of it has run then.
+            if ends in self._sent:
+                self._sent.remove(ends)
+                self.inbox.put_back(ends.batch)
+        return [(rest.batch, turned), (ends.batch, ending.result())]
 
-    async def _send(self, batch: Batch) -> Turned | Exception:
-        """Take a turn with this, and let the answer take effect."""
-        sent = self._node, batch.settles
+    def _note_sent(self, batch: Batch) -> _Sent:
+        """Nobody else has it from here on, until `_send` has been answered."""
+        sent = _Sent(self._node, batch)
         self._sent.append(sent)
+        return sent
+
+    async def _send(self, sent: _Sent) -> Turned | Exception:
+        """Take a turn with this, and let the answer take effect."""
+        batch = sent.batch
         try:
             turned = await self._store.turn(
-                self._node, settles=batch.settles, adds=batch.adds, reports=batch.reports, demand=batch.demand
+                sent.node, settles=batch.settles, adds=batch.adds, reports=batch.reports, demand=batch.demand
             )
         except BaseException as error:
             self._put_back(batch, error)
@@ -392,6 +412,7 @@ class Dispatcher:
             if self._is_hopeless or self._clock.monotonic() >= until_mono:
                 return False
             await self._turn()
+            self._begin_held()  # what it has found again, and put off: it goes back
         return True
 
     @property

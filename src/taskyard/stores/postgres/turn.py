@@ -66,10 +66,6 @@ class Turn:
         )
         """Whether each add is looked at by itself; otherwise all are stored in one go."""
 
-    @property
-    def has_adds(self) -> bool:
-        return bool(self._adds)
-
     def news(self) -> News:
         """What others are told of it, as far as is known before it is taken. What it promotes is new to them too."""
         return News.ADDED if not self._settles and not self._reports and not self.is_careful else News.CHANGED

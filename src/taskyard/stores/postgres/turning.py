@@ -37,6 +37,10 @@ TIDY_AFTER = 2_000
 has counted is to be put together as well, before claims from queues with a limit have much to add up."""
 
 
+HISTORY = frozenset({"ended", "run"})
+"""Where no add is stored: what is there twice is an end, and stays so however often it is sent."""
+
+
 class _UuidHeld(Exception):
     """A new task has a uuid that another has which was submitted in a transaction that has not ended."""
 
@@ -101,7 +105,7 @@ class Turning:
                 async with self._db.turns.use() as conn:
                     return await self._send(conn, turn)
             except asyncpg.UniqueViolationError as exc:
-                if not turn.has_adds:
+                if exc.table_name in HISTORY:
                     raise InvalidInput(f"this cannot be stored: {describe(exc)}") from exc
                 turn.is_careful = True  # a uuid or a slot is taken: look at each add by itself
             except asyncpg.TransactionRollbackError:

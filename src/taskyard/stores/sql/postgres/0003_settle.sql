@@ -56,10 +56,10 @@ BEGIN
 END $$;
 
 -- The same beside whoever claims from these queues, if all of them are plain: nobody waits for an end, their queues have no
--- limit and are not to be paused after the last run, and no task waits for its key. Else nothing is done: that takes more
--- locks.
+-- limit and are not to be paused after the last run, and no task waits for its key. Else, or if something is due, nothing
+-- is done: that takes more locks.
 CREATE FUNCTION taskyard.complete_apart_1(
-    p_queues text[], c taskyard.completed_1,
+    p_now timestamptz, p_queues text[], c taskyard.completed_1,
     OUT is_done boolean, OUT settled bigint[], OUT told integer, OUT next_due timestamptz
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -68,12 +68,13 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared({{lock_ends}}, h)
     FROM (SELECT DISTINCT hashtext(q) AS h FROM unnest(p_queues) AS q ORDER BY 1) AS hashes;
     -- In a statement of its own: what was committed by who had the lock before is seen.
-    is_done := c.keyless AND NOT EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) AND NOT EXISTS (
-        SELECT FROM taskyard.queue WHERE name = ANY (p_queues) AND (concurrency IS NOT NULL OR state = 'stopping'));
+    SELECT (SELECT due_at FROM taskyard.task WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1),
+        c.keyless AND NOT EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) AND NOT EXISTS (
+            SELECT FROM taskyard.queue WHERE name = ANY (p_queues) AND (concurrency IS NOT NULL OR state = 'stopping'))
+    INTO next_due, is_done;
+    is_done := is_done AND (next_due > p_now) IS NOT FALSE;
     IF is_done THEN
         SELECT d.settled, d.told INTO settled, told FROM taskyard.complete_1(c) AS d;
-        SELECT due_at INTO next_due FROM taskyard.task
-        WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
     END IF;
 END $$;
 

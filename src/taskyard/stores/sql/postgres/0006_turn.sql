@@ -35,7 +35,7 @@ BEGIN
         a.uuid := string_to_array(p_uuids, {{separator}}); a.args := string_to_array(p_args, {{separator}});
     END IF;
     IF c.keyless AND v_total = 0 AND p_moves IS NULL AND p_reports IS NULL AND a.uuid IS NULL THEN
-        SELECT * INTO v_is_apart, settled, told, next_due FROM taskyard.complete_apart_1(p_queues, c);
+        SELECT * INTO v_is_apart, settled, told, next_due FROM taskyard.complete_apart_1(p_now, p_queues, c);
         COMMIT;  -- or, with nothing written, give the locks back
         IF v_is_apart THEN
             hinted := false;

@@ -98,7 +98,8 @@ BEGIN
         GROUP BY u.uuid HAVING count(*) > 1 OR (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = u.uuid) IS NOT NULL LIMIT 1;
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
     END IF;
-    -- Race: a task with one of these uuids may be ending just now. The insert has waited for that, and only now it is seen.
+    -- Race: a task with one of these uuids may be ending just now. The insert has waited for that, and only now it is seen,
+    -- unless the transaction sees only what was there when it began.
     SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u WHERE EXISTS (SELECT FROM taskyard.ended AS e WHERE e.uuid = u.uuid);
     IF FOUND THEN
         DELETE FROM taskyard.task WHERE id = ANY (v_ids);
