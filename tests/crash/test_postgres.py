@@ -12,9 +12,12 @@ SEED = 4
 
 @pytest.mark.spec("QUE-23")
 @pytest.mark.slow
-def test_a_dead_nodes_tasks_run_elsewhere_within_the_lease_and_5_s(tmp_path: Path, databases: Databases) -> None:
+@pytest.mark.parametrize("mutation", ["", "part-every-turn"], ids=["as-it-is", "ends-apart"])
+def test_a_dead_nodes_tasks_run_elsewhere_within_the_lease_and_5_s(
+    tmp_path: Path, databases: Databases, mutation: str
+) -> None:
     """What a node was running that is killed with SIGKILL is started on others; nothing is lost or committed twice."""
-    figures = deaths.run_part(tmp_path, trials=2, seed=SEED, databases=databases)
+    figures = deaths.run_part(tmp_path, trials=2, seed=SEED, databases=databases, mutation=mutation)
     assert figures.failures == []
     assert max(figures.took) <= deaths.LIMIT_S
 

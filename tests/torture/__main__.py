@@ -71,6 +71,7 @@ SCENARIOS: dict[str, Scenario] = {
     "pg-pauses": Scenario(pauses.run, 200, 2_000),
     "pg-verdicts": Scenario(verdicts.run, 20, 200),
     "pg-deaths": Scenario(deaths.run, 200, 1_000),
+    "pg-parted": Scenario(partial(deaths.run, mutation="part-every-turn"), 100, 1_000),
     **{f"pg-{way}": Scenario(partial(outages.run, way=way), 20, 200) for way in outages.WAYS},
     "pg-deaf": Scenario(hints.run_deaf, 100, 500),
     "pg-cancels": Scenario(hints.run_cancels, 100, 1_000),

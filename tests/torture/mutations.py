@@ -14,6 +14,8 @@ from unittest.mock import ANY
 
 from taskyard.cluster.leader import Leadership
 from taskyard.model.task import Claim
+from taskyard.queueing.dispatcher import Dispatcher
+from taskyard.queueing.inbox import Batch
 from taskyard.scheduling.recurring import RecurringLoop
 from taskyard.stores.postgres import PostgresStore, connection
 from taskyard.stores.sqlite.core import SqliteCore
@@ -115,6 +117,15 @@ def fire_without_looking() -> None:
     ScheduleWrites._version = version  # type: ignore[method-assign]
 
 
+def part_every_turn() -> None:
+    """Ends go apart from the claims of their turn, however few they are. That is no fault either."""
+
+    def is_worth_parting(self: Dispatcher, batch: Batch) -> bool:
+        return bool(batch.settles) and batch.demand is not None
+
+    Dispatcher._is_worth_parting = is_worth_parting  # type: ignore[method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     "acknowledge-before-commit": acknowledge_before_commit,
     "acknowledge-before-flush": acknowledge_before_flush,
@@ -124,6 +135,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     "everybody-leads": let_everybody_lead,
     "think-before-fire": think_before_fire,
     "fire-without-looking": fire_without_looking,
+    "part-every-turn": part_every_turn,
 }
 
 

@@ -19,19 +19,19 @@ LIMIT_S = LEASE_S + 5.0
 BACKLOG = 24
 
 
-def run(where: Path, *, trials: int, seed: int) -> Figures:
-    figures = spread(run_part, where, trials=trials, seed=seed)
+def run(where: Path, *, trials: int, seed: int, mutation: str = "") -> Figures:
+    figures = spread(partial(run_part, mutation=mutation), where, trials=trials, seed=seed)
     if percentile(figures.took, 0.99) > LIMIT_S:
         figures.failures.append(f"of a hundred tasks more than one took longer than {LIMIT_S:g} s to be taken up again")
     figures.note = f"{NODES} nodes, lease {LEASE_S:g} s: {figures.told()}"
     return figures
 
 
-def run_part(where: Path, *, trials: int, seed: int, databases: Databases | None = None) -> Figures:
+def run_part(where: Path, *, trials: int, seed: int, databases: Databases | None = None, mutation: str = "") -> Figures:
     figures = Figures("P4 PostgreSQL: a dead node's tasks run elsewhere", 0)
     with open_site(where, databases=databases) as site:
         folder = site.make_folder()
-        crew = Crew(folder, random.Random(seed))
+        crew = Crew(folder, random.Random(seed), mutation=mutation)
         with crew.gathered():
             while figures.trials < trials:
                 crew.top_up(BACKLOG)
