@@ -63,9 +63,9 @@ def test_a_shutdown_that_cancels(kind, make, stage):
         assert concurrent.futures.wait(waiting, timeout=0).not_done == set()
 
 
-@EVERY
+@pytest.mark.parametrize("kind", [kind for kind in PROCESSES if not kind.startswith("stdlib")], scope="module")
 def test_a_cancelled_future_does_not_hold_up_the_shutdown(make):
-    """A shutdown right after a cancel ends."""
+    """A shutdown right after a cancel ends. (Now and then the standard library's does not, in Python 3.11.2.)"""
     pool = make(1)
     assert pool.submit(int).result(PATIENCE_S) == 0
     pool.submit(int).cancel()
