@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 
 from tests.execution import deeds
-from tests.execution.kinds import EVERY, PATIENCE_S, PROCESS, PROCESSES
+from tests.execution.kinds import EVERY, PATIENCE_S, PROCESS, PROCESSES, THREADS
 
 pytestmark = pytest.mark.spec("MGR-04")
 
@@ -63,7 +63,7 @@ def test_a_shutdown_that_cancels(kind, make, stage):
         assert concurrent.futures.wait(waiting, timeout=0).not_done == set()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PROCESSES if not kind.startswith("stdlib")], scope="module")
+@pytest.mark.parametrize("kind", [kind for kind in (*PROCESSES, *THREADS) if kind != "stdlib"], scope="module")
 def test_a_cancelled_future_does_not_hold_up_the_shutdown(make):
     """A shutdown right after a cancel ends. (Now and then the standard library's does not, in Python 3.11.2.)"""
     pool = make(1)
