@@ -1,7 +1,7 @@
 """On PostgreSQL plain runs are completed beside whoever claims from the same queue: what that must not break."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import asyncpg
 import pytest
@@ -15,7 +15,6 @@ from taskyard.model.task import Claim
 from taskyard.ports.store import Add
 from taskyard.stores.locks import Lock
 from taskyard.stores.postgres import PostgresStore
-from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, room, seconds
 
 pytestmark = pytest.mark.anyio
@@ -29,24 +28,6 @@ COMPLETE = (
     "SELECT told FROM taskyard.complete_apart_1($3, ARRAY['default'], "
     "ROW($1::bigint[], $2::bigint[], ARRAY[1], ARRAY[$3::timestamptz], ARRAY['1'], NULL, true)::taskyard.completed_1)"
 )
-
-
-@pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(postgres_url, clock=ManualClock())
-    await store.open()
-    await store.join(A)
-    await store.join(B)
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def conn(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
-    """On which a turn stands still where the test wants it to."""
-    conn = await asyncpg.connect(postgres_url)
-    yield conn
-    await conn.close()
 
 
 async def begin(store: PostgresStore, *uuids: str) -> list[Claim]:
@@ -133,12 +114,13 @@ async def test_two_last_ends_at_a_time_pause_a_queue_that_stops_after_them(store
     assert [queue.control.state for queue in await store.queues()] == [QueueState.PAUSED]
 
 
-async def test_a_uuid_is_not_taken_again_while_its_task_ends(store, conn):
+@pytest.mark.parametrize("demand", [None, room(9)], ids=["queued", "started"])
+async def test_a_uuid_is_not_taken_again_while_its_task_ends(store, conn, demand):
     """Who submits with an id of his own, once more and just as it ends, is told that there is such a task."""
     claims = await begin(store, "mine")
     async with conn.transaction():
         await complete(conn, *claims)
-        adding = asyncio.ensure_future(store.turn(B.incarnation, adds=[an_add(a_record(uuid="mine"))]))
+        adding = asyncio.ensure_future(store.turn(B.incarnation, adds=[an_add(a_record(uuid="mine"))], demand=demand))
         await someone_waits(conn)
     (answer,) = (await adding).added
     assert isinstance(answer, InvalidInput | SubmitPending)  # the latter if this machine is slow: it would ask again

@@ -123,7 +123,7 @@ class Turning:
         except (*retried, asyncpg.TransactionRollbackError):
             raise
         except asyncpg.LockNotAvailableError as exc:
-            if re.search(r"\badd_1\(", str(exc.context)):  # and not where turns wait for each other
+            if re.search(r"\b(add|begin)_1\(", str(exc.context)):  # and not where turns wait for each other
                 raise _UuidHeld from exc
             raise busy(self._db.url) from exc
         except Exception:

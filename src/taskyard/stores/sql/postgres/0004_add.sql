@@ -8,6 +8,22 @@ CREATE TYPE taskyard.new_1 AS (
     origin text[]
 );
 
+-- After these were stored: fail if one of them has ended before, so that the turn is asked again, add by add.
+-- Race: a task with one of these uuids may be ending just now. The insert has waited for that, and only now it is seen.
+CREATE FUNCTION taskyard.check_uuids_1(p_uuids text[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_last text COLLATE "C";
+BEGIN
+    -- Ids are made in the order of time: most are beyond all that has ended, which one look can tell.
+    SELECT max(uuid) INTO v_last FROM taskyard.ended;
+    IF v_last >= ANY (p_uuids) THEN
+        IF EXISTS (SELECT FROM unnest(p_uuids) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = u.uuid) THEN
+            RAISE unique_violation;
+        END IF;
+    END IF;
+END $$;
+
 -- Store new tasks, of which nothing is to be decided any more. How many events that were.
 CREATE FUNCTION taskyard.add_1(p_first integer, p_now timestamptz, a taskyard.new_1) RETURNS integer
 LANGUAGE plpgsql AS $$
@@ -17,7 +33,6 @@ DECLARE
     -- Of what there may be one for all.
     v_source text := a.source[1]; v_queue text := a.queue[1]; v_priority smallint := a.priority[1];
     v_due_at timestamptz := a.due_at[1]; v_created_at timestamptz := a.created_at[1];
-    v_last text COLLATE "C";
     v_queues text[]; v_sources text[]; v_kinds text[];
 BEGIN
     INSERT INTO taskyard.task (
@@ -37,18 +52,13 @@ BEGIN
             AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket, origin)
         OFFSET 0
     ) AS r;
-    -- Race: a task with one of these uuids may be ending just now. The insert has waited for that, and only now it is seen.
-    -- Ids are made in the order of time: most are beyond all that has ended, which one look can tell.
-    SELECT max(uuid) INTO v_last FROM taskyard.ended;
-    IF v_last >= ANY (a.uuid) THEN
-        IF EXISTS (SELECT FROM unnest(a.uuid) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = u.uuid) THEN
-            RAISE unique_violation;  -- it is asked again, add by add
-        END IF;
-    END IF;
+    PERFORM taskyard.check_uuids_1(a.uuid);
     IF cardinality(a.source) = 1 AND cardinality(a.queue) = 1 AND cardinality(a.due_at) = 1 THEN
         -- As it mostly is: then there is nothing to be put together.
-        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
-        VALUES (pg_current_xact_id()::text::bigint, p_first, v_n, 'submitted', v_queue, v_source, ARRAY[p_now], a.uuid);
+        WITH told AS (
+            INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
+            VALUES (pg_current_xact_id()::text::bigint, p_first, v_n, 'submitted', v_queue, v_source, ARRAY[p_now], a.uuid)
+        )
         INSERT INTO taskyard.tally (queue, state, n)
         VALUES (v_queue, CASE WHEN v_due_at > p_now THEN 'scheduled' ELSE 'queued' END, v_n);
         RETURN v_n;

@@ -569,3 +569,57 @@ BEGIN
     PERFORM taskyard.raise_1(l_queues, l_sources, l_0, l_1, l_2);
     RETURN v_claims;
 END $$;
+
+-- Store one new task that starts at once, as `add_1` and `start_1` would in turn: with half of their writing, and without the
+-- row that they leave to be vacuumed. Only if nothing else could come of it: its queue goes by one priority alone, without
+-- a limit, and nothing in it waits to start. Else nothing is done, and the claim is null.
+CREATE FUNCTION taskyard.begin_1(p_first integer, p_node text, p_now timestamptz, a taskyard.new_1)
+RETURNS taskyard.claims_1 LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_claim taskyard.claims_1;
+    v_queue text := a.queue[1]; v_source text := a.source[1]; v_priority smallint := a.priority[1];
+    v_id bigint; v_token bigint;
+    v_nothing text;
+BEGIN
+    WITH begun AS (
+        INSERT INTO taskyard.task (
+            id, token, position, due_at, created_at, updated_at, started_at, timeout_s, attempt, priority, parked, state,
+            uuid, source, queue, args, retry, node, bucket, origin)
+        SELECT n.id, nextval('taskyard.seq'), n.id * {{gap}}, a.due_at[1], a.created_at[1], p_now, p_now, a.timeout_s[1], 1,
+            v_priority, false, 'running', a.uuid[1], v_source, v_queue, a.args[1], a.retry[1], p_node, a.bucket[1],
+            a.origin[1]
+        FROM (SELECT nextval('taskyard.seq') AS id OFFSET 0) AS n
+        WHERE NOT EXISTS (
+            SELECT FROM taskyard.queue
+            WHERE name = v_queue AND (state <> 'running' OR ordering <> 'priority' OR concurrency IS NOT NULL)
+        ) AND NOT EXISTS (
+            SELECT FROM taskyard.lane AS l
+            LEFT JOIN LATERAL (
+                SELECT * FROM taskyard.mark AS m WHERE m.queue = l.queue AND m.source = l.source ORDER BY m.n DESC LIMIT 1
+            ) AS m ON true
+            WHERE l.queue = v_queue AND (
+                v_priority <> 0 AND l.low_0 IS NOT NULL OR v_priority <> 1 AND l.low_1 IS NOT NULL
+                OR v_priority <> 2 AND l.low_2 IS NOT NULL OR (
+                    SELECT t.id FROM taskyard.task AS t
+                    WHERE t.queue = l.queue AND t.source = l.source AND t.state = 'queued' AND NOT t.parked
+                        AND t.priority = v_priority
+                        AND t.position >= coalesce(CASE v_priority WHEN 0 THEN m.low_0 WHEN 1 THEN m.low_1 ELSE m.low_2 END, 0)
+                    ORDER BY t.position LIMIT 1) IS NOT NULL))
+        RETURNING id, token
+    ), told AS (
+        INSERT INTO taskyard.event (xid, first, n, kind, queue, source, ats, uuids)
+        SELECT pg_current_xact_id()::text::bigint, e.first, 1, e.kind, v_queue, v_source, ARRAY[p_now], a.uuid
+        FROM begun, (VALUES (p_first, 'submitted'), (p_first + 1, 'running')) AS e(first, kind)
+    ), counted AS (
+        INSERT INTO taskyard.tally (queue, state, n) SELECT v_queue, 'running', 1 FROM begun
+    )
+    SELECT id, token INTO v_id, v_token FROM begun;
+    IF v_id IS NULL THEN
+        RETURN v_claim;
+    END IF;
+    v_nothing := taskyard.check_uuids_1(a.uuid);
+    v_claim := ROW(ARRAY[v_id], ARRAY[v_token], ARRAY[v_id * {{gap}}], a.due_at, a.created_at, ARRAY[1], a.priority, a.uuid,
+        a.source, a.queue, a.args, a.timeout_s, NULL, NULL, NULL, NULL, NULL, a.retry, NULL, NULL, NULL, a.bucket, a.origin);
+    RETURN v_claim;
+END $$;
