@@ -68,6 +68,8 @@ from taskyard.testing.samples import a_node
 T = TypeVar("T")
 
 QUEUES = ("default", "cpu")
+QUIET = "quiet"
+"""Where mostly one task comes at a time, and starts in the turn that adds it."""
 SOURCES = ("fetch", "shrink", "report")
 WINDOW_S = 2.0
 DELAYS = (0.0, 0.0, 0.0, -5.0, 0.5, 1.0, 3.0)
@@ -176,7 +178,7 @@ more_commands = st.one_of(
 )
 settings_of_queues = st.builds(
     QueueSettings,
-    name=st.sampled_from(QUEUES),
+    name=st.sampled_from([*QUEUES * 4, QUIET]),
     concurrency=st.sampled_from([None, 1, 2, 3]),
     per_key=st.sampled_from([1, 1, 2]),
     auto_recover=st.sampled_from([0, 1, 2]),
@@ -354,6 +356,17 @@ class StoreMachine(RuleBasedStateMachine):
     def plain_work_comes(self, handle: int, node: int, tasks: list[Asked], demand: Demand) -> None:
         self.turn(handle, node, [], [Batch(tasks, Dedupe.ALLOW, None)], [], demand)
 
+    @rule(
+        handle=handles,
+        node=nodes,
+        settles=st.lists(endings, max_size=2),
+        source=st.sampled_from(SOURCES),
+        demand=generous | demands,
+    )
+    def one_task_comes(self, handle: int, node: int, settles: list[Ending], source: str, demand: Demand) -> None:
+        task = a_plain_task(QUIET, source, Priority.NORMAL, None)
+        self.turn(handle, node, settles, [Batch([task], Dedupe.ALLOW, None)], [], demand)
+
     @precondition(lambda self: self.uuids)
     @rule(handle=handles, node=nodes, demand=demands)
     def a_node_has_room(self, handle: int, node: int, demand: Demand) -> None:
@@ -427,7 +440,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.queues[settings.name] = settings
         self.compare()
 
-    @rule(handle=handles, queue=st.sampled_from(QUEUES), command=words)
+    @rule(handle=handles, queue=st.sampled_from([*QUEUES * 4, QUIET]), command=words)
     def somebody_steers_a_queue(self, handle: int, queue: str, command: QueueCommand) -> None:
         one, two = self.both(handle, lambda store: store.control(queue, command, by="ann"))
         assert two == one
