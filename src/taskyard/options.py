@@ -24,7 +24,7 @@ from taskyard.model.given import (
 )
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import Dedupe, DedupeScope, OnFailure, TaskRecord, aware, new_uuid, new_uuids
+from taskyard.model.task import Dedupe, DedupeScope, OnFailure, TaskRecord, moment, new_uuid, new_uuids
 from taskyard.ports.consumer import Consumer
 
 
@@ -119,13 +119,13 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             return
         if not isinstance(at, datetime):
             raise InvalidInput(f"schedule_at must be a datetime with a time zone, not {quote(at)}")
-        aware("schedule_at", at)
+        moment("schedule_at", at)
         if delay_s is not None:
             raise InvalidInput("give either delay_s or schedule_at, not both")
 
     def due_at(self, now: datetime) -> datetime:
         if self.schedule_at is not None:
-            return aware("schedule_at", self.schedule_at)
+            return moment("schedule_at", self.schedule_at)
         return now if self.delay_s is None else now + timedelta(seconds=self.delay_s)
 
 
@@ -167,7 +167,7 @@ def make_record(
             )
         args, uuid = task.args, check_name("a task's uuid", task.uuid)
         if options is DEFAULTS or (options.schedule_at is None and options.delay_s is None):
-            due_at = aware("schedule_at", task.schedule_at)
+            due_at = moment("schedule_at", task.schedule_at)
     text = consumer.encode(args)
     check_size(consumer.name, text, max_bytes)
     record = TaskRecord(uuid or new_uuid(), consumer.name, due_at, now, now, 0, options.queue or consumer.queue, text)

@@ -143,8 +143,9 @@ def test_reschedule_takes_a_while_or_a_moment(shell: Shell) -> None:
     assert shell.here("reschedule", uuid, "2040-01-31T09:00+01:00", "--store", shell.url).code == 0
     assert shell.record(uuid).due_at == datetime(2040, 1, 31, 8, tzinfo=UTC)
     assert shell.here("reschedule", uuid, "0", "--store", shell.url).out.endswith("due now\n")
-    for wrong in ("tomorrow", "2040-01-31T09:00", "9999999d"):
+    for wrong in ("tomorrow", "2040-01-31T09:00", "9999999d", "9999-12-31T23:59-12:00", "0001-01-01T00:00Z"):
         assert shell.here("reschedule", uuid, wrong, "--store", shell.url).code == 2
+    assert shell.record(uuid).due_at < datetime.now(UTC)
 
 
 @pytest.mark.spec("QUE-15")

@@ -30,6 +30,7 @@ from tests.scenario.jobs import build
 
 NAIVE = datetime(2030, 1, 1, 12)  # noqa: DTZ001 - a time without a zone is the point
 AWARE = NAIVE.replace(tzinfo=UTC)
+NEVER = datetime.max.replace(tzinfo=UTC)
 LONG = "x" * 5000
 
 DEEP: Any = None
@@ -58,6 +59,7 @@ SUBMITS = [
     ("arguments-too-large", PayloadTooLarge, "write it to a file and pass the path", ("echo", {"value": LONG}), {}),
     ("naive-time", NaiveDatetime, r"write datetime\.now\(timezone\.utc\)", ADD, {"schedule_at": NAIVE}),
     ("time-as-text", InvalidInput, "must be a datetime with a time zone", ADD, {"schedule_at": "2030-01-01"}),
+    ("time-never", InvalidInput, "between the years 1970 and 9000", ADD, {"schedule_at": NEVER}),
     ("two-times", InvalidInput, "give either delay_s or schedule_at", ADD, {"delay_s": 1, "schedule_at": AWARE}),
     ("delay-negative", InvalidInput, "delay_s must be between 0 and 1e9", ADD, {"delay_s": -1}),
     ("delay-nan", InvalidInput, "delay_s must be between 0 and 1e9", ADD, {"delay_s": float("nan")}),

@@ -145,6 +145,40 @@ async def test_an_illegal_move_is_refused_by_the_database(store, stranger):
         )
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"due_at": "12000-01-01T00:00:00Z"},
+        {"due_at": "infinity"},
+        {"due_at": None},
+        {"created_at": "0044-03-15 BC"},
+        {"queue": ""},
+        {"queue": "q" * 3000},
+        {"uuid": ""},
+        {"timeout_s": -1},
+        {"retry": "junk"},
+        {"retry": "3"},
+    ],
+    ids=str,
+)
+async def test_what_no_node_could_read_cannot_be_submitted_past_our_code(store, stranger, wrong):
+    """Who may submit may call the function for it by hand: what it takes, nodes can work with."""
+    task = {
+        "uuid": "u", "source": "fetch", "queue": "default", "args": "{}", "priority": 1,
+        "due_at": NOON.isoformat(), "created_at": NOON.isoformat(),
+    }  # fmt: skip
+
+    async def submit(**fields: object) -> str:
+        where = await stranger.fetchval("SELECT taskyard.whereabouts_1()")
+        add = {"where": where, "dedupe": "allow", "tasks": [task | fields]}
+        return str(await stranger.fetchval("SELECT taskyard.submit_1($1)", msgspec.json.encode(add).decode()))
+
+    with pytest.raises((asyncpg.CheckViolationError, asyncpg.DataError)):
+        await submit(**wrong)
+    assert "why" not in await submit()
+    assert len((await store.turn(A.incarnation, demand=room(9))).claims) == 1
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +338,15 @@ async def test_work_that_is_submitted_in_an_open_transaction_is_not_waited_for(s
     turned = await store.turn(A.incarnation, adds=added)
     assert isinstance(turned.added[0], list)
     assert isinstance(turned.added[1], DuplicateTask)
+
+
+async def test_an_answer_that_cannot_be_read_leaves_the_outcome_open(store, stranger):
+    """The turn has been committed when its answer is read: what it did has to be looked up, not asked for again."""
+    await store.turn(A.incarnation, adds=[an_add(a_record())])
+    await stranger.execute("UPDATE taskyard.task SET created_at = '12000-01-01'")
+    with pytest.raises(OutcomeUnknown):
+        await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))
+    assert await store.count() == {("default", TaskState.RUNNING): 1, ("default", TaskState.QUEUED): 1}
 
 
 async def test_a_uuid_in_an_open_transaction_is_not_waited_for(store, other, stranger):

@@ -12,6 +12,7 @@ from taskyard.model.control import Pause
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.order import GAP
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord
@@ -71,7 +72,10 @@ async def test_it_is_as_if_it_had_been_queued_and_then_claimed(store, conn, fiel
     assert without_numbers(begun_record) == without_numbers(await store.find(claimed.uuid))
     assert begun.attempt == claimed.attempt == 1
     assert begun.record.id < begun.token < claimed.token
-    assert begun.record.position < claimed.record.position
+    assert begun.record.position == begun.record.id * GAP
+    assert claimed.record.position == claimed.record.id * GAP
+    assert begun_record is not None
+    assert begun_record.position == begun.record.position
 
     ended = await store.turn(A.incarnation, settles=[(c, Move.completed(at=NOON)) for c in (begun, claimed)])
     assert ended.settled == [None, None]
@@ -96,12 +100,6 @@ async def with_something_queued_for_others(store: PostgresStore) -> None:
     await add(store, source="shrink")
 
 
-async def with_two_priorities(store: PostgresStore) -> None:
-    record = await add(store, priority=0)
-    (claim,) = (await store.turn(A.incarnation, demand=room(9))).claims
-    assert claim.uuid == record.uuid
-
-
 async def with_something_due(store: PostgresStore) -> None:
     await add(store, due_at=NOON + seconds(1))
     assert isinstance(store._clock, ManualClock)
@@ -115,7 +113,6 @@ async def with_something_due(store: PostgresStore) -> None:
         in_turn,
         with_something_queued,
         with_something_queued_for_others,
-        with_two_priorities,
         with_something_due,
     ],
 )
@@ -125,6 +122,15 @@ async def test_where_more_counts_it_stands_in_line(store, conn, prepare: Callabl
     await conn.execute("DELETE FROM taskyard.tally WHERE state = 'queued'")
     record = a_record()
     assert record.uuid in {claim.uuid for claim in (await begin(store, record)).claims}
+    assert await was_queued(conn)
+
+
+@pytest.mark.parametrize(("before", "priority"), [(0, 1), (1, 2), (2, 1)])
+async def test_where_there_were_other_priorities_it_stands_in_line(store, conn, before, priority):
+    """Each start counts for who is passed over there, also if nobody waits just now."""
+    await begin(store, a_record(priority=before))
+    assert not await was_queued(conn)
+    await begin(store, a_record(priority=priority))
     assert await was_queued(conn)
 
 

@@ -1,10 +1,11 @@
 """What a person asks, decided for every state."""
 
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from taskyard.errors import CommandRefused
+from taskyard.errors import CommandRefused, InvalidInput
 from taskyard.model.command import (
     VERBS,
     AskCancel,
@@ -135,6 +136,14 @@ def test_a_cancel_by_force_warns():
         apply_change(record, change)
     assert (record.cancel_forced, record.cancel_asked_at, record.cancel_reason) == (True, LATER, "stuck")
     assert record.note == decision.note
+
+
+def test_nothing_is_made_due_where_the_calendar_ends():
+    """Neither a store nor arithmetic could hold it; a moment in another zone is kept in UTC."""
+    for year, zone in ((9999, timezone(-timedelta(hours=12))), (9500, UTC), (1, UTC)):
+        with pytest.raises(InvalidInput, match=r"between the years 1970 and 9000|outside of the calendar"):
+            Reschedule(datetime(year, 12, 31, 23, tzinfo=zone))
+    assert Reschedule(datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))).due_at.tzinfo is UTC
 
 
 BY_ANN = [

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from taskyard.errors import InvalidInput
 from taskyard.model.cron import ALIASES
 from taskyard.model.recurrence import (
-    FIRST,
-    LAST,
     TICK,
     Cron,
     Every,
@@ -29,6 +27,7 @@ from taskyard.model.recurrence import (
     fires_between,
     next_fires,
 )
+from taskyard.model.task import FIRST, LAST
 from tests.unit.cron_oracle import EXPRESSIONS, NaiveCron, changes, differs, minutes_of, windows
 from tests.unit.cron_strings import draw
 from tests.unit.strategies import moments

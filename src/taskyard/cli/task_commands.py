@@ -100,11 +100,14 @@ def reschedule_command(
     when: Annotated[str, typer.Argument(metavar="TIME", help="From now: 90, 5m, 2h. Or 2030-01-31T09:00+01:00.")],
 ) -> int:
     """Make tasks that have not started due at another time, earlier or later: taskyard reschedule ID 2h."""
+    from taskyard.cli.errors import typed_on_the_command_line
     from taskyard.cli.steering import steer
     from taskyard.cli.values import parse_when
     from taskyard.model.command import Reschedule
 
-    return steer(chosen, Reschedule(parse_when(when)))
+    with typed_on_the_command_line():
+        command = Reschedule(parse_when(when))
+    return steer(chosen, command)
 
 
 def move_command(

@@ -14,7 +14,7 @@ from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.settle import ASKED_TO_CANCEL, CANCELED_BY_FORCE
 from taskyard.model.state import ENDED, HAS_PLACE, LEGAL, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
-from taskyard.model.task import TaskRecord
+from taskyard.model.task import TaskRecord, moment
 
 DAMAGED = "what it was writing may be damaged"
 ONLY_IN_LINE = "only what stands in line can be moved"
@@ -83,6 +83,9 @@ class Reschedule(msgspec.Struct, frozen=True, tag=True):
     """Make it due at another time, earlier or later."""
 
     due_at: datetime
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "due_at", moment("at", self.due_at))
 
 
 Command = Cancel | Retry | SetPriority | Hold | Release | Skip | StartNow | MoveBefore | MoveAfter | Reschedule

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from taskyard.model.recurrence import LAST, TICK, count_fires, find_last_fire, fires_between, next_fires
+from taskyard.model.recurrence import TICK, count_fires, find_last_fire, fires_between, next_fires
 from taskyard.model.schedule import Schedule
+from taskyard.model.task import LAST
 
 
 def upcoming(schedule: Schedule, *, after: datetime, count: int) -> list[datetime]:

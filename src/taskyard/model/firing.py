@@ -16,9 +16,10 @@ import msgspec
 from taskyard.errors import InvalidInput
 from taskyard.model import fire_times
 from taskyard.model.given import check_count
-from taskyard.model.recurrence import FIRST, TICK, count_fires, fires_between
+from taskyard.model.recurrence import TICK, count_fires, fires_between
 from taskyard.model.schedule import Missed, Overlap, Schedule, check_moment
 from taskyard.model.schedule_state import ScheduleState, ahead, decided_until, is_ahead, rewind, skip
+from taskyard.model.task import FIRST
 
 AT_ONCE = 100
 """How many fires one plan holds: what is left of a long catch-up comes in the next looks, in batches a store takes."""

@@ -26,13 +26,10 @@ import msgspec
 from taskyard.errors import InvalidInput, quote
 from taskyard.model.cron import DAY, get_zone, normalize, parse_cron, to_midnight
 from taskyard.model.given import LONGEST_S
-from taskyard.model.task import aware
+from taskyard.model.task import FIRST, LAST, aware
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
-
-FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""No rule fires outside of these: arithmetic on dates stays within what Python has."""
 
 LEAST_S = 1.0
 """What should happen more often is one task that loops, not a row in a store for each time."""

@@ -14,9 +14,9 @@ import msgspec
 from taskyard.errors import InvalidInput, quote
 from taskyard.model.given import LONGEST_S, check_name, check_retry, check_text, check_timeout
 from taskyard.model.order import Priority
-from taskyard.model.recurrence import FIRST, LAST, Cron, Every, Rule
+from taskyard.model.recurrence import Cron, Every, Rule
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import aware
+from taskyard.model.task import moment
 
 LONGEST_JITTER_S = 86_400.0
 
@@ -141,7 +141,4 @@ def check_moment(field: str, value: Any, *, hint: str = "") -> datetime:
     """`value` in UTC, if a rule can fire then: nothing that is computed from it leaves the calendar."""
     if not isinstance(value, datetime):
         raise InvalidInput(f"{field} must be a datetime with a time zone{hint}, not {quote(value)}")
-    at = aware(field, value)
-    if not FIRST <= at < LAST:
-        raise InvalidInput(f"{field} must be between the years 1970 and 9000{hint}, not {value}")
-    return at
+    return moment(field, value, hint=hint)

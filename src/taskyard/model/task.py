@@ -86,6 +86,18 @@ def aware(field: str, value: datetime) -> datetime:
         raise InvalidInput(f"{field}={value} lies outside of the calendar, which has the years 1 to 9999") from None
 
 
+FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+"""Nothing is due outside of these: all that is computed from it stays within what Python and the stores can hold."""
+
+
+def moment(field: str, value: datetime, *, hint: str = "") -> datetime:
+    """`value` in UTC, if something can be due then."""
+    at = aware(field, value)
+    if not FIRST <= at < LAST:
+        raise InvalidInput(f"{field} must be between the years 1970 and 9000{hint}, not {value}")
+    return at
+
+
 def to_json(what: str, value: Any) -> str:
     """`value` as JSON text, or `NotJson` that says why not."""
     try:

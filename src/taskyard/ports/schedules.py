@@ -13,10 +13,9 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from taskyard.model.firing import Fire, FireKind
-from taskyard.model.recurrence import FIRST
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import ScheduleState
-from taskyard.model.task import TaskRecord
+from taskyard.model.task import FIRST, TaskRecord
 
 KEEP_FIRES = 2_000
 """Rows (schedule, fire time) that are kept of each schedule at least: how far back a second task is kept out."""

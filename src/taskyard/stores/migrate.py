@@ -14,7 +14,7 @@ from taskyard.model.order import GAP
 from taskyard.model.places import CROWDED, SHARE, SMALLEST, THINNING
 from taskyard.model.settle import ASKED_TO_CANCEL, CANCELED_BY_FORCE, TOO_LATE
 from taskyard.model.state import TaskState, sql_guard
-from taskyard.model.task import TaskRecord
+from taskyard.model.task import FIRST, LAST, TaskRecord
 from taskyard.ports.store import PROMOTE_AT_MOST, RUNS_KEPT, Schema
 from taskyard.stores.locks import Lock
 from taskyard.stores.plan import RELEASE_AT_MOST
@@ -37,6 +37,9 @@ CHANNEL = "taskyard"
 
 SEPARATOR = chr(30)
 """Between texts that are sent as one: a control character, which JSON never has and an id must not have."""
+
+LONGEST_NAME_BYTES = 2000
+"""Of a text that stands in an index; PostgreSQL takes about 2,700."""
 
 LOWEST = -(2**62)
 """Below every place that a store comes to in practice; and a place less this one is still a number of 64 bits."""
@@ -100,6 +103,9 @@ def _fill(sql: str, database: str) -> str:
         "parent": PARENT.replace("\x01", "\\u0001"),
         "locked_at_most": str(LOCKED_AT_MOST),
         "channel": CHANNEL,
+        "first": FIRST.isoformat(),
+        "last": LAST.isoformat(),
+        "longest_name": str(LONGEST_NAME_BYTES),
         "separator": f"chr({ord(SEPARATOR)})",
     } | {f"lock_{lock.name.lower()}": str(int(lock)) for lock in Lock}
     if database == "postgres":

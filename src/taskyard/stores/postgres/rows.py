@@ -9,7 +9,7 @@ from typing import Any
 
 from taskyard.model.state import RUNNING, TaskState
 from taskyard.model.task import Claim, DedupeScope, TaskRecord
-from taskyard.stores.migrate import SEPARATOR
+from taskyard.stores.migrate import LONGEST_NAME_BYTES, SEPARATOR
 from taskyard.stores.rows import COLUMNS, TIES, to_error, to_on_failure, to_progress, to_retry, to_scope
 
 _TOKEN = attrgetter("token")
@@ -40,9 +40,6 @@ HOT = ", ".join(f"{_NOT_HOT.get(column, column)} AS {column}" for column in COLU
 
 ENDED = ", ".join(f"{_NOT_ENDED.get(column, column)} AS {column}" for column in COLUMNS)
 """The same of the table `ended`."""
-
-LONGEST_NAME_BYTES = 2000
-"""Of a text that stands in an index; PostgreSQL takes about 2,700."""
 
 
 def from_row(row: Any) -> TaskRecord:

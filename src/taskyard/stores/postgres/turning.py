@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import asyncpg
@@ -74,7 +75,8 @@ class Turning:
         if adds:
             await self._make_lanes(turn)
         row = await self._call(turn)
-        turned = turn.answer(row)
+        with _answer_read():
+            turned = turn.answer(row)
         if row["hinted"]:
             self._db.hints.hold_back()
         elif _concerns_others(turned, row["told"], adds):
@@ -118,8 +120,9 @@ class Turning:
 
     async def _send(self, conn: Connection, turn: Turn) -> Any:
         retried = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
+        arguments = turn.arguments(self._db.hints.offer(turn.news()))
         try:
-            return await conn.fetchrow(CALL, *turn.arguments(self._db.hints.offer(turn.news())))
+            return await conn.fetchrow(CALL, *arguments)
         except (*retried, asyncpg.TransactionRollbackError):
             raise
         except asyncpg.LockNotAvailableError as exc:
@@ -127,7 +130,7 @@ class Turning:
                 raise _UuidHeld from exc
             raise busy(self._db.url) from exc
         except Exception:
-            with typed_errors(self._db.url, writes=True):
+            with _answer_read(), typed_errors(self._db.url, writes=True):
                 raise
 
     async def _make_lanes(self, turn: Turn) -> None:
@@ -168,6 +171,18 @@ class Turning:
         """Return when nothing is being tidied up; it takes milliseconds."""
         if self._tidying is not None:
             await asyncio.wait([self._tidying])
+
+
+@contextmanager
+def _answer_read() -> Iterator[None]:
+    """What is wrong with an answer comes after the commit: the turn has happened, and it is not known what it did."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as exc:
+        log.error("what the database has answered cannot be read", exc_info=exc)
+        raise OutcomeUnknown(describe(exc)) from exc
 
 
 def _concerns_others(turned: Turned, told: int, adds: Sequence[Add]) -> bool:

@@ -38,6 +38,16 @@ BEGIN
         RETURN '{"why":"lost"}';
     END IF;
     v_tasks := ARRAY(SELECT t FROM json_populate_recordset(NULL::taskyard.submitted_1, v_add -> 'tasks') AS t);
+    IF EXISTS (
+        SELECT FROM unnest(v_tasks) AS t
+        WHERE (t.due_at >= '{{first}}' AND t.due_at < '{{last}}' AND t.created_at >= '{{first}}' AND t.created_at < '{{last}}'
+            AND coalesce(t.timeout_s, 1) > 0 AND json_typeof(coalesce(t.retry, '{}')::json) = 'object'
+            AND least(length(t.uuid), length(t.source), length(t.queue)) > 0
+            AND greatest(octet_length(t.uuid), octet_length(t.source), octet_length(t.queue)) <= {{longest_name}}) IS NOT TRUE
+    ) THEN
+        -- Whoever calls this by himself: no node could read it again.
+        RAISE EXCEPTION 'this is no task that can be stored' USING ERRCODE = 'check_violation';
+    END IF;
     v_holders := array_fill(NULL::text, ARRAY[cardinality(v_tasks)]);
     IF v_dedupe <> 'allow' THEN
         -- Whoever holds a slot for good is seen without a lock. For the others: who waits for a transaction that waits
