@@ -204,10 +204,13 @@ def url(databases: Databases) -> str:
     return databases.make()
 
 
+@pytest.mark.parametrize("is_analyzed", [False, True], ids=["plans-kept", "plans-anew"])
 @pytest.mark.parametrize("each", EACH)
 async def test_what_is_done_to_one_task_does_not_read_the_others(
-    url: str, each: Callable[[PostgresStore, ManualClock], Awaitable[None]]
+    url: str, each: Callable[[PostgresStore, ManualClock], Awaitable[None]], is_analyzed: bool
 ) -> None:
+    """Neither by plans that were made when there was nothing, nor by those that are made when the server has counted
+    what there is."""
     clock = ManualClock()
     store, conn = PostgresStore(url, clock=clock), await asyncpg.connect(url)
     await store.open()
@@ -215,6 +218,8 @@ async def test_what_is_done_to_one_task_does_not_read_the_others(
     await each(store, clock)
     ours = await list_ours(conn)
     await crowd(url, clock)
+    if is_analyzed:
+        await conn.execute("ANALYZE")
     await read_since(conn, but=ours)
     for _ in range(ROUNDS):
         await each(store, clock)

@@ -248,7 +248,8 @@ BEGIN
                 SELECT unnest(p_ids) AS id UNION
                 SELECT task FROM (SELECT task FROM taskyard.releasing ORDER BY place LIMIT {{release_at_most}}) AS r
             ) AS x
-            UNION SELECT d.child FROM below AS b JOIN taskyard.dependency AS d ON d.parent = b.id AND NOT d.done
+            UNION SELECT d.child FROM below AS b
+            CROSS JOIN LATERAL (SELECT child FROM taskyard.dependency WHERE parent = b.id AND NOT done OFFSET 0) AS d
         )
         SELECT DISTINCT c.queue FROM (SELECT id FROM below LIMIT 4 * {{release_at_most}}) AS b
         JOIN taskyard.task AS c ON c.id = b.id);
@@ -275,7 +276,7 @@ BEGIN
         INSERT INTO taskyard.releasing (task, uuid, state)
         SELECT e.id, e.uuid, e.state FROM unnest(v_ids) WITH ORDINALITY AS x(id, ord)
         JOIN taskyard.ended AS e ON e.id = x.id
-        WHERE EXISTS (SELECT FROM taskyard.dependency AS d WHERE d.parent = x.id AND NOT d.done)
+        WHERE (SELECT d.child FROM taskyard.dependency AS d WHERE d.parent = x.id AND NOT d.done LIMIT 1) IS NOT NULL
         ORDER BY x.ord;
         EXIT WHEN v_left <= 0;
         SELECT array_agg(h.place), array_agg(h.parent), array_agg(h.child) INTO v_places, v_parents, v_children
@@ -349,7 +350,7 @@ BEGIN
         END IF;
     END LOOP;
     DELETE FROM taskyard.releasing AS r
-    WHERE NOT EXISTS (SELECT FROM taskyard.dependency AS d WHERE d.parent = r.task AND NOT d.done);
+    WHERE (SELECT d.child FROM taskyard.dependency AS d WHERE d.parent = r.task AND NOT d.done LIMIT 1) IS NULL;
 END $$;
 
 -- Runs have ended: of these queues, those that were stopping and have none left are paused. How many events that were.
