@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from taskyard.errors import InvalidInput, SubmitPending
-from taskyard.model.control import Pause
+from taskyard.model.control import Pause, StopAfterCurrent
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
@@ -18,7 +18,6 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.store import Turned
 from taskyard.stores.postgres import PostgresStore
-from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, room, seconds
 
 pytestmark = pytest.mark.anyio
@@ -92,18 +91,16 @@ async def in_turn(store: PostgresStore) -> None:
     await store.set_queue(QueueSettings(name="default", order=QueueOrder.FIFO))
 
 
+async def in_buckets(store: PostgresStore) -> None:
+    await store.set_queue(QueueSettings(name="default", order=QueueOrder.BUCKETS))
+
+
 async def with_something_queued(store: PostgresStore) -> None:
     await add(store)
 
 
 async def with_something_queued_for_others(store: PostgresStore) -> None:
     await add(store, source="shrink")
-
-
-async def with_something_due(store: PostgresStore) -> None:
-    await add(store, due_at=NOON + seconds(1))
-    assert isinstance(store._clock, ManualClock)
-    store._clock.advance(2)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +110,7 @@ async def with_something_due(store: PostgresStore) -> None:
         in_turn,
         with_something_queued,
         with_something_queued_for_others,
-        with_something_due,
+        in_buckets,
     ],
 )
 async def test_where_more_counts_it_stands_in_line(store, conn, prepare: Callable[[PostgresStore], Awaitable[None]]):
@@ -169,6 +166,16 @@ async def test_nothing_starts_in_a_queue_that_is_paused(store):
     await store.control("default", Pause(), by="test")
     assert (await begin(store)).claims == []
     assert await store.count() == {("default", TaskState.QUEUED): 1}
+
+
+@pytest.mark.spec("QUE-10")
+async def test_nothing_starts_in_a_queue_that_stops_after_what_runs(store):
+    """Not in the turn of its last end either."""
+    (last,) = (await begin(store)).claims
+    await store.control("default", StopAfterCurrent(), by="test")
+    assert (await begin(store)).claims == []
+    ended = [(last, Move.completed(at=NOON))]
+    assert (await store.turn(A.incarnation, settles=ended, adds=[an_add(a_record())], demand=room(9))).claims == []
 
 
 @pytest.mark.parametrize("demand", [room(5, shrink=5), room(5, fetch=0, others=5)], ids=["of-others", "full"])

@@ -106,7 +106,7 @@ CREATE INDEX ended_other ON taskyard.ended (id) WHERE state <> 'completed';
 
 -- The one table of legal moves (model/state.py), written out here when the function is made. What goes as it mostly does
 -- needs no look at it: the WHEN clauses are read anew by every statement, and have to be short. A trigger before an update
--- would lock, and log, each row beforehand. What is inserted as running was queued within the same statement (`begin_1`).
+-- would lock, and log, each row beforehand. A new task may begin as running (`begin_1`).
 CREATE FUNCTION taskyard.check_move() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_old text := '{{created}}';

@@ -570,8 +570,8 @@ BEGIN
     RETURN v_claims;
 END $$;
 
--- Store one new task that starts at once, as `add_1` and `start_1` would in turn: with half of their writing, and without the
--- row that they leave to be vacuumed. Only if nothing else could come of it: its queue goes by one priority alone, without
+-- Store one new task that starts at once, as `add_1` and `start_1` would in turn: four rows are written, not seven, and none
+-- is left to be vacuumed. Only if nothing else could come of it: its queue goes by one priority alone, without
 -- a limit, and nothing in it waits to start. Else nothing is done, and the claim is null.
 CREATE FUNCTION taskyard.begin_1(p_first integer, p_node text, p_now timestamptz, a taskyard.new_1)
 RETURNS taskyard.claims_1 LANGUAGE plpgsql AS $$

@@ -119,14 +119,14 @@ BEGIN
         -- A uuid may stand in a transaction that somebody keeps open: the turn then fails, instead of waiting for it.
         v_patience := current_setting('lock_timeout');
         v_nothing := set_config('lock_timeout', '50ms', true);
-        -- What has just become free, or is due, may go before it: then it has to stand in line.
+        -- Where anything else might start in this turn, also by what it has just settled, the new task stands in line.
         IF v_total > 0 AND cardinality(a.uuid) = 1 AND a.key IS NULL AND a.due_at[1] <= p_now AND v_keys IS NULL
             AND cardinality(v_queues) = 1 AND (next_due > p_now) IS NOT FALSE
             AND coalesce(d.rooms[array_position(d.sources, a.source[1])], d.others) > 0 THEN
             claims := taskyard.begin_1(told, p_node, p_now, a);
         END IF;
         IF claims.id IS NOT NULL THEN
-            told := told + 2; v_total := 0;  -- there was nothing else to claim
+            told := told + 2; v_total := 0;  -- there is nothing else to claim, and nothing may take the place of this one
         ELSE
             told := told + taskyard.add_1(told, p_now, a);
         END IF;
