@@ -33,6 +33,7 @@ from taskyard.model.beats import Beat, Pulses
 from taskyard.model.command import Cancel, Hold, Retry
 from taskyard.model.control import SetConcurrency
 from taskyard.model.event import EventKind
+from taskyard.model.execution import Progress
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
@@ -676,20 +677,27 @@ async def _work(url: str, clock: ManualClock, rounds: int) -> None:
         claims = (await store.turn(A.incarnation, demand=room(20))).claims
         assert len(claims) == 10
         assert (await store.turn(A.incarnation, demand=room(20))).claims == []
-        done = [(claim, Move.completed(at=clock.now(), result="1")) for claim in claims]
+        failed, *others = claims
+        await store.turn(
+            A.incarnation,
+            settles=[(failed, Move.failed(at=clock.now(), error=an_error()))],
+            reports=[Report(others[0], Progress(0.5))],
+        )
+        done = [(claim, Move.completed(at=clock.now(), result="1")) for claim in others]
         await store.turn(A.incarnation, settles=done)
         assert (await store.signals(A.incarnation)).cancels == []
-        assert len((await store.events(after=after)).events) == 30
-        assert all(outcome and outcome.result for outcome in await store.outcomes([task.uuid for task in tasks]))
+        assert len((await store.events(after=after)).events) == 31
+        assert all(await store.outcomes([task.uuid for task in tasks]))
         assert await store.dead_nodes() == []
         await store._turning._tidy()
     await store.leave(A.incarnation)
     await store.close()
 
 
-async def test_a_foreign_snapshot_makes_nothing_read_more_and_more(empty_url, clock, monkeypatch):
+@pytest.mark.parametrize("is_analyzed", [False, True], ids=["plans-kept", "plans-anew"])
+async def test_a_foreign_snapshot_makes_nothing_read_more_and_more(empty_url, clock, monkeypatch, is_analyzed):
     """While somebody keeps a transaction open, and with it all that is dead, turns and questions read no more than at
-    its beginning."""
+    its beginning; also when the server has counted how little else there is."""
     monkeypatch.setattr("taskyard.stores.postgres.turning.RING", 100)
     await _work(empty_url, clock, 5)
     foreign, stranger = await asyncpg.connect(empty_url), await asyncpg.connect(empty_url)
@@ -699,6 +707,8 @@ async def test_a_foreign_snapshot_makes_nothing_read_more_and_more(empty_url, cl
         await _work(empty_url, clock, 40)
         early = await read_since(stranger)
         await _work(empty_url, clock, 80)
+        if is_analyzed:
+            await stranger.execute("ANALYZE")
         await read_since(stranger)
         await _work(empty_url, clock, 40)
         late = await read_since(stranger)

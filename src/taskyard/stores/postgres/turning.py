@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
@@ -24,7 +23,7 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.store import Add, Added, Report, Turned
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.database import Database
-from taskyard.stores.postgres.errors import busy, describe, typed_errors
+from taskyard.stores.postgres.errors import LOST, busy, describe, typed_errors
 from taskyard.stores.postgres.patience import TRIES, give_way
 from taskyard.stores.postgres.turn import CALL, Lane, Turn
 
@@ -75,8 +74,10 @@ class Turning:
         if adds:
             await self._make_lanes(turn)
         row = await self._call(turn)
-        with _answer_read():
+        try:
             turned = turn.answer(row)
+        except Exception as exc:
+            raise _unread(exc) from exc
         if row["hinted"]:
             self._db.hints.hold_back()
         elif _concerns_others(turned, row["told"], adds):
@@ -129,9 +130,11 @@ class Turning:
             if re.search(r"\b(add|begin)_1\(", str(exc.context)):  # and not where turns wait for each other
                 raise _UuidHeld from exc
             raise busy(self._db.url) from exc
-        except Exception:
-            with _answer_read(), typed_errors(self._db.url, writes=True):
+        except (*LOST, asyncpg.PostgresError):
+            with typed_errors(self._db.url, writes=True):
                 raise
+        except Exception as exc:
+            raise _unread(exc) from exc
 
     async def _make_lanes(self, turn: Turn) -> None:
         """Before the turn: a row that another transaction is just inserting must not keep it waiting."""
@@ -173,16 +176,10 @@ class Turning:
             await asyncio.wait([self._tidying])
 
 
-@contextmanager
-def _answer_read() -> Iterator[None]:
-    """What is wrong with an answer comes after the commit: the turn has happened, and it is not known what it did."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except Exception as exc:
-        log.error("what the database has answered cannot be read", exc_info=exc)
-        raise OutcomeUnknown(describe(exc)) from exc
+def _unread(error: Exception) -> OutcomeUnknown:
+    """An answer comes after the commit: if it cannot be read, the turn has happened, but not known is what it did."""
+    log.error("what the database has answered cannot be read", exc_info=error)
+    return OutcomeUnknown(describe(error))
 
 
 def _concerns_others(turned: Turned, told: int, adds: Sequence[Add]) -> bool:

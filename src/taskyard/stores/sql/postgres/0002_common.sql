@@ -17,7 +17,9 @@
 -- Plans are made when the tables are empty, and kept. To a planner that knows no better, all that is queued or runs is as
 -- good a place to look for a few tasks as the index of their ids. Where the ids, tokens or keys are known, a condition
 -- that a partial index stands for is therefore left out, hidden behind OFFSET 0 or put as a comparison. Whoever has a token
--- runs: the table sees to that.
+-- runs: the table sees to that. Nor does it know better when the server has counted few tasks where many dead ones lie, kept
+-- by somebody's snapshot: it would rather walk over a whole index, in its order, than look for each id of a list. Put as
+-- = ANY (ARRAY[id]), which has no order, a turn's ids are looked for.
 
 CREATE FUNCTION taskyard.lock_queues_1(p_queues text[], p_with_ends boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -19,7 +19,7 @@ BEGIN
     WITH gone AS (
         DELETE FROM taskyard.task AS t
         USING unnest(c.id, c.token, c.attempt, c.at, c.result, c.note) AS r(id, token, attempt, at, result, note)
-        WHERE t.id = r.id AND t.token = r.token AND t.attempt = coalesce(r.attempt, c.attempt[1])
+        WHERE t.id = ANY (ARRAY[r.id]) AND t.token = r.token AND t.attempt = coalesce(r.attempt, c.attempt[1])
         RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.started_at, r.at, t.timeout_s, t.attempt, t.retries,
             t.crashes, t.recoveries, t.priority, t.state, t.uuid, t.source, t.queue, t.args, t.key, t.retry, t.node,
             t.progress, r.result, t.bucket, t.origin,
@@ -107,7 +107,7 @@ BEGIN
             ord integer, id bigint, token bigint, attempt integer, at timestamptz, state text, result text, error text,
             note text, due_at timestamptz, run text, retried boolean, crashed boolean, recovered boolean,
             unspent boolean, to_head boolean, asked_state text, asked_note text, asked_error text, asked_why text)
-        JOIN taskyard.task AS t ON t.id = j.id AND t.token = j.token AND t.attempt = j.attempt
+        JOIN taskyard.task AS t ON t.id = ANY (ARRAY[j.id]) AND t.token = j.token AND t.attempt = j.attempt
         CROSS JOIN LATERAL (
             SELECT t.cancel_asked_at IS NOT NULL AND j.asked_state IS NOT NULL AS asked,
                 t.cancel_asked_at IS NOT NULL AND coalesce(j.asked_state, '') = 'canceled' AS turned) AS a
@@ -115,7 +115,7 @@ BEGIN
         INSERT INTO taskyard.run (task, token, started_at, ended_at, attempt, node, state, error)
         SELECT t.id, t.token, t.started_at, m.at, t.attempt, t.node,
             coalesce(m.run, m.state), m.error
-        FROM m JOIN taskyard.task AS t ON t.id = m.id
+        FROM m JOIN taskyard.task AS t ON t.id = ANY (ARRAY[m.id])
     ), trimmed AS (
         -- With the one above, {{runs_kept}} are kept: a task that postpones itself for ever must not grow for ever.
         DELETE FROM taskyard.run WHERE ctid = ANY (ARRAY(
@@ -130,11 +130,11 @@ BEGIN
             parked = m.state = 'queued' AND t.key IS NOT NULL,
             position = CASE WHEN m.to_head AND m.state = 'queued' THEN -nextval('taskyard.seq') * {{gap}}
                 ELSE t.position END
-        FROM m WHERE t.id = m.id AND m.state NOT IN ('completed', 'failed', 'canceled', 'skipped')
+        FROM m WHERE t.id = ANY (ARRAY[m.id]) AND m.state NOT IN ('completed', 'failed', 'canceled', 'skipped')
         RETURNING m.ord, m.state, m.at, m.token, t.id, t.uuid, t.queue, t.source, t.key
     ), gone AS (
         DELETE FROM taskyard.task AS t USING m
-        WHERE t.id = m.id AND m.state IN ('completed', 'failed', 'canceled', 'skipped')
+        WHERE t.id = ANY (ARRAY[m.id]) AND m.state IN ('completed', 'failed', 'canceled', 'skipped')
         RETURNING m.ord, m.state AS new_state, m.at, m.result, m.note AS new_note, m.error AS new_error,
             m.crashed AS crashed, m.token AS run_token, t.*
     ), kept AS (
@@ -172,7 +172,7 @@ BEGIN
         SELECT j.*, t.uuid, t.queue, t.source
         FROM json_to_recordset(p_reports) AS j(
             ord integer, id bigint, token bigint, attempt integer, progress text, note text, checkpoint text)
-        JOIN taskyard.task AS t ON t.id = j.id AND t.token = j.token AND t.attempt = j.attempt
+        JOIN taskyard.task AS t ON t.id = ANY (ARRAY[j.id]) AND t.token = j.token AND t.attempt = j.attempt
     ), last_word AS (
         SELECT id, token, (array_agg(progress ORDER BY ord DESC) FILTER (WHERE progress IS NOT NULL))[1] AS progress,
             (array_agg(note ORDER BY ord DESC) FILTER (WHERE note IS NOT NULL))[1] AS note,
@@ -181,7 +181,7 @@ BEGIN
     ), said AS (
         UPDATE taskyard.task AS t SET updated_at = p_now, progress = coalesce(l.progress, t.progress),
             note = coalesce(l.note, t.note), checkpoint = coalesce(l.checkpoint, t.checkpoint)
-        FROM last_word AS l WHERE t.id = l.id AND t.token = l.token
+        FROM last_word AS l WHERE t.id = ANY (ARRAY[l.id]) AND t.token = l.token
     )
     SELECT array_agg('progress'::text), array_agg(uuid), array_agg(queue), array_agg(source)
     INTO v_kinds, v_uuids, v_queues, v_sources
@@ -203,7 +203,7 @@ BEGIN
         SELECT * FROM unnest(p_ids, p_states, p_errors, p_notes) WITH ORDINALITY
             AS u(id, new_state, new_error, new_note, ord)
     ), gone AS (
-        DELETE FROM taskyard.task AS t USING m WHERE t.id = m.id
+        DELETE FROM taskyard.task AS t USING m WHERE t.id = ANY (ARRAY[m.id])
         RETURNING m.ord, m.new_state, m.new_error, m.new_note, t.*
     ), kept AS (
         -- What is held gives up by way of blocked; what is replaced does not wait for anybody any more.
@@ -252,7 +252,7 @@ BEGIN
             CROSS JOIN LATERAL (SELECT child FROM taskyard.dependency WHERE parent = b.id AND NOT done OFFSET 0) AS d
         )
         SELECT DISTINCT c.queue FROM (SELECT id FROM below LIMIT 4 * {{release_at_most}}) AS b
-        JOIN taskyard.task AS c ON c.id = b.id);
+        JOIN taskyard.task AS c ON c.id = ANY (ARRAY[b.id]));
 END $$;
 
 -- Tell those that wait of the ends of these tasks, as far as they have ended, and of earlier ones, at most
@@ -302,7 +302,7 @@ BEGIN
                 r.state <> 'completed' AND t.on_failure IS DISTINCT FROM 'ignore' AS is_lost
             FROM unnest(v_places, v_children) WITH ORDINALITY AS h(place, child, ord)
             JOIN taskyard.releasing AS r ON r.place = h.place
-            JOIN taskyard.task AS c ON c.id = h.child AND c.state IN ('blocked', 'paused')
+            JOIN taskyard.task AS c ON c.id = ANY (ARRAY[h.child]) AND c.state IN ('blocked', 'paused')
             JOIN taskyard.tie AS t ON t.id = h.child
         ), fates AS (
             SELECT child, state, due_at, on_failure, min(ord) AS ord, waits - count(*) FILTER (WHERE NOT is_lost) AS waits,
@@ -327,7 +327,7 @@ BEGIN
                 UPDATE taskyard.task AS t
                 SET state = CASE WHEN t.due_at > p_now THEN 'scheduled' ELSE 'queued' END, updated_at = p_now,
                     parked = t.key IS NOT NULL AND t.due_at <= p_now
-                FROM unnest(f_ids) AS f(id) WHERE t.id = f.id
+                FROM unnest(f_ids) AS f(id) WHERE t.id = ANY (ARRAY[f.id])
                 RETURNING t.id, t.uuid, t.queue, t.source, t.key, t.state
             ), counted AS (
                 INSERT INTO taskyard.tally

@@ -22,7 +22,7 @@ BEGIN
         SET state = 'queued', position = d.place, parked = t.key IS NOT NULL, updated_at = p_now,
             line = CASE WHEN d.is_new THEN taskyard.line_1((SELECT q.ordering FROM taskyard.queue AS q
                 WHERE q.name = t.queue), t.bucket) ELSE t.line END
-        FROM d WHERE t.id = d.id
+        FROM d WHERE t.id = ANY (ARRAY[d.id])
         RETURNING d.ord, d.state AS was, d.is_new, t.id, t.uuid, t.queue, t.source, t.key
     ), counted AS (
         INSERT INTO taskyard.tally
@@ -502,7 +502,7 @@ BEGIN
             UPDATE taskyard.task AS t
             SET state = 'running', attempt = t.attempt + 1, token = p.token, node = p_node, started_at = p_now,
                 updated_at = p_now, note = NULL
-            FROM p WHERE t.id = p.id
+            FROM p WHERE t.id = ANY (ARRAY[p.id])
             RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.attempt, t.priority, t.uuid, t.source, t.queue,
                 t.args, num_nonnulls(t.timeout_s, t.key, t.dedupe_slot, t.retry, t.progress, t.error, t.checkpoint, t.bucket,
                     t.origin) > 0 OR t.retries + t.crashes + t.recoveries > 0 AS has_more
@@ -535,7 +535,7 @@ BEGIN
         INTO v_claims.timeout_s, v_claims.retries, v_claims.crashes, v_claims.recoveries, v_claims.key,
             v_claims.dedupe_slot, v_claims.retry, v_claims.progress, v_claims.error, v_claims.checkpoint, v_claims.bucket,
             v_claims.origin
-        FROM unnest(v_claims.id) WITH ORDINALITY AS c(id, ord) JOIN taskyard.task AS t ON t.id = c.id;
+        FROM unnest(v_claims.id) WITH ORDINALITY AS c(id, ord) JOIN taskyard.task AS t ON t.id = ANY (ARRAY[c.id]);
     END IF;
     IF v_is_one_lane THEN
         -- As it mostly is: then there is nothing to be put together.
