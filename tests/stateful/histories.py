@@ -27,11 +27,13 @@ CROWDED = [
     *((where, "GAP", 16) for where in (order, places, memory_core, memory_tasks, migrate)),
     *((where, "SHARE", 2) for where in (places, migrate)),
     *((where, "SMALLEST", 4) for where in (places, migrate)),
-    (migrate, "RAISE_AFTER", 8 * 16),
+    (migrate, "RAISE_AFTER", 16),
+    (migrate, "RAISE_ONE_IN", 2),
     (migrate, "READ_AHEAD", 2),
     (commands._Puts, "_HAND_MADE", commands._Puts._HAND_MADE.replace(str(order.GAP), "16")),
 ]
-"""Little room between places, so that a few moves to one spot already make others move; and little is read at once."""
+"""Little room between places, so that a few moves to one spot already make others move; little is read at once; and
+claims soon begin to read behind what was taken."""
 
 
 @contextmanager

@@ -26,6 +26,9 @@ EVENTS_AT_MOST = 1 << 17
 RAISE_AFTER = 500 * GAP
 """How far claims must have come beyond a lane's mark before it is moved: some 250 tasks, of two numbers each."""
 
+RAISE_ONE_IN = 16
+"""A claim of one task looks so seldom whether the mark is to be moved, one of more tasks more often."""
+
 READ_AHEAD = 16
 """Tasks of a lane that a claim over several priorities reads at once. There may be many lanes, and it takes of few."""
 
@@ -85,6 +88,7 @@ def _fill(sql: str, database: str) -> str:
         "runs_kept": str(RUNS_KEPT),
         "events_at_most": str(EVENTS_AT_MOST),
         "raise_after": str(RAISE_AFTER),
+        "raise_one_in": str(RAISE_ONE_IN),
         "read_ahead": str(READ_AHEAD),
         "too_late": TOO_LATE,
         "asked_to_cancel": ASKED_TO_CANCEL,

@@ -401,3 +401,28 @@ class OrderContract(Desk):
         await store.apply([task.uuid], Retry())
         assert uuids(await claim(store, 9)) == uuids([other, task])
         assert (await get(store, task)).state is TaskState.RUNNING
+
+    # --- many tasks ---------------------------------------------------------------------------------------------------
+
+    @pytest.mark.spec("DEV-15")
+    async def test_of_a_long_bucket_all_is_started(self, store: Store) -> None:
+        """However much of newer buckets has been started, the rest of an old one is, with work in other queues too."""
+        await order(store, QueueOrder.BUCKETS)
+        await add(store, *[a_record(bucket="long") for _ in range(700)])
+        await add(store, *[a_record(bucket="short") for _ in range(600)], a_record(queue="other"))
+        claimed = 0
+        while claims := await claim(store, 100):
+            claimed += len(claims)
+        assert claimed == 1301
+
+    @pytest.mark.spec("QUE-07")
+    async def test_whoever_makes_room_for_a_moved_task_is_started(self, store: Store) -> None:
+        """So many are moved before one that the others there have to move up, after some of them have been started."""
+        await add(store, *(tasks := [a_record() for _ in range(1000)]), a_record(queue="other"))
+        movers = uuids(tasks[700:960])
+        await store.apply(movers[:205], MoveBefore(tasks[690].uuid))
+        claimed = len(await claim(store, 890))
+        await store.apply(movers[205:], MoveBefore(tasks[690].uuid))
+        while claims := await claim(store, 100):
+            claimed += len(claims)
+        assert claimed == 1001

@@ -450,7 +450,8 @@ CREATE TYPE taskyard.claims_1 AS (
 );
 
 -- Claims begin to read behind what was taken, when some hundreds of tasks have been taken since the last time. Whether it
--- is so, a claim of a few looks now and then, which costs next to nothing. The arrays have an entry a lane.
+-- is so, a claim of a few looks now and then, which costs next to nothing. The arrays have an entry a lane. Not where buckets
+-- take turns: what is left of one may stand before all that was taken of another.
 CREATE FUNCTION taskyard.raise_1(p_queues text[], p_sources text[], h_0 bigint[], h_1 bigint[], h_2 bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -464,6 +465,7 @@ BEGIN
         ) AS m ON true
         WHERE greatest(l.high_0 - coalesce(m.low_0, 0), l.high_1 - coalesce(m.low_1, 0), l.high_2 - coalesce(m.low_2, 0))
             > {{raise_after}}
+            AND NOT EXISTS (SELECT FROM taskyard.queue AS q WHERE q.name = l.queue AND q.ordering = 'buckets')
     ), former AS (
         DELETE FROM taskyard.mark AS m USING old WHERE m.queue = old.queue AND m.source = old.source AND m.n = old.n
     )
@@ -546,7 +548,7 @@ BEGIN
         )
         INSERT INTO taskyard.tally (queue, state, n)
         VALUES (v_claims.queue[1], 'queued', -v_n), (v_claims.queue[1], 'running', v_n);
-        IF random() * 16 < v_n THEN
+        IF random() * {{raise_one_in}} < v_n THEN
             PERFORM taskyard.raise_1(v_claims.queue[1:1], v_claims.source[1:1], ARRAY[v_0], ARRAY[v_1], ARRAY[v_2]);
         END IF;
         RETURN v_claims;

@@ -243,6 +243,7 @@ BEGIN
     -- Last, since it may have stood among them.
     UPDATE taskyard.task SET position = v_first + (2 * v_at + 1) * (v_last - v_first + 1) / (2 * cardinality(v_crowd))
     WHERE id = p_id;
+    PERFORM taskyard.lower_1(v_crowd);  -- who stood above a mark may stand below it now
 END $$;
 
 -- Keep what somebody says of a queue, if nobody else has said anything since `p_old` was read. A stop of a queue of which
