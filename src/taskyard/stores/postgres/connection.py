@@ -31,6 +31,10 @@ LOCK, STATEMENT = 5 / 8, 7 / 8
 """Of the time for an answer: how long the server waits for a lock, and works on a statement. Shorter than the client
 waits, and in this order: a turn that gets no lock is then known to have changed nothing, and its connection is kept."""
 
+COMMIT = 9 / 8
+"""The same of a statement that commits by itself: longer than the client waits. A server that has to wait for its
+standbys, and is told to wait no longer, warns and answers as if all had gone well."""
+
 LIMITS = {
     "idle_session_timeout": "0",  # who listens is idle for long
     "idle_in_transaction_session_timeout": "30s",
@@ -68,6 +72,11 @@ Connection = asyncpg.Connection
 
 Session = tuple[int, datetime]
 """The server's process behind a connection, and when it began: the number alone may stand for another one later."""
+
+
+def committing(settings: dict[str, str], *, command_s: float) -> dict[str, str]:
+    """These settings, for a connection whose statements commit by themselves."""
+    return settings | {"statement_timeout": f"{command_s * COMMIT:.3f}s"}
 
 
 async def connect(url: str, *, settings: dict[str, str] | None = None, command_s: float = COMMAND_S) -> Connection:

@@ -17,7 +17,7 @@ import asyncpg
 
 from taskyard.errors import ForkedStore, NotOpen, StoreBusy, StoreUnavailable, hide_password
 from taskyard.stores.postgres import reader
-from taskyard.stores.postgres.connection import COMMAND_S, PLANS, READS, Connection, Session
+from taskyard.stores.postgres.connection import COMMAND_S, PLANS, READS, Connection, Session, committing
 from taskyard.stores.postgres.errors import busy, typed_errors
 from taskyard.stores.postgres.gate import Gate
 from taskyard.stores.postgres.hints import Hints
@@ -53,8 +53,9 @@ class Database:
         self._pid = os.getpid()
         gate = Gate()
         links = partial(Links, self.url, gate, command_s=self._command_s)
-        self.turns = links(most=2, settings=PLANS, ghosts=self._ghosts)  # ends and claims
-        self._writes = links(most=2, settings=PLANS, ghosts=self._ghosts)
+        plans = committing(PLANS, command_s=self._command_s)
+        self.turns = links(most=2, settings=plans, ghosts=self._ghosts)  # ends and claims
+        self._writes = links(most=2, settings=plans, ghosts=self._ghosts)
         self.reads = links(most=self._pool_size + self._pool_overflow, keep=self._pool_size, settings=READS)
         self.hints = Hints(self.url, gate, self.reads)
         self.is_open = True

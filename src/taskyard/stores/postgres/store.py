@@ -78,7 +78,7 @@ class PostgresStore(ScheduleVerbs):
         await once(self.url, partial(migrate, url=self.url))
         self._db.open()
         self._transactions = within.Transactions(self._db.hints.tell_all)
-        for part in (self._turning, self._commanding, self._nodes):
+        for part in (self._commanding, self._nodes):
             part.open()
 
     async def schema(self) -> Schema:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,13 +49,9 @@ class _UuidHeld(Exception):
 class Turning:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db, self._clock = db, clock
-        self._lanes: set[Lane] = set()
+        self._lanes: weakref.WeakKeyDictionary[Connection, set[Lane]] = weakref.WeakKeyDictionary()
         self._written = 0
         self._tidying: asyncio.Task[None] | None = None
-
-    def open(self) -> None:
-        """What lanes there are is looked at anew."""
-        self._lanes.clear()
 
     async def turn(
         self,
@@ -71,8 +68,6 @@ class Turning:
             return msgspec.structs.replace(turned, added=await self._add_apart(node, adds))
 
     async def _turn(self, turn: Turn, adds: Sequence[Add] = ()) -> Turned:
-        if adds:
-            await self._make_lanes(turn)
         row = await self._call(turn)
         try:
             turned = turn.answer(row)
@@ -106,6 +101,7 @@ class Turning:
                 await give_way(n)
             try:
                 async with self._db.turns.use() as conn:
+                    await self._make_lanes(conn, turn)
                     return await self._send(conn, turn)
             except asyncpg.UniqueViolationError as exc:
                 if exc.table_name in HISTORY:
@@ -136,9 +132,11 @@ class Turning:
         except Exception as exc:
             raise _unread(exc) from exc
 
-    async def _make_lanes(self, turn: Turn) -> None:
-        """Before the turn: a row that another transaction is just inserting must not keep it waiting."""
-        for lane in sorted(turn.lanes() - self._lanes):
+    async def _make_lanes(self, conn: Connection, turn: Turn) -> None:
+        """Before the turn: a row that another transaction is just inserting must not keep it waiting. And known of this
+        connection alone: behind the next may be another server, which has not heard of the last that was written."""
+        known = self._lanes.setdefault(conn, set())
+        for lane in sorted(turn.lanes() - known):
             if lane not in turn.lanes():
                 continue  # what was to stand there has been refused meanwhile
             queue, source, priority = lane
@@ -154,7 +152,7 @@ class Turning:
                 if turn.refuse_unstorable():
                     continue
                 raise
-            self._lanes.add(lane)
+            known.add(lane)
 
     def _tidy_after(self, told: int) -> None:
         self._written += max(told, 10)
@@ -177,7 +175,7 @@ class Turning:
 
 
 def _unread(error: Exception) -> OutcomeUnknown:
-    """An answer comes after the commit: if it cannot be read, the turn has happened, but not known is what it did."""
+    """An answer comes after the commit: if it cannot be read, the turn has happened, and what it did is not known."""
     log.error("what the database has answered cannot be read", exc_info=error)
     return OutcomeUnknown(describe(error))
 
