@@ -18,8 +18,8 @@
 -- good a place to look for a few tasks as the index of their ids. Where the ids, tokens or keys are known, a condition
 -- that a partial index stands for is therefore left out, hidden behind OFFSET 0 or put as a comparison. Whoever has a token
 -- runs: the table sees to that. Nor does it know better when the server has counted few tasks where many dead ones lie, kept
--- by somebody's snapshot: it would rather walk over a whole index, in its order, than look for each id of a list. Put as
--- = ANY (ARRAY[id]), which has no order, a turn's ids are looked for.
+-- by somebody's snapshot: rather than look for each id of a list, it would walk over a whole index, which two columns that
+-- are equal let it consider, since they could be merged. Joined by = ANY (ARRAY[id]) they cannot.
 
 CREATE FUNCTION taskyard.lock_queues_1(p_queues text[], p_with_ends boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -163,7 +163,7 @@ BEGIN
         ) AS w
     ), changed AS (
         UPDATE taskyard.task AS t SET parked = placed.should FROM placed
-        WHERE t.id = placed.id AND placed.parked <> placed.should
+        WHERE t.id = ANY (ARRAY[placed.id]) AND placed.parked <> placed.should
         RETURNING t.id, t.parked
     )
     SELECT array_agg(id) INTO v_freed FROM changed WHERE NOT parked;
@@ -186,8 +186,8 @@ BEGIN
     SELECT t.uuid, t.id, t.state, t.queue INTO uuid, id, state, queue FROM taskyard.task AS t WHERE t.dedupe_slot = p_slot;
     IF NOT FOUND THEN
         SELECT w.uuid, t.id, t.state, t.queue, w.until INTO uuid, id, state, queue, until
-        FROM taskyard.slot_window AS w LEFT JOIN taskyard.task AS t ON t.uuid = w.uuid
+        FROM taskyard.slot_window AS w LEFT JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[w.uuid])
         WHERE w.slot = p_slot AND w.until > p_now AND NOT EXISTS (
-            SELECT FROM taskyard.ended AS e WHERE e.uuid = w.uuid AND e.state IN ('canceled', 'skipped'));
+            SELECT FROM taskyard.ended AS e WHERE e.uuid = ANY (ARRAY[w.uuid]) AND e.state IN ('canceled', 'skipped'));
     END IF;
 END $$;

@@ -217,7 +217,7 @@ BEGIN
             coalesce(new_note, note), checkpoint, bucket, origin
         FROM gone
     ), tied AS (
-        UPDATE taskyard.tie SET waits = 0 FROM m WHERE tie.id = m.id AND tie.waits <> 0
+        UPDATE taskyard.tie SET waits = 0 FROM m WHERE tie.id = ANY (ARRAY[m.id]) AND tie.waits <> 0
     ), counted AS (
         INSERT INTO taskyard.tally
         SELECT queue, state, -count(*) FROM gone GROUP BY queue, state
@@ -275,7 +275,7 @@ BEGIN
     LOOP
         INSERT INTO taskyard.releasing (task, uuid, state)
         SELECT e.id, e.uuid, e.state FROM unnest(v_ids) WITH ORDINALITY AS x(id, ord)
-        JOIN taskyard.ended AS e ON e.id = x.id
+        JOIN taskyard.ended AS e ON e.id = ANY (ARRAY[x.id])
         WHERE (SELECT d.child FROM taskyard.dependency AS d WHERE d.parent = x.id AND NOT d.done LIMIT 1) IS NOT NULL
         ORDER BY x.ord;
         EXIT WHEN v_left <= 0;
@@ -287,7 +287,7 @@ BEGIN
                 SELECT min(place) AS place, task FROM taskyard.releasing GROUP BY task ORDER BY 1 LIMIT {{release_at_most}}
             ) AS r
             CROSS JOIN LATERAL (
-                SELECT d.child FROM taskyard.dependency AS d LEFT JOIN taskyard.task AS c ON c.id = d.child
+                SELECT d.child FROM taskyard.dependency AS d LEFT JOIN taskyard.task AS c ON c.id = ANY (ARRAY[d.child])
                 WHERE d.parent = r.task AND NOT d.done AND (c.id IS NULL OR c.queue = ANY (p_locked))
                 ORDER BY d.child LIMIT v_left
             ) AS d
@@ -296,14 +296,15 @@ BEGIN
         EXIT WHEN v_places IS NULL;
         v_left := v_left - cardinality(v_places);
         UPDATE taskyard.dependency AS d SET done = true
-        FROM unnest(v_parents, v_children) AS h(parent, child) WHERE d.child = h.child AND d.parent = h.parent;
+        FROM unnest(v_parents, v_children) AS h(parent, child)
+        WHERE d.child = ANY (ARRAY[h.child]) AND d.parent = ANY (ARRAY[h.parent]);
         WITH heard AS MATERIALIZED (
             SELECT h.child, h.ord, r.uuid, r.state AS how, c.state, c.due_at, t.waits, t.on_failure,
                 r.state <> 'completed' AND t.on_failure IS DISTINCT FROM 'ignore' AS is_lost
             FROM unnest(v_places, v_children) WITH ORDINALITY AS h(place, child, ord)
-            JOIN taskyard.releasing AS r ON r.place = h.place
+            JOIN taskyard.releasing AS r ON r.place = ANY (ARRAY[h.place])
             JOIN taskyard.task AS c ON c.id = ANY (ARRAY[h.child]) AND c.state IN ('blocked', 'paused')
-            JOIN taskyard.tie AS t ON t.id = h.child
+            JOIN taskyard.tie AS t ON t.id = ANY (ARRAY[h.child])
         ), fates AS (
             SELECT child, state, due_at, on_failure, min(ord) AS ord, waits - count(*) FILTER (WHERE NOT is_lost) AS waits,
                 (array_agg(uuid ORDER BY ord) FILTER (WHERE is_lost))[1] AS lost,
@@ -314,7 +315,8 @@ BEGIN
                 ELSE '{{lost_skipped}}' END, '{{parent}}', substr(to_json(lost)::text, 2, length(to_json(lost)::text) - 2)) AS error
             FROM fates AS f
         ), counted AS (
-            UPDATE taskyard.tie AS t SET waits = f.waits FROM fates AS f WHERE t.id = f.child AND f.lost IS NULL
+            UPDATE taskyard.tie AS t SET waits = f.waits FROM fates AS f
+            WHERE t.id = ANY (ARRAY[f.child]) AND f.lost IS NULL
         )
         SELECT array_agg(child) FILTER (WHERE lost IS NOT NULL),
             array_agg(CASE WHEN on_failure = 'skip' THEN 'skipped' ELSE 'failed' END) FILTER (WHERE lost IS NOT NULL),
@@ -366,7 +368,8 @@ BEGIN
         UPDATE taskyard.queue AS q SET state = 'paused',
             control = jsonb_set(q.control::jsonb, '{state}', '"paused"')::text
         WHERE q.state = 'stopping' AND q.name = ANY (p_queues)
-            AND NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.queue = q.name AND t.state = 'running')
+            AND (SELECT t.token FROM taskyard.task AS t WHERE t.queue = q.name AND t.state = 'running'
+                ORDER BY t.token DESC LIMIT 1) IS NULL
         RETURNING q.name
     )
     SELECT array_agg(name ORDER BY name) INTO v_names FROM over_;

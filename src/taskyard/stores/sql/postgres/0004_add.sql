@@ -18,7 +18,7 @@ BEGIN
     -- Ids are made in the order of time: most are beyond all that has ended, which one look can tell.
     SELECT max(uuid) INTO v_last FROM taskyard.ended;
     IF v_last >= ANY (p_uuids) THEN
-        IF EXISTS (SELECT FROM unnest(p_uuids) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = u.uuid) THEN
+        IF EXISTS (SELECT FROM unnest(p_uuids) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = ANY (ARRAY[u.uuid])) THEN
             RAISE unique_violation;
         END IF;
     END IF;
@@ -83,7 +83,7 @@ BEGIN
         SELECT t.queue FROM json_to_recordset(p_adds) AS a(ties json)
         CROSS JOIN LATERAL json_to_recordset(a.ties) AS x("after" json)
         CROSS JOIN LATERAL json_array_elements_text(x."after") AS p(uuid)
-        JOIN taskyard.task AS t ON t.uuid = p.uuid
+        JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[p.uuid])
         UNION
         SELECT h.queue FROM unnest(a_slot) AS s CROSS JOIN LATERAL taskyard.holder_1(s, p_now) AS h
         WHERE s IS NOT NULL AND h.queue IS NOT NULL
@@ -105,18 +105,19 @@ BEGIN
         SELECT c.id AS child, coalesce(p.id, d.id) AS parent, p.id IS NULL AND d.state <> 'completed' AS has_failed,
             p.id IS NULL AND (d.state = 'completed' OR t.on_failure = 'ignore') AS done, e.ord
         FROM unnest(e_child, e_parent) WITH ORDINALITY AS e(child, parent, ord)
-        JOIN taskyard.task AS c ON c.uuid = e.child JOIN taskyard.tie AS t ON t.id = c.id
-        LEFT JOIN taskyard.task AS p ON p.uuid = e.parent LEFT JOIN taskyard.ended AS d ON d.uuid = e.parent
+        JOIN taskyard.task AS c ON c.uuid = ANY (ARRAY[e.child]) JOIN taskyard.tie AS t ON t.id = ANY (ARRAY[c.id])
+        LEFT JOIN taskyard.task AS p ON p.uuid = ANY (ARRAY[e.parent])
+        LEFT JOIN taskyard.ended AS d ON d.uuid = ANY (ARRAY[e.parent])
     ), stored AS (
         INSERT INTO taskyard.dependency (child, parent, done) SELECT child, parent, done FROM edge
     ), counts AS (
         SELECT child, count(*)::integer AS n FROM edge WHERE NOT done GROUP BY child
     ), waiting AS (
-        UPDATE taskyard.tie AS t SET waits = c.n FROM counts AS c WHERE t.id = c.child
+        UPDATE taskyard.tie AS t SET waits = c.n FROM counts AS c WHERE t.id = ANY (ARRAY[c.child])
     ), was AS MATERIALIZED (
-        SELECT t.id, t.queue, t.state FROM counts AS c JOIN taskyard.task AS t ON t.id = c.child
+        SELECT t.id, t.queue, t.state FROM counts AS c JOIN taskyard.task AS t ON t.id = ANY (ARRAY[c.child])
     ), blocked AS (
-        UPDATE taskyard.task AS t SET state = 'blocked', parked = false FROM was WHERE t.id = was.id
+        UPDATE taskyard.task AS t SET state = 'blocked', parked = false FROM was WHERE t.id = ANY (ARRAY[was.id])
     ), counted AS (
         INSERT INTO taskyard.tally
         SELECT queue, state, -count(*) FROM was GROUP BY queue, state
@@ -264,8 +265,8 @@ BEGIN
             CONTINUE;
         END IF;
         SELECT e.uuid INTO v_found FROM unnest(v_tied.strangers) WITH ORDINALITY AS e(uuid, ord)
-        WHERE NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = e.uuid)
-            AND NOT EXISTS (SELECT FROM taskyard.ended AS d WHERE d.uuid = e.uuid)
+        WHERE NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = ANY (ARRAY[e.uuid]))
+            AND NOT EXISTS (SELECT FROM taskyard.ended AS d WHERE d.uuid = ANY (ARRAY[e.uuid]))
         ORDER BY e.ord LIMIT 1;
         IF FOUND THEN
             answers := answers || json_build_object('why', 'unknown', 'uuid', v_found.uuid);
@@ -287,7 +288,7 @@ BEGIN
             RAISE unique_violation;  -- it came when the queues were being locked: all is asked again
         END IF;
         IF r_ids IS NOT NULL THEN
-            DELETE FROM taskyard.slot_window AS w USING taskyard.tie AS t WHERE t.id = ANY (r_ids) AND w.slot = t.dedupe_key;
+            DELETE FROM taskyard.slot_window AS w USING taskyard.tie AS t WHERE t.id = ANY (r_ids) AND w.slot = ANY (ARRAY[t.dedupe_key]);
             SELECT * INTO v_done FROM taskyard.end_unrun_1(p_first + told, p_now, r_ids,
                 array_fill('canceled'::text, ARRAY[cardinality(r_ids)]),
                 ARRAY(SELECT replace('{{replaced}}', '{{parent}}', substr(to_json(uuid)::text, 2, length(to_json(uuid)::text) - 2))
@@ -321,7 +322,7 @@ BEGIN
         ) AS c;
         PERFORM set_config('lock_timeout', v_patience, true);
         UPDATE taskyard.task AS t SET note = x.note FROM json_to_recordset(v_add.ties) AS x(i integer, note text)
-        WHERE x.note IS NOT NULL AND t.uuid = a.uuid[v_from + x.i - 1] AND v_holders[x.i] IS NULL;
+        WHERE x.note IS NOT NULL AND t.uuid = ANY (ARRAY[a.uuid[v_from + x.i - 1]]) AND v_holders[x.i] IS NULL;
         IF v_add.dedupe <> 'allow' OR v_add.ties IS NOT NULL THEN
             INSERT INTO taskyard.tie (id, group_id, on_failure, dedupe_key, dedupe_scope)
             SELECT t.id, u.group_id, u.on_failure, k.slot, CASE WHEN k.slot IS NOT NULL THEN u.scope END

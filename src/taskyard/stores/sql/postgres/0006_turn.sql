@@ -154,7 +154,7 @@ BEGIN
             FROM taskyard.tie AS t WHERE t.id = ANY (claims.id);
             IF claims.dedupe_slot IS NOT NULL THEN
                 UPDATE taskyard.task AS t SET dedupe_slot = NULL FROM taskyard.tie AS x
-                WHERE t.id = ANY (claims.id) AND x.id = t.id AND x.dedupe_scope = 'queued';
+                WHERE t.id = ANY (claims.id) AND x.id = ANY (ARRAY[t.id]) AND x.dedupe_scope = 'queued';
             END IF;
         END IF;
     END IF;

@@ -18,13 +18,13 @@ BEGIN
     END IF;
     RETURN ARRAY(
         SELECT j.id FROM json_to_recordset(p_changes) AS j(id bigint, how text, waits integer)
-        JOIN taskyard.ended AS e ON e.id = j.id
-        LEFT JOIN taskyard.tie AS t ON t.id = j.id
+        JOIN taskyard.ended AS e ON e.id = ANY (ARRAY[j.id])
+        LEFT JOIN taskyard.tie AS t ON t.id = ANY (ARRAY[j.id])
         CROSS JOIN LATERAL (
             SELECT count(*) FILTER (WHERE p.id IS NOT NULL OR a.id = ANY (v_again)) AS waits,
                 bool_or(a.state <> 'completed' AND a.id <> ALL (v_again)) AS is_lost
-            FROM taskyard.dependency AS d LEFT JOIN taskyard.task AS p ON p.id = d.parent
-            LEFT JOIN taskyard.ended AS a ON a.id = d.parent
+            FROM taskyard.dependency AS d LEFT JOIN taskyard.task AS p ON p.id = ANY (ARRAY[d.parent])
+            LEFT JOIN taskyard.ended AS a ON a.id = ANY (ARRAY[d.parent])
             WHERE d.child = j.id
         ) AS w
         LEFT JOIN LATERAL taskyard.holder_1(t.dedupe_key, p_now) AS h ON t.dedupe_key IS NOT NULL
@@ -80,7 +80,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
     p_queues := p_queues || taskyard.listeners_1(v_ids) || ARRAY(
-        SELECT p.queue FROM taskyard.dependency AS d JOIN taskyard.task AS p ON p.id = d.parent
+        SELECT p.queue FROM taskyard.dependency AS d JOIN taskyard.task AS p ON p.id = ANY (ARRAY[d.parent])
         WHERE d.child = ANY (v_again));
     PERFORM taskyard.lock_queues_1(p_queues);
     PERFORM taskyard.lock_slots_1(ARRAY(SELECT dedupe_key FROM taskyard.tie WHERE id = ANY (v_again)));
@@ -121,10 +121,10 @@ BEGIN
             -- Who is held and was to wait for its time stands in no line meanwhile.
             line = CASE WHEN j.aside THEN NULL WHEN t.line IS NULL THEN taskyard.line_1((SELECT q.ordering
                 FROM taskyard.queue AS q WHERE q.name = t.queue), t.bucket) ELSE t.line END
-        FROM j WHERE t.id = j.id AND j.how = 'change'
+        FROM j WHERE t.id = ANY (ARRAY[j.id]) AND j.how = 'change'
         RETURNING t.queue, t.key, t.state, coalesce(j.was, t.state) AS was
     ), gone AS (
-        DELETE FROM taskyard.task AS t USING j WHERE t.id = j.id AND j.how = 'end'
+        DELETE FROM taskyard.task AS t USING j WHERE t.id = ANY (ARRAY[j.id]) AND j.how = 'end'
         RETURNING j.state AS new_state, j.error AS new_error, j.note AS new_note, t.*
     ), ended AS (
         INSERT INTO taskyard.ended (
@@ -136,7 +136,7 @@ BEGIN
             coalesce(new_note, note), checkpoint, bucket, origin
         FROM gone
     ), back AS (
-        DELETE FROM taskyard.ended AS e USING j WHERE e.id = j.id AND j.how = 'again'
+        DELETE FROM taskyard.ended AS e USING j WHERE e.id = ANY (ARRAY[j.id]) AND j.how = 'again'
         RETURNING j.ord, j.to_head, j.state AS new_state, j.note AS new_note, j.slot AS new_slot, e.*
     ), again AS (
         INSERT INTO taskyard.task (
@@ -163,7 +163,7 @@ BEGIN
     FOR v_row IN
         SELECT j.id, j.before, t.queue, j.beside FROM json_to_recordset(p_changes)
             AS j(id bigint, beside bigint, before boolean, ord integer)
-        JOIN taskyard.task AS t ON t.id = j.id WHERE j.beside IS NOT NULL ORDER BY j.ord
+        JOIN taskyard.task AS t ON t.id = ANY (ARRAY[j.id]) WHERE j.beside IS NOT NULL ORDER BY j.ord
     LOOP
         PERFORM taskyard.place_1(v_row.id, v_row.queue, t.position, v_row.before)
         FROM taskyard.task AS t WHERE t.id = v_row.beside;
@@ -181,7 +181,8 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
         UPDATE taskyard.tie SET waits = 0
-        WHERE id = ANY (v_ids) AND waits > 0 AND EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = tie.id);
+        WHERE id = ANY (v_ids) AND waits > 0
+            AND EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = ANY (ARRAY[tie.id]));
         SELECT * INTO v_done FROM taskyard.release_1(told, p_now, p_queues, v_ids);
         told := told + v_done.told;
         IF v_done.keys IS NOT NULL THEN
@@ -189,7 +190,7 @@ BEGIN
         END IF;
     END IF;
     SELECT json_agg(json_build_array(t.id, t.position, t.parked)) INTO places
-    FROM json_to_recordset(p_changes) AS j(id bigint) JOIN taskyard.task AS t ON t.id = j.id;
+    FROM json_to_recordset(p_changes) AS j(id bigint) JOIN taskyard.task AS t ON t.id = ANY (ARRAY[j.id]);
     COMMIT;
 END $$;
 
@@ -239,7 +240,7 @@ BEGIN
     v_crowd := v_crowd[:v_at] || 0::bigint || v_crowd[v_at + 1:];
     UPDATE taskyard.task AS t SET position = v_first + (2 * (c.ord - 1) + 1) * (v_last - v_first + 1)
         / (2 * cardinality(v_crowd))
-    FROM unnest(v_crowd) WITH ORDINALITY AS c(id, ord) WHERE t.id = c.id;
+    FROM unnest(v_crowd) WITH ORDINALITY AS c(id, ord) WHERE t.id = ANY (ARRAY[c.id]);
     -- Last, since it may have stood among them.
     UPDATE taskyard.task SET position = v_first + (2 * v_at + 1) * (v_last - v_first + 1) / (2 * cardinality(v_crowd))
     WHERE id = p_id;
@@ -353,15 +354,15 @@ BEGIN
     ), ran AS (
         INSERT INTO taskyard.run (task, token, started_at, ended_at, attempt, node, state)
         SELECT t.id, t.token, t.started_at, p_now, t.attempt, t.node, 'interrupted'
-        FROM m JOIN taskyard.task AS t ON t.id = m.id
+        FROM m JOIN taskyard.task AS t ON t.id = ANY (ARRAY[m.id])
     ), stays AS (
         UPDATE taskyard.task AS t SET state = 'queued', updated_at = p_now, note = p_why, token = NULL, node = NULL,
             cancel_forced = false,
             recoveries = t.recoveries + 1, position = heads.place, parked = t.key IS NOT NULL
-        FROM heads WHERE t.id = heads.id
+        FROM heads WHERE t.id = ANY (ARRAY[heads.id])
         RETURNING t.id, t.uuid, t.queue, t.source, t.key
     ), gone AS (
-        DELETE FROM taskyard.task AS t USING m WHERE t.id = m.id AND m.state <> 'queued'
+        DELETE FROM taskyard.task AS t USING m WHERE t.id = ANY (ARRAY[m.id]) AND m.state <> 'queued'
         RETURNING m.state AS new_state, m.reason, t.*
     ), kept AS (
         INSERT INTO taskyard.ended (

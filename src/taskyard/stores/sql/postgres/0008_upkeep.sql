@@ -30,16 +30,14 @@ BEGIN
                 AND (p_failed IS NULL OR state <> 'failed') AND NOT taskyard.is_needed_1(e.id)
             ORDER BY finished_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED);
     END IF;
-    WITH old AS MATERIALIZED (
-        SELECT unnest(v_ids) AS id
-    ), gone AS (
-        DELETE FROM taskyard.ended AS e USING old WHERE e.id = old.id RETURNING e.id, e.queue, e.state
+    WITH gone AS (
+        DELETE FROM taskyard.ended WHERE id = ANY (v_ids) RETURNING queue, state
     ), runs AS (
-        DELETE FROM taskyard.run AS r USING old WHERE r.task = old.id
+        DELETE FROM taskyard.run WHERE task = ANY (v_ids)
     ), ties AS (
-        DELETE FROM taskyard.tie AS t USING old WHERE t.id = old.id
+        DELETE FROM taskyard.tie WHERE id = ANY (v_ids)
     ), edges AS (
-        DELETE FROM taskyard.dependency AS d USING old WHERE d.child = old.id
+        DELETE FROM taskyard.dependency WHERE child = ANY (v_ids)
     ), windows AS (
         DELETE FROM taskyard.slot_window WHERE slot IN (
             SELECT slot FROM taskyard.slot_window WHERE until <= least(p_before + p_age, now())

@@ -33,7 +33,7 @@ BEGIN
     END IF;
     IF v_add -> 'parent' IS NOT NULL AND NOT EXISTS (
         SELECT FROM json_to_record(v_add -> 'parent') AS p(id bigint, token bigint, attempt integer)
-        JOIN taskyard.task AS t ON t.id = p.id AND t.token = p.token AND t.attempt = p.attempt
+        JOIN taskyard.task AS t ON t.id = ANY (ARRAY[p.id]) AND t.token = p.token AND t.attempt = p.attempt
     ) THEN
         RETURN '{"why":"lost"}';
     END IF;
@@ -54,7 +54,7 @@ BEGIN
         -- for him waits for ever, since no server knows of both.
         IF NOT taskyard.lock_open_slots_1(ARRAY(
             SELECT r.slot FROM unnest(v_tasks) AS r
-            WHERE NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.dedupe_slot = r.slot)), true)
+            WHERE NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.dedupe_slot = ANY (ARRAY[r.slot]))), true)
         THEN
             RETURN '{"why":"busy"}';
         END IF;
@@ -110,7 +110,8 @@ BEGIN
     END IF;
     -- Race: a task with one of these uuids may be ending just now. The insert has waited for that, and only now it is seen,
     -- unless the transaction sees only what was there when it began.
-    SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u WHERE EXISTS (SELECT FROM taskyard.ended AS e WHERE e.uuid = u.uuid);
+    SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u
+    WHERE EXISTS (SELECT FROM taskyard.ended AS e WHERE e.uuid = ANY (ARRAY[u.uuid]));
     IF FOUND THEN
         DELETE FROM taskyard.task WHERE id = ANY (v_ids);
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
