@@ -40,6 +40,26 @@ async def test_a_rescue_whose_answer_was_lost(rig):
     assert work.began == [uuid]
 
 
+async def test_one_that_cannot_be_taken_back_keeps_nobody_waiting(rig, caplog, monkeypatch):
+    """When the store fails at one dead node, the others are taken back all the same, and it is told."""
+    work = Work()
+    rig.consumer("work", work)
+    uuid = await claimed_elsewhere(rig)
+    rescue = rig.store.rescue
+
+    async def fail_at_one(incarnation: str) -> list[str]:
+        if incarnation == "stuck":
+            raise StoreUnavailable("too much to take back")
+        uuids: list[str] = await rescue(incarnation)
+        return uuids
+
+    monkeypatch.setattr(rig.store, "rescue", fail_at_one)
+    rig.store.dead += ["stuck", "dead"]
+    await rig.advance(1)
+    assert work.began == [uuid]
+    assert "too much to take back" in caplog.text
+
+
 async def test_the_rescuer_survives_an_outage(rig, caplog):
     """While the store is away the rescuer says so once, and goes on when it is back."""
     work = Work()

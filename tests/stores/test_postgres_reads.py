@@ -21,10 +21,11 @@ from taskyard.model.command import (
 )
 from taskyard.model.control import Pause, Resume, StopAfterCurrent
 from taskyard.model.move import Move
-from taskyard.model.order import Priority
-from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord
+from taskyard.model.order import GAP, Priority
+from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord, new_uuid
 from taskyard.ports.store import Add
-from taskyard.stores.postgres import PostgresStore
+from taskyard.stores import migrate
+from taskyard.stores.postgres import PostgresStore, turning
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
 from taskyard.testing.samples import a_node, a_record, an_add, an_error, room
@@ -33,7 +34,7 @@ from tests.stores.reads import list_ours, read_since
 pytestmark = pytest.mark.anyio
 
 A, B = a_node("a"), a_node("b")
-MANY, ROUNDS = 3000, 10
+MANY, ROUNDS, GONE = 3000, 10, 80
 
 
 def ours(**fields: Any) -> TaskRecord:
@@ -72,19 +73,21 @@ async def command(store: PostgresStore, uuid: str, *commands: Command) -> None:
 
 async def merge(store: PostgresStore, clock: ManualClock) -> None:
     """Two for the same work, and its end."""
+    slot = new_uuid()
     for _ in range(2):
-        await add(store, Add([ours(dedupe_slot="s", dedupe_scope=DedupeScope.PENDING)], dedupe=Dedupe.MERGE))
+        await add(store, Add([ours(dedupe_slot=slot, dedupe_scope=DedupeScope.PENDING)], dedupe=Dedupe.MERGE))
     await complete(store, clock, *await claim(store))
 
 
 async def replace(store: PostgresStore, clock: ManualClock) -> None:
+    slot = new_uuid()
     for _ in range(2):
-        await add(store, Add([ours(dedupe_slot="s", dedupe_scope=DedupeScope.PENDING)], dedupe=Dedupe.REPLACE))
+        await add(store, Add([ours(dedupe_slot=slot, dedupe_scope=DedupeScope.PENDING)], dedupe=Dedupe.REPLACE))
     await complete(store, clock, *await claim(store))
 
 
 async def keep_for_a_window(store: PostgresStore, clock: ManualClock) -> None:
-    record = ours(dedupe_slot="s", dedupe_scope=DedupeScope.WINDOW)
+    record = ours(dedupe_slot=new_uuid(), dedupe_scope=DedupeScope.WINDOW)
     await add(store, Add([record], dedupe=Dedupe.MERGE, window_s=10.0))
     await complete(store, clock, *await claim(store))
     clock.advance(20)
@@ -92,7 +95,8 @@ async def keep_for_a_window(store: PostgresStore, clock: ManualClock) -> None:
 
 async def wait_for_another(store: PostgresStore, clock: ManualClock) -> None:
     """A task after another, both of a group; the one ends and the other may run."""
-    first, then = ours(group_id="g"), ours(group_id="g")
+    group = new_uuid()
+    first, then = ours(group_id=group), ours(group_id=group)
     await add(store, Add([first]), Add([then], after={then.uuid: [first.uuid]}))
     await complete(store, clock, *await claim(store))
     await complete(store, clock, *await claim(store))
@@ -171,7 +175,8 @@ async def forget(store: PostgresStore, clock: ManualClock) -> None:
 
 
 async def take_turns_by_key(store: PostgresStore, clock: ManualClock) -> None:
-    await add(store, an_add(ours(key="k"), ours(key="k")))
+    key = new_uuid()
+    await add(store, an_add(ours(key=key), ours(key=key)))
     await complete(store, clock, *await claim(store))
     await complete(store, clock, *await claim(store))
 
@@ -179,7 +184,7 @@ async def take_turns_by_key(store: PostgresStore, clock: ManualClock) -> None:
 async def submit_with_a_transaction(store: PostgresStore, clock: ManualClock) -> None:
     conn = await asyncpg.connect(store._db.url)
     async with conn.transaction():
-        record = ours(dedupe_slot="s", dedupe_scope=DedupeScope.PENDING)
+        record = ours(dedupe_slot=new_uuid(), dedupe_scope=DedupeScope.PENDING)
         await store.add_within(conn, Add([record], dedupe=Dedupe.MERGE))
     await conn.close()
     await complete(store, clock, *await claim(store))
@@ -226,7 +231,59 @@ async def test_what_is_done_to_one_task_does_not_read_the_others(
     await store.close()
     read = await read_since(conn)
     await conn.close()
-    assert read < 2 * MANY, read
+    assert read < 3 * MANY, read
+
+
+WALKING = {
+    # What is due is looked for among all that has waited for its time since.
+    fail_and_retry, steer, submit_with_a_transaction,
+    # Claims begin to read where a task stood that was sent again.
+    steer_with_dependents,
+    # What was said of this very queue, and whom this very node was to cancel.
+    control_a_queue, cancel_a_run,
+}  # fmt: skip
+"""What docs/POSTGRES.md says of transactions that are kept open."""
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True], ids=["uncounted", "counted"])
+@pytest.mark.parametrize("each", [each for each in EACH if each not in WALKING])
+async def test_what_is_done_to_one_task_does_not_read_what_is_gone(
+    url: str, each: Callable[[PostgresStore, ManualClock], Awaitable[None]], is_analyzed: bool, monkeypatch
+) -> None:
+    """While somebody's snapshot keeps alive what others like it have left, and also when the server has counted how
+    little else there is."""
+    monkeypatch.setattr(migrate, "RAISE_AFTER", 4 * GAP)
+    monkeypatch.setattr(migrate, "RAISE_ONE_IN", 1)
+    monkeypatch.setattr(turning, "RING", 100)
+    clock, conn, foreign = ManualClock(), await asyncpg.connect(url), await asyncpg.connect(url)
+    await repeat(each, url, clock, 2)
+    async with foreign.transaction(isolation="repeatable_read"):
+        await foreign.fetchval("SELECT count(*) FROM taskyard.task")
+        await read_since(conn)
+        await repeat(each, url, clock, ROUNDS)
+        early = await read_since(conn)
+        await repeat(each, url, clock, GONE)
+        if is_analyzed:
+            await conn.execute("ANALYZE")
+        await read_since(conn)
+        await repeat(each, url, clock, ROUNDS)
+        late = await read_since(conn)
+    await foreign.close()
+    await conn.close()
+    assert late < early + 0.75 * ROUNDS * GONE, (early, late)
+
+
+async def repeat(
+    each: Callable[[PostgresStore, ManualClock], Awaitable[None]], url: str, clock: ManualClock, times: int
+) -> None:
+    store = PostgresStore(url, clock=clock)
+    await store.open()
+    await store.join(A)
+    for _ in range(times):
+        await each(store, clock)
+    await store._turning._tidy()
+    await store.leave(A.incarnation)
+    await store.close()
 
 
 async def crowd(url: str, clock: ManualClock) -> None:

@@ -44,9 +44,14 @@ class Rescuer:
                 self._is_away = True
 
     async def step(self) -> None:
+        stuck: StoreError | None = None
         for incarnation in await self._store.dead_nodes():
             # Several nodes may see the same death: the store lets one of them have the tasks, the others get none.
-            uuids = await self._rescue(incarnation)
+            try:
+                uuids = await self._rescue(incarnation)
+            except StoreError as error:
+                stuck = error  # one that cannot be taken back now must not keep the others waiting
+                continue
             log.warning("node %s died; took back %d of its tasks", incarnation[:8], len(uuids))
         for incarnation, (is_over, buried) in list(self._former.items()):
             if is_over(incarnation):
@@ -54,6 +59,8 @@ class Rescuer:
                     log.warning("took back %d tasks that this node had as %s", len(uuids), incarnation[:8])
                 del self._former[incarnation]
                 buried(incarnation)
+        if stuck is not None:
+            raise stuck
 
     async def _rescue(self, incarnation: str) -> list[str]:
         try:

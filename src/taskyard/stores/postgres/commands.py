@@ -211,7 +211,8 @@ async def read_bonds(conn: Connection, records: Sequence[TaskRecord], now: datet
     if any(record.on_failure is not None for record in failed):
         rows = await conn.fetch(
             "SELECT d.child, coalesce(p.uuid, e.uuid), coalesce(p.state, e.state) FROM taskyard.dependency AS d "
-            "LEFT JOIN taskyard.task AS p ON p.id = d.parent LEFT JOIN taskyard.ended AS e ON e.id = d.parent "
+            "LEFT JOIN taskyard.task AS p ON p.id = ANY (ARRAY[d.parent]) "
+            "LEFT JOIN taskyard.ended AS e ON e.id = ANY (ARRAY[d.parent]) "
             "WHERE d.child = ANY ($1) AND (p.id IS NOT NULL OR e.id IS NOT NULL) ORDER BY d.parent",
             [record.id for record in failed],
         )

@@ -226,7 +226,7 @@ async def count(conn: Connection) -> dict[tuple[str, TaskState], int]:
     rows = await conn.fetch(
         "SELECT queue, state, sum(c.n)::bigint FROM ("
         "SELECT * FROM taskyard.tidied ORDER BY n DESC LIMIT 1) AS t CROSS JOIN LATERAL ("
-        "SELECT queue, state, n FROM taskyard.tally WHERE xid >= t.tally_from UNION ALL "
+        "SELECT queue, state, n FROM taskyard.tally WHERE xid >= t.tally_from AND queue <> '' UNION ALL "
         "SELECT queue, 'scheduled', n FROM taskyard.submitted WHERE xid >= t.submitted_from) AS c "
         "GROUP BY queue, state HAVING sum(c.n) <> 0"
     )

@@ -37,7 +37,7 @@ log = logging.getLogger("taskyard")
 FIRE = "CALL taskyard.fire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL, NULL)"
 
 _PENDING = (
-    "SELECT FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = f.task "
+    "SELECT FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[f.task]) "
     "WHERE f.schedule = s.name AND NOT f.ended"
 )
 
@@ -206,7 +206,7 @@ async def _read_fires(conn: Connection, name: str, limit: int) -> list[FireRow]:
 
 async def _read_pending(conn: Connection, name: str) -> list[str]:
     rows = await conn.fetch(
-        "SELECT f.task FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = f.task "
+        "SELECT f.task FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[f.task]) "
         "WHERE f.schedule = $1 AND NOT f.ended ORDER BY f.id",
         name,
     )

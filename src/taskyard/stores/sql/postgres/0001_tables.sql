@@ -191,7 +191,8 @@ CREATE TABLE taskyard.mark (
 
 -- How many tasks each queue holds in each state: the sum of all rows, from `tidied.tally_from` on. Rows are only added,
 -- and put together now and then: a row that every turn updates would leave a chain of versions that a foreign snapshot
--- keeps alive. `xid` is the transaction that has counted.
+-- keeps alive. `xid` is the transaction that has counted. Of no queue: how many edges are open ('waiting'), and ends are still
+-- to be told ('telling'). That there are none cannot be seen in their own tables without walking over all that there were.
 CREATE TABLE taskyard.tally (
     queue text COLLATE "C" NOT NULL,
     state text COLLATE "C" NOT NULL,
@@ -201,6 +202,7 @@ CREATE TABLE taskyard.tally (
 
 CREATE INDEX tally_xid ON taskyard.tally (xid);
 CREATE INDEX tally_running ON taskyard.tally (queue, xid) WHERE state = 'running';
+CREATE INDEX tally_open ON taskyard.tally (state, xid) WHERE queue = '';
 
 -- The same of what was submitted in transactions of others, which may end in any order: from `tidied.submitted_from` on.
 CREATE TABLE taskyard.submitted (
@@ -271,6 +273,29 @@ CREATE TABLE taskyard.dependency (
 CREATE INDEX dependency_open ON taskyard.dependency (parent, child) WHERE NOT done;
 -- A task is not pruned as long as one that waits, or has waited, for it has not ended.
 CREATE INDEX dependency_parent ON taskyard.dependency (parent, child);
+
+CREATE FUNCTION taskyard.count_open() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    v_n bigint := 0;
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        v_n := v_n - (SELECT count(*) FROM former WHERE NOT done);
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        v_n := v_n + (SELECT count(*) FROM latter WHERE NOT done);
+    END IF;
+    IF v_n <> 0 THEN
+        INSERT INTO taskyard.tally (queue, state, n) VALUES ('', 'waiting', v_n);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER edges_come AFTER INSERT ON taskyard.dependency REFERENCING NEW TABLE AS latter
+    FOR EACH STATEMENT EXECUTE FUNCTION taskyard.count_open();
+CREATE TRIGGER edges_change AFTER UPDATE ON taskyard.dependency REFERENCING OLD TABLE AS former NEW TABLE AS latter
+    FOR EACH STATEMENT EXECUTE FUNCTION taskyard.count_open();
+CREATE TRIGGER edges_go AFTER DELETE ON taskyard.dependency REFERENCING OLD TABLE AS former
+    FOR EACH STATEMENT EXECUTE FUNCTION taskyard.count_open();
 
 -- Tasks that have ended, and whose end some that wait for them have not heard of yet: a turn tells a thousand.
 CREATE TABLE taskyard.releasing (

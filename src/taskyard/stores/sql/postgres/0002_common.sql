@@ -19,7 +19,8 @@
 -- that a partial index stands for is therefore left out, hidden behind OFFSET 0 or put as a comparison. Whoever has a token
 -- runs: the table sees to that. Nor does it know better when the server has counted few tasks where many dead ones lie, kept
 -- by somebody's snapshot: rather than look for each id of a list, it would walk over a whole index, which two columns that
--- are equal let it consider, since they could be merged. Joined by = ANY (ARRAY[id]) they cannot.
+-- are equal let it consider, since they could be merged. Joined by = ANY (ARRAY[id]) they cannot. Of a task that need only
+-- be there nothing but an index is read, which may be walked over all the same: that is asked as (SELECT id …) IS NOT NULL.
 
 CREATE FUNCTION taskyard.lock_queues_1(p_queues text[], p_with_ends boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -61,6 +62,14 @@ BEGIN
         END IF;
     END LOOP;
     RETURN true;
+END $$;
+
+-- Whether there are any: edges that are open ('waiting'), or ends that are still to be told ('telling').
+CREATE FUNCTION taskyard.are_open_1(VARIADIC p_what text[]) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN coalesce((
+        SELECT sum(n) FROM taskyard.tally WHERE queue = '' AND state = ANY (p_what)
+            AND xid >= (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1)), 0) <> 0;
 END $$;
 
 -- Tell that these tasks did `kind`; how many events that were. The arrays
@@ -117,7 +126,8 @@ BEGIN
         ) AS m ON true
         WHERE t.low_0 < coalesce(m.low_0, 0) OR t.low_1 < coalesce(m.low_1, 0) OR t.low_2 < coalesce(m.low_2, 0)
     ), gone AS (
-        DELETE FROM taskyard.mark AS m USING old WHERE m.queue = old.queue AND m.source = old.source AND m.n = old.n
+        DELETE FROM taskyard.mark AS m USING old WHERE m.queue = ANY (ARRAY[old.queue])
+            AND m.source = ANY (ARRAY[old.source]) AND m.n = ANY (ARRAY[old.n])
     )
     INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), low_0, low_1, low_2 FROM old;
 END $$;
@@ -187,7 +197,7 @@ BEGIN
     IF NOT FOUND THEN
         SELECT w.uuid, t.id, t.state, t.queue, w.until INTO uuid, id, state, queue, until
         FROM taskyard.slot_window AS w LEFT JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[w.uuid])
-        WHERE w.slot = p_slot AND w.until > p_now AND NOT EXISTS (
-            SELECT FROM taskyard.ended AS e WHERE e.uuid = ANY (ARRAY[w.uuid]) AND e.state IN ('canceled', 'skipped'));
+        WHERE w.slot = p_slot AND w.until > p_now
+            AND coalesce((SELECT e.state FROM taskyard.ended AS e WHERE e.uuid = w.uuid), '') NOT IN ('canceled', 'skipped');
     END IF;
 END $$;

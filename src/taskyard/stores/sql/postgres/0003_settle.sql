@@ -69,7 +69,7 @@ BEGIN
     FROM (SELECT DISTINCT hashtext(q) AS h FROM unnest(p_queues) AS q ORDER BY 1) AS hashes;
     -- In a statement of its own: what was committed by who had the lock before is seen.
     SELECT (SELECT due_at FROM taskyard.task WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1),
-        c.keyless AND NOT EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) AND NOT EXISTS (
+        c.keyless AND NOT taskyard.are_open_1('waiting') AND NOT EXISTS (
             SELECT FROM taskyard.queue WHERE name = ANY (p_queues) AND (concurrency IS NOT NULL OR state = 'stopping'))
     INTO next_due, is_done;
     is_done := is_done AND (next_due > p_now) IS NOT FALSE;
@@ -239,15 +239,15 @@ END $$;
 -- if they end by it as well: their queues are locked too.
 CREATE FUNCTION taskyard.listeners_1(p_ids bigint[]) RETURNS text[] LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
+    IF NOT taskyard.are_open_1('waiting') THEN
         RETURN NULL;
+    END IF;
+    IF taskyard.are_open_1('telling') THEN
+        p_ids := p_ids || ARRAY(SELECT task FROM taskyard.releasing ORDER BY place LIMIT {{release_at_most}});
     END IF;
     RETURN ARRAY(
         WITH RECURSIVE below (id) AS (
-            SELECT id FROM (
-                SELECT unnest(p_ids) AS id UNION
-                SELECT task FROM (SELECT task FROM taskyard.releasing ORDER BY place LIMIT {{release_at_most}}) AS r
-            ) AS x
+            SELECT DISTINCT id FROM unnest(p_ids) AS x(id)
             UNION SELECT d.child FROM below AS b
             CROSS JOIN LATERAL (SELECT child FROM taskyard.dependency WHERE parent = b.id AND NOT done OFFSET 0) AS d
         )
@@ -265,6 +265,9 @@ CREATE FUNCTION taskyard.release_1(
 DECLARE
     v_left integer := {{release_at_most}};
     v_ids bigint[] := p_ids;
+    -- From which place on there are ends to tell: of those before, there is none, or a turn had too much to tell.
+    v_from bigint := CASE WHEN taskyard.are_open_1('telling') THEN 0 END;
+    v_put bigint; v_telling bigint := 0;
     v_places bigint[]; v_parents bigint[]; v_children bigint[];
     l_ids bigint[]; l_states text[]; l_errors text[]; l_notes text[];
     f_ids bigint[]; f_queued bigint[]; f_kinds text[]; f_uuids text[]; f_queues text[]; f_sources text[];
@@ -273,18 +276,24 @@ DECLARE
 BEGIN
     told := 0;
     LOOP
-        INSERT INTO taskyard.releasing (task, uuid, state)
-        SELECT e.id, e.uuid, e.state FROM unnest(v_ids) WITH ORDINALITY AS x(id, ord)
-        JOIN taskyard.ended AS e ON e.id = ANY (ARRAY[x.id])
-        WHERE (SELECT d.child FROM taskyard.dependency AS d WHERE d.parent = x.id AND NOT d.done LIMIT 1) IS NOT NULL
-        ORDER BY x.ord;
+        WITH put AS (
+            INSERT INTO taskyard.releasing (task, uuid, state)
+            SELECT e.id, e.uuid, e.state FROM unnest(v_ids) WITH ORDINALITY AS x(id, ord)
+            JOIN taskyard.ended AS e ON e.id = ANY (ARRAY[x.id])
+            WHERE (SELECT d.child FROM taskyard.dependency AS d WHERE d.parent = x.id AND NOT d.done LIMIT 1) IS NOT NULL
+            ORDER BY x.ord
+            RETURNING place
+        )
+        SELECT least(v_from, min(place)), count(*) INTO v_from, v_put FROM put;
+        v_telling := v_telling + v_put;
         EXIT WHEN v_left <= 0;
         SELECT array_agg(h.place), array_agg(h.parent), array_agg(h.child) INTO v_places, v_parents, v_children
         FROM (
             SELECT r.place, r.task AS parent, d.child
             FROM (
                 -- Once each: two adds of one turn may have come upon the same end.
-                SELECT min(place) AS place, task FROM taskyard.releasing GROUP BY task ORDER BY 1 LIMIT {{release_at_most}}
+                SELECT min(place) AS place, task FROM taskyard.releasing WHERE place >= v_from
+                GROUP BY task ORDER BY 1 LIMIT {{release_at_most}}
             ) AS r
             CROSS JOIN LATERAL (
                 SELECT d.child FROM taskyard.dependency AS d LEFT JOIN taskyard.task AS c ON c.id = ANY (ARRAY[d.child])
@@ -351,8 +360,12 @@ BEGIN
             key_queues := key_queues || v_done.key_queues; keys := keys || v_done.keys;
         END IF;
     END LOOP;
-    DELETE FROM taskyard.releasing AS r
-    WHERE (SELECT d.child FROM taskyard.dependency AS d WHERE d.parent = r.task AND NOT d.done LIMIT 1) IS NULL;
+    DELETE FROM taskyard.releasing AS r WHERE r.place >= v_from
+        AND (SELECT d.child FROM taskyard.dependency AS d WHERE d.parent = r.task AND NOT d.done LIMIT 1) IS NULL;
+    GET DIAGNOSTICS v_put = ROW_COUNT;
+    IF v_telling <> v_put THEN
+        INSERT INTO taskyard.tally (queue, state, n) VALUES ('', 'telling', v_telling - v_put);
+    END IF;
 END $$;
 
 -- Runs have ended: of these queues, those that were stopping and have none left are paused. How many events that were.

@@ -18,7 +18,7 @@ BEGIN
     -- Ids are made in the order of time: most are beyond all that has ended, which one look can tell.
     SELECT max(uuid) INTO v_last FROM taskyard.ended;
     IF v_last >= ANY (p_uuids) THEN
-        IF EXISTS (SELECT FROM unnest(p_uuids) AS u(uuid) JOIN taskyard.ended AS e ON e.uuid = ANY (ARRAY[u.uuid])) THEN
+        IF EXISTS (SELECT FROM taskyard.ended WHERE uuid = ANY (p_uuids)) THEN
             RAISE unique_violation;
         END IF;
     END IF;
@@ -265,8 +265,8 @@ BEGIN
             CONTINUE;
         END IF;
         SELECT e.uuid INTO v_found FROM unnest(v_tied.strangers) WITH ORDINALITY AS e(uuid, ord)
-        WHERE NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = ANY (ARRAY[e.uuid]))
-            AND NOT EXISTS (SELECT FROM taskyard.ended AS d WHERE d.uuid = ANY (ARRAY[e.uuid]))
+        WHERE (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = e.uuid) IS NULL
+            AND (SELECT d.id FROM taskyard.ended AS d WHERE d.uuid = e.uuid) IS NULL
         ORDER BY e.ord LIMIT 1;
         IF FOUND THEN
             answers := answers || json_build_object('why', 'unknown', 'uuid', v_found.uuid);

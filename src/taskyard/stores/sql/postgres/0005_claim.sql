@@ -467,7 +467,8 @@ BEGIN
             > {{raise_after}}
             AND NOT EXISTS (SELECT FROM taskyard.queue AS q WHERE q.name = l.queue AND q.ordering = 'buckets')
     ), former AS (
-        DELETE FROM taskyard.mark AS m USING old WHERE m.queue = old.queue AND m.source = old.source AND m.n = old.n
+        DELETE FROM taskyard.mark AS m USING old WHERE m.queue = ANY (ARRAY[old.queue])
+            AND m.source = ANY (ARRAY[old.source]) AND m.n = ANY (ARRAY[old.n])
     )
     INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), low_0, low_1, low_2 FROM old;
 END $$;

@@ -49,7 +49,7 @@ BEGIN
         v_nothing := pg_advisory_xact_lock_shared({{lock_node}}, hashtext(p_node));
     END IF;
     SELECT (SELECT due_at FROM taskyard.task WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1),
-        EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) OR EXISTS (SELECT FROM taskyard.releasing),
+        taskyard.are_open_1('waiting', 'telling'),
         EXISTS (SELECT FROM taskyard.node WHERE incarnation = p_node), min(queue), max(queue)
     INTO next_due, v_has_waiters, v_is_known, v_least, v_most
     FROM taskyard.lane WHERE v_total > 0 AND (d.others > 0 OR source = ANY (d.sources)) AND queue <> ALL (p_queues);
@@ -100,7 +100,7 @@ BEGIN
     END IF;
     -- Race: somebody may have come to wait for one of these since the queues were chosen. He is told in the next turn.
     -- Or those who were to hear of an end have been pruned: then nobody else would take it off the list.
-    IF v_has_waiters OR v_moved IS NOT NULL AND EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
+    IF v_has_waiters OR v_moved IS NOT NULL AND taskyard.are_open_1('waiting') THEN
         SELECT * INTO v_done FROM taskyard.release_1(told, p_now, v_queues, v_moved);
         told := told + v_done.told; v_ended := v_done.ended; v_may_release := true;
         v_key_queues := v_key_queues || v_done.key_queues; v_keys := v_keys || v_done.keys;
@@ -162,7 +162,7 @@ BEGIN
         SELECT due_at INTO next_due FROM taskyard.task
         WHERE state IN ('scheduled', 'retrying') ORDER BY due_at, id LIMIT 1;
     END IF;
-    IF v_may_release AND EXISTS (SELECT FROM taskyard.releasing) THEN
+    IF v_may_release AND taskyard.are_open_1('telling') THEN
         next_due := p_now;
     END IF;
     IF ties IS NOT NULL OR v_ended IS NOT NULL THEN

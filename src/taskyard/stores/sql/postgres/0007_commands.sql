@@ -21,10 +21,10 @@ BEGIN
         JOIN taskyard.ended AS e ON e.id = ANY (ARRAY[j.id])
         LEFT JOIN taskyard.tie AS t ON t.id = ANY (ARRAY[j.id])
         CROSS JOIN LATERAL (
-            SELECT count(*) FILTER (WHERE p.id IS NOT NULL OR a.id = ANY (v_again)) AS waits,
+            SELECT count(*) FILTER (WHERE a.id = ANY (v_again)
+                    OR (SELECT p.id FROM taskyard.task AS p WHERE p.id = d.parent) IS NOT NULL) AS waits,
                 bool_or(a.state <> 'completed' AND a.id <> ALL (v_again)) AS is_lost
-            FROM taskyard.dependency AS d LEFT JOIN taskyard.task AS p ON p.id = ANY (ARRAY[d.parent])
-            LEFT JOIN taskyard.ended AS a ON a.id = ANY (ARRAY[d.parent])
+            FROM taskyard.dependency AS d LEFT JOIN taskyard.ended AS a ON a.id = ANY (ARRAY[d.parent])
             WHERE d.child = j.id
         ) AS w
         LEFT JOIN LATERAL taskyard.holder_1(t.dedupe_key, p_now) AS h ON t.dedupe_key IS NOT NULL
@@ -179,10 +179,10 @@ BEGIN
         UPDATE taskyard.tie AS t SET waits = (SELECT count(*) FROM taskyard.dependency AS d WHERE d.child = t.id AND NOT d.done)
         WHERE t.id = ANY (v_again);
     END IF;
-    IF EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
+    IF taskyard.are_open_1('waiting') THEN
         UPDATE taskyard.tie SET waits = 0
         WHERE id = ANY (v_ids) AND waits > 0
-            AND EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = ANY (ARRAY[tie.id]));
+            AND (SELECT e.id FROM taskyard.ended AS e WHERE e.id = tie.id) IS NOT NULL;
         SELECT * INTO v_done FROM taskyard.release_1(told, p_now, p_queues, v_ids);
         told := told + v_done.told;
         IF v_done.keys IS NOT NULL THEN
@@ -337,8 +337,9 @@ BEGIN
     IF NOT FOUND AND p_beats IS NOT NULL THEN
         RETURN;
     END IF;
-    v_locked := ARRAY(SELECT queue FROM taskyard.task WHERE state = 'running' AND node = p_node)
-        || taskyard.listeners_1(ARRAY(SELECT id FROM taskyard.task WHERE state = 'running' AND node = p_node));
+    -- Looked for once: it is all that runs, on whatever node, and all that ran and cannot be vacuumed. The node gets no more.
+    SELECT array_agg(id), array_agg(queue) INTO v_ids, v_locked FROM taskyard.task WHERE state = 'running' AND node = p_node;
+    v_locked := v_locked || taskyard.listeners_1(v_ids);
     PERFORM taskyard.lock_queues_1(v_locked);
     WITH m AS MATERIALIZED (
         SELECT t.id, t.queue, r.reason, CASE WHEN t.cancel_asked_at IS NOT NULL THEN 'canceled'
@@ -346,7 +347,7 @@ BEGIN
             row_number() OVER (ORDER BY t.position DESC) AS ord
         FROM taskyard.task AS t LEFT JOIN taskyard.queue AS q ON q.name = t.queue
         CROSS JOIN LATERAL (SELECT to_json(coalesce(nullif(t.cancel_reason, ''), p_no_reason))::text AS reason) AS r
-        WHERE t.state = 'running' AND t.node = p_node
+        WHERE t.id = ANY (v_ids) AND t.node = p_node
     ), heads AS MATERIALIZED (
         -- The last to be put at the head stands first.
         SELECT o.id, -nextval('taskyard.seq') * {{gap}} AS place
@@ -398,7 +399,7 @@ BEGIN
     told := taskyard.tell_1(0, array_fill('interrupted'::text, ARRAY[cardinality(uuids)]), uuids, v_queues, v_sources,
         ARRAY[p_now]);
     told := told + taskyard.tell_1(told, v_states, uuids, v_queues, v_sources, ARRAY[p_now]);
-    IF EXISTS (SELECT FROM taskyard.dependency WHERE NOT done) THEN
+    IF taskyard.are_open_1('waiting') THEN
         SELECT * INTO v_done FROM taskyard.release_1(told, p_now, v_locked, v_ids);
         told := told + v_done.told;
         IF v_done.keys IS NOT NULL THEN

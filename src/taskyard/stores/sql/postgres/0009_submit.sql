@@ -54,7 +54,7 @@ BEGIN
         -- for him waits for ever, since no server knows of both.
         IF NOT taskyard.lock_open_slots_1(ARRAY(
             SELECT r.slot FROM unnest(v_tasks) AS r
-            WHERE NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.dedupe_slot = ANY (ARRAY[r.slot]))), true)
+            WHERE (SELECT t.id FROM taskyard.task AS t WHERE t.dedupe_slot = r.slot) IS NULL), true)
         THEN
             RETURN '{"why":"busy"}';
         END IF;
@@ -111,7 +111,7 @@ BEGIN
     -- Race: a task with one of these uuids may be ending just now. The insert has waited for that, and only now it is seen,
     -- unless the transaction sees only what was there when it began.
     SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u
-    WHERE EXISTS (SELECT FROM taskyard.ended AS e WHERE e.uuid = ANY (ARRAY[u.uuid]));
+    WHERE (SELECT e.id FROM taskyard.ended AS e WHERE e.uuid = u.uuid) IS NOT NULL;
     IF FOUND THEN
         DELETE FROM taskyard.task WHERE id = ANY (v_ids);
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);

@@ -27,7 +27,7 @@ BEGIN
         RETURN;
     END IF;
     UPDATE taskyard.fire AS f SET ended = true WHERE schedule = p_name AND NOT ended
-        AND NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.uuid = ANY (ARRAY[f.task]));
+        AND (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = f.task) IS NULL;
     WITH noted AS (
         INSERT INTO taskyard.fire (id, schedule, fire_at, task, kind)
         SELECT nextval('taskyard.seq'), p_name, fire_at, task, kind
