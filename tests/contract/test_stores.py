@@ -1,7 +1,9 @@
 """Every store, held to the one contract."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from taskyard.ports.clock import Clock
@@ -10,6 +12,8 @@ from taskyard.stores.memory import MemoryStore
 from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.contract import DurableStoreContract, PromptStoreContract, ScheduleContract, TiesContract
+
+COUNTED = "SELECT state, sum(n)::bigint AS n FROM taskyard.tally WHERE queue = '' GROUP BY state"
 
 
 class TestMemoryStore(PromptStoreContract, TiesContract, ScheduleContract):
@@ -24,8 +28,16 @@ class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract):
 
 class TestPostgresStore(DurableStoreContract, TiesContract, ScheduleContract):
     @pytest.fixture(autouse=True)
-    def database(self, postgres_url: str) -> None:
+    async def database(self, postgres_url: str) -> AsyncIterator[None]:
+        """Whatever a test did, what was counted is what there is."""
         self.url = postgres_url
+        yield
+        conn = await asyncpg.connect(postgres_url)
+        counted: dict[str, int] = {row["state"]: row["n"] for row in await conn.fetch(COUNTED)}
+        open_edges = await conn.fetchval("SELECT count(*) FROM taskyard.dependency WHERE NOT done")
+        untold_ends = await conn.fetchval("SELECT count(*) FROM taskyard.releasing")
+        await conn.close()
+        assert (counted.get("waiting", 0), counted.get("telling", 0)) == (open_edges, untold_ends)
 
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return PostgresStore(self.url, clock=clock)
