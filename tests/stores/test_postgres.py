@@ -30,7 +30,7 @@ from taskyard.errors import (
     UnknownTask,
 )
 from taskyard.model.beats import Beat, Pulses
-from taskyard.model.command import Cancel, Hold, Retry
+from taskyard.model.command import Cancel, Hold, Reschedule, Retry, StartNow
 from taskyard.model.control import SetConcurrency
 from taskyard.model.event import EventKind
 from taskyard.model.execution import Progress
@@ -662,6 +662,29 @@ async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, 
     (applied,) = await retrying
     assert isinstance(applied.refused, UnknownTask)
     assert await store.count() == {}
+
+
+async def test_who_is_steered_before_anybody_has_heard_of_it(store, stranger, clock):
+    """Of a task that was submitted in a transaction and is not due yet, the first that is told is that it was submitted,
+    whatever is done to it first; and once."""
+    tasks = [a_record(due_at=clock.now() + seconds(60)) for _ in range(4)]
+    async with stranger.transaction():
+        await store.add_within(stranger, an_add(*tasks))
+    started, canceled, put_off, left = [task.uuid for task in tasks]
+    await store.apply([started], StartNow())
+    await store.apply([canceled], Cancel())
+    await store.apply([put_off], Reschedule(clock.now() + seconds(61)))
+    clock.advance(70)
+    await store.turn(A.incarnation, demand=room(9))
+    told: dict[str, list[str]] = {}
+    for event in (await store.events(after=0)).events:
+        told.setdefault(event.uuid, []).append(str(event.kind))
+    assert told == {
+        started: ["submitted", "queued", "running"],
+        canceled: ["submitted", "canceled"],
+        put_off: ["submitted", "rescheduled", "queued", "running"],
+        left: ["submitted", "queued", "running"],
+    }
 
 
 async def _work(url: str, clock: ManualClock, rounds: int) -> None:

@@ -75,6 +75,7 @@ DECLARE
     v_ids bigint[] := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint));
     v_again bigint[] := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint, how text) WHERE how = 'again');
     v_stale bigint[];
+    n_kinds text[]; n_uuids text[]; n_queues text[]; n_sources text[];  -- those of whom nobody has heard yet
     v_row record;
     v_done record;
 BEGIN
@@ -100,6 +101,10 @@ BEGIN
         FROM unnest(e_kinds, e_uuids, e_queues, e_sources) WITH ORDINALITY AS e(kind, uuid, queue, source, ord)
         WHERE uuid <> ALL (stale);
     END IF;
+    SELECT array_agg('submitted'::text), array_agg(t.uuid), array_agg(t.queue), array_agg(t.source)
+    INTO n_kinds, n_uuids, n_queues, n_sources
+    FROM json_to_recordset(p_changes) AS j(id bigint, how text) JOIN taskyard.task AS t ON t.id = ANY (ARRAY[j.id])
+    WHERE j.how IN ('change', 'end') AND t.position = 0;
     WITH j AS MATERIALIZED (
         SELECT * FROM json_to_recordset(p_changes) AS j(
             id bigint, version text, how text, priority smallint, cancel_asked_at timestamptz, cancel_reason text,
@@ -117,7 +122,7 @@ BEGIN
             parked = j.state = 'queued' AND t.key IS NOT NULL OR j.aside,
             -- What was submitted in somebody else's transaction has no place yet.
             position = coalesce((SELECT h.place FROM placed AS h WHERE h.id = j.id), CASE
-                WHEN t.position = 0 AND j.state = 'queued' THEN nextval('taskyard.seq') * {{gap}} ELSE t.position END),
+                WHEN t.position = 0 THEN nextval('taskyard.seq') * {{gap}} ELSE t.position END),
             -- Who is held and was to wait for its time stands in no line meanwhile.
             line = CASE WHEN j.aside THEN NULL WHEN t.line IS NULL THEN taskyard.line_1((SELECT q.ordering
                 FROM taskyard.queue AS q WHERE q.name = t.queue), t.bucket) ELSE t.line END
@@ -172,7 +177,8 @@ BEGIN
         PERFORM taskyard.repark_1(v_key_queues, v_keys);
     END IF;
     PERFORM taskyard.lower_1(v_ids);
-    told := taskyard.tell_1(0, e_kinds, e_uuids, e_queues, e_sources, ARRAY[p_now]);
+    told := taskyard.tell_1(0, n_kinds, n_uuids, n_queues, n_sources, ARRAY[p_now]);
+    told := told + taskyard.tell_1(told, e_kinds, e_uuids, e_queues, e_sources, ARRAY[p_now]);
     IF cardinality(v_again) > 0 THEN
         UPDATE taskyard.dependency AS d SET done = (SELECT p.id FROM taskyard.task AS p WHERE p.id = d.parent) IS NULL
         WHERE d.child = ANY (v_again);

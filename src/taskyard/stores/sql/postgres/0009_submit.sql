@@ -1,6 +1,7 @@
 -- Submitting inside of a transaction of somebody else's. It may stay open for as long as he likes, so it takes none of
 -- the locks that turns wait for, and writes no event: readers of events would have to wait for it. The tasks are put
--- down as scheduled and due, at place 0, and the first turn after the commit gives them a place and tells of them.
+-- down as scheduled, at place 0, and the first turn after the commit gives them a place and tells of them; of those that are
+-- not due yet, the turn that queues them, or the first command that concerns them.
 -- It notifies nobody: commits that do wait for each other, through the flush to disk, all over the server.
 
 CREATE TYPE taskyard.submitted_1 AS (
