@@ -665,8 +665,8 @@ async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, 
 
 
 async def test_who_is_steered_before_anybody_has_heard_of_it(store, stranger, clock):
-    """Of a task that was submitted in a transaction and is not due yet, the first that is told is that it was submitted,
-    whatever is done to it first; and once."""
+    """Of a task that was submitted in a transaction and is not due yet, it is told first that it was submitted, and
+    once, whatever is done to it."""
     tasks = [a_record(due_at=clock.now() + seconds(60)) for _ in range(4)]
     async with stranger.transaction():
         await store.add_within(stranger, an_add(*tasks))

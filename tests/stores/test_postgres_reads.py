@@ -1,5 +1,6 @@
 """How much a statement reads: with plans that were made when all was empty, as little behind many tasks as before."""
 
+import re
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -66,6 +67,20 @@ async def command(store: PostgresStore, uuid: str, *commands: Command) -> None:
     for one in commands:
         (applied,) = await store.apply([uuid], one)
         assert applied.refused is None
+
+
+JOINED = re.compile(
+    r"\bJOIN taskyard\.\w+ AS (\w+) ON \1\.(?:id|uuid|place) = \w+[.\[]"  # a table, to what is in a list
+    r"|\b(?:USING|FROM) \w+ WHERE \w+\.(?:id|uuid|child|task|n) = \w+\."  # an update or a delete, by a list
+    r"|^\s+(?:FROM [^\n]*\n\s+)?WHERE (\w+)\.(?:id|uuid|child) = \w+\.(?!.*SELECT)",
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(("number", "sql"), migrate.migrations("postgres"))
+def test_ids_of_a_list_are_looked_for_one_by_one(number: int, sql: str) -> None:
+    """Where a table is joined to a list, by = ANY (ARRAY[…]): 0002_common.sql says why."""
+    assert [found.group() for found in JOINED.finditer(sql)] == []
 
 
 # --- one of each ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ BEGIN
                     OR (SELECT p.id FROM taskyard.task AS p WHERE p.id = d.parent) IS NOT NULL) AS waits,
                 bool_or(a.state <> 'completed' AND a.id <> ALL (v_again)) AS is_lost
             FROM taskyard.dependency AS d LEFT JOIN taskyard.ended AS a ON a.id = ANY (ARRAY[d.parent])
-            WHERE d.child = j.id
+            WHERE d.child = ANY (ARRAY[j.id])
         ) AS w
         LEFT JOIN LATERAL taskyard.holder_1(t.dedupe_key, p_now) AS h ON t.dedupe_key IS NOT NULL
         WHERE j.id = ANY (v_again) AND (
