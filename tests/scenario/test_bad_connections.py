@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
 import asyncpg
 import pytest
 import sqlalchemy
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from taskyard import (
@@ -29,6 +31,8 @@ from tests.scenario.gates import PATIENCE_S
 from tests.scenario.jobs import build
 from tests.scenario.processes import run_python
 from tests.scenario.transactions import by_asyncpg, engine, undone
+
+T = TypeVar("T")
 
 
 async def submit(yard: Yard, connection: object, n: int = 1) -> int:
@@ -113,6 +117,63 @@ def other_url(request: pytest.FixtureRequest, databases: Databases) -> str:
     if request.param == "ours":
         databases.run(migrate, url)
     return url
+
+
+class OtherLoop:
+    """The event loop of another thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    async def do(self, doing: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(doing, self._loop))
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[OtherLoop]:
+    loop = OtherLoop()
+    yield loop
+    loop.close()
+
+
+async def test_a_connection_of_another_event_loop(yard, postgres_url, elsewhere):
+    """A connection with an open transaction on the loop of another thread is refused in our words, and that thread goes
+    on with it."""
+
+    async def connect() -> asyncpg.Connection:
+        return await asyncpg.connect(postgres_url)
+
+    conn = await elsewhere.do(connect())
+    await elsewhere.do(conn.execute("BEGIN"))
+    with pytest.raises(UnusableConnection, match="belongs to the event loop it was made on"):
+        await submit(yard, conn)
+    assert await elsewhere.do(conn.fetchval("SELECT 1")) == 1
+    await elsewhere.do(conn.close())
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_a_connection_of_sqlalchemys_of_another_event_loop(yard, postgres_url, elsewhere, has_begun):
+    """The same of one of SQLAlchemy's, whether its transaction has begun or would begin with the submit."""
+
+    async def connect() -> AsyncConnection:
+        connection = await made.connect()
+        if has_begun:
+            await connection.exec_driver_sql("SELECT 1")
+        return connection
+
+    async with engine(postgres_url) as made:
+        connection = await elsewhere.do(connect())
+        with pytest.raises(UnusableConnection, match="belongs to the event loop it was made on"):
+            await submit(yard, connection)
+        await elsewhere.do(connection.exec_driver_sql("SELECT 1"))
+        await elsewhere.do(connection.close())
 
 
 async def test_a_connection_to_another_database(yard, other_url):

@@ -37,6 +37,10 @@ SUBMIT = "SELECT taskyard.submit_1($1)"
 
 CLOSED = "this connection is closed; submit while it is open"
 
+OTHER_LOOP = (
+    "a connection belongs to the event loop it was made on, and this yard is open on another; give one that was made "
+    "on the yard's own"
+)
 
 LOOK_S, LOOK_CAP_S = 0.002, 0.05
 """How long after a submit it is looked for the first time whether its transaction has ended, and how far apart the
@@ -134,6 +138,7 @@ async def _find_connection(given: Any) -> Connection:
     if isinstance(given, asyncpg.Connection):  # or one of a pool, which says that it is one
         if given.is_closed():
             raise UnusableConnection(CLOSED)
+        _refuse_other_loop(given)
         return given
     if not _awaits(given, "get_raw_connection") and not _awaits(given, "connection"):
         raise UnusableConnection(_unknown(given))
@@ -154,10 +159,17 @@ async def _find_inside(given: Any) -> Connection:
     conn = (await given.get_raw_connection()).driver_connection
     if not isinstance(conn, asyncpg.Connection):
         raise UnusableConnection(_unknown(conn))
+    _refuse_other_loop(conn)
     if not conn.is_in_transaction():
         # SQLAlchemy begins its transaction with the first statement of its own.
         await given.exec_driver_sql("SELECT 1")
     return conn
+
+
+def _refuse_other_loop(conn: Any) -> None:
+    """Before anything is asked: an answer would be waited for where it never comes."""
+    if conn._loop is not asyncio.get_running_loop():
+        raise UnusableConnection(OTHER_LOOP)
 
 
 def _awaits(given: object, name: str) -> bool:
