@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from taskyard.cluster.membership import STALL_S
 from taskyard.errors import InvalidInput, StoreUrlInvalid, quote
@@ -89,6 +89,10 @@ def check_store_url(url: str) -> None:
 
 
 def _check_postgres_url(url: str) -> None:
+    if "\0" in unquote(url):
+        raise StoreUrlInvalid(url, "leave out the NUL character: the server takes it for the end")
+    if re.search("[\ud800-\udfff]", url):
+        raise StoreUrlInvalid(url, f"write it in UTF-8, with no other bytes: an address is {POSTGRES_FORM}")
     # Not what is wrong with it: it may be a part of the password.
     hint = f"an address is {POSTGRES_FORM}, with %40 for an @ in the password, %2F for a /, %23 for a #, %3F for a ?"
     try:

@@ -227,6 +227,8 @@ async def _grow_older(url: str) -> None:
         "app:sesame@host/app",
         "host=localhost user=app password=sesame dbname=app",
         "postgresql://app:sesame@host/app?sslmode=bogus",
+        "postgresql://app:sesame@host/\udcff\udcfe",  # as a shell hands on bytes that are not UTF-8
+        "postgresql://app:sesame\udcff@host/app",
     ],
 )
 def test_an_address_that_makes_no_sense(shell: Shell, address: str) -> None:

@@ -55,6 +55,12 @@ URLS = [
     ("postgresql://me:p@s/s@host:5432/db", "%40 for an @ in the password, %2F for a /"),
     ("postgresql://me:p@s?s@host/db", r"%3F for a \?"),
     ("postgresql://me:p@s#s@host/db", "%23 for a #"),
+    ("postgresql://me:pass@host/\udcff\udcfe", "write it in UTF-8"),
+    ("postgresql://m\udcff:pass@host/db", "write it in UTF-8"),
+    ("postgresql://me:p\udcff@host/db", "write it in UTF-8"),
+    ("postgresql://me:pass@host/db?application_name=\udcff", "write it in UTF-8"),
+    ("postgresql://me:pass@host/db\0", "leave out the NUL"),
+    ("postgresql://me:pass@host/db%00", "leave out the NUL"),
 ]
 
 ADDRESSES = [
