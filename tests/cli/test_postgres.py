@@ -23,11 +23,13 @@ BEFORE, NEWEST = [number for number, _ in migrations("postgres")[-2:]]
 
 SECRET = "sesame"
 CLERK = f"clerk:{SECRET}"
+CROWD = f"crowd:{SECRET}"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A server with a database of `app`'s and a user without rights, `clerk`."""
+    """A server with a database of `app`'s, a user without rights, `clerk`, and one who may have no connection,
+    `crowd`."""
 
     server: Server
     databases: Databases
@@ -52,6 +54,7 @@ def place() -> Iterator[Place]:
         databases = Databases(server.url)
         databases.execute(f"CREATE ROLE app LOGIN PASSWORD '{SECRET}'")
         databases.execute(f"CREATE ROLE clerk LOGIN PASSWORD '{SECRET}'")
+        databases.execute(f"CREATE ROLE crowd LOGIN PASSWORD '{SECRET}' CONNECTION LIMIT 0")
         yield Place(server, databases)
     finally:
         server.stop()
@@ -163,6 +166,7 @@ BAD = [
     pytest.param(f"app:{SECRET}", "nowhere", '"nowhere" does not exist', "createdb nowhere", id="database"),
     pytest.param(f"app:{SECRET}@127.0.0.1:1#", "app", "cannot be reached", "check that the server runs", id="away"),
     pytest.param(CLERK, "app", "permission denied", "GRANT CREATE ON DATABASE", id="rights"),
+    pytest.param(CROWD, "app", "too many connections for role", "no connection left for us: raise max_", id="crowded"),
 ]
 
 
@@ -181,6 +185,7 @@ def test_what_is_wrong_is_said(shell: Shell, place: Place, url: str, user, datab
     assert done.code == (1 if command == "doctor" else 3), done
     assert why in text
     assert advice in text
+    assert ("check that the server runs" in text) == ("check that the server runs" in advice)
     assert SECRET not in text
     assert "wrong1" not in text
     if command != "worker":

@@ -43,6 +43,11 @@ _OPTIONS_REFUSED = (
 )
 """What follows the ? and is not for the driver is a setting for the server, which does not know it."""
 
+NO_CONNECTION_LEFT = (
+    "the server has no connection left for us: raise max_connections or the limit of the user, lower DB_POOL_SIZE and "
+    "DB_MAX_OVERFLOW, or run fewer nodes"
+)
+
 
 @contextmanager
 def connecting(url: str) -> Iterator[None]:
@@ -77,6 +82,8 @@ def _list_hints(url: str, exc: Exception) -> list[str]:
         if "@" not in parts.netloc and "@" in url:
             hint += "; if it is a part of the password, write %2F for a / in that, %23 for a #, %3F for a ?"
         return [hint]
+    if isinstance(exc, asyncpg.TooManyConnectionsError):
+        return [NO_CONNECTION_LEFT]
     return []
 
 
