@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 import sqlalchemy
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from taskyard import (
@@ -25,7 +25,7 @@ from taskyard import (
 )
 from taskyard.ports.store import TransactionalStore
 from taskyard.stores.postgres.schema import migrate
-from taskyard.testing.postgres import Databases
+from taskyard.testing.postgres import Databases, as_user, at_database
 from taskyard.testing.samples import a_record, an_add
 from tests.scenario.gates import PATIENCE_S
 from tests.scenario.jobs import build
@@ -288,6 +288,33 @@ async def test_a_session_that_is_busy(yard, postgres_url):
         assert {type(one) for one in refused} == {UnusableConnection}
         with contextlib.suppress(SQLAlchemyError):
             await session.rollback()
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        pytest.param(lambda url: "postgresql://me:pass@127.0.0.1:1/db", "Connect call failed", id="away"),
+        pytest.param(lambda url: at_database(url, "nowhere"), '"nowhere" does not exist', id="no-database"),
+        pytest.param(lambda url: as_user(url, "nobody", "x"), "authentication failed", id="password"),
+    ],
+)
+async def test_a_session_that_cannot_connect(yard, postgres_url, where, why):
+    """Where the engine of a session gets no connection, it is that engine that is named, and not the yard's store."""
+    async with engine(where(postgres_url)) as made, AsyncSession(made) as session:
+        with pytest.raises(UnusableConnection, match=rf"^your own engine gives no connection \(.*{why}") as raised:
+            await submit(yard, session)
+    assert postgres_url.rpartition("@")[2] not in str(raised.value)
+    assert raised.value.__cause__ is not None
+
+
+async def test_a_session_that_waits_for_its_pool_in_vain(yard, postgres_url):
+    """The same where all connections of the engine are in use."""
+    url = postgres_url.replace("postgresql://", "postgresql+asyncpg://")
+    made = create_async_engine(url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    async with made.connect(), AsyncSession(made) as session:
+        with pytest.raises(UnusableConnection, match=r"^your own engine gives no connection \(QueuePool limit"):
+            await submit(yard, session)
+    await made.dispose()
 
 
 async def test_a_group(yard, postgres_url):

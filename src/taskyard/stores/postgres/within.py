@@ -145,7 +145,9 @@ async def _find_connection(given: Any) -> Connection:
     try:
         return await _find_inside(given)
     except Exception as exc:
-        if type(exc).__module__.partition(".")[0] != "sqlalchemy":
+        if _could_not_connect(exc):
+            raise UnusableConnection(_unconnected(exc)) from exc
+        if not _is_sqlalchemys(exc):
             raise
         raise UnusableConnection(_unusable(exc)) from exc
 
@@ -176,6 +178,18 @@ def _awaits(given: object, name: str) -> bool:
     return inspect.iscoroutinefunction(getattr(type(given), name, None))
 
 
+def _is_sqlalchemys(exc: Exception) -> bool:
+    return type(exc).__module__.partition(".")[0] == "sqlalchemy"
+
+
+def _could_not_connect(exc: Exception) -> bool:
+    """Whether an engine of SQLAlchemy's has no connection to give: its database refuses, which is an error of no
+    statement, or is not there, or all of its pool are in use, for which it has a TimeoutError of its own."""
+    if _is_sqlalchemys(exc):
+        return type(exc).__name__ == "TimeoutError" or getattr(exc, "statement", "") is None
+    return isinstance(exc, OSError | asyncpg.PostgresError)
+
+
 def _unknown(given: object) -> str:
     give = (
         "give a connection of asyncpg's, or an AsyncConnection or AsyncSession of SQLAlchemy's on postgresql+asyncpg://"
@@ -187,6 +201,14 @@ def _unknown(given: object) -> str:
 
 def _unusable(exc: Exception) -> str:
     return f"this connection cannot be used ({_first_line(exc)}); submit while it is open and does nothing else"
+
+
+def _unconnected(exc: Exception) -> str:
+    why = _first_line(getattr(exc, "orig", None) or exc)
+    return (
+        f"your own engine gives no connection ({why}); see to its address, its server and its pool, or leave "
+        f"`connection` out and the task is stored at once"
+    )
 
 
 def _first_line(exc: Exception) -> str:
