@@ -179,3 +179,13 @@ def test_the_store_may_come_from_the_environment(shell: Shell) -> None:
     other = shell.ok("submit", "add", "a=1", TASKYARD_APP="app", TASKYARD_STORE="sqlite:///other.db")
     assert "not the app's own store" in other.err
     assert "1 queued" in shell.here("ls", "--store", "sqlite:///other.db", TASKYARD_STORE=shell.url).out
+
+
+@pytest.mark.parametrize("line", ["ls", "doctor", "submit add a=1 --app app:yard", "demo --once"])
+def test_an_empty_store_is_not_looked_for_elsewhere(shell: Shell, line: str) -> None:
+    """A --store that is empty, as a variable that was never set leaves it, is refused; TASKYARD_STORE is not taken for
+    it."""
+    done = shell.here(*line.split(), "--store", "", TASKYARD_STORE=shell.url)
+    assert (done.code, done.out) == (2, "")
+    assert "--store is empty; give an address" in done.err
+    assert not shell.path.exists()

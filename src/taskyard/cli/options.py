@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from taskyard.cli.errors import typed_on_the_command_line
+from taskyard.cli.errors import UsageError, typed_on_the_command_line
 
 
 def _check_reason(param: typer.CallbackParam, value: str) -> str:
@@ -21,8 +21,17 @@ def reason_option(kept_with: str) -> Any:
     return typer.Option(help=f"Why; kept with the {kept_with}.", callback=_check_reason)
 
 
+def _refuse_empty(value: str | None) -> str | None:
+    """An empty variable in a script must not become another store than the one that was meant."""
+    if value == "":
+        raise UsageError("--store is empty; give an address such as sqlite:///work.db, or leave the option out")
+    return value
+
+
 AppArgument = Annotated[str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.")]
-StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.")]
+StoreOption = Annotated[
+    str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.", callback=_refuse_empty)
+]
 AppOption = Annotated[str | None, typer.Option("--app", metavar="APP", help="The yard, as module:yard.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="A task's id, or the end or beginning of one.")]
