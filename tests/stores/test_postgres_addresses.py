@@ -9,6 +9,8 @@ from taskyard.ports.clock import SystemClock
 from taskyard.settings import make_store
 from taskyard.stores.postgres import PostgresStore
 
+NO_SUCH_SERVER = r"\(no server there is what target_session_attrs asks for\); correct that option, or name all"
+
 OPTIONS = [
     pytest.param("sslmode=bogus", StoreUrlInvalid, "correct its options: `sslmode` parameter must be", id="value"),
     pytest.param("sslmode=verify-full&sslrootcert=/nothing/here", StoreError, "correct", id="certificate"),
@@ -16,6 +18,7 @@ OPTIONS = [
     pytest.param("colour=red", StoreDenied, 'parameter "colour"; correct the options after the', id="unknown"),
     pytest.param("work_mem=lots", StoreDenied, "correct the options after the", id="server-value"),
     pytest.param("max_connections=9", StoreDenied, "correct the options after the", id="not-changed-so"),
+    pytest.param("target_session_attrs=standby", StoreUnreachable, NO_SUCH_SERVER, id="no-such-server"),
 ]
 
 

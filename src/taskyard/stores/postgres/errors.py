@@ -84,6 +84,8 @@ def _list_hints(url: str, exc: Exception) -> list[str]:
         return [hint]
     if isinstance(exc, asyncpg.TooManyConnectionsError):
         return [NO_CONNECTION_LEFT]
+    if isinstance(exc, asyncpg.TargetServerAttributeNotMatched):
+        return ["correct that option, or name all of the servers, as in ?host=a,b&port=5432,5432"]
     return []
 
 
@@ -124,6 +126,8 @@ def describe(exc: BaseException) -> str:
     """In one line. What the server has to say in detail may be a row, with all that is in it."""
     if type(exc) is asyncpg.InternalClientError:
         return "the connection was lost"  # the driver tells of its own states
+    if isinstance(exc, asyncpg.TargetServerAttributeNotMatched):
+        return "no server there is what target_session_attrs asks for"
     if isinstance(exc, asyncpg.PostgresError) and exc.message:
         return str(exc.message)
     return str(exc) or ("no answer in time" if isinstance(exc, TimeoutError) else type(exc).__name__)
