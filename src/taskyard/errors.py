@@ -243,10 +243,12 @@ class UnusableConnection(InvalidInput):
 class NotInTransaction(UnusableConnection):
     """There is no transaction on the connection to be part of: begin one, and submit inside of it."""
 
-    def __init__(self, why: str = "no transaction is open on this connection") -> None:
+    def __init__(
+        self, why: str = "no transaction is open on this connection", begin: str = "connection.transaction()"
+    ) -> None:
         super().__init__(
-            f"{why}; submit inside of one that is, as in `async with connection.transaction():`, or leave `connection` "
-            f"out and the task is stored at once"
+            f"{why}; submit inside of one that is, as in `async with {begin}:`, or leave `connection` out and the task "
+            f"is stored at once"
         )
 
 

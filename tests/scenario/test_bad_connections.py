@@ -50,14 +50,23 @@ async def yard(postgres_url):
 async def test_without_a_transaction(yard, postgres_url):
     """A connection on which no transaction is open is refused: the task would be there whatever happens next."""
     conn = await asyncpg.connect(postgres_url)
-    with pytest.raises(NotInTransaction, match="no transaction is open"):
+    with pytest.raises(
+        NotInTransaction, match=r"no transaction is open.*as in `async with connection\.transaction\(\):`"
+    ):
         await submit(yard, conn)
     await conn.close()
+
+
+async def test_in_autocommit(yard, postgres_url):
+    """At AUTOCOMMIT, SQLAlchemy's begin() opens no transaction, which is said; and how one is begun, in its words."""
     async with engine(postgres_url) as made:
-        connection = await made.execution_options(isolation_level="AUTOCOMMIT").connect()
-        with pytest.raises(NotInTransaction):
-            await submit(yard, connection)
-        await connection.close()
+        auto = made.execution_options(isolation_level="AUTOCOMMIT")
+        async with auto.begin() as connection:
+            with pytest.raises(NotInTransaction, match=r"AUTOCOMMIT.*as in `async with connection\.begin\(\):`"):
+                await submit(yard, connection)
+        async with AsyncSession(auto) as session, session.begin():
+            with pytest.raises(NotInTransaction, match=r"AUTOCOMMIT.*as in `async with session\.begin\(\):`"):
+                await submit(yard, session)
 
 
 async def test_a_transaction_that_has_failed(yard, postgres_url):
@@ -69,6 +78,11 @@ async def test_a_transaction_that_has_failed(yard, postgres_url):
     with pytest.raises(NotInTransaction, match="has failed"):
         await submit(yard, conn)
     await conn.close()
+    async with engine(postgres_url) as made, AsyncSession(made) as session:
+        with pytest.raises(SQLAlchemyError):
+            await session.execute(sqlalchemy.text("SELECT 1 / 0"))
+        with pytest.raises(NotInTransaction, match=r"has failed.*as in `async with session\.begin\(\):`"):
+            await submit(yard, session)
 
 
 async def test_a_transaction_that_may_not_write(yard, postgres_url):

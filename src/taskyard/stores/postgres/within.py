@@ -37,6 +37,11 @@ SUBMIT = "SELECT taskyard.submit_1($1)"
 
 CLOSED = "this connection is closed; submit while it is open"
 
+AUTOCOMMIT = (
+    "no transaction is open on this connection: at its isolation level, AUTOCOMMIT, `begin()` opens none, so give it "
+    "another"
+)
+
 OTHER_LOOP = (
     "a connection belongs to the event loop it was made on, and this yard is open on another; give one that was made "
     "on the yard's own"
@@ -90,11 +95,11 @@ async def add_within(
     given: object, add: Add, now: datetime, *, url: str, where: str, transactions: Transactions
 ) -> list[Added]:
     """`where` is which database the store at `url` is."""
-    said = encode(add, where)
-    with _named_errors(url):
+    said, begin = encode(add, where), _show_begin(given)
+    with _named_errors(url, begin=begin):
         conn = await _find_connection(given)
         if not conn.is_in_transaction():
-            raise NotInTransaction
+            raise NotInTransaction(begin=begin)
         answer = msgspec.json.decode(await conn.fetchval(SUBMIT, said))
     if answer.get("why") == "elsewhere":
         raise OtherDatabase(hide_password(url))
@@ -154,18 +159,29 @@ async def _find_connection(given: Any) -> Connection:
 
 async def _find_inside(given: Any) -> Connection:
     """That of SQLAlchemy's."""
+    begin = _show_begin(given)
     if not _awaits(given, "get_raw_connection"):
         given = await given.connection()  # that of a session, in the transaction it has or begins now
     if given.closed:
         raise UnusableConnection(CLOSED)
-    conn = (await given.get_raw_connection()).driver_connection
+    raw = await given.get_raw_connection()
+    conn = raw.driver_connection
     if not isinstance(conn, asyncpg.Connection):
         raise UnusableConnection(_unknown(conn))
     _refuse_other_loop(conn)
     if not conn.is_in_transaction():
         # SQLAlchemy begins its transaction with the first statement of its own.
         await given.exec_driver_sql("SELECT 1")
+    if not conn.is_in_transaction() and getattr(raw.dbapi_connection, "autocommit", False):
+        raise NotInTransaction(AUTOCOMMIT, begin)
     return conn
+
+
+def _show_begin(given: object) -> str:
+    """How a transaction is begun on it."""
+    if _awaits(given, "get_raw_connection"):
+        return "connection.begin()"
+    return "session.begin()" if _awaits(given, "connection") else "connection.transaction()"
 
 
 def _refuse_other_loop(conn: Any) -> None:
@@ -216,7 +232,7 @@ def _first_line(exc: Exception) -> str:
 
 
 @contextmanager
-def _named_errors(url: str) -> Iterator[None]:
+def _named_errors(url: str, *, begin: str) -> Iterator[None]:
     """What goes wrong on a connection that is not ours."""
     with typed_errors(url):
         try:
@@ -224,7 +240,8 @@ def _named_errors(url: str) -> Iterator[None]:
         except asyncpg.InterfaceError as exc:
             raise UnusableConnection(_unusable(exc)) from exc
         except asyncpg.InFailedSQLTransactionError:
-            raise NotInTransaction("the transaction on this connection has failed and must be rolled back") from None
+            why = "the transaction on this connection has failed and must be rolled back"
+            raise NotInTransaction(why, begin) from None
         except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as exc:
             raise OtherDatabase(hide_password(url)) from exc
         except asyncpg.ReadOnlySQLTransactionError as exc:
