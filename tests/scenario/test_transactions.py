@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from taskyard import (
     ClaimLost,
@@ -25,7 +26,7 @@ from taskyard.queueing import pending
 from tests.scenario.gates import PATIENCE_S, Gates
 from tests.scenario.jobs import build
 from tests.scenario.processes import TOP, environment
-from tests.scenario.transactions import DRIVERS, Transaction, Undo, by_asyncpg, undone
+from tests.scenario.transactions import DRIVERS, Transaction, Undo, by_asyncpg, engine, undone
 
 pytestmark = pytest.mark.spec("SCH-14")
 
@@ -54,6 +55,25 @@ async def test_a_commit_brings_the_task_about(yard, postgres_url, transaction):
     assert await handle.result(timeout_s=PATIENCE_S) == 2
     async with transaction(postgres_url) as theirs:
         await theirs.write("DROP TABLE orders")
+
+
+async def test_a_session_that_was_closed(yard, postgres_url):
+    """A closed session of SQLAlchemy's begins anew: its task is there if, and only if, that is committed."""
+    async with engine(postgres_url) as made, AsyncSession(made) as session:
+        await session.close()
+        dropped = await yard.submit("add", {"a": 1}, connection=session)
+        await session.close()
+        kept = await yard.submit("add", {"a": 2}, connection=session)
+        await session.commit()
+        assert await kept.result(timeout_s=PATIENCE_S) == 3
+        with pytest.raises(UnknownTask):
+            await dropped.record()
+
+
+async def test_no_connection_is_a_plain_submit(yard):
+    """With None for a connection the task is stored at once."""
+    handle = await yard.submit("add", {"a": 1}, connection=None)
+    assert await handle.result(timeout_s=PATIENCE_S) == 2
 
 
 async def test_the_first_statement_may_be_ours(yard, postgres_url, transaction):
