@@ -19,7 +19,7 @@ BEGIN
     WITH gone AS (
         DELETE FROM taskyard.task AS t
         USING unnest(c.id, c.token, c.attempt, c.at, c.result, c.note) AS r(id, token, attempt, at, result, note)
-        WHERE t.id = ANY (ARRAY[r.id]) AND t.token = r.token AND t.attempt = coalesce(r.attempt, c.attempt[1])
+        WHERE t.id BETWEEN r.id AND r.id AND t.token = r.token AND t.attempt = coalesce(r.attempt, c.attempt[1])
         RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.started_at, r.at, t.timeout_s, t.attempt, t.retries,
             t.crashes, t.recoveries, t.priority, t.state, t.uuid, t.source, t.queue, t.args, t.key, t.retry, t.node,
             t.progress, r.result, t.bucket, t.origin,

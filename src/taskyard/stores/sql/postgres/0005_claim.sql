@@ -505,7 +505,7 @@ BEGIN
             UPDATE taskyard.task AS t
             SET state = 'running', attempt = t.attempt + 1, token = p.token, node = p_node, started_at = p_now,
                 updated_at = p_now, note = NULL
-            FROM p WHERE t.id = ANY (ARRAY[p.id])
+            FROM p WHERE t.id BETWEEN p.id AND p.id
             RETURNING t.id, t.token, t.position, t.due_at, t.created_at, t.attempt, t.priority, t.uuid, t.source, t.queue,
                 t.args, num_nonnulls(t.timeout_s, t.key, t.dedupe_slot, t.retry, t.progress, t.error, t.checkpoint, t.bucket,
                     t.origin) > 0 OR t.retries + t.crashes + t.recoveries > 0 AS has_more
