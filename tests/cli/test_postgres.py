@@ -272,6 +272,51 @@ def test_a_schema_of_somebody_elses(shell: Shell, place: Place, url: str) -> Non
     assert (done.code, "something else's" in " ".join(done.out.split())) == (1, True)
 
 
+# --- a stop during the start ------------------------------------------------------------------------------------------
+
+SLOW = """
+import asyncio
+from contextlib import suppress
+from taskyard import Yard
+from taskyard.ports.clock import SystemClock
+from taskyard.stores.postgres import PostgresStore
+
+class Slow(PostgresStore):
+    async def join(self, node):
+        await super().join(node)
+        print("has joined", flush=True)
+        while True:
+            with suppress(asyncio.CancelledError if {is_deaf} else ()):
+                await asyncio.Event().wait()
+
+yard = Yard(Slow({url!r}, clock=SystemClock()))
+"""
+"""A worker that has joined the store, and whose start does not come to its end by itself."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_during_the_start_leaves_no_node_behind(shell: Shell, url: str, number: signal.Signals) -> None:
+    """A signal between a worker's joining and the end of its start ends it with 0, and its node is gone."""
+    (shell.folder / "slow.py").write_text(SLOW.format(url=url, is_deaf=False))
+    worker = shell.start("worker", "slow:yard")
+    worker.hear("has joined")
+    assert len(shell.here("node", "ls", "--store", url, "--json").json) == 1
+    worker.signal(number)
+    assert worker.end() == 0
+    assert worker.said == "has joined\nstopped: before it had started\n"
+    assert shell.here("node", "ls", "--store", url, "--json").json == []
+
+
+def test_a_start_that_cannot_be_given_up_does_not_keep_the_process(shell: Shell, url: str) -> None:
+    """A start that does not hear that it is given up is left behind: exit code 1, and why."""
+    (shell.folder / "slow.py").write_text(SLOW.format(url=url, is_deaf=True))
+    worker = shell.start("worker", "slow:yard")
+    worker.hear("has joined")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 1
+    assert "stopped: before it had started, while the store does not answer" in worker.said
+
+
 # --- the doctor -------------------------------------------------------------------------------------------------------
 
 

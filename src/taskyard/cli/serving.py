@@ -68,11 +68,13 @@ async def serve(target: Target, service: Service) -> int:
     live = service.live and console.is_terminal
     set_up_logging(console if live else make_console(stderr=True), verbose=service.verbose)
     refuse_held(yard)
-    await patiently(yard, yard.start())
     stop = Stop()
     tell = partial(_tell, console if live else make_console(stderr=True))
     async with contextlib.AsyncExitStack() as company:
+        # Before the start: from the moment it has joined, a process that is killed leaves a node behind.
         company.enter_context(stop.listening())
+        if not await _start(yard, stop, tell):
+            return DONE
         try:
             show(console, banner(yard, service))
             if service.verbose:
@@ -85,6 +87,26 @@ async def serve(target: Target, service: Service) -> int:
             await _stop(yard, service, stop, tell)
             raise
         return await _stop(yard, service, stop, tell)
+
+
+async def _start(yard: Yard, stop: Stop, tell: Callable[[str, str], None]) -> bool:
+    """Whether the yard is open. A stop that is asked for meanwhile gives up what has not come to its end."""
+    starting = asyncio.create_task(patiently(yard, yard.start()))
+    asked = asyncio.create_task(stop.asked.wait())
+    try:
+        await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        asked.cancel()
+        starting.cancel()  # unless it is done
+        await asyncio.wait({starting}, timeout=LAST_WAIT_S)
+    if not starting.done():
+        tell("stopped", "before it had started, while the store does not answer; if it has joined, others give it up")
+        _exit_over_it()
+    if starting.cancelled():
+        tell("stopped", "before it had started")
+        return False
+    starting.result()
+    return True
 
 
 async def _until_over(yard: Yard, service: Service, stop: Stop, tell: Callable[[str, str], None]) -> None:

@@ -198,13 +198,17 @@ def refuse_held(yard: Yard) -> None:
 
 async def patiently(yard: Yard, opening: Coroutine[Any, Any, T]) -> T:
     """Await `opening`; if that takes long, say whom it waits for."""
-    task = asyncio.ensure_future(opening)
-    done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
-    if not done:
-        path = store_path(yard)
-        why = "it has not answered yet" if path is None else f"{_whom(path)} is writing to it"
-        complain("note", f"still waiting for the store: {why}")
-    return await task
+    timer = asyncio.get_running_loop().call_later(PATIENCE_S, _say_whom, yard)
+    try:
+        return await opening
+    finally:
+        timer.cancel()
+
+
+def _say_whom(yard: Yard) -> None:
+    path = store_path(yard)
+    why = "it has not answered yet" if path is None else f"{_whom(path)} is writing to it"
+    complain("note", f"still waiting for the store: {why}")
 
 
 def _whom(path: Path) -> str:

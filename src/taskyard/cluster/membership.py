@@ -86,6 +86,10 @@ class Membership:
     async def join(self) -> None:
         await self._join(self.incarnation)
 
+    async def give_up_joining(self) -> None:
+        """After a `join` that failed or was cancelled: the store may have heard it all the same."""
+        await self._forget_doubtful()
+
     async def _join(self, incarnation: str) -> None:
         began = self._clock.monotonic()
         self._joined_at = self._clock.now()

@@ -256,6 +256,7 @@ class Engine:
             await self._join()
         except BaseException:
             self._is_started = False
+            await self._membership.give_up_joining()
             for executor in self._executors.values():
                 await executor.shutdown()
             raise
