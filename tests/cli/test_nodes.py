@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from taskyard.cli import nodes as cli_nodes
 from taskyard.cli.errors import AmbiguousNode
 from taskyard.cli.nodes import resolve_node
 from taskyard.errors import UnknownNode
@@ -92,11 +93,27 @@ def test_a_drain_can_be_taken_back(shell: Shell) -> None:
     (node,) = shell.here("node", "ls", "--store", shell.url, "--json").json
     asked = shell.here("node", "drain", node["incarnation"][:8], "--store", shell.url, "--json").json
     assert (asked["incarnation"], asked["draining"], asked["running"]) == (node["incarnation"], True, 1)
+    assert asked["heard"]
     worker.hear("this node is drained")
     (waiting,) = shell.seed(("add", {"a": 1}))
     undone = shell.here("node", "drain", node["incarnation"][:8].upper(), "--undo", "--store", shell.url).out
     assert "● alive; it takes tasks again" in undone
     worker.hear(f"completed add {waiting}")
+
+
+def test_a_drain_that_is_not_heard_is_said_to_be_so(shell: Shell, monkeypatch) -> None:
+    """A node that hangs is not called drained; when it goes on, it hears of it."""
+    monkeypatch.setattr(cli_nodes, "HEARD_S", 0.2)
+    worker = shell.start_worker("-v")
+    (node,) = shell.here("node", "ls", "--store", shell.url, "--json").json
+    worker.signal(signal.SIGSTOP)
+    said = shell.here("node", "drain", node["name"], "--store", shell.url)
+    assert (said.code, "drained" in said.out) == (0, False)
+    assert "? not heard; it was asked to drain, and has not said that it heard of it" in said.out
+    assert shell.here("node", "drain", node["name"], "--store", shell.url, "--json").json["heard"] is False
+    worker.signal(signal.SIGCONT)
+    assert worker.end() == 0
+    assert "this node is drained" in worker.said
 
 
 def test_run_stays_when_it_is_drained(shell: Shell) -> None:

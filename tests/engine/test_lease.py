@@ -327,6 +327,22 @@ async def test_a_drained_node_stays_drained_under_its_new_name(rig):
     assert (status.node.incarnation, status.is_draining) == (rig.engine.incarnation, True)
 
 
+async def test_a_drain_that_was_not_heard_follows_the_node_under_its_new_name(rig):
+    """A node that was drained while it could not hear it, and was not given up yet, goes on drained."""
+    work = Work()
+    uuid = await running(rig, work)
+    old = rig.engine.incarnation
+    await rig.store.drain(old)
+    assert not rig.engine.is_draining
+    rig.store.beat_error = StoreUnavailable("gone")
+    await pass_time(rig, 14)
+    rig.store.beat_error = None
+    await pass_time(rig, 5)
+    assert (rig.engine.is_draining, rig.engine.incarnation != old, work.began) == (True, True, [uuid])
+    (status,) = await rig.store.nodes()
+    assert (status.node.incarnation, status.is_draining) == (rig.engine.incarnation, True)
+
+
 async def test_a_lease_that_is_lost_again_and_again_heals_each_time(rig):
     """However often it is given up, the node joins anew, and leaves nothing behind."""
     rig.consumer("work", Work())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,13 +17,16 @@ from taskyard.cli.errors import AmbiguousNode
 from taskyard.cli.target import SHORTEST, Target, opened
 from taskyard.cli.text import age, clean, counted, cut, duration, seconds_between
 from taskyard.errors import UnknownNode
-from taskyard.ports.store import NodeStatus
+from taskyard.ports.store import NodeStatus, Store
 
 ROOMY = 110
 """Columns of a window from which on there is room for everything."""
 
 SHORT = 8
 """Characters of an incarnation that are shown: it is random from its first one on."""
+
+HEARD_S, LOOK_S = 2.0, 0.1
+"""How long a node may take to say that it has heard of a drain, and how often it is looked at meanwhile."""
 
 Cell = Callable[[NodeStatus], Text]
 
@@ -46,14 +51,40 @@ async def drain_node(target: Target, given: str, *, on: bool, as_json: bool) -> 
         found = resolve_node(await yard.store.nodes(), given)
         dead = await yard.store.dead_nodes()
         await yard.store.drain(found.node.incarnation, on=on)
-    # Not asked for again: a worker that runs nothing may be gone by now.
+        is_heard = node_document(found, dead)["alive"] and await _hears(yard.store, found.node.incarnation, on)
+    # As it was found: a worker that runs nothing may be gone by now.
     status = msgspec.structs.replace(found, is_draining=on)
     if as_json:
-        say_json(node_document(status, dead))
+        say_json(node_document(status, dead) | {"heard": is_heard})
     else:
-        line = Text.assemble(clean(status.node.label), "  ", _state(status, dead), (f"; {_what_next(status)}", "dim"))
+        state, next_ = (_state(status, dead), _what_next(status)) if is_heard else _unheard(status, dead)
+        line = Text.assemble(clean(status.node.label), "  ", state, (f"; {next_}", "dim"))
         make_console().print(line, soft_wrap=True)
     return 0
+
+
+async def _hears(store: Store, incarnation: str, on: bool) -> bool:
+    """Whether the node says so, or is gone: a worker that is drained and runs nothing ends."""
+    until = time.monotonic() + HEARD_S
+    while True:
+        nodes = {status.node.incarnation: status.node for status in await store.nodes()}
+        if incarnation not in nodes or nodes[incarnation].is_draining is on:
+            return True
+        if time.monotonic() >= until:
+            return False
+        await asyncio.sleep(LOOK_S)
+
+
+def _unheard(status: NodeStatus, dead: Collection[str]) -> tuple[Text, str]:
+    """A drain that was asked for, and may never be heard."""
+    what = "to drain" if status.is_draining else "to take tasks again"
+    if status.node.incarnation in dead:
+        return _state(status, dead), f"it was asked {what}, but will not hear of it"
+    state = _state(status, dead) if status.is_silent else Text("? not heard", "yellow")
+    text = f"it was asked {what}, and has not said that it heard of it; if it hangs, it hears when it goes on"
+    if status.beat_at is not None:
+        text += ", unless the others have given it up by then: look at `taskyard node ls` again"
+    return state, text
 
 
 def resolve_node(nodes: Sequence[NodeStatus], given: str) -> NodeStatus:

@@ -43,11 +43,13 @@ class LeaseSettings:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Whom the membership tells, on the loop; neither may block or raise. `fenced` gets the incarnation whose claims
-    are no longer to be trusted; `rejoined` that one, and the one that takes its place."""
+    """Whom the membership tells, on the loop; none may block or raise. `fenced` gets the incarnation whose claims
+    are no longer to be trusted; `rejoined` that one, and the one that takes its place; `drained` is told, before that,
+    of a drain that was given to the former one and not heard."""
 
     fenced: Callable[[str], None]
     rejoined: Callable[[str, str], None]
+    drained: Callable[[], None]
 
 
 class Membership:
@@ -207,6 +209,8 @@ class Membership:
             # Another one each time: a join whose answer was lost may have been heard, and given up since.
             new = self._settings.new_incarnation()
             try:
+                if not self._is_draining() and (await self._store.signals(old)).is_draining:
+                    self._hooks.drained()
                 await self._join(new)
                 break
             except StoreError as error:

@@ -58,7 +58,7 @@ class Parts:
             runner=self.runner,
             slots=self.slots,
             inbox=self.inbox,
-            announce=self.announce,
+            announce=self._drain_heard,
         )
         self._connect()
 
@@ -123,7 +123,7 @@ class Parts:
         )
 
     def _connect(self) -> None:
-        self.membership.connect(MemberHooks(self._fenced, self._rejoined))
+        self.membership.connect(MemberHooks(self._fenced, self._rejoined, self.signals.drain))
         self.dispatcher.connect(
             DispatchHooks(
                 self.runner.start,
@@ -153,6 +153,7 @@ class Parts:
             executors=slots.executors(),
             capacities=slots.capacities(),
             is_stopping=slots.is_stopped,
+            is_draining=slots.is_draining,
         )
 
     # --- what has happened, told to whom it concerns ------------------------------------------------------------------
@@ -189,6 +190,11 @@ class Parts:
         self.inbox.look()
         if self.recurring is not None:
             self.recurring.look()
+
+    def _drain_heard(self) -> None:
+        """That this node is to drain, or no longer: whoever asked for it sees that it was heard."""
+        self.membership.describe_anew()
+        self.announce()
 
     def _turned(self, next_due: datetime | None) -> None:
         self.due.tell(next_due)

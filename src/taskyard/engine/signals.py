@@ -41,6 +41,10 @@ class SignalLoop:
         self.has_unheard = False
         self._wake.set()
 
+    def drain(self) -> None:
+        """It was asked of this node under a name that it no longer has."""
+        self._drain(True)
+
     async def run(self) -> None:
         """Heed what is asked, until cancelled."""
         while True:

@@ -55,7 +55,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     consumers belong to; a task of theirs that was put on another queue is served as well. `limits` says how many tasks
     of a source it runs at once, `max_running` how many of all, `capacities` how many each of its executors does, where
     that has a limit, and `executors` which of them a source uses: for people to see, it keeps to them by itself. One
-    that `is_stopping` takes nothing new, and leaves when what it runs has ended."""
+    that `is_stopping` takes nothing new, and leaves when what it runs has ended; one that `is_draining` has heard that
+    it is drained."""
 
     incarnation: str
     name: str
@@ -70,6 +71,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     executors: dict[str, str] = {}
     capacities: dict[str, int] = {}
     is_stopping: bool = False
+    is_draining: bool = False
 
     @property
     def label(self) -> str:
