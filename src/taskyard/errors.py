@@ -550,6 +550,17 @@ class StoreForeign(StoreError):
         super().__init__(f"{path} is {what}, and nothing was changed in it; {hint}")
 
 
+class StoreIncomplete(StoreError):
+    """A part of the store is missing, as after a restore of only some tables: restore the rest, and drop nothing."""
+
+    def __init__(self, path: str, missing: str) -> None:
+        self.path, self.missing = path, missing
+        super().__init__(
+            f"{path} looks like a store of Taskyard's, but {missing}, as after a restore of only some tables; nothing "
+            f"was changed in it. It may hold tasks, so do not drop it: restore what is missing from the backup"
+        )
+
+
 class StoreReplaced(StoreError):
     """The file was removed or replaced while it was open: restart everything that uses the store."""
 

@@ -267,9 +267,33 @@ def test_a_schema_of_somebody_elses(shell: Shell, place: Place, url: str) -> Non
         assert done.code == 3
         assert "the schema 'taskyard' of this database is something else's, and nothing was changed in it" in done.err
         assert "use another database" in done.err
-    assert "something else's" in shell.here("ls", "--store", url).err
-    done = shell.here("doctor", "--store", url)
-    assert (done.code, "something else's" in " ".join(done.out.split())) == (1, True)
+        for command in (["migrate", "--check"], ["ls"]):
+            assert shell.here(*command, "--store", url).err == done.err
+        examined = shell.here("doctor", "--store", url)
+        said = " ".join(examined.out.split())
+        assert (examined.code, "something else's" in said, "taskyard migrate" in said) == (1, True, False)
+
+
+LOST = [
+    pytest.param("DELETE FROM taskyard.migration", "'migration' is missing or empty", id="rows"),
+    pytest.param("DROP TABLE taskyard.migration", "'migration' is missing or empty", id="table"),
+    pytest.param("DELETE FROM taskyard.migration WHERE number IN (1, 3)", f"lacks 1, 3 below {NEWEST}", id="hole"),
+]
+
+
+@pytest.mark.parametrize(("sql", "why"), LOST)
+def test_a_store_that_was_restored_in_part(shell: Shell, place: Place, url: str, sql: str, why: str) -> None:
+    """Our own tables without what says which migrations were applied are not called somebody else's: every command says
+    what is missing, and not to drop them."""
+    shell.here("migrate", "--store", url)
+    place.databases.execute(sql, url)
+    for command in (["migrate"], ["migrate", "--check"], ["ls"], ["doctor"]):
+        done = shell.here(*command, "--store", url)
+        said = " ".join((done.out + done.err).split())
+        assert done.code == (1 if command == ["doctor"] else 3), done
+        assert why in said
+        assert "do not drop it: restore what is missing" in said
+        assert "something else's" not in said
 
 
 # --- a stop during the start ------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ EXAMPLES = [
     errors.StoreError("it could not"),
     errors.StoreFolderMissing("x/work.db", "x"),
     errors.StoreForeign("work.db", "a text file"),
+    errors.StoreIncomplete("the schema 'taskyard'", "a table is missing"),
     errors.StoreFull("work.db"),
     errors.StoreOnNetwork("work.db", "nfs"),
     errors.StoreReadOnly("work.db", "EACCES"),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import asyncpg
 
-from taskyard.errors import StoreDenied, StoreForeign, StoreTooNew, hide_password
+from taskyard.errors import StoreDenied, StoreForeign, StoreIncomplete, StoreTooNew, hide_password
 from taskyard.stores.locks import Lock
-from taskyard.stores.migrate import EVENTS_AT_MOST, migrations, newest
+from taskyard.stores.migrate import EVENTS_AT_MOST, migrations, newest, schema_at
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.errors import describe, typed_errors
 
@@ -28,13 +29,60 @@ MAY_CREATE = (
 )
 
 
+SCHEMA = "the schema 'taskyard' of this database"
+
+
 async def find_version(conn: Connection) -> int:
-    """The number of the newest migration that was applied; 0 where there is none of our tables."""
-    if await conn.fetchval("SELECT to_regclass('taskyard.migration')") is None:
-        return 0
-    with _ours():
-        version: int = await conn.fetchval("SELECT coalesce(max(number), 0) FROM taskyard.migration")
+    """The number of the newest migration that was applied; 0 where there is none of our tables. `StoreForeign` if other
+    tables stand in their places, `StoreIncomplete` if it is not known of ours what was applied to them."""
+    numbers = await _list_numbers(conn)
+    if not numbers:
+        found = await _list_tables(conn)
+        # Race: whoever has migrated since we looked has brought tables and numbers at once.
+        numbers = await _list_numbers(conn)
+        if not numbers:
+            _refuse_tables(found)
+            return 0
+    version = max(numbers)
+    known = [int(name[:4]) for name in schema_at(0, "postgres").pending]
+    lacking = [str(number) for number in known if number < version and number not in numbers]
+    if lacking:
+        raise StoreIncomplete(SCHEMA, f"its table 'migration' lacks {', '.join(lacking)} below {version}")
     return version
+
+
+async def _list_numbers(conn: Connection) -> set[int]:
+    if await conn.fetchval("SELECT to_regclass('taskyard.migration')") is None:
+        return set()
+    with _ours():
+        return {number for (number,) in await conn.fetch("SELECT number FROM taskyard.migration")}
+
+
+def _our_tables() -> list[str]:
+    (_, sql), *_ = migrations("postgres")
+    return re.findall(r"^CREATE TABLE taskyard\.(\w+)", sql, re.MULTILINE)
+
+
+async def _list_tables(conn: Connection) -> list[str]:
+    """The names of ours that something has."""
+    rows = await conn.fetch(
+        "SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = 'taskyard' AND relname = ANY($1::text[]) ORDER BY relname",
+        _our_tables(),
+    )
+    return [name for (name,) in rows]
+
+
+def _refuse_tables(found: list[str]) -> None:
+    """Those that are there although no migration was applied. Somebody else has a few of our names, never most."""
+    if 2 * len(found) > len(_our_tables()):
+        raise StoreIncomplete(SCHEMA, "its table 'migration' is missing or empty")
+    if found:
+        raise _foreign(f"it has a {found[0]!r} already")
+
+
+def _foreign(why: object) -> StoreForeign:
+    return StoreForeign(SCHEMA, "something else's", f"use another database, or rename that schema ({why})")
 
 
 @contextmanager
@@ -43,8 +91,7 @@ def _ours() -> Iterator[None]:
     try:
         yield
     except _IN_THE_WAY as exc:
-        hint = f"use another database, or rename that schema ({exc})"
-        raise StoreForeign("the schema 'taskyard' of this database", "something else's", hint) from exc
+        raise _foreign(exc) from exc
 
 
 _IN_THE_WAY = (
