@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from taskyard.cli import target
+from taskyard.cli.doctor import blocking
 from taskyard.cli.doctor import server as examination
 from taskyard.stores.migrate import migrations, schema_at
 from taskyard.stores.postgres import connection
@@ -450,6 +451,52 @@ def test_a_killed_worker_is_not_shown_as_alive(shell: Shell, place: Place, url: 
     assert node["alive"] is False
     place.databases.execute("UPDATE taskyard.node SET beat_at = now()", place.superuser_url)
     assert "● alive" in shell.here("node", "ls", "--store", url).out
+
+
+@contextmanager
+def open_transaction(url: str, *statements: str) -> Iterator[int]:
+    """Somebody's transaction in which that was said, the last of it perhaps without an answer yet; his session."""
+    with asyncio.Runner() as runner:
+        conn = runner.run(asyncpg.connect(url))
+        runner.run(conn.execute("BEGIN"))
+        for statement in statements[:-1]:
+            runner.run(conn.execute(statement))
+        last = runner.get_loop().create_task(conn.execute(statements[-1]))
+        runner.run(asyncio.wait({last}, timeout=0.1))
+        yield conn.get_server_pid()
+        conn.terminate()
+        runner.run(asyncio.wait({last}))
+        last.exception()
+
+
+@pytest.mark.parametrize("blocks_s", [0.0, 0.4])
+def test_the_doctor_names_who_has_locked_the_tables(shell: Shell, url: str, monkeypatch, blocks_s: float) -> None:
+    """Who has locked a table is named, with his session, user, program and what he asked for; once, also when the
+    doctor comes into his way only after having looked."""
+    shell.here("migrate", "--store", url)
+    monkeypatch.setattr(connection, "LIMITS", connection.LIMITS | {"lock_timeout": "500ms"})
+    monkeypatch.setattr(blocking, "BLOCKS_S", blocks_s)
+    with open_transaction(url, "SET application_name = 'nightly'", "LOCK taskyard.migration") as pid:
+        found = findings(shell, url)
+    (lock,), (*_, store) = found["lock"], found["store"]
+    assert (lock["level"], lock["pid"], lock["user"], lock["application"]) == ("problem", pid, "app", "nightly")
+    assert f"session {pid} of app (nightly) has locked tables of Taskyard's, in a transaction" in lock["text"]
+    assert "what it asked for last: LOCK taskyard.migration" in lock["text"]
+    assert f"pg_terminate_backend({pid})" in lock["advice"]
+    assert (store["level"], "taskyard doctor" in store["text"]) == ("problem", False)
+
+
+def test_the_doctor_names_whom_a_node_waits_for(shell: Shell, url: str, monkeypatch) -> None:
+    """A young transaction that something of ours waits for is named; one that is in nobody's way is not."""
+    shell.here("submit", "add", "a=1", "--app", "app:yard", "--store", url)
+    monkeypatch.setattr(blocking, "BLOCKS_S", 0.0)
+    touch = "UPDATE taskyard.task SET priority = priority"
+    with open_transaction(url, touch) as pid:
+        assert "lock" not in findings(shell, url)
+        with open_transaction(url, "SET application_name = 'taskyard'", touch):
+            (lock,) = findings(shell, url)["lock"]
+    assert (lock["pid"], lock["holds_up"]) == (pid, 1)
+    assert "holds up 1 session, in a transaction" in lock["text"]
 
 
 def test_the_doctor_sees_what_is_in_the_way(shell: Shell, place: Place, url: str, monkeypatch) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
 
+from taskyard.cli.doctor.blocking import LOCK, describe_blocker, list_blockers
 from taskyard.cli.doctor.finding import Finding, problem, warning
 from taskyard.cli.doctor.traffic import RUNNING_AT_MOST
 from taskyard.cli.doctor.work import Work, work
 from taskyard.cli.documents import sum_states
 from taskyard.cli.nodes import clock_text
 from taskyard.cli.text import clean, counted, cut, duration, seconds_between
-from taskyard.errors import StoreError
+from taskyard.errors import StoreBusy, StoreError
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Node, NodeStatus, TaskFilter
 from taskyard.resources.cpu import cpu_budget
@@ -23,7 +24,7 @@ from taskyard.resources.database import database_pool
 from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import reader
 from taskyard.stores.postgres.connection import connect
-from taskyard.stores.postgres.errors import typed_errors
+from taskyard.stores.postgres.errors import LOST, typed_errors
 from taskyard.stores.postgres.schedules import read_schedules
 from taskyard.stores.postgres.schema import find_version
 
@@ -51,15 +52,32 @@ async def server(url: str) -> AsyncIterator[Finding]:
     except StoreError as error:
         yield problem("server", str(error), "nothing else can be said of this store before that is solved")
         return
+    named: set[int] = set()
     try:
         with typed_errors(url):
             yield await _greeting(conn, time.monotonic() - began)
             async for finding in _inside(conn):
+                if finding.topic == LOCK:
+                    named.add(finding.data["pid"])
                 yield finding
+    except StoreBusy:
+        for finding in await _find_blockers(conn):
+            if finding.data["pid"] not in named:
+                yield finding
+        text = "tables of Taskyard's are locked, and what is not listed here could not be looked at"
+        yield problem("store", text, f"solve what is listed as `{LOCK}` first, then look again")
     except StoreError as error:
         yield problem("store", str(error), "what is not listed here could not be looked at")
     finally:
         conn.terminate()
+
+
+async def _find_blockers(conn: Conn) -> list[Finding]:
+    """Those in whose way the doctor himself has come."""
+    try:
+        return [describe_blocker(blocker) for blocker in await list_blockers(conn)]
+    except (*LOST, asyncpg.PostgresError):
+        return []
 
 
 async def _greeting(conn: Conn, took_s: float) -> Finding:
@@ -78,7 +96,10 @@ async def _inside(conn: Conn) -> AsyncIterator[Finding]:
         yield finding
     async for finding in _connections(conn):
         yield finding
-    async for finding in _in_the_way(conn):
+    blockers = await list_blockers(conn)
+    for blocker in blockers:
+        yield describe_blocker(blocker)
+    async for finding in _in_the_way(conn, besides=[blocker.pid for blocker in blockers]):
         yield finding
     version = await find_version(conn)
     yield _schema(version)
@@ -133,15 +154,16 @@ async def _connections(conn: Conn) -> AsyncIterator[Finding]:
         yield Finding("connections", text, data=data)
 
 
-async def _in_the_way(conn: Conn) -> AsyncIterator[Finding]:
+async def _in_the_way(conn: Conn, *, besides: Sequence[int]) -> AsyncIterator[Finding]:
     """Transactions that somebody keeps open: what was submitted in them is not there, and what is dead in the tables
     cannot be removed. Of other users' sessions only a privileged user sees them."""
     rows = await conn.fetch(
         "SELECT pid, application_name, extract(epoch FROM clock_timestamp() - xact_start)::float8 "
         "FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend' "
-        "AND xact_start < clock_timestamp() - $1::interval ORDER BY xact_start LIMIT 5",
+        "AND xact_start < clock_timestamp() - $1::interval AND pid <> ALL($2::int[]) ORDER BY xact_start LIMIT 5",
         timedelta(seconds=OPEN_S),
+        besides,
     )
     for pid, name, open_s in rows:
         who = f"session {pid}" + (f" ({cut(clean(name), 40)})" if name else "")
