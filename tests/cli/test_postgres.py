@@ -297,6 +297,14 @@ def test_a_store_that_was_restored_in_part(shell: Shell, place: Place, url: str,
         assert "something else's" not in said
 
 
+def test_a_worker_under_which_the_schema_was_dropped(shell: Shell, place: Place, url: str) -> None:
+    """A worker whose tables are gone says what makes them anew."""
+    worker = shell.start("worker", "app:yard", TASKYARD_STORE=url)
+    worker.hear("is running")
+    place.databases.execute("DROP SCHEMA taskyard CASCADE", place.superuser_url)
+    assert "restore it from a backup, or make it anew and empty: `taskyard migrate`" in worker.hear("does not exist")
+
+
 # --- a stop during the start ------------------------------------------------------------------------------------------
 
 SLOW = """
@@ -463,10 +471,12 @@ def open_transaction(url: str, *statements: str) -> Iterator[int]:
             runner.run(conn.execute(statement))
         last = runner.get_loop().create_task(conn.execute(statements[-1]))
         runner.run(asyncio.wait({last}, timeout=0.1))
-        yield conn.get_server_pid()
-        conn.terminate()
-        runner.run(asyncio.wait({last}))
-        last.exception()
+        try:
+            yield conn.get_server_pid()
+        finally:
+            conn.terminate()
+            runner.run(asyncio.wait({last}))
+            last.exception()
 
 
 @pytest.mark.parametrize("blocks_s", [0.0, 0.4])

@@ -36,6 +36,9 @@ LOST = (
 _NO_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 """A character that the database cannot store, such as NUL."""
 
+_DROPPED = (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError)
+"""All that we ask for was made before anything is asked."""
+
 _OPTIONS_REFUSED = (
     asyncpg.UndefinedObjectError,
     asyncpg.InvalidParameterValueError,
@@ -105,6 +108,9 @@ def typed_errors(url: str, *, writes: bool = False) -> Iterator[None]:
     except asyncpg.InsufficientPrivilegeError as exc:
         hint = "give this user all rights on the schema taskyard, or use the user that owns it"
         raise StoreDenied(hide_password(url), describe(exc), hint) from exc
+    except _DROPPED as exc:
+        hint = "what is Taskyard's was dropped; restore it from a backup, or make it anew and empty: `taskyard migrate`"
+        raise StoreUnavailable(f"the store {hide_password(url)} refused: {describe(exc)}; {hint}") from exc
     except LOST as exc:
         if writes:
             raise OutcomeUnknown(describe(exc)) from exc
