@@ -465,7 +465,7 @@ BEGIN
         ) AS m ON true
         WHERE greatest(l.high_0 - coalesce(m.low_0, 0), l.high_1 - coalesce(m.low_1, 0), l.high_2 - coalesce(m.low_2, 0))
             > {{raise_after}}
-            AND NOT EXISTS (SELECT FROM taskyard.queue AS q WHERE q.name = l.queue AND q.ordering = 'buckets')
+            AND (SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = l.queue) IS DISTINCT FROM 'buckets'
     ), former AS (
         DELETE FROM taskyard.mark AS m USING old WHERE m.queue = ANY (ARRAY[old.queue])
             AND m.source = ANY (ARRAY[old.source]) AND m.n = ANY (ARRAY[old.n])
