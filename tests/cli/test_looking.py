@@ -189,3 +189,12 @@ def test_an_empty_store_is_not_looked_for_elsewhere(shell: Shell, line: str) -> 
     assert (done.code, done.out) == (2, "")
     assert "--store is empty; give an address" in done.err
     assert not shell.path.exists()
+
+
+@pytest.mark.parametrize("line", ["submit add a=1 --app", "worker", "run"])
+def test_an_empty_app_is_not_looked_for_elsewhere(shell: Shell, line: str) -> None:
+    """The same of an app that is empty: TASKYARD_APP is not taken for it."""
+    done = shell.here(*line.split(), "", TASKYARD_APP="app:yard")
+    assert (done.code, done.out) == (2, "")
+    assert "is empty; name" in done.err
+    assert not shell.path.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -21,18 +22,28 @@ def reason_option(kept_with: str) -> Any:
     return typer.Option(help=f"Why; kept with the {kept_with}.", callback=_check_reason)
 
 
-def _refuse_empty(value: str | None) -> str | None:
-    """An empty variable in a script must not become another store than the one that was meant."""
-    if value == "":
-        raise UsageError("--store is empty; give an address such as sqlite:///work.db, or leave the option out")
-    return value
+def _refuse_empty(hint: str) -> Callable[[str | None], str | None]:
+    """An empty variable in a script must not become another store, or app, than the one that was meant."""
+
+    def check(value: str | None) -> str | None:
+        if value == "":
+            raise UsageError(hint)
+        return value
+
+    return check
 
 
-AppArgument = Annotated[str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.")]
+_no_store = _refuse_empty("--store is empty; give an address such as sqlite:///work.db, or leave the option out")
+_no_app = _refuse_empty("--app is empty; name a yard as module:yard, or leave the option out")
+_no_yard = _refuse_empty("APP is empty; name the yard to run as module:yard")
+
+AppArgument = Annotated[str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.", callback=_no_yard)]
 StoreOption = Annotated[
-    str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.", callback=_refuse_empty)
+    str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.", callback=_no_store)
 ]
-AppOption = Annotated[str | None, typer.Option("--app", metavar="APP", help="The yard, as module:yard.")]
+AppOption = Annotated[
+    str | None, typer.Option("--app", metavar="APP", help="The yard, as module:yard.", callback=_no_app)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="A task's id, or the end or beginning of one.")]
 IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or the ends or beginnings of them.")]
