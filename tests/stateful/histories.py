@@ -27,8 +27,8 @@ CROWDED = [
     *((where, "GAP", 16) for where in (order, places, memory_core, memory_tasks, migrate)),
     *((where, "SHARE", 2) for where in (places, migrate)),
     *((where, "SMALLEST", 4) for where in (places, migrate)),
-    (migrate, "RAISE_AFTER", 16),
-    (migrate, "RAISE_ONE_IN", 2),
+    (migrate, "RAISE_AFTER", 0),
+    (migrate, "RAISE_ONE_IN", 1),
     (migrate, "READ_AHEAD", 2),
     (commands._Puts, "_HAND_MADE", commands._Puts._HAND_MADE.replace(str(order.GAP), "16")),
 ]

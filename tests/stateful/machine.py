@@ -572,6 +572,7 @@ class StoreMachine(RuleBasedStateMachine):
             if record.state in ENDED:
                 self.ends.setdefault(record.uuid, set()).add(record.state)
         self.check_parking(one)
+        self.check_nothing_is_lost_sight_of()
         self.compare_groups(one)
         self.known = {record.uuid: record for record in one}
         return one
@@ -720,6 +721,9 @@ class StoreMachine(RuleBasedStateMachine):
             waiting.sort(key=lambda record: (0 if strict else record.priority, record.position))
             free = max(0, self.settings(queue).per_key - busy)
             assert [record.parked for record in waiting] == [place >= free for place in range(len(waiting))]
+
+    def check_nothing_is_lost_sight_of(self) -> None:
+        """Whatever a store remembers so as not to look at everything, it comes across all that may start."""
 
     def settings(self, queue: str) -> QueueSettings:
         return self.queues.get(queue) or QueueSettings(name=queue)

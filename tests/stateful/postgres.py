@@ -2,7 +2,7 @@
 
 from taskyard.ports.store import Store
 from taskyard.stores.postgres import PostgresStore
-from taskyard.testing.postgres import Databases
+from taskyard.testing.postgres import UNSEEN, Databases
 from tests.stateful.machine import StoreMachine
 
 
@@ -20,5 +20,9 @@ def postgres_machine(databases: Databases) -> type[StoreMachine]:
             handle = PostgresStore(self.url, clock=self.clock)
             self.run(handle.open())
             return handle
+
+        def check_nothing_is_lost_sight_of(self) -> None:
+            assert isinstance(self.home, PostgresStore)
+            assert self.run(self.home._db.ask(lambda conn: conn.fetch(UNSEEN))) == []
 
     return PostgresMachine
