@@ -1,40 +1,20 @@
-"""The marks of lanes: claims begin to read there, so nothing that may start can ever stand below one."""
-
-import asyncio
-import os
+"""The marks of lanes: claims begin to read there, so nothing that may start can ever stand below one. The short version
+of `python -m tests.torture pg-walks`."""
 
 import pytest
 
 from taskyard.stores import migrate
-from taskyard.stores.postgres import PostgresStore, schema
-from taskyard.testing.clock import ManualClock
+from taskyard.stores.postgres import schema
 from taskyard.testing.postgres import Databases
-from tests.stateful.histories import crowded
-from tests.stores.walk import Walk
+from tests.stores.walk import walk
 
-STEPS = 400
-SEEDS = {"small": 8, "large": 200, "torture": 5_000}[os.environ.get("HYPOTHESIS_PROFILE", "small")]
+SEEDS = 8
 SEEDS_TO_FIND = 12
-
-
-def walk(databases: Databases, kind: str, seed: int) -> None:
-    with crowded():
-        asyncio.run(_walk(databases.empty(kind), seed))
-
-
-async def _walk(url: str, seed: int) -> None:
-    clock = ManualClock()
-    store = PostgresStore(url, clock=clock)
-    await store.open()
-    try:
-        await Walk(store, clock, seed).go(STEPS)
-    finally:
-        await store.close()
 
 
 def passes(databases: Databases, kind: str, seed: int) -> bool:
     try:
-        walk(databases, kind, seed)
+        walk(databases, seed, kind)
     except AssertionError:
         return False
     return True
@@ -45,7 +25,7 @@ def passes(databases: Databases, kind: str, seed: int) -> bool:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_claim_comes_across_all_that_may_start(databases: Databases, seed: int):
     """Whatever is done to tasks and queues, no task that may start is ever lost sight of, and all are worked off."""
-    walk(databases, "crowded", seed)
+    walk(databases, seed)
 
 
 MARKS = [

@@ -4,6 +4,7 @@ Nothing is compared with another store, as `tests.stateful` does; that makes a s
 thing is asked: would a claim come across all that may start?
 """
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -30,13 +31,33 @@ from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.store import Add, TaskFilter
 from taskyard.stores.postgres import PostgresStore
 from taskyard.testing.clock import ManualClock
-from taskyard.testing.postgres import UNSEEN
+from taskyard.testing.postgres import UNSEEN, Databases
 from taskyard.testing.samples import a_node, a_record, an_error
+from tests.stateful.histories import crowded
 
 QUEUES = ("default", "cpu", "disk")
 SOURCES = ("fetch", "shrink")
 REMEMBERED = 40
 """Tasks and claims that something is still done to: of more, each would be met too seldom."""
+
+
+STEPS = 400
+
+
+def walk(databases: Databases, seed: int, kind: str = "crowded") -> None:
+    """The walk of this seed, the same each time; in a database of another kind if its schema is another."""
+    with crowded():
+        asyncio.run(_walk(databases.empty(kind), seed))
+
+
+async def _walk(url: str, seed: int) -> None:
+    clock = ManualClock()
+    store = PostgresStore(url, clock=clock)
+    await store.open()
+    try:
+        await Walk(store, clock, seed).go(STEPS)
+    finally:
+        await store.close()
 
 
 class Walk:

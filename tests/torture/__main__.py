@@ -36,7 +36,19 @@ from tests.torture import (
     timeouts,
 )
 from tests.torture.figures import Figures
-from tests.torture.postgres import clients, crashes, deaths, foreign, hints, limits, outages, pauses, verdicts, versions
+from tests.torture.postgres import (
+    clients,
+    crashes,
+    deaths,
+    foreign,
+    hints,
+    limits,
+    outages,
+    pauses,
+    verdicts,
+    versions,
+    walks,
+)
 from tests.torture.zygote import Zygote
 
 
@@ -80,6 +92,7 @@ SCENARIOS: dict[str, Scenario] = {
     "pg-leaders": Scenario(leaders.run_postgres, 300, 1_000),
     "pg-limits": Scenario(limits.run, 2_000, 20_000),
     "pg-versions": Scenario(versions.run, 1, 5),
+    "pg-walks": Scenario(walks.run, 300, 10_000),
     **{
         f"histories-{store}": Scenario(partial(histories.run, store=store), 3_000, 100_000)
         for store in histories.STORES
