@@ -1,13 +1,14 @@
 """A server with standbys: what counts as stored, and what a process may believe after another server took over."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 
 import asyncpg
 import pytest
 
-from taskyard.errors import OutcomeUnknown
+from taskyard.errors import ClaimLost, OutcomeUnknown
+from taskyard.model.move import Move
+from taskyard.model.task import Claim
 from taskyard.stores.postgres import PostgresStore
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Server
@@ -29,10 +30,18 @@ def server() -> Iterator[Server]:
 async def _standby_is(name: str, url: str) -> None:
     """From here on a commit waits for that standby, which there is not; or for none."""
     conn = await asyncpg.connect(url)
+    heard: list[object] = []
+    conn.add_log_listener(lambda _, message: heard.append(message))
+    await conn.execute("CREATE TABLE IF NOT EXISTS written (n integer)")
+    await conn.execute("SET statement_timeout = '100ms'")
     await conn.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
     await conn.execute("SELECT pg_reload_conf()")
-    while await conn.fetchval("SHOW synchronous_standby_names") != name:  # noqa: ASYNC110 -- the server does not tell
-        await asyncio.sleep(0.01)
+    # The server's processes hear of it one after the other. A commit within a statement that lasts too long says so.
+    while True:
+        heard.clear()
+        await conn.execute("DO 'BEGIN INSERT INTO written VALUES (1); COMMIT; END'")
+        if bool(heard) == bool(name):
+            break
     await conn.close()
 
 
@@ -75,3 +84,46 @@ async def test_another_server_is_told_anew_where_tasks_stand(postgres_url: str) 
     finally:
         await conn.close()
         await store.close()
+
+
+@pytest.mark.spec("SCH-17")
+async def test_what_ran_before_a_failover_settles_nothing_after_it(server: Server, caplog) -> None:
+    """A server that took over, and had never heard of the last claim, does not hand out its id and token again."""
+    store = PostgresStore(server.url, clock=(clock := ManualClock()))
+    await store.open()
+    try:
+        await store.join(a_node("a"))
+        (stale,) = (await store.turn(A, adds=[an_add(a_record())], demand=room(1))).claims
+        await _take_over_without(stale, server)
+        (held,) = (await store.turn(A, adds=[an_add(a_record())], demand=room(1))).claims
+        assert held.token > stale.token + 1_000_000
+        assert "ids and tokens leap ahead" in caplog.text
+        done = [(claim, Move.completed(at=clock.now())) for claim in (stale, held)]
+        assert (await store.turn(A, settles=done)).settled == [ClaimLost(stale.uuid, stale.token), None]
+        assert await _leaps(server.url) is False  # nor any other that connects
+    finally:
+        await store.close()
+
+
+async def _take_over_without(claim: Claim, server: Server) -> None:
+    """Let the server be one that has just taken over from another, on a line of history of its own, and has never heard
+    of this claim, its task and its numbers."""
+    conn = await asyncpg.connect(server.url)
+    await conn.execute("DELETE FROM taskyard.task; DELETE FROM taskyard.event; DELETE FROM taskyard.tally")
+    await conn.execute(f"SELECT setval('taskyard.seq', {claim.record.id}, false)")
+    await conn.close()
+    server.halt()
+    server.follow()
+    server.start()
+    conn = await asyncpg.connect(server.url)
+    assert await conn.fetchval("SELECT pg_is_in_recovery()")
+    assert await conn.fetchval("SELECT pg_promote()")
+    await conn.close()
+
+
+async def _leaps(url: str) -> object:
+    conn = await asyncpg.connect(url)
+    try:
+        return await conn.fetchval("SELECT taskyard.leap_1()")
+    finally:
+        await conn.close()

@@ -19,5 +19,6 @@ class Lock(IntEnum):
     SLOT = 1953721205
     TIDYING = 1953721206
     MIGRATING = 1953721207
+    LEAPING = 1953721210
     HINT = 1953721208
     """Held by the one transaction that tells others with its commit."""

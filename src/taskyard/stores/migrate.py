@@ -41,6 +41,10 @@ CHANNEL = "taskyard"
 SEPARATOR = chr(30)
 """Between texts that are sent as one: a control character, which JSON never has and an id must not have."""
 
+LEAP = 10_000_000
+"""Numbers that are left out where a server may hand out again what another has: far more than that one can have handed
+out without this one's knowledge, and a millionth of what there are."""
+
 LONGEST_NAME_BYTES = 2000
 """Of a text that stands in an index; PostgreSQL takes about 2,700."""
 
@@ -109,6 +113,7 @@ def _fill(sql: str, database: str) -> str:
         "channel": CHANNEL,
         "first": FIRST.isoformat(),
         "last": LAST.isoformat(),
+        "leap": str(LEAP),
         "longest_name": str(LONGEST_NAME_BYTES),
         "separator": f"chr({ord(SEPARATOR)})",
     } | {f"lock_{lock.name.lower()}": str(int(lock)) for lock in Lock}

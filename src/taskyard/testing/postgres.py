@@ -234,6 +234,10 @@ class Server:
             self._process.wait(START_S)
             self._process = None
 
+    def follow(self) -> None:
+        """Before the next start: be a standby, which follows nobody until it is promoted."""
+        (self._data / "standby.signal").touch()
+
     def stop(self) -> None:
         self.halt()
         self._folder.cleanup()

@@ -101,6 +101,9 @@ class Turning:
                 await give_way(n)
             try:
                 async with self._db.turns.use() as conn:
+                    if conn not in self._lanes:
+                        await self._leap(conn)
+                        self._lanes[conn] = set()
                     await self._make_lanes(conn, turn)
                     return await self._send(conn, turn)
             except asyncpg.UniqueViolationError as exc:
@@ -132,10 +135,16 @@ class Turning:
         except Exception as exc:
             raise _unread(exc) from exc
 
+    async def _leap(self, conn: Connection) -> None:
+        """Before the first turn over a connection: behind it may be a server that has taken over from another."""
+        with typed_errors(self._db.url):
+            if await conn.fetchval("SELECT taskyard.leap_1()"):
+                log.warning("this database has come to another server, or was recovered: ids and tokens leap ahead")
+
     async def _make_lanes(self, conn: Connection, turn: Turn) -> None:
         """Before the turn: a row that another transaction is just inserting must not keep it waiting. And known of this
         connection alone: behind the next may be another server, which has not heard of the last that was written."""
-        known = self._lanes.setdefault(conn, set())
+        known = self._lanes[conn]
         for lane in sorted(turn.lanes() - known):
             if lane not in turn.lanes():
                 continue  # what was to stand there has been refused meanwhile

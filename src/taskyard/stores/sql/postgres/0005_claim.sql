@@ -62,14 +62,15 @@ BEGIN
 END $$;
 
 -- How many more of a queue with a limit may start. What runs is not counted in the table itself: what ran and cannot be
--- vacuumed would be walked over.
+-- vacuumed would be walked over. Compared as pairs, as in `are_open_1`.
 CREATE FUNCTION taskyard.room_1(p_queue text, p_concurrency integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_room bigint;
 BEGIN
     SELECT p_concurrency - coalesce(sum(t.n), 0) INTO v_room FROM taskyard.tally AS t
-    WHERE t.queue = p_queue AND t.state = 'running'
-        AND t.xid >= (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1);
+    WHERE t.state = 'running'
+        AND (t.queue, t.xid) >= (p_queue, (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1))
+        AND (t.queue, t.xid) <= (p_queue, 9223372036854775807);
     IF v_room <= 0 AND (SELECT token FROM taskyard.task WHERE queue = p_queue AND state = 'running'
                         ORDER BY token DESC LIMIT 1) IS NULL THEN
         -- Whatever went wrong once, a queue must not stand still for ever.
