@@ -9,7 +9,7 @@ from taskyard.testing.postgres import Databases
 from tests.stores.walk import walk
 
 SEEDS = 8
-SEEDS_TO_FIND = 12
+SEEDS_TO_FIND = 40
 
 
 def passes(databases: Databases, kind: str, seed: int) -> bool:

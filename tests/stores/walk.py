@@ -1,7 +1,7 @@
 """A random walk over one PostgreSQL store: whatever can make a task startable, or take it away, in any order.
 
-Nothing is compared with another store, as `tests.stateful` does; that makes a step ten times as fast. After each, one
-thing is asked: would a claim come across all that may start?
+Nothing is compared with another store, as `tests.stateful` does; that makes a step ten times as fast. After each it is
+asked whether a claim would come across all that may start, and whether limits are kept.
 """
 
 import asyncio
@@ -66,6 +66,7 @@ class Walk:
         self._uuids: list[str] = []
         self._claims: list[Claim] = []
         self._nodes: list[str] = []
+        self._limits: dict[str, int | None] = {}
         self._joined = 0
         self._steps: dict[Callable[[], Awaitable[None]], int] = {
             self._add: 8,
@@ -106,7 +107,7 @@ class Walk:
         turned = await self._store.turn(draw.choice(self._nodes), adds=[Add(records, after=after)], demand=demand)
         if isinstance(turned.added[0], list):  # it may have been told to wait for a task that is gone
             self._uuids = [*self._uuids, *(record.uuid for record in records)][-REMEMBERED:]
-        self._keep(turned.claims)
+        await self._keep(turned.claims)
 
     def _record(self, queue: str) -> TaskRecord:
         draw, now = self._random, self._clock.now()
@@ -123,14 +124,18 @@ class Walk:
     def _demand(self) -> Demand:
         total = self._random.choice((1, 2, 3, 9))
         if self._random.random() < 0.3:
-            return Demand(total, {self._random.choice(SOURCES): total})
+            return Demand(total, {source: self._random.choice((0, 1, total)) for source in SOURCES})
         return Demand(total, {}, total)
 
-    def _keep(self, claims: list[Claim]) -> None:
+    async def _keep(self, claims: list[Claim]) -> None:
         self._claims = [*self._claims, *claims][-REMEMBERED:]
+        running = await self._store.count() if claims else {}
+        for queue in {claim.record.queue for claim in claims}:
+            limit = self._limits.get(queue)
+            assert limit is None or running[queue, TaskState.RUNNING] <= limit
 
     async def _claim(self) -> None:
-        self._keep((await self._store.turn(self._random.choice(self._nodes), demand=self._demand())).claims)
+        await self._keep((await self._store.turn(self._random.choice(self._nodes), demand=self._demand())).claims)
 
     async def _settle(self) -> None:
         if not self._claims:
@@ -152,7 +157,7 @@ class Walk:
         ]
         demand = self._demand() if draw.random() < 0.3 else None
         settles = list(zip(ended, moves, strict=True))
-        self._keep((await self._store.turn(draw.choice(self._nodes), settles=settles, demand=demand)).claims)
+        await self._keep((await self._store.turn(draw.choice(self._nodes), settles=settles, demand=demand)).claims)
 
     async def _command(self) -> None:
         if not self._uuids:
@@ -195,10 +200,11 @@ class Walk:
         queue = draw.choice(QUEUES)
         # Where the order changes, marks begin anew: one queue keeps its own.
         orders = (QueueOrder.PRIORITY,) if queue == QUEUES[0] else (*QueueOrder, QueueOrder.BUCKETS)
+        self._limits[queue] = draw.choice((None, None, 1, 5))
         await self._store.set_queue(
             QueueSettings(
                 name=queue,
-                concurrency=draw.choice((None, None, 2, 5)),
+                concurrency=self._limits[queue],
                 per_key=draw.choice((1, 2)),
                 order=draw.choice(orders),
                 starve_after=draw.choice((None, 1)),

@@ -200,6 +200,20 @@ class ClaimContract(Desk):
         claims = await claim(store, room(5, a=3, b=1))
         assert uuids(claims) == [tasks[i].uuid for i in (0, 1, 3, 7)]
 
+    @pytest.mark.spec("QUE-02", "QUE-03")
+    @pytest.mark.parametrize("limit", [1, None])
+    async def test_the_room_of_one_queue_is_not_that_of_another(self, store: Store, limit: int | None) -> None:
+        """A queue whose source has no room on the node lends its own limit to no other: not when both have something
+        new, and only one may start."""
+        await store.set_queue(QueueSettings(name="downloads", concurrency=3))
+        await store.set_queue(QueueSettings(name="printer", concurrency=limit))
+        added = [
+            a_record(queue="downloads", source="fetch"),
+            *(a_record(queue="printer", source="p") for _ in range(8)),
+        ]
+        turned = await store.turn(A, adds=[an_add(*added)], demand=room(8, fetch=0, p=8))
+        assert uuids(turned.claims) == uuids(added[1 : 1 + (limit or 8)])
+
     @pytest.mark.spec("QUE-02")
     async def test_two_nodes_at_once_keep_the_limit(self, store: Store) -> None:
         """Turns of two nodes that race never start a task twice, nor more tasks than the queue has room for."""

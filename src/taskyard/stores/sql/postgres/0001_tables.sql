@@ -200,7 +200,8 @@ CREATE TABLE taskyard.tally (
     xid   bigint NOT NULL DEFAULT (pg_current_xact_id()::text::bigint)
 ) WITH (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 
-CREATE INDEX tally_xid ON taskyard.tally (xid);
+-- Where somebody asks for one queue, or for none, no plan may take this one, and walk over what all of them counted.
+CREATE INDEX tally_xid ON taskyard.tally (xid) WHERE queue <> '';
 CREATE INDEX tally_running ON taskyard.tally (queue, xid) WHERE state = 'running';
 CREATE INDEX tally_open ON taskyard.tally (state, xid) WHERE queue = '';
 

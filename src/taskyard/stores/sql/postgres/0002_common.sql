@@ -65,16 +65,12 @@ BEGIN
     RETURN true;
 END $$;
 
--- Whether there are any: edges that are open ('waiting'), or ends that are still to be told ('telling'). Compared as pairs,
--- since the index over all that was counted since the last tidying cannot answer that, and would be walked.
+-- Whether there are any: edges that are open ('waiting'), or ends that are still to be told ('telling').
 CREATE FUNCTION taskyard.are_open_1(VARIADIC p_what text[]) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN (
-        SELECT coalesce((SELECT sum(n) FROM taskyard.tally WHERE queue = ''
-                AND (state, xid) >= (p_what[1], f.tally_from) AND (state, xid) <= (p_what[1], 9223372036854775807)), 0)
-            + coalesce((SELECT sum(n) FROM taskyard.tally WHERE queue = ''
-                AND (state, xid) >= (p_what[2], f.tally_from) AND (state, xid) <= (p_what[2], 9223372036854775807)), 0)
-        FROM (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1) AS f) <> 0;
+    RETURN coalesce((
+        SELECT sum(n) FROM taskyard.tally WHERE queue = '' AND state = ANY (p_what)
+            AND xid >= (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1)), 0) <> 0;
 END $$;
 
 -- Tell that these tasks did `kind`; how many events that were. The arrays

@@ -62,15 +62,14 @@ BEGIN
 END $$;
 
 -- How many more of a queue with a limit may start. What runs is not counted in the table itself: what ran and cannot be
--- vacuumed would be walked over. Compared as pairs, as in `are_open_1`.
+-- vacuumed would be walked over.
 CREATE FUNCTION taskyard.room_1(p_queue text, p_concurrency integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_room bigint;
 BEGIN
     SELECT p_concurrency - coalesce(sum(t.n), 0) INTO v_room FROM taskyard.tally AS t
-    WHERE t.state = 'running'
-        AND (t.queue, t.xid) >= (p_queue, (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1))
-        AND (t.queue, t.xid) <= (p_queue, 9223372036854775807);
+    WHERE t.queue = p_queue AND t.state = 'running'
+        AND t.xid >= (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1);
     IF v_room <= 0 AND (SELECT token FROM taskyard.task WHERE queue = p_queue AND state = 'running'
                         ORDER BY token DESC LIMIT 1) IS NULL THEN
         -- Whatever went wrong once, a queue must not stand still for ever.
@@ -208,7 +207,7 @@ BEGIN
                             AS e(q, level, s, id, position, can_start, line, e)
                         WHERE e.id IS NOT NULL AND e.can_start AND s_room[e.s] > 0 AND coalesce(q_room[e.q], 1) > 0
                     ) AS c
-                    ORDER BY c.q, q_order[c.q] = 'buckets' AND coalesce(c.line <= q_bucket[c.q], false),
+                    ORDER BY c.q, q_order[c.q] = 'buckets' AND coalesce(c.line COLLATE "C" <= q_bucket[c.q], false),
                         CASE WHEN q_order[c.q] = 'buckets' THEN c.line END COLLATE "C", c.bid, c.position, c.id
                 ) AS o ORDER BY o.bid, o.position, o.id LIMIT 1;
                 EXIT WHEN NOT FOUND;
@@ -368,20 +367,21 @@ BEGIN
     v_lanes := cardinality(l_queue);
     IF v_lanes = 1 THEN
         -- All in one go: to look at each would take as long as to start it.
+        v_share := least(p_total, s_room[l_s[1]], q_room[nullif(l_q[1], 0)]);
         RETURN ARRAY(
             SELECT id FROM (
                 (SELECT id, priority, position FROM taskyard.task
                  WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 0
-                    AND position >= l_0[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
+                    AND position >= l_0[1] ORDER BY position LIMIT v_share)
                 UNION ALL
                 (SELECT id, priority, position FROM taskyard.task
                  WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 1
-                    AND position >= l_1[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
+                    AND position >= l_1[1] ORDER BY position LIMIT v_share)
                 UNION ALL
                 (SELECT id, priority, position FROM taskyard.task
                  WHERE queue = l_queue[1] AND source = l_source[1] AND state = 'queued' AND NOT parked AND priority = 2
-                    AND position >= l_2[1] ORDER BY position LIMIT least(p_total, s_room[l_s[1]], q_room[1]))
-            ) AS three ORDER BY priority, position LIMIT least(p_total, s_room[l_s[1]], q_room[1]));
+                    AND position >= l_2[1] ORDER BY position LIMIT v_share)
+            ) AS three ORDER BY priority, position LIMIT v_share);
     END IF;
     WHILE v_lanes > 0 AND v_left > 0 LOOP
         -- Of many lanes most will not be taken: a little of each is read at a time.

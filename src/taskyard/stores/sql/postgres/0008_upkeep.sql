@@ -141,13 +141,18 @@ BEGIN
         v_is.tally_from := v_horizon - 1;
         v_is.submitted_from := greatest(v_min, v_was.submitted_from);
         WITH ours AS (
-            DELETE FROM taskyard.tally WHERE xid >= v_was.tally_from AND xid < v_horizon RETURNING queue, state, n
+            DELETE FROM taskyard.tally WHERE queue <> '' AND xid >= v_was.tally_from AND xid < v_horizon
+            RETURNING queue, state, n
+        ), open AS (
+            DELETE FROM taskyard.tally
+            WHERE queue = '' AND state IN ('waiting', 'telling') AND xid >= v_was.tally_from AND xid < v_horizon
+            RETURNING queue, state, n
         ), theirs AS (
             DELETE FROM taskyard.submitted WHERE xid >= v_was.submitted_from AND xid < v_min RETURNING queue, n
         )
         INSERT INTO taskyard.tally (queue, state, n, xid)
         SELECT queue, state, sum(n), v_is.tally_from
-        FROM (SELECT queue, state, n FROM ours UNION ALL SELECT queue, 'scheduled', n FROM theirs) AS old
+        FROM (SELECT * FROM ours UNION ALL SELECT * FROM open UNION ALL SELECT queue, 'scheduled', n FROM theirs) AS old
         GROUP BY queue, state HAVING sum(n) <> 0;
     END IF;
     SELECT xid, first, n INTO v_last FROM (
