@@ -194,7 +194,9 @@ class InThread:
             with contextlib.suppress(asyncio.CancelledError):
                 self._loop.run_until_complete(self._beating)
             if left := asyncio.all_tasks(self._loop):  # tries that were given up, and take their time to end
-                self._loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_S))
+                _, still = self._loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_S))
+                for task in still:  # given up for good, which is nothing to be logged as an error
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
         finally:
             self._loop.close()
             with contextlib.suppress(RuntimeError):  # the host's loop may be over before us

@@ -45,8 +45,8 @@ LEAP = 10_000_000
 """Numbers that are left out where a server may hand out again what another has: far more than that one can have handed
 out without this one's knowledge, and a millionth of what there are."""
 
-LONGEST_NAME_BYTES = 2000
-"""Of a text that stands in an index; PostgreSQL takes about 2,700."""
+LONGEST_NAME_BYTES = 1200
+"""Of a text that stands in an index, where there are two of them in most; PostgreSQL takes about 2,700 for both."""
 
 LOWEST = -(2**62)
 """Below every place that a store comes to in practice; and a place less this one is still a number of 64 bits."""

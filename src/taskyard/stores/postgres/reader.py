@@ -16,7 +16,7 @@ from taskyard.model.limits import QueueSettings
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState
-from taskyard.model.task import Outcome, Run, TaskRecord
+from taskyard.model.task import Claim, Outcome, Run, TaskRecord
 from taskyard.ports.store import RUNS_KEPT, Node, NodeStatus, QueueStatus, Signals, TaskFilter
 from taskyard.stores.migrate import EVENTS_AT_MOST
 from taskyard.stores.postgres.connection import Connection, Session
@@ -40,6 +40,12 @@ async def signals(conn: Connection, node: str) -> Signals:
     )
     forced = tuple(uuid for uuid, is_forced in rows if is_forced)
     return Signals([uuid for uuid, _ in rows], is_draining=bool(draining), forced=forced)
+
+
+async def is_held(conn: Connection, claim: Claim) -> bool:
+    """Whether that run still has its task."""
+    sql = "SELECT id FROM taskyard.task WHERE id = $1 AND token = $2 AND attempt = $3"
+    return await conn.fetchval(sql, claim.record.id, claim.token, claim.attempt) is not None
 
 
 async def outcomes(conn: Connection, uuids: Sequence[str]) -> list[Outcome | None]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 
-from taskyard.errors import InvalidInput, hide_password
+from taskyard.errors import ClaimLost, InvalidInput, hide_password
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
@@ -69,14 +69,16 @@ class PostgresStore(ScheduleVerbs):
         self._turning = Turning(self._db, clock)
         self._commanding = Commanding(self._db, clock)
         self._nodes = Nodes(self._db, clock, lease_s=lease_s)
+        self._is_closed = True
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        if self._db.is_open:
+        if not self._is_closed:
             raise InvalidInput(f"the store {hide_password(self.url)} is open already; make another for another yard")
         await once(self.url, partial(migrate, url=self.url))
         self._db.open()
+        self._is_closed = False
         self._transactions = within.Transactions(self._db.hints.tell_all)
         for part in (self._commanding, self._nodes):
             part.open()
@@ -96,12 +98,14 @@ class PostgresStore(ScheduleVerbs):
         return await migrate(conn, self.url)
 
     async def close(self) -> None:
-        if not self._db.is_open:
+        """Whoever is cancelled meanwhile may ask for it again: it is closed when all of it has been."""
+        if self._is_closed:
             return
         self._transactions.close()
         await self._db.finish()
         await self._turning.tidied()
         await self._db.close()
+        self._is_closed = True
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -120,6 +124,8 @@ class PostgresStore(ScheduleVerbs):
     async def add_within(self, connection: object, add: Add) -> list[Added]:
         async with self._db.asked():
             where = await self._db.find_where()
+            if add.parent is not None and not await self._db.read(partial(reader.is_held, claim=add.parent)):
+                raise ClaimLost(add.parent.uuid, add.parent.token)  # which a snapshot from before could not tell
             now, transactions = self._clock.now(), self._transactions
             return await within.add_within(connection, add, now, url=self.url, where=where, transactions=transactions)
 

@@ -145,7 +145,7 @@ BEGIN
     INTO groups, on_failures, scopes
     FROM generate_series(1, cardinality(p_uuids)) AS u(ord)
     LEFT JOIN json_to_recordset(p_ties) AS x(i integer, "group" text, on_failure text, scope text) ON x.i = u.ord;
-    is_reused := EXISTS (SELECT FROM unnest(p_uuids) AS u(uuid) JOIN unnest(p_found) AS f(uuid) ON f.uuid = u.uuid);
+    is_reused := EXISTS (SELECT unnest(p_uuids) INTERSECT SELECT unnest(p_found));  -- a join would compare each with each
     WITH one AS MATERIALIZED (
         SELECT * FROM unnest(p_uuids, p_holders) WITH ORDINALITY AS u(uuid, holder, ord)
     )
@@ -264,6 +264,8 @@ BEGIN
             answers := answers || json_build_object('why', 'cycle', 'holders', v_holders);
             CONTINUE;
         END IF;
+        -- What has ended is pruned without a queue's lock: not until those who come to wait for it are told.
+        PERFORM FROM taskyard.ended WHERE uuid = ANY (v_tied.strangers) ORDER BY id FOR KEY SHARE;
         SELECT e.uuid INTO v_found FROM unnest(v_tied.strangers) WITH ORDINALITY AS e(uuid, ord)
         WHERE (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = e.uuid) IS NULL
             AND (SELECT d.id FROM taskyard.ended AS d WHERE d.uuid = e.uuid) IS NULL

@@ -293,10 +293,11 @@ CREATE PROCEDURE taskyard.queue_1(
 #variable_conflict use_column
 DECLARE
     v_keys text[];
-    v_ordering text;
+    v_ordering text; v_per_key integer;
 BEGIN
     PERFORM taskyard.lock_queues_1(ARRAY[p_name]);
-    SELECT ordering INTO v_ordering FROM taskyard.queue WHERE name = p_name;
+    SELECT coalesce(max(ordering), 'priority'), coalesce(max(per_key), 1) INTO v_ordering, v_per_key
+    FROM taskyard.queue WHERE name = p_name;
     INSERT INTO taskyard.queue AS q (
         name, concurrency, per_key, auto_recover, settings, ordering, starve_after, starve_wait)
     VALUES (p_name, p_concurrency, p_per_key, p_auto_recover, p_settings, p_ordering, p_starve_after, p_starve_wait)
@@ -306,7 +307,7 @@ BEGIN
         concurrency = coalesce((q.control::json ->> 'concurrency')::integer, excluded.concurrency)
     WHERE q.settings <> excluded.settings;
     changed := FOUND;
-    IF changed AND p_ordering <> coalesce(v_ordering, 'priority') THEN
+    IF changed AND p_ordering <> v_ordering THEN
         UPDATE taskyard.task SET line = taskyard.line_1(p_ordering, bucket)
         WHERE queue = p_name AND NOT (state = 'paused' AND parked);
         -- Those that stand in a line leave their lanes in another order.
@@ -314,7 +315,7 @@ BEGIN
         INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), {{lowest}}, {{lowest}}, {{lowest}}
         FROM taskyard.lane WHERE queue = p_name;
     END IF;
-    IF changed THEN
+    IF changed AND (p_ordering <> v_ordering OR p_per_key <> v_per_key) THEN
         v_keys := ARRAY(SELECT DISTINCT key FROM taskyard.task
             WHERE queue = p_name AND key IS NOT NULL AND state = 'queued');
         IF cardinality(v_keys) > 0 THEN
@@ -339,14 +340,18 @@ BEGIN
     told := 0;
     PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
     PERFORM pg_advisory_xact_lock({{lock_node}}, hashtext(p_node));
-    DELETE FROM taskyard.node WHERE incarnation = p_node AND (p_beats IS NULL OR beats = p_beats);
-    IF NOT FOUND AND p_beats IS NOT NULL THEN
+    IF p_beats IS NOT NULL AND NOT EXISTS (SELECT FROM taskyard.node WHERE incarnation = p_node AND beats = p_beats) THEN
         RETURN;
     END IF;
     -- Looked for once: it is all that runs, on whatever node, and all that ran and cannot be vacuumed. The node gets no more.
     SELECT array_agg(id), array_agg(queue) INTO v_ids, v_locked FROM taskyard.task WHERE state = 'running' AND node = p_node;
     v_locked := v_locked || taskyard.listeners_1(v_ids);
     PERFORM taskyard.lock_queues_1(v_locked);
+    -- Not sooner: events are told by the number of their transaction, which it gets when it first writes.
+    DELETE FROM taskyard.node WHERE incarnation = p_node AND (p_beats IS NULL OR beats = p_beats);
+    IF NOT FOUND AND p_beats IS NOT NULL THEN
+        RETURN;  -- it has beaten while we waited
+    END IF;
     WITH m AS MATERIALIZED (
         SELECT t.id, t.queue, r.reason, CASE WHEN t.cancel_asked_at IS NOT NULL THEN 'canceled'
             WHEN t.recoveries < coalesce(q.auto_recover, 1) THEN 'queued' ELSE 'failed' END AS state,

@@ -113,6 +113,8 @@ BEGIN
                         AND e.xid * {{events_at_most}} + e.first + e.n - 1 > p_after
                     ORDER BY e.xid, e.first LIMIT p_limit) AS found) AS counted
             WHERE counted.before <= p_limit ORDER BY (counted.e).xid, (counted.e).first);
+        -- Race: what was to be read may have been trimmed since it was looked how far that had come.
+        SELECT trimmed INTO gone FROM taskyard.tidied ORDER BY n DESC LIMIT 1;
     END IF;
 END $$;
 

@@ -26,6 +26,7 @@ DECLARE
     v_dedupe text := v_add ->> 'dedupe';
     v_tasks taskyard.submitted_1[];
     v_holders text[]; v_ends timestamptz[];
+    v_free text[];
     v_found record;
     v_ids bigint[];
 BEGIN
@@ -44,28 +45,28 @@ BEGIN
         WHERE (t.due_at >= '{{first}}' AND t.due_at < '{{last}}' AND t.created_at >= '{{first}}' AND t.created_at < '{{last}}'
             AND coalesce(t.timeout_s, 1) > 0 AND json_typeof(coalesce(t.retry, '{}')::json) = 'object'
             AND least(length(t.uuid), length(t.source), length(t.queue)) > 0
-            AND greatest(octet_length(t.uuid), octet_length(t.source), octet_length(t.queue)) <= {{longest_name}}) IS NOT TRUE
+            AND greatest(octet_length(t.uuid), octet_length(t.source), octet_length(t.queue), octet_length(t.key),
+                octet_length(t.slot), octet_length(t.bucket), octet_length(t.origin)) <= {{longest_name}}) IS NOT TRUE
     ) THEN
-        -- Whoever calls this by himself: no node could read it again.
+        -- Whoever calls this by himself: no node could read it again, or queue it, nor anything else that is due.
         RAISE EXCEPTION 'this is no task that can be stored' USING ERRCODE = 'check_violation';
     END IF;
     v_holders := array_fill(NULL::text, ARRAY[cardinality(v_tasks)]);
     IF v_dedupe <> 'allow' THEN
         -- Whoever holds a slot for good is seen without a lock. For the others: who waits for a transaction that waits
         -- for him waits for ever, since no server knows of both.
-        IF NOT taskyard.lock_open_slots_1(ARRAY(
-            SELECT r.slot FROM unnest(v_tasks) AS r
-            WHERE (SELECT t.id FROM taskyard.task AS t WHERE t.dedupe_slot = r.slot) IS NULL), true)
-        THEN
+        v_free := ARRAY(
+            SELECT DISTINCT r.slot FROM unnest(v_tasks) AS r
+            WHERE r.slot IS NOT NULL AND (SELECT t.id FROM taskyard.task AS t WHERE t.dedupe_slot = r.slot) IS NULL);
+        IF NOT taskyard.lock_open_slots_1(v_free, true) THEN
             RETURN '{"why":"busy"}';
         END IF;
         IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
             -- A window that was opened since the snapshot cannot be seen; to put one beside it fails, as it should. Nobody
             -- waits for the row meanwhile: whoever wants the slot finds it locked.
             INSERT INTO taskyard.slot_window (slot, uuid, until)
-            SELECT DISTINCT r.slot, '', '-infinity'::timestamptz FROM unnest(v_tasks) AS r WHERE r.slot IS NOT NULL
-            ON CONFLICT DO NOTHING;
-            DELETE FROM taskyard.slot_window WHERE until = '-infinity' AND slot IN (SELECT r.slot FROM unnest(v_tasks) AS r);
+            SELECT slot, '', '-infinity'::timestamptz FROM unnest(v_free) AS f(slot) ON CONFLICT DO NOTHING;
+            DELETE FROM taskyard.slot_window WHERE until = '-infinity' AND slot = ANY (v_free);
         END IF;
         WITH r AS (
             SELECT u.uuid, u.slot, u.ord, first_value(u.uuid) OVER (PARTITION BY u.slot ORDER BY u.ord) AS first_uuid,
@@ -107,6 +108,9 @@ BEGIN
         DELETE FROM taskyard.task WHERE id = ANY (v_ids);
         SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u
         GROUP BY u.uuid HAVING count(*) > 1 OR (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = u.uuid) IS NOT NULL LIMIT 1;
+        IF NOT FOUND THEN
+            RETURN '{"why":"busy"}';  -- a slot was taken meanwhile, of so many that none was locked
+        END IF;
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
     END IF;
     -- Race: a task with one of these uuids may be ending just now. The insert has waited for that, and only now it is seen,

@@ -19,6 +19,10 @@ DECLARE
 BEGIN
     -- Before the transaction has a number, as who reads events expects of all that write some.
     PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
+    IF c_changes IS NOT NULL THEN
+        PERFORM taskyard.lock_queues_1(c_queues || taskyard.listeners_1(ARRAY(
+            SELECT id FROM json_to_recordset(c_changes) AS j(id bigint))));
+    END IF;
     -- In a statement of its own: what comes after it sees all that the one before us has done.
     PERFORM FROM taskyard.schedule WHERE name = p_name FOR UPDATE;
     IF NOT EXISTS (SELECT FROM taskyard.schedule WHERE name = p_name AND version = p_version) THEN
