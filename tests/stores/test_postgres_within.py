@@ -1,0 +1,150 @@
+"""Submits in transactions of others, on PostgreSQL: what must be refused there, and what must not be waited for."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from taskyard.errors import ClaimLost, InvalidInput
+from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.task import Dedupe
+from taskyard.stores.postgres import PostgresStore
+from taskyard.testing.samples import NOON, a_node, a_record, an_add, room
+
+A, B = a_node("a"), a_node("b")
+PATIENCE_S = 5.0
+
+LONGEST = 1200
+"""Bytes of a name that stands in an index: two of them are in one, and an index takes 2,704 bytes."""
+
+LEVELS = ["read_committed", "repeatable_read", "serializable"]
+
+NAMES = ["uuid", "source", "queue", "key", "bucket", "origin", "slot"]
+
+
+@pytest.fixture
+async def users(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of somebody else's, beside the first."""
+    conn = await asyncpg.connect(postgres_url)
+    yield conn
+    await conn.close()
+
+
+def a_name(n: int = LONGEST) -> str:
+    """Of so many bytes, which do not get fewer when they are compressed."""
+    return secrets.token_hex(n)[:n]
+
+
+# --- names that no index takes ----------------------------------------------------------------------------------------
+
+
+async def submit(conn: asyncpg.Connection, **fields: object) -> str:
+    """By hand, as anybody may who may submit."""
+    task = {
+        "uuid": secrets.token_hex(8), "source": "fetch", "queue": "default", "args": "{}", "priority": 1,
+        "due_at": NOON.isoformat(), "created_at": NOON.isoformat(),
+    }  # fmt: skip
+    where = await conn.fetchval("SELECT taskyard.whereabouts_1()")
+    add = {"where": where, "dedupe": "merge", "tasks": [task | fields]}
+    return str(await conn.fetchval("SELECT taskyard.submit_1($1)", msgspec.json.encode(add).decode()))
+
+
+def of_length(n: int, *names: str) -> dict[str, Any]:
+    """These names of a record, each of so many bytes."""
+    return {"dedupe_slot" if name == "slot" else name: a_name(n) for name in names}
+
+
+async def run_all(store: PostgresStore) -> int:
+    """Take what is there to its end; how many those were."""
+    claims = (await store.turn(A.incarnation, demand=room(99))).claims
+    ended = await store.turn(A.incarnation, settles=[(claim, Move.completed(at=NOON)) for claim in claims])
+    assert ended.settled == [None] * len(claims)
+    return len(claims)
+
+
+@pytest.mark.parametrize("too_long", [LONGEST + 1, 2000, 6000])
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_name_that_no_index_takes_cannot_be_submitted_by_hand(store, conn, name: str, too_long: int):
+    """What is stored there, a node queues later, together with whatever else is due: it must be able to."""
+    with pytest.raises((asyncpg.CheckViolationError, asyncpg.DataError)):
+        await submit(conn, **{name: a_name(too_long)})
+    with pytest.raises((asyncpg.CheckViolationError, asyncpg.DataError)):
+        await submit(conn, **{name: "é" * (LONGEST // 2 + 1)})
+    assert "why" not in await submit(conn, **{name: "é" * (LONGEST // 2)})
+    assert "why" not in await submit(conn)
+    assert await run_all(store) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_name_that_no_index_takes_cannot_be_submitted(store, conn, name: str):
+    """It is refused in the transaction, and not when the task is to be queued; and what is taken has room in all
+    indexes, in a queue of either kind."""
+    longest = of_length(LONGEST, *NAMES)
+    await store.set_queue(QueueSettings(name=longest["queue"], order=QueueOrder.BUCKETS))
+    for fields in (longest, longest | {"queue": a_name(), "uuid": a_name(), "dedupe_slot": a_name()}):
+        async with conn.transaction():
+            await store.add_within(conn, an_add(a_record(**fields), dedupe=Dedupe.MERGE))
+    assert await run_all(store) == 2
+    transaction = conn.transaction()
+    await transaction.start()
+    with pytest.raises(InvalidInput):
+        await store.add_within(conn, an_add(a_record(**of_length(LONGEST + 1, name)), dedupe=Dedupe.MERGE))
+    await transaction.rollback()
+    await store.turn(A.incarnation, adds=[an_add(a_record())])
+    assert await run_all(store) == 1
+
+
+# --- runs that are over -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("SCH-17")
+@pytest.mark.parametrize("isolation", LEVELS)
+async def test_a_stale_run_submits_nothing_whatever_its_transaction_can_see(store, conn, isolation: str):
+    """A run whose task was given to another since its transaction began is refused, also where that transaction goes
+    on seeing what was."""
+    (claim,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    transaction, child = conn.transaction(isolation=isolation), a_record()
+    await transaction.start()
+    await conn.fetchval("SELECT count(*) FROM taskyard.task")
+    assert await store.rescue(A.incarnation) == [claim.uuid]
+    (again,) = (await store.turn(B.incarnation, demand=room(1))).claims
+    assert again.token > claim.token
+    with pytest.raises(ClaimLost):
+        await store.add_within(conn, an_add(child, parent=claim))
+    await transaction.rollback()
+    assert await store.find(child.uuid) is None
+
+
+@pytest.mark.spec("SCH-17")
+@pytest.mark.parametrize("isolation", LEVELS)
+async def test_a_run_that_has_ended_submits_nothing_whatever_its_transaction_can_see(store, conn, isolation: str):
+    """The same of a run whose task has ended since."""
+    (claim,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    transaction, child = conn.transaction(isolation=isolation), a_record()
+    await transaction.start()
+    await conn.fetchval("SELECT count(*) FROM taskyard.task")
+    assert (await store.turn(A.incarnation, settles=[(claim, Move.completed(at=NOON))])).settled == [None]
+    with pytest.raises(ClaimLost):
+        await store.add_within(conn, an_add(child, parent=claim))
+    await transaction.rollback()
+    assert await store.find(child.uuid) is None
+
+
+@pytest.mark.spec("SCH-17")
+@pytest.mark.parametrize("isolation", LEVELS)
+async def test_a_run_that_submits_in_an_open_transaction_is_in_nobodys_way(store, conn, isolation: str):
+    """While that transaction stays open the run's task is taken back, given to another and ended, and nobody waits."""
+    (claim,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
+    child = a_record()
+    async with conn.transaction(isolation=isolation):
+        assert [one.is_new for one in await store.add_within(conn, an_add(child, parent=claim))] == [True]
+        async with asyncio.timeout(PATIENCE_S):
+            assert await store.rescue(A.incarnation) == [claim.uuid]
+            (again,) = (await store.turn(B.incarnation, demand=room(1))).claims
+            assert (await store.turn(B.incarnation, settles=[(again, Move.completed(at=NOON))])).settled == [None]
+    assert [claim.uuid for claim in (await store.turn(B.incarnation, demand=room(1))).claims] == [child.uuid]
