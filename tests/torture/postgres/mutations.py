@@ -19,7 +19,10 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         )
     ],
     # A node that has beaten since it was looked at is taken for dead all the same.
-    "rescue-without-looking": [(r"AND \(p_beats IS NULL OR beats = p_beats\)", "")],
+    "rescue-without-looking": [
+        (r"AND \(p_beats IS NULL OR beats = p_beats\)", ""),
+        (r"incarnation = p_node AND beats = p_beats", "incarnation = p_node"),
+    ],
     # A queue's room is looked for without counting what runs.
     "forget-what-runs": [(r"p_concurrency - coalesce\(sum\(t\.n\), 0\)", "p_concurrency + 0 * count(*)")],
     # Turns do not wait for each other, and take their time between looking for room and filling it.
