@@ -104,31 +104,21 @@ async def test_a_name_that_no_index_takes_cannot_be_submitted(store, conn, name:
 
 @pytest.mark.spec("SCH-17")
 @pytest.mark.parametrize("isolation", LEVELS)
-async def test_a_stale_run_submits_nothing_whatever_its_transaction_can_see(store, conn, isolation: str):
-    """A run whose task was given to another since its transaction began is refused, also where that transaction goes
-    on seeing what was."""
+@pytest.mark.parametrize("has_ended", [False, True], ids=["given-to-another", "ended"])
+async def test_a_run_that_is_over_submits_nothing_whatever_its_transaction_can_see(
+    store, conn, isolation: str, has_ended: bool
+):
+    """A run whose task has ended since its transaction began, or was given to another, is refused, also where that
+    transaction goes on seeing what was."""
     (claim,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
     transaction, child = conn.transaction(isolation=isolation), a_record()
     await transaction.start()
     await conn.fetchval("SELECT count(*) FROM taskyard.task")
-    assert await store.rescue(A.incarnation) == [claim.uuid]
-    (again,) = (await store.turn(B.incarnation, demand=room(1))).claims
-    assert again.token > claim.token
-    with pytest.raises(ClaimLost):
-        await store.add_within(conn, an_add(child, parent=claim))
-    await transaction.rollback()
-    assert await store.find(child.uuid) is None
-
-
-@pytest.mark.spec("SCH-17")
-@pytest.mark.parametrize("isolation", LEVELS)
-async def test_a_run_that_has_ended_submits_nothing_whatever_its_transaction_can_see(store, conn, isolation: str):
-    """The same of a run whose task has ended since."""
-    (claim,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
-    transaction, child = conn.transaction(isolation=isolation), a_record()
-    await transaction.start()
-    await conn.fetchval("SELECT count(*) FROM taskyard.task")
-    assert (await store.turn(A.incarnation, settles=[(claim, Move.completed(at=NOON))])).settled == [None]
+    if has_ended:
+        assert (await store.turn(A.incarnation, settles=[(claim, Move.completed(at=NOON))])).settled == [None]
+    else:
+        assert await store.rescue(A.incarnation) == [claim.uuid]
+        assert len((await store.turn(B.incarnation, demand=room(1))).claims) == 1
     with pytest.raises(ClaimLost):
         await store.add_within(conn, an_add(child, parent=claim))
     await transaction.rollback()

@@ -33,16 +33,18 @@ def _refuse_empty(hint: str) -> Callable[[str | None], str | None]:
     return check
 
 
-_no_store = _refuse_empty("--store is empty; give an address such as sqlite:///work.db, or leave the option out")
-_no_app = _refuse_empty("--app is empty; name a yard as module:yard, or leave the option out")
-_no_yard = _refuse_empty("APP is empty; name the yard to run as module:yard")
+_check_store = _refuse_empty("--store is empty; give an address such as sqlite:///work.db, or leave the option out")
+_check_app = _refuse_empty("--app is empty; name a yard as module:yard, or leave the option out")
+_check_yard = _refuse_empty("APP is empty; name the yard to run as module:yard")
 
-AppArgument = Annotated[str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.", callback=_no_yard)]
+AppArgument = Annotated[
+    str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.", callback=_check_yard)
+]
 StoreOption = Annotated[
-    str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.", callback=_no_store)
+    str | None, typer.Option("--store", metavar="URL", help="As in sqlite:///work.db.", callback=_check_store)
 ]
 AppOption = Annotated[
-    str | None, typer.Option("--app", metavar="APP", help="The yard, as module:yard.", callback=_no_app)
+    str | None, typer.Option("--app", metavar="APP", help="The yard, as module:yard.", callback=_check_app)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="A task's id, or the end or beginning of one.")]

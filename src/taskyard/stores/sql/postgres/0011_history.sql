@@ -10,8 +10,9 @@ CREATE TABLE taskyard.lived (
 
 -- Let the numbers leap ahead where the database has not lived before; true if they did. Asked over every connection before
 -- its first turn, since no token is handed out but by turns. Not at a server that does not say where its log stands, or may
--- not write one.
-CREATE FUNCTION taskyard.leap_1() RETURNS boolean LANGUAGE plpgsql AS $$
+-- not write one. With the rights of its owner: a node whose rights were granted before there was this table goes on.
+CREATE FUNCTION taskyard.leap_1() RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_place text;
     v_is_first boolean;
