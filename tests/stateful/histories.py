@@ -30,10 +30,13 @@ CROWDED = [
     (migrate, "RAISE_AFTER", 0),
     (migrate, "RAISE_ONE_IN", 1),
     (migrate, "READ_AHEAD", 2),
+    (migrate, "LANES_KEPT", 0),
+    (migrate, "RULED_AT_MOST", 2),
+    (migrate, "LOOKED_AT_MOST", 5),
     (commands._Puts, "_HAND_MADE", commands._Puts._HAND_MADE.replace(str(order.GAP), "16")),
 ]
 """Little room between places, so that a few moves to one spot already make others move; little is read at once; and
-claims soon begin to read behind what was taken."""
+claims soon begin to read behind what was taken. Rules come to what waits in many steps."""
 
 
 @contextmanager

@@ -48,7 +48,7 @@ from taskyard.stores.postgres import PostgresStore, commands, connection, hints,
 from taskyard.stores.postgres.connection import COMMAND_S, Connection
 from taskyard.stores.postgres.patience import PAUSE_CAP_S, TRIES
 from taskyard.stores.postgres.scene import find_scene
-from taskyard.stores.postgres.turning import RING
+from taskyard.stores.postgres.upkeep import RING
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases, at_database
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, room, seconds
@@ -712,7 +712,7 @@ async def _work(url: str, clock: ManualClock, rounds: int) -> None:
         assert len((await store.events(after=after)).events) == 31
         assert all(await store.outcomes([task.uuid for task in tasks]))
         assert await store.dead_nodes() == []
-        await store._turning._tidy()
+        await store._upkeep._run()
     await store.leave(A.incarnation)
     await store.close()
 
@@ -721,7 +721,7 @@ async def _work(url: str, clock: ManualClock, rounds: int) -> None:
 async def test_a_foreign_snapshot_makes_nothing_read_more_and_more(empty_url, clock, monkeypatch, is_analyzed):
     """While somebody keeps a transaction open, and with it all that is dead, turns and questions read no more than at
     its beginning; also when the server has counted how little else there is."""
-    monkeypatch.setattr("taskyard.stores.postgres.turning.RING", 100)
+    monkeypatch.setattr("taskyard.stores.postgres.upkeep.RING", 100)
     await _work(empty_url, clock, 5)
     foreign, stranger = await asyncpg.connect(empty_url), await asyncpg.connect(empty_url)
     await read_since(stranger)

@@ -124,9 +124,14 @@ async def test_where_more_counts_it_stands_in_line(store, conn, prepare: Callabl
 
 @pytest.mark.parametrize(("before", "priority"), [(0, 1), (1, 2), (2, 1)])
 async def test_where_there_were_other_priorities_it_stands_in_line(store, conn, before, priority):
-    """Each start counts for who is passed over there, also if nobody waits just now."""
+    """Each start counts for who is passed over there, also if nobody waits just now. If all began at once, nobody was
+    passed over."""
+    await begin(store, a_record(priority=priority))
     await begin(store, a_record(priority=before))
     assert not await was_queued(conn)
+    await add(store, priority=before)
+    await store.turn(A.incarnation, demand=room(1))
+    await conn.execute("DELETE FROM taskyard.tally WHERE state = 'queued'")
     await begin(store, a_record(priority=priority))
     assert await was_queued(conn)
 

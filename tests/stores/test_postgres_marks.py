@@ -31,9 +31,10 @@ def test_a_claim_comes_across_all_that_may_start(databases: Databases, seed: int
 MARKS = [
     pytest.param("PERFORM taskyard.lower_1(v_done.queued);", id="given-back"),
     pytest.param("PERFORM taskyard.lower_1(v_freed);", id="freed-by-a-key"),
+    pytest.param("q.ordering = 'buckets' OR ", id="buckets-take-turns"),
+    pytest.param(" OR q.lined_to IS NOT NULL", id="put-into-lines"),
     pytest.param(
-        "AND (SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = l.queue) IS DISTINCT FROM 'buckets'",
-        id="buckets-take-turns",
+        "PERFORM taskyard.lower_1(ARRAY(SELECT id FROM taskyard.task WHERE uuid = ANY (a.uuid)));", id="new-lanes"
     ),
 ]
 

@@ -27,7 +27,7 @@ from taskyard.model.order import GAP, Priority
 from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord, new_uuid
 from taskyard.ports.store import Add
 from taskyard.stores import migrate
-from taskyard.stores.postgres import PostgresStore, turning
+from taskyard.stores.postgres import PostgresStore, upkeep
 from taskyard.stores.postgres.connection import PLANS, connect
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
@@ -271,7 +271,7 @@ async def test_what_is_done_to_one_task_does_not_read_what_is_gone(
     little else there is."""
     monkeypatch.setattr(migrate, "RAISE_AFTER", 4 * GAP)
     monkeypatch.setattr(migrate, "RAISE_ONE_IN", 1)
-    monkeypatch.setattr(turning, "RING", 100)
+    monkeypatch.setattr(upkeep, "RING", 100)
     clock, conn, foreign = ManualClock(), await asyncpg.connect(url), await asyncpg.connect(url)
     await repeat(each, url, clock, 2)
     async with foreign.transaction(isolation="repeatable_read"):
@@ -301,7 +301,7 @@ async def repeat(
     await store.leave(A.incarnation)
     await store.close()
     conn = await connect(url, settings=PLANS)
-    while not await conn.fetchval("SELECT taskyard.tidy_1($1)", turning.RING):  # noqa: ASYNC110 -- another is at it
+    while not await conn.fetchval("SELECT taskyard.tidy_1($1)", upkeep.RING):  # noqa: ASYNC110 -- another is at it
         await asyncio.sleep(0.01)
     assert await conn.fetchval("SELECT count(*) FROM taskyard.tally WHERE queue = ''") < ROUNDS
     await conn.close()

@@ -9,10 +9,12 @@ import asyncpg
 import msgspec
 import pytest
 
-from taskyard.errors import ClaimLost, InvalidInput
+from taskyard.errors import ClaimLost, InvalidInput, SubmitPending
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
-from taskyard.model.task import Dedupe
+from taskyard.model.task import Dedupe, DedupeScope
+from taskyard.ports.store import Add
+from taskyard.stores import migrate
 from taskyard.stores.postgres import PostgresStore
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, room
 
@@ -138,3 +140,64 @@ async def test_a_run_that_submits_in_an_open_transaction_is_in_nobodys_way(store
             (again,) = (await store.turn(B.incarnation, demand=room(1))).claims
             assert (await store.turn(B.incarnation, settles=[(again, Move.completed(at=NOON))])).settled == [None]
     assert [claim.uuid for claim in (await store.turn(B.incarnation, demand=room(1))).claims] == [child.uuid]
+
+
+# --- more slots than are locked ---------------------------------------------------------------------------------------
+
+MANY = migrate.LOCKED_AT_MOST + 1
+
+
+def slots(n: int, **fields: Any) -> Add:
+    """New tasks for the same work each time."""
+    records = [a_record(dedupe_slot=f"slot-{i}", dedupe_key=f"slot-{i}", **fields) for i in range(n)]
+    return an_add(*records, dedupe=Dedupe.MERGE)
+
+
+@pytest.mark.parametrize("isolation", LEVELS)
+@pytest.mark.parametrize(("first", "second"), [(MANY, 1), (MANY, MANY), (1, MANY)])
+async def test_of_many_in_an_open_transaction_none_keeps_another_waiting(
+    store, conn, users, isolation: str, first: int, second: int
+):
+    """Another transaction, or a turn, is told that the work is pending, and can go on; after the commit it merges."""
+    beside = a_record()
+    async with conn.transaction(isolation=isolation):
+        added = await store.add_within(conn, slots(first))
+        async with asyncio.timeout(PATIENCE_S):
+            transaction = users.transaction(isolation=isolation)
+            await transaction.start()
+            with pytest.raises(SubmitPending):
+                await store.add_within(users, slots(second))
+            assert [one.is_new for one in await store.add_within(users, an_add(beside))] == [True]
+            assert await users.fetchval("SHOW lock_timeout") == await conn.fetchval("SHOW lock_timeout")
+            # Of two that are serializable and have looked for the same, only one can be committed.
+            await (transaction.rollback() if isolation == "serializable" else transaction.commit())
+        async with asyncio.timeout(PATIENCE_S):
+            (answer,) = (await store.turn(A.incarnation, adds=[slots(second)])).added
+            assert isinstance(answer, SubmitPending)
+    async with users.transaction(isolation=isolation):
+        merged = await store.add_within(users, slots(min(first, second)))
+    assert [one.uuid for one in merged] == [one.uuid for one in added][: len(merged)]
+    assert (await store.find(beside.uuid) is None) == (isolation == "serializable")
+    assert not isinstance((await store.turn(A.incarnation, adds=[slots(3)])).added[0], Exception)
+
+
+async def test_other_work_beside_many_in_an_open_transaction_is_in_nobodys_way(store, conn, users):
+    async with conn.transaction():
+        await store.add_within(conn, slots(MANY))
+        record = a_record(dedupe_slot="else", dedupe_key="else")
+        async with asyncio.timeout(PATIENCE_S), users.transaction():
+            (added,) = await store.add_within(users, an_add(record, dedupe=Dedupe.MERGE))
+            assert added.is_new
+        async with asyncio.timeout(PATIENCE_S), users.transaction():
+            (merged,) = await store.add_within(users, an_add(a_record(dedupe_slot="else"), dedupe=Dedupe.MERGE))
+            assert merged.uuid == record.uuid
+
+
+@pytest.mark.parametrize("isolation", LEVELS)
+async def test_a_window_beside_many_in_an_open_transaction_keeps_no_queue_waiting(store, conn, isolation: str):
+    """Where such a transaction has looked for windows, a turn that opens one waits for a moment only."""
+    async with conn.transaction(isolation=isolation):
+        await store.add_within(conn, slots(MANY))
+        record = a_record(dedupe_slot="slot-1", dedupe_key="slot-1", dedupe_scope=DedupeScope.WINDOW)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            await store.turn(A.incarnation, adds=[Add([record], dedupe=Dedupe.MERGE, window_s=10.0)])

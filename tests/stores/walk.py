@@ -74,9 +74,11 @@ class Walk:
             self._settle: 8,
             self._command: 10,
             self._crowd: 4,
-            self._set_queue: 1,
+            self._set_queue: 2,
+            self._go_on: 4,
             self._steer_queue: 1,
             self._die: 1,
+            self._forget: 2,
             self._wait: 2,
         }
 
@@ -201,16 +203,22 @@ class Walk:
         # Where the order changes, marks begin anew: one queue keeps its own.
         orders = (QueueOrder.PRIORITY,) if queue == QUEUES[0] else (*QueueOrder, QueueOrder.BUCKETS)
         self._limits[queue] = draw.choice((None, None, 1, 5))
-        await self._store.set_queue(
-            QueueSettings(
-                name=queue,
-                concurrency=self._limits[queue],
-                per_key=draw.choice((1, 2)),
-                order=draw.choice(orders),
-                starve_after=draw.choice((None, 1)),
-                starve_wait_s=draw.choice((None, 1.0)),
-            )
+        settings = QueueSettings(
+            name=queue,
+            concurrency=self._limits[queue],
+            per_key=draw.choice((1, 2)),
+            order=draw.choice(orders),
+            starve_after=draw.choice((None, 1)),
+            starve_wait_s=draw.choice((None, 1.0)),
         )
+        if draw.random() < 0.5:
+            await self._store.set_queue(settings)
+        else:
+            await self._store._rules.declare(settings)  # and dies before it is done
+
+    async def _go_on(self) -> None:
+        """What upkeep does with rules that are not there yet."""
+        await self._store._rules.go_on()
 
     async def _steer_queue(self) -> None:
         command = self._random.choice((Pause(), Resume(), Resume()))
@@ -220,6 +228,10 @@ class Walk:
         n = self._random.randrange(len(self._nodes))
         await self._store.rescue(self._nodes[n])
         self._nodes[n] = await self._join()
+
+    async def _forget(self) -> None:
+        """What upkeep does now and then."""
+        await self._store._db.write("SELECT taskyard.forget_1()")
 
     async def _wait(self) -> None:
         self._clock.advance(self._random.choice((0.5, 2.0)))

@@ -16,6 +16,8 @@ class Lock(IntEnum):
     """Held by whoever may write events."""
     OPEN_SLOT = 1953721204
     """Held for as long as somebody else's transaction is open in which a slot was taken."""
+    MANY_SLOTS = 1953721211
+    """Shared for as long as somebody else's transaction is open in which too many were taken to lock each of them."""
     SLOT = 1953721205
     TIDYING = 1953721206
     MIGRATING = 1953721207

@@ -35,6 +35,15 @@ READ_AHEAD = 16
 LOCKED_AT_MOST = 1000
 """Slots of one add that are locked each by itself: a server has room for some thousands of locks."""
 
+RULED_AT_MOST = 1000
+"""Tasks, or keys, that are brought under another rule of their queue at a time: nothing of it starts meanwhile."""
+
+LOOKED_AT_MOST = 20_000
+"""Tasks, of whatever queue, that are looked through for them."""
+
+LANES_KEPT = 100
+"""So many are looked at in less than a millisecond; with more, those that are empty are forgotten."""
+
 CHANNEL = "taskyard"
 """Where processes tell each other of what they wrote, over PostgreSQL."""
 
@@ -44,6 +53,9 @@ SEPARATOR = chr(30)
 LEAP = 10_000_000
 """Numbers that are left out where a server may hand out again what another has: far more than that one can have handed
 out without this one's knowledge, and a millionth of what there are."""
+
+HIGHEST = 2**63 - 1
+"""No id lies above it."""
 
 LONGEST_NAME_BYTES = 1200
 """Of a text that stands in an index, where there are two of them in most; PostgreSQL takes about 2,700 for both."""
@@ -98,6 +110,10 @@ def _fill(sql: str, database: str) -> str:
         "asked_to_cancel": ASKED_TO_CANCEL,
         "canceled_by_force": CANCELED_BY_FORCE,
         "lowest": str(LOWEST),
+        "highest": str(HIGHEST),
+        "lanes_kept": str(LANES_KEPT),
+        "ruled_at_most": str(RULED_AT_MOST),
+        "looked_at_most": str(LOOKED_AT_MOST),
         "smallest": str(SMALLEST),
         "crowded": str(CROWDED),
         "thinning": str(THINNING),

@@ -43,15 +43,18 @@ FAST = ("fsync=off", "full_page_writes=off", "synchronous_commit=off")
 UNSEEN = """
 SELECT t.uuid FROM taskyard.task AS t
 LEFT JOIN taskyard.lane AS l ON l.queue = t.queue AND l.source = t.source
+LEFT JOIN taskyard.queue AS q ON q.name = t.queue
 LEFT JOIN LATERAL (
     SELECT * FROM taskyard.mark AS m WHERE m.queue = t.queue AND m.source = t.source ORDER BY m.n DESC LIMIT 1
 ) AS m ON true
 WHERE t.state = 'queued' AND NOT t.parked AND (
     (CASE t.priority WHEN 0 THEN l.low_0 WHEN 1 THEN l.low_1 ELSE l.low_2 END) IS NULL
-    OR t.position < coalesce(CASE t.priority WHEN 0 THEN m.low_0 WHEN 1 THEN m.low_1 ELSE m.low_2 END, 0))
+    OR t.position < coalesce(CASE t.priority WHEN 0 THEN m.low_0 WHEN 1 THEN m.low_1 ELSE m.low_2 END, 0)
+    OR q.ordering <> 'priority' AND (
+        t.line IS NULL OR q.lined_to IS NULL AND t.line <> taskyard.line_1(q.ordering, t.bucket)))
 """
-"""Tasks that may start and that no claim would come across: in a lane that is not known, or below its mark. There must
-never be any; they would be queued for ever."""
+"""Tasks that may start and that no claim would come across: in a lane that is not known, below its mark, or in another
+line than that of its queue's order. There must never be any; they would be queued for ever."""
 
 
 class ServerMissing(Exception):

@@ -105,18 +105,3 @@ class Commanding:
                 self._db.hints.tell()
                 return msgspec.json.decode(row["said"], type=QueueControl)
         raise busy(self._db.url)
-
-    async def set_queue(self, settings: QueueSettings) -> None:
-        row = await self._db.write(
-            "CALL taskyard.queue_1($1, $2, $3, $4, $5, $6, $7, $8, NULL)",
-            settings.name,
-            settings.concurrency,
-            settings.per_key,
-            settings.auto_recover,
-            msgspec.json.encode(settings).decode(),
-            settings.order,
-            settings.starve_after,
-            settings.patience.wait,
-        )
-        if row["changed"]:
-            self._db.hints.tell()

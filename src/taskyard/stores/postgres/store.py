@@ -43,10 +43,12 @@ from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.errors import read_only
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease
 from taskyard.stores.postgres.nodes import Nodes
+from taskyard.stores.postgres.rules import Rules
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.schedules import ScheduleVerbs
 from taskyard.stores.postgres.schema import check_version, find_version, migrate
 from taskyard.stores.postgres.turning import Turning
+from taskyard.stores.postgres.upkeep import Upkeep
 
 
 class PostgresStore(ScheduleVerbs):
@@ -66,7 +68,9 @@ class PostgresStore(ScheduleVerbs):
         self.url = url
         self._clock, self._lease_s = clock, lease_s
         self._db = Database(url, command_s=command_s, pool_size=pool_size, pool_overflow=pool_overflow)
-        self._turning = Turning(self._db, clock)
+        self._rules = Rules(self._db)
+        self._upkeep = Upkeep(self._db, self._rules, clock)
+        self._turning = Turning(self._db, self._upkeep, clock)
         self._commanding = Commanding(self._db, clock)
         self._nodes = Nodes(self._db, clock, lease_s=lease_s)
         self._is_closed = True
@@ -103,7 +107,7 @@ class PostgresStore(ScheduleVerbs):
             return
         self._transactions.close()
         await self._db.finish()
-        await self._turning.tidied()
+        await self._upkeep.done()
         await self._db.close()
         self._is_closed = True
 
@@ -146,7 +150,7 @@ class PostgresStore(ScheduleVerbs):
 
     async def set_queue(self, settings: QueueSettings) -> None:
         async with self._db.asked():
-            await self._commanding.set_queue(settings)
+            await self._rules.set(settings)
 
     async def join(self, node: Node) -> None:
         async with self._db.asked():
@@ -194,7 +198,7 @@ class PostgresStore(ScheduleVerbs):
         return await self._db.ask(partial(reader.outcomes, uuids=uuids))
 
     async def events(self, *, after: int, limit: int = 1000) -> EventPage:
-        await self._turning.tidied()  # `missed` is then the last word
+        await self._upkeep.done()  # `missed` is then the last word
         return await self._db.ask(partial(reader.events, after=after, limit=limit))
 
     async def find(self, uuid: str) -> TaskRecord | None:

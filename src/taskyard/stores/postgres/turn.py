@@ -39,9 +39,6 @@ HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED
 
 Columns = tuple[list[Any] | bool | None, ...]
 
-Lane = tuple[str, str, int]
-"""A queue, a source and a priority."""
-
 
 class Turn:
     """One turn: `arguments` for `CALL`, then `answer` from its row. An add that can never be stored is `refused`."""
@@ -69,10 +66,6 @@ class Turn:
     def news(self) -> News:
         """What others are told of it, as far as is known before it is taken. What it promotes is new to them too."""
         return News.ADDED if not self._settles and not self._reports and not self.is_careful else News.CHANGED
-
-    def lanes(self) -> set[Lane]:
-        """Where the new tasks will stand."""
-        return {(record.queue, record.source, record.priority) for record in self._records()}
 
     def refuse_unstorable(self) -> bool:
         """Leave out the adds that can never be stored; whether there are any."""

@@ -6,7 +6,6 @@ waits for a transaction of somebody else's.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import weakref
@@ -16,7 +15,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from taskyard.errors import InvalidInput, OutcomeUnknown, StoreError, SubmitPending, TaskyardError
+from taskyard.errors import InvalidInput, OutcomeUnknown, SubmitPending, TaskyardError
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.task import Claim
@@ -26,17 +25,10 @@ from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.errors import LOST, busy, describe, typed_errors
 from taskyard.stores.postgres.patience import TRIES, give_way
-from taskyard.stores.postgres.turn import CALL, Lane, Turn
+from taskyard.stores.postgres.turn import CALL, Turn
+from taskyard.stores.postgres.upkeep import Upkeep
 
 log = logging.getLogger("taskyard")
-
-RING = 10_000
-"""Events kept for readers that fall behind."""
-
-TIDY_AFTER = 2_000
-"""Events that this process writes between two looks whether there are too many. A turn counts for ten at least: what it
-has counted is to be put together as well, before claims from queues with a limit have much to add up."""
-
 
 HISTORY = frozenset({"ended", "run"})
 """Where no add is stored: what is there twice is an end, and stays so however often it is sent."""
@@ -47,11 +39,9 @@ class _UuidHeld(Exception):
 
 
 class Turning:
-    def __init__(self, db: Database, clock: Clock) -> None:
-        self._db, self._clock = db, clock
-        self._lanes: weakref.WeakKeyDictionary[Connection, set[Lane]] = weakref.WeakKeyDictionary()
-        self._written = 0
-        self._tidying: asyncio.Task[None] | None = None
+    def __init__(self, db: Database, upkeep: Upkeep, clock: Clock) -> None:
+        self._db, self._upkeep, self._clock = db, upkeep, clock
+        self._known: weakref.WeakSet[Connection] = weakref.WeakSet()
 
     async def turn(
         self,
@@ -79,7 +69,7 @@ class Turning:
             self._db.hints.tell(turn.news())
         if turned.ended:
             self._db.hints.tell()  # nobody could know beforehand
-        self._tidy_after(row["told"])
+        self._upkeep.after_turn(row["told"])
         return turned
 
     async def _add_apart(self, node: str, adds: Sequence[Add]) -> list[list[Added] | TaskyardError]:
@@ -101,10 +91,9 @@ class Turning:
                 await give_way(n)
             try:
                 async with self._db.turns.use() as conn:
-                    if conn not in self._lanes:
+                    if conn not in self._known:
                         await self._leap(conn)
-                        self._lanes[conn] = set()
-                    await self._make_lanes(conn, turn)
+                        self._known.add(conn)
                     return await self._send(conn, turn)
             except asyncpg.UniqueViolationError as exc:
                 if exc.table_name in HISTORY:
@@ -126,7 +115,8 @@ class Turning:
         except (*retried, asyncpg.TransactionRollbackError):
             raise
         except asyncpg.LockNotAvailableError as exc:
-            if re.search(r"\b(add|begin)_1\(", str(exc.context)):  # and not where turns wait for each other
+            # And not where turns wait for each other.
+            if re.search(r"\b(add|begin|open_windows)_1\(", str(exc.context)):
                 raise _UuidHeld from exc
             raise busy(self._db.url) from exc
         except (*LOST, asyncpg.PostgresError):
@@ -140,47 +130,6 @@ class Turning:
         with typed_errors(self._db.url):
             if await conn.fetchval("SELECT taskyard.leap_1()"):
                 log.warning("this database has come to another server, or was recovered: ids and tokens leap ahead")
-
-    async def _make_lanes(self, conn: Connection, turn: Turn) -> None:
-        """Before the turn: a row that another transaction is just inserting must not keep it waiting. And known of this
-        connection alone: behind the next may be another server, which has not heard of the last that was written."""
-        known = self._lanes[conn]
-        for lane in sorted(turn.lanes() - known):
-            if lane not in turn.lanes():
-                continue  # what was to stand there has been refused meanwhile
-            queue, source, priority = lane
-            try:
-                await self._db.write(
-                    f"INSERT INTO taskyard.lane AS l (queue, source, low_{int(priority)}) VALUES ($1, $2, 0) "
-                    f"ON CONFLICT (queue, source) DO UPDATE SET low_{int(priority)} = 0 "
-                    f"WHERE l.low_{int(priority)} IS NULL",
-                    queue,
-                    source,
-                )
-            except (StoreError, InvalidInput):
-                if turn.refuse_unstorable():
-                    continue
-                raise
-            known.add(lane)
-
-    def _tidy_after(self, told: int) -> None:
-        self._written += max(told, 10)
-        if self._written >= TIDY_AFTER and self._tidying is None:
-            self._written = 0
-            self._tidying = asyncio.get_running_loop().create_task(self._tidy())
-
-    async def _tidy(self) -> None:
-        try:
-            await self._db.write("SELECT taskyard.tidy_1($1)", RING)
-        except StoreError as error:
-            log.debug("events were not trimmed: %s", error)  # the next time will do
-        finally:
-            self._tidying = None
-
-    async def tidied(self) -> None:
-        """Return when nothing is being tidied up; it takes milliseconds."""
-        if self._tidying is not None:
-            await asyncio.wait([self._tidying])
 
 
 def _unread(error: Exception) -> OutcomeUnknown:

@@ -39,7 +39,7 @@ CREATE TABLE taskyard.task (
     checkpoint      text,
     bucket          text COLLATE "C",
     origin          text COLLATE "C",
-    -- The line it stands in, where its queue goes by places alone; null in all others, which then need no index for it.
+    -- The line it stands in, where its queue goes by places alone; where it does not, mostly null, which needs no index.
     line            text COLLATE "C",
     CHECK ((state = 'running') = (token IS NOT NULL) AND (token IS NULL) = (node IS NULL))
 ) WITH (
@@ -142,6 +142,9 @@ CREATE TABLE taskyard.run (
 );
 
 -- `concurrency` is what holds: what a person has said, or else the rule in `settings`. `control` is all that was said.
+-- `ordering` is the order that holds. Another may be on its way, for which all tasks of the queue have to be put into `lines`
+-- first: those up to the id `lined_to` have been, and all of them if it is null. Whoever waits with a key up to
+-- `reparked_to` waits by the rules that hold, and all of them if it is null.
 CREATE TABLE taskyard.queue (
     name         text COLLATE "C" PRIMARY KEY,
     concurrency  integer,
@@ -150,6 +153,9 @@ CREATE TABLE taskyard.queue (
     starve_after integer DEFAULT 8,
     starve_wait  interval DEFAULT interval '600 seconds',
     ordering     text COLLATE "C" NOT NULL DEFAULT 'priority',
+    lines        text COLLATE "C",
+    lined_to     bigint,
+    reparked_to  text COLLATE "C",
     state        text COLLATE "C" NOT NULL DEFAULT 'running',
     settings     text NOT NULL,
     control      text
@@ -166,7 +172,8 @@ CREATE TABLE taskyard.turns (
     bucket   text COLLATE "C"
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
--- Every (queue, source) that ever had a task, with 0 for each priority that it ever had one of.
+-- Every (queue, source) that has had a task which may start since its queue was last forgotten (`forget_1`), with 0 for each
+-- priority that it had one of.
 CREATE TABLE taskyard.lane (
     queue  text COLLATE "C" NOT NULL,
     source text COLLATE "C" NOT NULL,

@@ -42,19 +42,23 @@ BEGIN
 END $$;
 
 -- A transaction of somebody else's may hold a slot, and stay open for as long as he likes. It takes these locks alone,
--- turns share them, and neither ever waits: false if somebody is in the way. Of many slots none is locked; who takes one
--- of them then is stopped by its index.
+-- turns share them, and neither ever waits: false if somebody is in the way. Of many slots none is locked, and it is left to
+-- their index: whoever takes one of them beside us does not see that we have. So we say first that there are many, and he
+-- looks for that when he has locked his own, which we then look for: one of us notices (`are_many_open_1`).
 CREATE FUNCTION taskyard.lock_open_slots_1(p_slots text[], p_alone boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_hashes integer[] := ARRAY(SELECT DISTINCT hashtext(s) FROM unnest(p_slots) AS s WHERE s IS NOT NULL ORDER BY 1);
     v_hash integer;
 BEGIN
     IF cardinality(v_hashes) > {{locked_at_most}} THEN
+        IF p_alone THEN
+            PERFORM pg_advisory_xact_lock_shared({{lock_many_slots}}, 0);
+        END IF;
         RETURN NOT EXISTS (
             SELECT FROM pg_locks AS l JOIN unnest(v_hashes) AS h ON h = l.objid::bigint::bit(32)::integer
             WHERE l.locktype = 'advisory' AND l.classid = {{lock_open_slot}} AND l.mode = 'ExclusiveLock'
                 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-                AND l.pid <> pg_backend_pid());
+                AND l.pid IS DISTINCT FROM pg_backend_pid());  -- one that is prepared has none
     END IF;
     FOREACH v_hash IN ARRAY v_hashes LOOP
         IF p_alone AND NOT pg_try_advisory_xact_lock({{lock_open_slot}}, v_hash)
@@ -63,6 +67,15 @@ BEGIN
         END IF;
     END LOOP;
     RETURN true;
+END $$;
+
+-- Whether a transaction of somebody else's is open that has taken so many slots that none is locked.
+CREATE FUNCTION taskyard.are_many_open_1() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.classid = {{lock_many_slots}}
+            AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND l.pid IS DISTINCT FROM pg_backend_pid());
 END $$;
 
 -- Whether there are any: edges that are open ('waiting'), or ends that are still to be told ('telling').
@@ -100,7 +113,8 @@ BEGIN
     RETURN v_told;
 END $$;
 
--- These tasks may have become startable: their lanes must not be read from above them.
+-- These tasks may have become startable: their lanes must not be read from above them. In one that is not there nothing else
+-- may start.
 CREATE FUNCTION taskyard.lower_1(p_ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF coalesce(cardinality(p_ids), 0) = 0 THEN
@@ -120,12 +134,15 @@ BEGIN
             OR coalesce(l.low_1, excluded.low_1) IS DISTINCT FROM l.low_1
             OR coalesce(l.low_2, excluded.low_2) IS DISTINCT FROM l.low_2
     ), old AS MATERIALIZED (
-        SELECT t.queue, t.source, m.n, least(t.low_0, coalesce(m.low_0, 0)) AS low_0,
-            least(t.low_1, coalesce(m.low_1, 0)) AS low_1, least(t.low_2, coalesce(m.low_2, 0)) AS low_2
-        FROM t LEFT JOIN LATERAL (
+        SELECT t.queue, t.source, m.n, CASE WHEN l.queue IS NULL THEN t.low_0 ELSE least(t.low_0, coalesce(m.low_0, 0)) END AS low_0,
+            CASE WHEN l.queue IS NULL THEN t.low_1 ELSE least(t.low_1, coalesce(m.low_1, 0)) END AS low_1,
+            CASE WHEN l.queue IS NULL THEN t.low_2 ELSE least(t.low_2, coalesce(m.low_2, 0)) END AS low_2
+        FROM t LEFT JOIN taskyard.lane AS l ON l.queue = ANY (ARRAY[t.queue]) AND l.source = ANY (ARRAY[t.source])
+        LEFT JOIN LATERAL (
             SELECT * FROM taskyard.mark AS m WHERE m.queue = t.queue AND m.source = t.source ORDER BY m.n DESC LIMIT 1
         ) AS m ON true
-        WHERE t.low_0 < coalesce(m.low_0, 0) OR t.low_1 < coalesce(m.low_1, 0) OR t.low_2 < coalesce(m.low_2, 0)
+        WHERE l.queue IS NULL
+            OR t.low_0 < coalesce(m.low_0, 0) OR t.low_1 < coalesce(m.low_1, 0) OR t.low_2 < coalesce(m.low_2, 0)
     ), gone AS (
         DELETE FROM taskyard.mark AS m USING old WHERE m.queue = ANY (ARRAY[old.queue])
             AND m.source = ANY (ARRAY[old.source]) AND m.n = ANY (ARRAY[old.n])
@@ -183,8 +200,8 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION taskyard.line_1(p_ordering text, p_bucket text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE p_ordering WHEN 'fifo' THEN '' WHEN 'buckets' THEN coalesce(p_bucket, '') END
+CREATE FUNCTION taskyard.line_1(p_lines text, p_bucket text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE p_lines WHEN 'fifo' THEN '' WHEN 'buckets' THEN coalesce(p_bucket, '') END
 $$;
 
 -- Who stands for this work, and where it is; no state if it has ended and its window is not over. What was called off

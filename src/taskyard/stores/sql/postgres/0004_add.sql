@@ -34,14 +34,15 @@ DECLARE
     v_source text := a.source[1]; v_queue text := a.queue[1]; v_priority smallint := a.priority[1];
     v_due_at timestamptz := a.due_at[1]; v_created_at timestamptz := a.created_at[1];
     v_queues text[]; v_sources text[]; v_kinds text[];
+    v_has_lanes boolean;
 BEGIN
     INSERT INTO taskyard.task (
         id, position, due_at, created_at, updated_at, timeout_s, priority, parked, state, uuid, source, queue, args, key,
         dedupe_slot, retry, bucket, origin, line)
     SELECT id, id * {{gap}}, due_at, created_at, p_now, timeout_s, priority, key IS NOT NULL AND due_at <= p_now,
         CASE WHEN due_at > p_now THEN 'scheduled' ELSE 'queued' END, uuid, source, queue, args, key, slot, retry, bucket,
-        origin, CASE WHEN EXISTS (SELECT FROM taskyard.queue WHERE ordering <> 'priority' AND name = ANY (a.queue))
-            THEN taskyard.line_1((SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = r.queue), bucket) END
+        origin, CASE WHEN EXISTS (SELECT FROM taskyard.queue WHERE lines IS NOT NULL AND name = ANY (a.queue))
+            THEN taskyard.line_1((SELECT q.lines FROM taskyard.queue AS q WHERE q.name = r.queue), bucket) END
     FROM (
         SELECT nextval('taskyard.seq') AS id, u.uuid, coalesce(u.source, v_source) AS source,
             coalesce(u.queue, v_queue) AS queue, u.args, coalesce(u.priority, v_priority) AS priority, u.key, u.slot,
@@ -53,6 +54,22 @@ BEGIN
         OFFSET 0
     ) AS r;
     PERFORM taskyard.check_uuids_1(a.uuid);
+    IF cardinality(a.source) = 1 AND cardinality(a.queue) = 1 AND cardinality(a.priority) = 1 THEN
+        v_has_lanes := (SELECT CASE v_priority WHEN 0 THEN low_0 WHEN 1 THEN low_1 ELSE low_2 END
+            FROM taskyard.lane WHERE queue = v_queue AND source = v_source) IS NOT NULL;
+    ELSE
+        v_has_lanes := NOT EXISTS (
+            SELECT FROM (
+                SELECT DISTINCT coalesce(u.queue, v_queue) AS queue, coalesce(u.source, v_source) AS source,
+                    coalesce(u.priority, v_priority) AS priority
+                FROM unnest(a.uuid, a.queue, a.source, a.priority) AS u(uuid, queue, source, priority)
+            ) AS n
+            WHERE (SELECT CASE n.priority WHEN 0 THEN low_0 WHEN 1 THEN low_1 ELSE low_2 END
+                FROM taskyard.lane AS l WHERE l.queue = n.queue AND l.source = n.source) IS NULL);
+    END IF;
+    IF NOT v_has_lanes THEN
+        PERFORM taskyard.lower_1(ARRAY(SELECT id FROM taskyard.task WHERE uuid = ANY (a.uuid)));
+    END IF;
     IF cardinality(a.source) = 1 AND cardinality(a.queue) = 1 AND cardinality(a.due_at) = 1 THEN
         -- As it mostly is: then there is nothing to be put together.
         WITH told AS (
@@ -125,6 +142,14 @@ BEGIN
     )
     SELECT array_agg(parent ORDER BY ord) INTO v_lost FROM edge WHERE has_failed AND NOT done;
     RETURN v_lost;
+END $$;
+
+-- These slots are taken until then.
+CREATE FUNCTION taskyard.open_windows_1(p_slots text[], p_uuids text[], p_until timestamptz) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO taskyard.slot_window AS w SELECT u.slot, u.uuid, p_until FROM unnest(p_slots, p_uuids) AS u(slot, uuid)
+    ON CONFLICT (slot) DO UPDATE SET uuid = excluded.uuid, until = excluded.until;
 END $$;
 
 -- What the ties of an add say, of each of its tasks, and who waits for whom of those that are not merged away; `strangers`
@@ -302,8 +327,8 @@ BEGIN
         IF v_new IS NULL THEN
             CONTINUE;
         END IF;
-        -- Column by column, without those that were merged. A uuid may stand in a transaction that somebody keeps open:
-        -- the turn then fails, instead of waiting for it.
+        -- Column by column, without those that were merged. A uuid, or a slot, may stand in a transaction that somebody keeps
+        -- open: the turn then fails, instead of waiting for it.
         PERFORM set_config('lock_timeout', '50ms', true);
         told := told + taskyard.add_1(p_first + told, p_now, c)
         FROM (
@@ -322,7 +347,6 @@ BEGIN
                     scope, ord)
             WHERE u.holder IS NULL
         ) AS c;
-        PERFORM set_config('lock_timeout', v_patience, true);
         UPDATE taskyard.task AS t SET note = x.note FROM json_to_recordset(v_add.ties) AS x(i integer, note text)
         WHERE x.note IS NOT NULL AND t.uuid = ANY (ARRAY[a.uuid[v_from + x.i - 1]]) AND v_holders[x.i] IS NULL;
         IF v_add.dedupe <> 'allow' OR v_add.ties IS NOT NULL THEN
@@ -335,12 +359,11 @@ BEGIN
             WHERE u.holder IS NULL AND (u.group_id IS NOT NULL OR u.on_failure IS NOT NULL OR k.slot IS NOT NULL);
         END IF;
         IF v_add.window_s IS NOT NULL AND v_add.dedupe <> 'allow' THEN
-            INSERT INTO taskyard.slot_window AS w
-            SELECT u.slot, u.uuid, p_now + make_interval(secs => v_add.window_s)
+            PERFORM taskyard.open_windows_1(array_agg(u.slot), array_agg(u.uuid), p_now + make_interval(secs => v_add.window_s))
             FROM unnest(a.uuid[v_from:v_to], a.slot[v_from:v_to], v_holders, v_tied.scopes) AS u(uuid, slot, holder, scope)
-            WHERE u.holder IS NULL AND u.slot IS NOT NULL AND u.scope = 'window'
-            ON CONFLICT (slot) DO UPDATE SET uuid = excluded.uuid, until = excluded.until;
+            WHERE u.holder IS NULL AND u.slot IS NOT NULL AND u.scope = 'window';
         END IF;
+        PERFORM set_config('lock_timeout', v_patience, true);
         v_ids := r_ids;
         IF v_tied.children IS NOT NULL THEN
             v_ids := v_ids || taskyard.tie_1(v_tied.children, v_tied.parents);

@@ -20,7 +20,7 @@ BEGIN
     ), queued AS (
         UPDATE taskyard.task AS t
         SET state = 'queued', position = d.place, parked = t.key IS NOT NULL, updated_at = p_now,
-            line = CASE WHEN d.is_new THEN taskyard.line_1((SELECT q.ordering FROM taskyard.queue AS q
+            line = CASE WHEN d.is_new THEN taskyard.line_1((SELECT q.lines FROM taskyard.queue AS q
                 WHERE q.name = t.queue), t.bucket) ELSE t.line END
         FROM d WHERE t.id = ANY (ARRAY[d.id])
         RETURNING d.ord, d.state AS was, d.is_new, t.id, t.uuid, t.queue, t.source, t.key
@@ -452,7 +452,7 @@ CREATE TYPE taskyard.claims_1 AS (
 
 -- Claims begin to read behind what was taken, when some hundreds of tasks have been taken since the last time. Whether it
 -- is so, a claim of a few looks now and then, which costs next to nothing. The arrays have an entry a lane. Not where buckets
--- take turns: what is left of one may stand before all that was taken of another.
+-- take turns, or tasks are just being put into lines: what is left of one may stand before all that was taken of another.
 CREATE FUNCTION taskyard.raise_1(p_queues text[], p_sources text[], h_0 bigint[], h_1 bigint[], h_2 bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -466,7 +466,8 @@ BEGIN
         ) AS m ON true
         WHERE greatest(l.high_0 - coalesce(m.low_0, 0), l.high_1 - coalesce(m.low_1, 0), l.high_2 - coalesce(m.low_2, 0))
             > {{raise_after}}
-            AND (SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = l.queue) IS DISTINCT FROM 'buckets'
+            AND NOT EXISTS (SELECT FROM taskyard.queue AS q
+                WHERE q.name = l.queue AND (q.ordering = 'buckets' OR q.lined_to IS NOT NULL))
     ), former AS (
         DELETE FROM taskyard.mark AS m USING old WHERE m.queue = ANY (ARRAY[old.queue])
             AND m.source = ANY (ARRAY[old.source]) AND m.n = ANY (ARRAY[old.n])

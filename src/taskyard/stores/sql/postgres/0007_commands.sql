@@ -124,7 +124,7 @@ BEGIN
             position = coalesce((SELECT h.place FROM placed AS h WHERE h.id = j.id), CASE
                 WHEN t.position = 0 THEN nextval('taskyard.seq') * {{gap}} ELSE t.position END),
             -- Who is held and was to wait for its time stands in no line meanwhile.
-            line = CASE WHEN j.aside THEN NULL WHEN t.line IS NULL THEN taskyard.line_1((SELECT q.ordering
+            line = CASE WHEN j.aside THEN NULL WHEN t.line IS NULL THEN taskyard.line_1((SELECT q.lines
                 FROM taskyard.queue AS q WHERE q.name = t.queue), t.bucket) ELSE t.line END
         FROM j WHERE t.id = ANY (ARRAY[j.id]) AND j.how = 'change'
         RETURNING t.queue, t.key, t.state, coalesce(j.was, t.state) AS was
@@ -151,7 +151,7 @@ BEGIN
         SELECT id, CASE WHEN to_head THEN -1 ELSE 1 END * nextval('taskyard.seq') * {{gap}}, due_at, created_at, p_now,
             started_at, timeout_s, attempt, priority, key IS NOT NULL AND new_state = 'queued', new_state, uuid, source,
             queue, args, key, retry, progress, error, new_note, checkpoint, bucket, origin, new_slot,
-            taskyard.line_1((SELECT q.ordering FROM taskyard.queue AS q WHERE q.name = o.queue), bucket)
+            taskyard.line_1((SELECT q.lines FROM taskyard.queue AS q WHERE q.name = o.queue), bucket)
         FROM (SELECT * FROM back ORDER BY ord) AS o
     ), counted AS (
         INSERT INTO taskyard.tally
@@ -285,43 +285,94 @@ BEGIN
     COMMIT;
 END $$;
 
--- Create a queue or change its rules. What people have said of it stays.
+-- Create a queue or change its rules. What people have said of it stays. As much of it as concerns what waits there already
+-- comes step by step, if there is `more`: see `rule_1`.
 CREATE PROCEDURE taskyard.queue_1(
     p_name text, p_concurrency integer, p_per_key integer, p_auto_recover integer, p_settings text, p_ordering text,
-    p_starve_after integer, p_starve_wait interval, INOUT changed boolean
+    p_starve_after integer, p_starve_wait interval, INOUT changed boolean, INOUT more boolean
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_keys text[];
-    v_ordering text; v_per_key integer;
+    v_old taskyard.queue;
 BEGIN
     PERFORM taskyard.lock_queues_1(ARRAY[p_name]);
-    SELECT coalesce(max(ordering), 'priority'), coalesce(max(per_key), 1) INTO v_ordering, v_per_key
-    FROM taskyard.queue WHERE name = p_name;
-    INSERT INTO taskyard.queue AS q (
-        name, concurrency, per_key, auto_recover, settings, ordering, starve_after, starve_wait)
-    VALUES (p_name, p_concurrency, p_per_key, p_auto_recover, p_settings, p_ordering, p_starve_after, p_starve_wait)
+    SELECT * INTO v_old FROM taskyard.queue WHERE name = p_name;
+    INSERT INTO taskyard.queue AS q (name, concurrency, per_key, auto_recover, settings, starve_after, starve_wait)
+    VALUES (p_name, p_concurrency, p_per_key, p_auto_recover, p_settings, p_starve_after, p_starve_wait)
     ON CONFLICT (name) DO UPDATE SET per_key = excluded.per_key, auto_recover = excluded.auto_recover,
-        settings = excluded.settings, ordering = excluded.ordering, starve_after = excluded.starve_after,
-        starve_wait = excluded.starve_wait,
+        settings = excluded.settings, starve_after = excluded.starve_after, starve_wait = excluded.starve_wait,
         concurrency = coalesce((q.control::json ->> 'concurrency')::integer, excluded.concurrency)
     WHERE q.settings <> excluded.settings;
     changed := FOUND;
-    IF changed AND p_ordering <> v_ordering THEN
-        UPDATE taskyard.task SET line = taskyard.line_1(p_ordering, bucket)
-        WHERE queue = p_name AND NOT (state = 'paused' AND parked);
+    UPDATE taskyard.queue SET reparked_to = '' WHERE name = p_name AND p_per_key <> coalesce(v_old.per_key, 1);
+    IF p_ordering = 'priority' THEN
+        -- What has a line keeps it, and nobody asks for it.
+        UPDATE taskyard.queue SET lines = NULL, lined_to = NULL WHERE name = p_name AND lines IS NOT NULL;
+        PERFORM taskyard.reorder_1(p_name, p_ordering);
+    ELSIF v_old.lines IS DISTINCT FROM p_ordering THEN
+        UPDATE taskyard.queue SET lines = p_ordering, lined_to = 0 WHERE name = p_name;
+    END IF;
+    SELECT lined_to IS NOT NULL OR reparked_to IS NOT NULL INTO more FROM taskyard.queue WHERE name = p_name;
+    COMMIT;
+END $$;
+
+-- From here on a queue goes by this order.
+CREATE FUNCTION taskyard.reorder_1(p_name text, p_ordering text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE taskyard.queue SET ordering = p_ordering, reparked_to = '' WHERE name = p_name AND ordering <> p_ordering;
+    IF FOUND THEN
         -- Those that stand in a line leave their lanes in another order.
         DELETE FROM taskyard.mark WHERE queue = p_name;
         INSERT INTO taskyard.mark SELECT queue, source, nextval('taskyard.seq'), {{lowest}}, {{lowest}}, {{lowest}}
         FROM taskyard.lane WHERE queue = p_name;
     END IF;
-    IF changed AND (p_ordering <> v_ordering OR p_per_key <> v_per_key) THEN
-        v_keys := ARRAY(SELECT DISTINCT key FROM taskyard.task
-            WHERE queue = p_name AND key IS NOT NULL AND state = 'queued');
-        IF cardinality(v_keys) > 0 THEN
+END $$;
+
+-- A step on the way of a queue's rules to the tasks that wait there: of a million it would take a minute, in which nothing of
+-- the queue could start. First all tasks are put into their lines, for an order that goes by them; then that order holds;
+-- then it is looked anew, key by key, who may start. Whoever dies in between leaves behind how far it had come.
+CREATE PROCEDURE taskyard.rule_1(p_name text, INOUT more boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue taskyard.queue;
+    v_last bigint;
+    v_keys text[];
+BEGIN
+    PERFORM taskyard.lock_queues_1(ARRAY[p_name]);
+    SELECT * INTO v_queue FROM taskyard.queue WHERE name = p_name;
+    IF v_queue.lined_to IS NOT NULL THEN
+        -- What comes to the queue meanwhile gets its line by itself, be its id old or new.
+        SELECT id INTO v_last FROM (
+            SELECT id, row_number() OVER (ORDER BY id) AS nth,
+                count(*) FILTER (WHERE queue = p_name) OVER (ORDER BY id) AS ours
+            FROM (SELECT id, queue FROM taskyard.task WHERE id > v_queue.lined_to ORDER BY id LIMIT {{looked_at_most}}) AS t
+        ) AS n WHERE ours = {{ruled_at_most}} OR nth = {{looked_at_most}} ORDER BY id LIMIT 1;
+        UPDATE taskyard.task SET line = taskyard.line_1(v_queue.lines, bucket)
+        WHERE id > v_queue.lined_to AND id <= coalesce(v_last, {{highest}}) AND queue = p_name
+            AND line IS DISTINCT FROM taskyard.line_1(v_queue.lines, bucket) AND NOT (state = 'paused' AND parked);
+        UPDATE taskyard.queue SET lined_to = v_last WHERE name = p_name;
+        IF v_last IS NULL THEN
+            PERFORM taskyard.reorder_1(p_name, v_queue.lines);
+        END IF;
+    ELSIF v_queue.reparked_to IS NOT NULL THEN
+        -- From key to key: of one key there may be very many.
+        WITH RECURSIVE named (key, n) AS (
+            SELECT (SELECT t.key FROM taskyard.task AS t WHERE t.queue = p_name AND t.key IS NOT NULL AND t.state = 'queued'
+                AND t.key >= v_queue.reparked_to ORDER BY t.key LIMIT 1), 1
+            UNION ALL
+            SELECT (SELECT t.key FROM taskyard.task AS t WHERE t.queue = p_name AND t.key IS NOT NULL AND t.state = 'queued'
+                AND t.key > named.key ORDER BY t.key LIMIT 1), n + 1
+            FROM named WHERE named.key IS NOT NULL AND n < {{ruled_at_most}}
+        )
+        SELECT array_agg(key ORDER BY n) INTO v_keys FROM named WHERE key IS NOT NULL;
+        IF v_keys IS NOT NULL THEN
             PERFORM taskyard.repark_1(array_fill(p_name, ARRAY[cardinality(v_keys)]), v_keys);
         END IF;
+        UPDATE taskyard.queue SET reparked_to = CASE WHEN cardinality(v_keys) = {{ruled_at_most}}
+            THEN v_keys[{{ruled_at_most}}] || chr(1) END  -- there is no text between the two
+        WHERE name = p_name;
     END IF;
+    SELECT lined_to IS NOT NULL OR reparked_to IS NOT NULL INTO more FROM taskyard.queue WHERE name = p_name;
     COMMIT;
 END $$;
 

@@ -170,3 +170,36 @@ BEGIN
     INSERT INTO taskyard.tidied SELECT v_is.*;
     RETURN true;
 END $$;
+
+-- Forget the lanes of queues of which nothing is left, and who was passed over there: every turn looks at all lanes. Some
+-- at a time; a queue that somebody is busy with is left alone. Not where there are few: those come again, and what they leave
+-- behind each time would be walked over as long as somebody's snapshot keeps it alive.
+CREATE FUNCTION taskyard.forget_1() RETURNS integer LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue text;
+    v_forgotten integer := 0;
+BEGIN
+    IF (SELECT count(*) FROM taskyard.lane) <= {{lanes_kept}} THEN
+        RETURN 0;
+    END IF;
+    FOR v_queue IN
+        SELECT queue FROM taskyard.lane
+        EXCEPT
+        SELECT queue FROM taskyard.tally
+        WHERE xid >= (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1) AND queue <> ''
+            AND state NOT IN ('completed', 'failed', 'canceled', 'skipped')
+        GROUP BY queue HAVING sum(n) <> 0
+        LIMIT {{locked_at_most}}
+    LOOP
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock({{lock_queue}}, hashtext(v_queue));
+        -- Under its lock, and whatever was counted.
+        CONTINUE WHEN (SELECT id FROM taskyard.task WHERE queue = v_queue AND state = 'queued' AND NOT parked
+                       ORDER BY source, priority, position LIMIT 1) IS NOT NULL;
+        DELETE FROM taskyard.lane WHERE queue = v_queue;
+        DELETE FROM taskyard.mark WHERE queue = v_queue;
+        DELETE FROM taskyard.turns WHERE queue = v_queue;
+        v_forgotten := v_forgotten + 1;
+    END LOOP;
+    RETURN v_forgotten;
+END $$;

@@ -1,0 +1,71 @@
+"""The rules of queues on one PostgreSQL database, and how they come to hold for what waits there already.
+
+That may be a million tasks, which nobody must be held up by: they are brought under another order, or another limit of
+a key, some at a time. How far it has come stands in the database, and whoever is there goes on with it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from taskyard.model.limits import QueueSettings
+from taskyard.stores.postgres.connection import Connection
+from taskyard.stores.postgres.database import Database
+
+log = logging.getLogger("taskyard")
+
+SET = "CALL taskyard.queue_1($1, $2, $3, $4, $5, $6, $7, $8, NULL, NULL)"
+STEP = "CALL taskyard.rule_1($1, NULL)"
+UNFINISHED = "SELECT name FROM taskyard.queue WHERE lined_to IS NOT NULL OR reparked_to IS NOT NULL ORDER BY name"
+
+
+class Rules:
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def set(self, settings: QueueSettings) -> None:
+        """They hold for all tasks when this returns; or, if others were set meanwhile, those do."""
+        if await self.declare(settings):
+            await self._finish(settings.name)
+
+    async def declare(self, settings: QueueSettings) -> bool:
+        """From here on they are the rules of the queue. Whether it takes steps until they hold for all tasks."""
+        row = await self._db.write(
+            SET,
+            settings.name,
+            settings.concurrency,
+            settings.per_key,
+            settings.auto_recover,
+            msgspec.json.encode(settings).decode(),
+            settings.order,
+            settings.starve_after,
+            settings.patience.wait,
+        )
+        if row["changed"]:
+            self._db.hints.tell()
+        more: bool = row["more"]
+        return more
+
+    async def go_on(self) -> bool:
+        """A step on with each that is under way, whoever has begun it: he may have died. Whether any is left."""
+        more = False
+        for name in await self._db.read(_find_unfinished):
+            more = (await self._db.write(STEP, name))["more"] or more
+            self._db.hints.tell()
+        return more
+
+    async def _finish(self, queue: str) -> None:
+        steps = 1
+        while (await self._db.write(STEP, queue))["more"]:
+            steps += 1
+            if steps == 2:
+                log.info("the new rules of queue %r are applied to the tasks that wait in it, step by step", queue)
+        if steps > 1:
+            log.info("the new rules of queue %r hold for all of its tasks", queue)
+        self._db.hints.tell()
+
+
+async def _find_unfinished(conn: Connection) -> list[str]:
+    return [name for (name,) in await conn.fetch(UNFINISHED)]
