@@ -712,7 +712,7 @@ async def _work(url: str, clock: ManualClock, rounds: int) -> None:
         assert len((await store.events(after=after)).events) == 31
         assert all(await store.outcomes([task.uuid for task in tasks]))
         assert await store.dead_nodes() == []
-        await store._upkeep._run()
+        await store._upkeep._tidy()
     await store.leave(A.incarnation)
     await store.close()
 

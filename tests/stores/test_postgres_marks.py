@@ -32,7 +32,7 @@ MARKS = [
     pytest.param("PERFORM taskyard.lower_1(v_done.queued);", id="given-back"),
     pytest.param("PERFORM taskyard.lower_1(v_freed);", id="freed-by-a-key"),
     pytest.param("q.ordering = 'buckets' OR ", id="buckets-take-turns"),
-    pytest.param(" OR q.lined_to IS NOT NULL", id="put-into-lines"),
+    pytest.param(" OR q.lined_to IS NOT NULL OR q.lines <> q.ordering", id="put-into-lines"),
     pytest.param(
         "PERFORM taskyard.lower_1(ARRAY(SELECT id FROM taskyard.task WHERE uuid = ANY (a.uuid)));", id="new-lanes"
     ),

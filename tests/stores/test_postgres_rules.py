@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import asyncpg
 import pytest
 
+from taskyard.errors import StoreBusy
 from taskyard.model.command import Hold, Release, Retry
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
@@ -14,7 +15,8 @@ from taskyard.model.task import TaskRecord
 from taskyard.stores import migrate
 from taskyard.stores.locks import Lock
 from taskyard.stores.postgres import PostgresStore
-from taskyard.stores.postgres.upkeep import EVERY_S
+from taskyard.stores.postgres.rules import STEP as STEP_OF_A_RULE
+from taskyard.stores.postgres.upkeep import CLEAN_EVERY_S
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import UNSEEN, Databases
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, room
@@ -37,6 +39,7 @@ def url(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(migrate, "RULED_AT_MOST", STEP)
     monkeypatch.setattr(migrate, "LOOKED_AT_MOST", 3 * STEP)
     monkeypatch.setattr(migrate, "LANES_KEPT", 2)
+    monkeypatch.setattr(migrate, "LOCKED_AT_MOST", 3)
     return databases.make()
 
 
@@ -85,13 +88,11 @@ async def run_all(store: PostgresStore, at_once: int = 1) -> list[str]:
 
 
 async def keep_up(store: PostgresStore, clock: ManualClock) -> None:
-    """Let a minute go by, and turns come and go until upkeep has nothing left to do."""
-    clock.advance(EVERY_S)
-    is_done = False
-    while not is_done:
-        await store.turn(A.incarnation)
-        await store._upkeep.done()
-        is_done = not await store._db.read(lambda conn: conn.fetchval(UNDER_WAY))
+    """Let a minute go by, and a turn come, which lets upkeep do what there is to do."""
+    clock.advance(CLEAN_EVERY_S)
+    await store.turn(A.incarnation)
+    await store._upkeep.finish()
+    assert not await store._db.read(lambda conn: conn.fetchval(UNDER_WAY))
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -115,6 +116,66 @@ async def test_another_limit_of_keys_comes_to_what_waits_in_steps(store, conn, p
     assert await conn.fetchval(WRITTEN_AT_ONCE) <= 2 * STEP
     started = (await store.turn(A.incarnation, demand=room(999))).claims
     assert len(started) == MANY * per_key
+
+
+async def test_a_step_is_as_long_for_keys_with_much_behind_them(store, conn):
+    """Whatever their limit was, and will be: what is written in one go are tasks, and not keys."""
+    await add(store, [a_record(key=f"key-{i // 5}") for i in range(3 * MANY)])
+    for per_key in (5, 1, 99):
+        await store.set_queue(QueueSettings(name="default", per_key=per_key))
+        assert await conn.fetchval(WRITTEN_AT_ONCE) <= 2 * STEP
+    assert len((await store.turn(A.incarnation, demand=room(999))).claims) == 3 * MANY
+
+
+@pytest.mark.parametrize("rules", [FIFO, BUCKETS])
+async def test_something_may_start_at_every_step_on_the_way_of_an_order(store, conn, rules: QueueSettings):
+    """Also of tasks with keys, where the first in line waits behind another of its key by the order before."""
+    records = [a_record(key=f"key-{99 - i // 2}", priority=[Priority.LOW, Priority.HIGH][i % 2]) for i in range(MANY)]
+    await add(store, records)
+    await store._rules.declare(rules)
+    has_more = True
+    while has_more:
+        has_more = await store._rules.go_on()
+        (claim,) = (await store.turn(A.incarnation, demand=room(1))).claims
+        await store.turn(A.incarnation, settles=[(claim, Move.given_back(at=NOON))])
+    assert await conn.fetchval("SELECT ordering FROM taskyard.queue") == rules.order
+    assert {*await run_all(store)} == {record.uuid for record in records}
+
+
+async def test_one_queue_that_does_not_come_on_holds_up_no_other(store, clock, conn, monkeypatch):
+    """Upkeep goes on with the others, and with this one the next time."""
+    for queue in ("a", "b", "c"):
+        await add(store, [a_record(queue=queue) for _ in range(MANY)])
+        await store._rules.declare(QueueSettings(name=queue, order=QueueOrder.FIFO))
+    write = store._db.write
+
+    async def write_but_not_b(sql: str, *arguments: object) -> object:
+        if sql == STEP_OF_A_RULE and arguments == ("b",):
+            raise StoreBusy("a", "b")
+        return await write(sql, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._db, "write", write_but_not_b)
+        clock.advance(CLEAN_EVERY_S)
+        await store.turn(A.incarnation)
+        await store._upkeep.finish()
+    orders = {row["name"]: row["ordering"] for row in await conn.fetch("SELECT name, ordering FROM taskyard.queue")}
+    assert orders == {"a": "fifo", "b": "priority", "c": "fifo"}
+    await keep_up(store, clock)
+
+
+async def test_closing_leaves_rules_on_their_way_to_others(store, clock, url):
+    """It does not wait until they are there."""
+    other = PostgresStore(url, clock=clock)
+    await other.open()
+    await add(store, mixed())
+    setting = asyncio.ensure_future(other.set_queue(FIFO))
+    while not await store._db.read(lambda conn: conn.fetchval(UNDER_WAY)):  # noqa: ASYNC110 -- nothing tells of it
+        await asyncio.sleep(0)
+    await other.close()
+    await setting
+    assert await store._db.read(lambda conn: conn.fetchval(UNDER_WAY))
+    await keep_up(store, clock)
 
 
 @pytest.mark.parametrize("steps", range(MANY // STEP + 1))
@@ -227,7 +288,7 @@ def in_each(n: int = 5) -> list[TaskRecord]:
 
 async def test_queues_of_which_nothing_is_left_are_forgotten(store, clock, conn):
     """A turn then looks at the others alone; and what comes again is found again, whoever has known them before."""
-    other = PostgresStore(store.url, clock=clock)
+    other = PostgresStore(store.url, clock=ManualClock())
     await other.open()
     for _ in range(2):
         uuids = {*await add(other, in_each()), *await add(store, in_each())}
@@ -262,8 +323,8 @@ async def test_a_queue_of_which_something_is_left_is_not_forgotten(store, clock,
 
 
 async def test_a_queue_that_somebody_is_busy_with_is_not_forgotten(store, clock, conn):
-    """He may be about to add to it."""
-    await add(store, in_each())
+    """He may be about to add to it; the others are, however many they are."""
+    await add(store, in_each(17))
     await run_all(store)
     async with conn.transaction():
         await conn.execute(f"SELECT pg_advisory_xact_lock({Lock.QUEUE}, hashtext('queue-3'))")
@@ -275,8 +336,8 @@ async def test_what_returns_to_a_queue_that_was_forgotten_is_found(store, clock,
     """What failed and is sent again, what is due, and what was submitted in a transaction of somebody else's."""
     records = in_each()
     await add(store, records)
-    claims = (await store.turn(A.incarnation, demand=room(9))).claims
-    await store.turn(A.incarnation, settles=[(claim, Move.failed(at=NOON, error=an_error())) for claim in claims])
+    while claims := (await store.turn(A.incarnation, demand=room(9))).claims:
+        await store.turn(A.incarnation, settles=[(claim, Move.failed(at=NOON, error=an_error())) for claim in claims])
     await keep_up(store, clock)
     assert await count_lanes(conn) == 0
     await store.apply([record.uuid for record in records[:2]], Retry())

@@ -231,7 +231,7 @@ class Walk:
 
     async def _forget(self) -> None:
         """What upkeep does now and then."""
-        await self._store._db.write("SELECT taskyard.forget_1()")
+        await self._store._db.write("SELECT taskyard.forget_1('')")
 
     async def _wait(self) -> None:
         self._clock.advance(self._random.choice((0.5, 2.0)))

@@ -21,6 +21,8 @@ class Lock(IntEnum):
     SLOT = 1953721205
     TIDYING = 1953721206
     MIGRATING = 1953721207
+    RULING = 1953721212
+    """Of a queue, before its own: held for a step on the way of its rules to what waits there."""
     LEAPING = 1953721210
     HINT = 1953721208
     """Held by the one transaction that tells others with its commit."""

@@ -51,7 +51,7 @@ WHERE t.state = 'queued' AND NOT t.parked AND (
     (CASE t.priority WHEN 0 THEN l.low_0 WHEN 1 THEN l.low_1 ELSE l.low_2 END) IS NULL
     OR t.position < coalesce(CASE t.priority WHEN 0 THEN m.low_0 WHEN 1 THEN m.low_1 ELSE m.low_2 END, 0)
     OR q.ordering <> 'priority' AND (
-        t.line IS NULL OR q.lined_to IS NULL AND t.line <> taskyard.line_1(q.ordering, t.bucket)))
+        t.line IS NULL OR q.lined_to IS NULL AND t.line <> taskyard.line_1(q.lines, t.bucket)))
 """
 """Tasks that may start and that no claim would come across: in a lane that is not known, below its mark, or in another
 line than that of its queue's order. There must never be any; they would be queued for ever."""

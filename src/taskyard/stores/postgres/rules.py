@@ -10,6 +10,7 @@ import logging
 
 import msgspec
 
+from taskyard.errors import StoreError
 from taskyard.model.limits import QueueSettings
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.database import Database
@@ -49,23 +50,33 @@ class Rules:
         return more
 
     async def go_on(self) -> bool:
-        """A step on with each that is under way, whoever has begun it: he may have died. Whether any is left."""
+        """A step on with each that is under way, whoever has begun it: he may have died. Whether any is left to which a
+        step could be made."""
         more = False
-        for name in await self._db.read(_find_unfinished):
-            more = (await self._db.write(STEP, name))["more"] or more
-            self._db.hints.tell()
+        for name in await self._db.read(_list_unfinished):
+            if not self._db.is_open:
+                return False
+            try:
+                more = await self._step(name) or more
+            except StoreError as error:
+                log.debug("the new rules of queue %r have not come on: %s", name, error)  # the next time will do
         return more
 
     async def _finish(self, queue: str) -> None:
-        steps = 1
-        while (await self._db.write(STEP, queue))["more"]:
-            steps += 1
-            if steps == 2:
-                log.info("the new rules of queue %r are applied to the tasks that wait in it, step by step", queue)
-        if steps > 1:
-            log.info("the new rules of queue %r hold for all of its tasks", queue)
+        if not await self._step(queue):
+            return
+        log.info("the new rules of queue %r are applied to the tasks that wait in it, step by step", queue)
+        while await self._step(queue):
+            if not self._db.is_open:
+                return  # others finish it
+        log.info("the new rules of queue %r hold for all of its tasks", queue)
+
+    async def _step(self, queue: str) -> bool:
+        """Whether there is another to be made."""
+        more: bool = (await self._db.write(STEP, queue))["more"]
         self._db.hints.tell()
+        return more
 
 
-async def _find_unfinished(conn: Connection) -> list[str]:
+async def _list_unfinished(conn: Connection) -> list[str]:
     return [name for (name,) in await conn.fetch(UNFINISHED)]

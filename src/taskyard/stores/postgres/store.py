@@ -107,7 +107,7 @@ class PostgresStore(ScheduleVerbs):
             return
         self._transactions.close()
         await self._db.finish()
-        await self._upkeep.done()
+        await self._upkeep.finish()
         await self._db.close()
         self._is_closed = True
 
@@ -198,7 +198,7 @@ class PostgresStore(ScheduleVerbs):
         return await self._db.ask(partial(reader.outcomes, uuids=uuids))
 
     async def events(self, *, after: int, limit: int = 1000) -> EventPage:
-        await self._upkeep.done()  # `missed` is then the last word
+        await self._upkeep.tidied()  # `missed` is then the last word
         return await self._db.ask(partial(reader.events, after=after, limit=limit))
 
     async def find(self, uuid: str) -> TaskRecord | None:

@@ -41,7 +41,7 @@ class _UuidHeld(Exception):
 class Turning:
     def __init__(self, db: Database, upkeep: Upkeep, clock: Clock) -> None:
         self._db, self._upkeep, self._clock = db, upkeep, clock
-        self._known: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._leapt: weakref.WeakSet[Connection] = weakref.WeakSet()
 
     async def turn(
         self,
@@ -91,9 +91,9 @@ class Turning:
                 await give_way(n)
             try:
                 async with self._db.turns.use() as conn:
-                    if conn not in self._known:
+                    if conn not in self._leapt:
                         await self._leap(conn)
-                        self._known.add(conn)
+                        self._leapt.add(conn)
                     return await self._send(conn, turn)
             except asyncpg.UniqueViolationError as exc:
                 if exc.table_name in HISTORY:

@@ -1,5 +1,6 @@
-"""What has to be done now and then, beside the turns of this process: putting together what was counted, trimming
-events, forgetting queues of which nothing is left, and finishing what others have left undone.
+"""What has to be done now and then, beside the turns of this process: putting together what was counted and trimming
+events, which comes with what is written; forgetting queues of which nothing is left, and going on with rules that
+others have left on their way, which comes with time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import logging
 
 from taskyard.errors import StoreError
 from taskyard.ports.clock import Clock
-from taskyard.stores.migrate import LOCKED_AT_MOST
 from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.rules import Rules
 
@@ -22,40 +22,55 @@ TIDY_AFTER = 2_000
 """Events that this process writes between two looks whether there are too many. A turn counts for ten at least: what it
 has counted is to be put together as well, before claims from queues with a limit have much to add up."""
 
-EVERY_S = 60.0
-"""How long after the last time all the rest is seen to."""
+CLEAN_EVERY_S = 60.0
 
 
 class Upkeep:
     def __init__(self, db: Database, rules: Rules, clock: Clock) -> None:
         self._db, self._rules, self._clock = db, rules, clock
         self._written = 0
-        self._next = clock.monotonic() + EVERY_S
-        self._running: asyncio.Task[None] | None = None
+        self._clean_at = clock.monotonic() + CLEAN_EVERY_S
+        self._tidying: asyncio.Task[None] | None = None
+        self._cleaning: asyncio.Task[None] | None = None
 
     def after_turn(self, told: int) -> None:
         """A turn has written so many events."""
         self._written += max(told, 10)
-        is_due = self._written >= TIDY_AFTER or self._clock.monotonic() >= self._next
-        if is_due and self._running is None:
+        loop = asyncio.get_running_loop()
+        if self._written >= TIDY_AFTER and self._tidying is None:
             self._written = 0
-            self._running = asyncio.get_running_loop().create_task(self._run())
+            self._tidying = loop.create_task(self._tidy())
+        if self._clock.monotonic() >= self._clean_at and self._cleaning is None:
+            self._clean_at = self._clock.monotonic() + CLEAN_EVERY_S
+            self._cleaning = loop.create_task(self._clean())
 
-    async def _run(self) -> None:
+    async def _tidy(self) -> None:
         try:
             await self._db.write("SELECT taskyard.tidy_1($1)", RING)
-            if self._clock.monotonic() >= self._next:
-                self._next = self._clock.monotonic() + EVERY_S
-                while (await self._db.write("SELECT taskyard.forget_1()"))[0] >= LOCKED_AT_MOST:
-                    pass  # there are more
-                if await self._rules.go_on():
-                    self._next = self._clock.monotonic()
         except StoreError as error:
-            log.debug("the store was not tidied up: %s", error)  # the next time will do
+            log.debug("events were not trimmed: %s", error)  # the next time will do
         finally:
-            self._running = None
+            self._tidying = None
 
-    async def done(self) -> None:
-        """Return when nothing is being done; it takes milliseconds."""
-        if self._running is not None:
-            await asyncio.wait([self._running])
+    async def _clean(self) -> None:
+        try:
+            while self._db.is_open and await self._rules.go_on():
+                pass
+            name = ""
+            while self._db.is_open and name is not None:
+                name = (await self._db.write("SELECT taskyard.forget_1($1)", name))[0]
+        except StoreError as error:
+            log.debug("empty queues were not forgotten, or rules are still on their way: %s", error)
+        finally:
+            self._cleaning = None
+
+    async def tidied(self) -> None:
+        """Return when nothing is being tidied up; it takes milliseconds."""
+        if self._tidying is not None:
+            await asyncio.wait([self._tidying])
+
+    async def finish(self) -> None:
+        """Return when nothing is being done any more. Of what takes long, the rest is left to others."""
+        running = [task for task in (self._tidying, self._cleaning) if task is not None]
+        if running:
+            await asyncio.wait(running)

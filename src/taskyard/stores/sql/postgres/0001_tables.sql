@@ -142,9 +142,9 @@ CREATE TABLE taskyard.run (
 );
 
 -- `concurrency` is what holds: what a person has said, or else the rule in `settings`. `control` is all that was said.
--- `ordering` is the order that holds. Another may be on its way, for which all tasks of the queue have to be put into `lines`
--- first: those up to the id `lined_to` have been, and all of them if it is null. Whoever waits with a key up to
--- `reparked_to` waits by the rules that hold, and all of them if it is null.
+-- `ordering` is the order that holds. Another that goes by `lines` may be on its way: first all tasks are put into them, of which
+-- those up to the id `lined_to` have been, and all if it is null; then those who wait with a key do so by their places, up to
+-- the key `reparked_to`, and all if it is null, as after another limit of a key; then it holds.
 CREATE TABLE taskyard.queue (
     name         text COLLATE "C" PRIMARY KEY,
     concurrency  integer,

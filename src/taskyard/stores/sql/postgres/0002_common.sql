@@ -42,9 +42,9 @@ BEGIN
 END $$;
 
 -- A transaction of somebody else's may hold a slot, and stay open for as long as he likes. It takes these locks alone,
--- turns share them, and neither ever waits: false if somebody is in the way. Of many slots none is locked, and it is left to
--- their index: whoever takes one of them beside us does not see that we have. So we say first that there are many, and he
--- looks for that when he has locked his own, which we then look for: one of us notices (`are_many_open_1`).
+-- turns share them, and neither ever waits: false if somebody is in the way. Of many slots none is locked.
+-- Race: A takes many, B a few of them. A says that he takes many, then looks for the locks of others; B locks his own, then
+-- looks whether anybody takes many (`are_many_open_1`). Whoever comes second notices, and is careful with the index.
 CREATE FUNCTION taskyard.lock_open_slots_1(p_slots text[], p_alone boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_hashes integer[] := ARRAY(SELECT DISTINCT hashtext(s) FROM unnest(p_slots) AS s WHERE s IS NOT NULL ORDER BY 1);
@@ -72,10 +72,8 @@ END $$;
 -- Whether a transaction of somebody else's is open that has taken so many slots that none is locked.
 CREATE FUNCTION taskyard.are_many_open_1() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN EXISTS (
-        SELECT FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.classid = {{lock_many_slots}}
-            AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-            AND l.pid IS DISTINCT FROM pg_backend_pid());
+    -- In one expression, which nothing interrupts: the lock is the session's. If two ask at once, one of them is told so in vain.
+    RETURN NOT (pg_try_advisory_lock({{lock_many_slots}}, 0) AND pg_advisory_unlock({{lock_many_slots}}, 0));
 END $$;
 
 -- Whether there are any: edges that are open ('waiting'), or ends that are still to be told ('telling').
@@ -113,8 +111,8 @@ BEGIN
     RETURN v_told;
 END $$;
 
--- These tasks may have become startable: their lanes must not be read from above them. In one that is not there nothing else
--- may start.
+-- These tasks may have become startable: their lanes must not be read from above them. Of a lane that is not there, or has had
+-- none of a priority, nothing else of it may start.
 CREATE FUNCTION taskyard.lower_1(p_ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF coalesce(cardinality(p_ids), 0) = 0 THEN
@@ -127,22 +125,24 @@ BEGIN
         GROUP BY queue, source
     ), lanes AS (
         INSERT INTO taskyard.lane AS l
-        SELECT queue, source, low_0 * 0, low_1 * 0, low_2 * 0 FROM t ORDER BY queue, source
+        SELECT queue, source, low_0 * 0, low_1 * 0, low_2 * 0 FROM t ORDER BY queue, source  -- 0 where there is one
         ON CONFLICT (queue, source) DO UPDATE SET low_0 = coalesce(l.low_0, excluded.low_0),
             low_1 = coalesce(l.low_1, excluded.low_1), low_2 = coalesce(l.low_2, excluded.low_2)
         WHERE coalesce(l.low_0, excluded.low_0) IS DISTINCT FROM l.low_0
             OR coalesce(l.low_1, excluded.low_1) IS DISTINCT FROM l.low_1
             OR coalesce(l.low_2, excluded.low_2) IS DISTINCT FROM l.low_2
     ), old AS MATERIALIZED (
-        SELECT t.queue, t.source, m.n, CASE WHEN l.queue IS NULL THEN t.low_0 ELSE least(t.low_0, coalesce(m.low_0, 0)) END AS low_0,
-            CASE WHEN l.queue IS NULL THEN t.low_1 ELSE least(t.low_1, coalesce(m.low_1, 0)) END AS low_1,
-            CASE WHEN l.queue IS NULL THEN t.low_2 ELSE least(t.low_2, coalesce(m.low_2, 0)) END AS low_2
+        SELECT t.queue, t.source, m.n,
+            CASE WHEN l.low_0 IS NULL THEN t.low_0 ELSE least(t.low_0, coalesce(m.low_0, 0)) END AS low_0,
+            CASE WHEN l.low_1 IS NULL THEN t.low_1 ELSE least(t.low_1, coalesce(m.low_1, 0)) END AS low_1,
+            CASE WHEN l.low_2 IS NULL THEN t.low_2 ELSE least(t.low_2, coalesce(m.low_2, 0)) END AS low_2
         FROM t LEFT JOIN taskyard.lane AS l ON l.queue = ANY (ARRAY[t.queue]) AND l.source = ANY (ARRAY[t.source])
         LEFT JOIN LATERAL (
             SELECT * FROM taskyard.mark AS m WHERE m.queue = t.queue AND m.source = t.source ORDER BY m.n DESC LIMIT 1
         ) AS m ON true
-        WHERE l.queue IS NULL
-            OR t.low_0 < coalesce(m.low_0, 0) OR t.low_1 < coalesce(m.low_1, 0) OR t.low_2 < coalesce(m.low_2, 0)
+        WHERE t.low_0 < coalesce(m.low_0, 0) OR t.low_1 < coalesce(m.low_1, 0) OR t.low_2 < coalesce(m.low_2, 0)
+            OR l.low_0 IS NULL AND t.low_0 IS NOT NULL OR l.low_1 IS NULL AND t.low_1 IS NOT NULL
+            OR l.low_2 IS NULL AND t.low_2 IS NOT NULL
     ), gone AS (
         DELETE FROM taskyard.mark AS m USING old WHERE m.queue = ANY (ARRAY[old.queue])
             AND m.source = ANY (ARRAY[old.source]) AND m.n = ANY (ARRAY[old.n])
@@ -151,14 +151,14 @@ BEGIN
 END $$;
 
 -- Of the tasks waiting with a key, exactly the first ones that fit under its limit may start. Where
--- places alone count in a queue, they do so among those of a key.
+-- places alone count in a queue, or will as soon as all wait by them, they do so among those of a key.
 CREATE FUNCTION taskyard.repark_1(p_queues text[], p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_freed bigint[];
 BEGIN
     WITH k AS (
         SELECT d.queue, d.key, coalesce(q.per_key, 1) AS per_key,
-            coalesce(q.ordering, 'priority') <> 'priority' AS by_place,
+            coalesce(q.ordering <> 'priority' OR q.lines IS NOT NULL AND q.lined_to IS NULL, false) AS by_place,
             (SELECT count(*) FROM taskyard.task AS t
              WHERE t.queue = d.queue AND t.key = d.key AND t.key IS NOT NULL AND t.state IN ('running', 'retrying')
             ) AS busy

@@ -54,7 +54,10 @@ BEGIN
         OFFSET 0
     ) AS r;
     PERFORM taskyard.check_uuids_1(a.uuid);
-    IF cardinality(a.source) = 1 AND cardinality(a.queue) = 1 AND cardinality(a.priority) = 1 THEN
+    -- Those of one lane, as they mostly are, are asked for without a look at each.
+    IF cardinality(a.due_at) = 1 AND v_due_at > p_now THEN
+        v_has_lanes := true;  -- they will, when they are due
+    ELSIF cardinality(a.source) = 1 AND cardinality(a.queue) = 1 AND cardinality(a.priority) = 1 THEN
         v_has_lanes := (SELECT CASE v_priority WHEN 0 THEN low_0 WHEN 1 THEN low_1 ELSE low_2 END
             FROM taskyard.lane WHERE queue = v_queue AND source = v_source) IS NOT NULL;
     ELSE

@@ -467,7 +467,7 @@ BEGIN
         WHERE greatest(l.high_0 - coalesce(m.low_0, 0), l.high_1 - coalesce(m.low_1, 0), l.high_2 - coalesce(m.low_2, 0))
             > {{raise_after}}
             AND NOT EXISTS (SELECT FROM taskyard.queue AS q
-                WHERE q.name = l.queue AND (q.ordering = 'buckets' OR q.lined_to IS NOT NULL))
+                WHERE q.name = l.queue AND (q.ordering = 'buckets' OR q.lined_to IS NOT NULL OR q.lines <> q.ordering))
     ), former AS (
         DELETE FROM taskyard.mark AS m USING old WHERE m.queue = ANY (ARRAY[old.queue])
             AND m.source = ANY (ARRAY[old.source]) AND m.n = ANY (ARRAY[old.n])

@@ -307,7 +307,7 @@ BEGIN
     UPDATE taskyard.queue SET reparked_to = '' WHERE name = p_name AND p_per_key <> coalesce(v_old.per_key, 1);
     IF p_ordering = 'priority' THEN
         -- What has a line keeps it, and nobody asks for it.
-        UPDATE taskyard.queue SET lines = NULL, lined_to = NULL WHERE name = p_name AND lines IS NOT NULL;
+        UPDATE taskyard.queue SET lines = NULL, lined_to = NULL, reparked_to = '' WHERE name = p_name AND lines IS NOT NULL;
         PERFORM taskyard.reorder_1(p_name, p_ordering);
     ELSIF v_old.lines IS DISTINCT FROM p_ordering THEN
         UPDATE taskyard.queue SET lines = p_ordering, lined_to = 0 WHERE name = p_name;
@@ -319,7 +319,7 @@ END $$;
 -- From here on a queue goes by this order.
 CREATE FUNCTION taskyard.reorder_1(p_name text, p_ordering text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE taskyard.queue SET ordering = p_ordering, reparked_to = '' WHERE name = p_name AND ordering <> p_ordering;
+    UPDATE taskyard.queue SET ordering = p_ordering WHERE name = p_name AND ordering <> p_ordering;
     IF FOUND THEN
         -- Those that stand in a line leave their lanes in another order.
         DELETE FROM taskyard.mark WHERE queue = p_name;
@@ -329,15 +329,17 @@ BEGIN
 END $$;
 
 -- A step on the way of a queue's rules to the tasks that wait there: of a million it would take a minute, in which nothing of
--- the queue could start. First all tasks are put into their lines, for an order that goes by them; then that order holds;
--- then it is looked anew, key by key, who may start. Whoever dies in between leaves behind how far it had come.
+-- the queue could start. First all tasks are put into their lines, for an order that goes by them; then it is looked anew, key
+-- by key, who may start; then that order holds, and no line has a first that waits behind another of its key. Whoever dies
+-- in between leaves behind how far it had come. Of several who go on one is at the queue's lock, so that others get it in turn.
 CREATE PROCEDURE taskyard.rule_1(p_name text, INOUT more boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_queue taskyard.queue;
     v_last bigint;
-    v_keys text[];
+    v_keys text[]; v_next text;
 BEGIN
+    PERFORM pg_advisory_xact_lock({{lock_ruling}}, hashtext(p_name));
     PERFORM taskyard.lock_queues_1(ARRAY[p_name]);
     SELECT * INTO v_queue FROM taskyard.queue WHERE name = p_name;
     IF v_queue.lined_to IS NOT NULL THEN
@@ -350,27 +352,31 @@ BEGIN
         UPDATE taskyard.task SET line = taskyard.line_1(v_queue.lines, bucket)
         WHERE id > v_queue.lined_to AND id <= coalesce(v_last, {{highest}}) AND queue = p_name
             AND line IS DISTINCT FROM taskyard.line_1(v_queue.lines, bucket) AND NOT (state = 'paused' AND parked);
-        UPDATE taskyard.queue SET lined_to = v_last WHERE name = p_name;
-        IF v_last IS NULL THEN
-            PERFORM taskyard.reorder_1(p_name, v_queue.lines);
-        END IF;
+        UPDATE taskyard.queue SET lined_to = v_last, reparked_to = '' WHERE name = p_name;
     ELSIF v_queue.reparked_to IS NOT NULL THEN
-        -- From key to key: of one key there may be very many.
-        WITH RECURSIVE named (key, n) AS (
-            SELECT (SELECT t.key FROM taskyard.task AS t WHERE t.queue = p_name AND t.key IS NOT NULL AND t.state = 'queued'
-                AND t.key >= v_queue.reparked_to ORDER BY t.key LIMIT 1), 1
+        -- From key to key, until those who wait with them are enough; of one key there may be very many.
+        WITH RECURSIVE named (key, tasks) AS (
+            SELECT v_queue.reparked_to, 0::bigint
             UNION ALL
-            SELECT (SELECT t.key FROM taskyard.task AS t WHERE t.queue = p_name AND t.key IS NOT NULL AND t.state = 'queued'
-                AND t.key > named.key ORDER BY t.key LIMIT 1), n + 1
-            FROM named WHERE named.key IS NOT NULL AND n < {{ruled_at_most}}
+            SELECT k.key, n.tasks + (SELECT count(*) FROM (
+                SELECT FROM taskyard.task AS t WHERE t.queue = p_name AND t.key = k.key AND t.key IS NOT NULL
+                    AND t.state = 'queued' LIMIT {{ruled_at_most}}) AS t)
+            FROM named AS n CROSS JOIN LATERAL (
+                SELECT t.key FROM taskyard.task AS t WHERE t.queue = p_name AND t.key IS NOT NULL AND t.state = 'queued'
+                    AND t.key >= CASE WHEN n.tasks = 0 THEN n.key ELSE n.key || chr(1) END ORDER BY t.key LIMIT 1
+            ) AS k
+            WHERE n.tasks < {{ruled_at_most}}
         )
-        SELECT array_agg(key ORDER BY n) INTO v_keys FROM named WHERE key IS NOT NULL;
+        SELECT array_agg(key ORDER BY tasks) FILTER (WHERE tasks > 0),
+            CASE WHEN max(tasks) >= {{ruled_at_most}} THEN max(key) || chr(1) END  -- there is no text between the two
+        INTO v_keys, v_next FROM named;
         IF v_keys IS NOT NULL THEN
             PERFORM taskyard.repark_1(array_fill(p_name, ARRAY[cardinality(v_keys)]), v_keys);
         END IF;
-        UPDATE taskyard.queue SET reparked_to = CASE WHEN cardinality(v_keys) = {{ruled_at_most}}
-            THEN v_keys[{{ruled_at_most}}] || chr(1) END  -- there is no text between the two
-        WHERE name = p_name;
+        UPDATE taskyard.queue SET reparked_to = v_next WHERE name = p_name;
+        IF v_next IS NULL AND v_queue.lines IS NOT NULL THEN
+            PERFORM taskyard.reorder_1(p_name, v_queue.lines);
+        END IF;
     END IF;
     SELECT lined_to IS NOT NULL OR reparked_to IS NOT NULL INTO more FROM taskyard.queue WHERE name = p_name;
     COMMIT;

@@ -171,27 +171,29 @@ BEGIN
     RETURN true;
 END $$;
 
--- Forget the lanes of queues of which nothing is left, and who was passed over there: every turn looks at all lanes. Some
--- at a time; a queue that somebody is busy with is left alone. Not where there are few: those come again, and what they leave
+-- Forget the lanes of queues of which nothing is left, and whose turn it is there: every turn looks at all lanes. Some at a
+-- time, from a name on; the last that was looked at, or null if there is no other. A queue that somebody is busy with is
+-- left alone. Not where there are few: those come again, and what they leave
 -- behind each time would be walked over as long as somebody's snapshot keeps it alive.
-CREATE FUNCTION taskyard.forget_1() RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskyard.forget_1(p_after text) RETURNS text LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_queue text;
-    v_forgotten integer := 0;
+    v_queue text; v_last text;
+    v_looked integer := 0;
 BEGIN
-    IF (SELECT count(*) FROM taskyard.lane) <= {{lanes_kept}} THEN
-        RETURN 0;
+    IF p_after = '' AND (SELECT count(*) FROM taskyard.lane) <= {{lanes_kept}} THEN
+        RETURN NULL;
     END IF;
     FOR v_queue IN
-        SELECT queue FROM taskyard.lane
+        SELECT queue FROM taskyard.lane WHERE queue > p_after
         EXCEPT
         SELECT queue FROM taskyard.tally
         WHERE xid >= (SELECT tally_from FROM taskyard.tidied ORDER BY n DESC LIMIT 1) AND queue <> ''
             AND state NOT IN ('completed', 'failed', 'canceled', 'skipped')
         GROUP BY queue HAVING sum(n) <> 0
-        LIMIT {{locked_at_most}}
+        ORDER BY 1 LIMIT {{locked_at_most}}
     LOOP
+        v_looked := v_looked + 1; v_last := v_queue;
         CONTINUE WHEN NOT pg_try_advisory_xact_lock({{lock_queue}}, hashtext(v_queue));
         -- Under its lock, and whatever was counted.
         CONTINUE WHEN (SELECT id FROM taskyard.task WHERE queue = v_queue AND state = 'queued' AND NOT parked
@@ -199,7 +201,6 @@ BEGIN
         DELETE FROM taskyard.lane WHERE queue = v_queue;
         DELETE FROM taskyard.mark WHERE queue = v_queue;
         DELETE FROM taskyard.turns WHERE queue = v_queue;
-        v_forgotten := v_forgotten + 1;
     END LOOP;
-    RETURN v_forgotten;
+    RETURN CASE WHEN v_looked = {{locked_at_most}} THEN v_last END;
 END $$;

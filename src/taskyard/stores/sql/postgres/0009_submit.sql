@@ -15,12 +15,12 @@ CREATE FUNCTION taskyard.whereabouts_1() RETURNS text LANGUAGE sql STABLE AS $$
         (SELECT oid FROM pg_database WHERE datname = current_database())
 $$;
 
--- Store these tasks of an add, of which `v_free` are the slots that nobody holds for good; an answer as `submit_1` gives it.
-CREATE FUNCTION taskyard.put_1(p_dedupe text, v_tasks taskyard.submitted_1[], v_free text[]) RETURNS text
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+-- Store these tasks of an add, of which `p_free` are the slots that nobody holds for good; an answer as `submit_1` gives it.
+CREATE FUNCTION taskyard.put_1(p_dedupe text, p_tasks taskyard.submitted_1[], p_free text[]) RETURNS text
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_holders text[] := array_fill(NULL::text, ARRAY[cardinality(v_tasks)]);
+    v_holders text[] := array_fill(NULL::text, ARRAY[cardinality(p_tasks)]);
     v_ends timestamptz[];
     v_found record;
     v_ids bigint[];
@@ -30,13 +30,13 @@ BEGIN
             -- A window that was opened since the snapshot cannot be seen; to put one beside it fails, as it should. Nobody
             -- waits for the row meanwhile: whoever wants the slot finds it locked, or waits no longer than for a task.
             INSERT INTO taskyard.slot_window (slot, uuid, until)
-            SELECT slot, '', '-infinity'::timestamptz FROM unnest(v_free) AS f(slot) ON CONFLICT DO NOTHING;
-            DELETE FROM taskyard.slot_window WHERE until = '-infinity' AND slot = ANY (v_free);
+            SELECT slot, '', '-infinity'::timestamptz FROM unnest(p_free) AS f(slot) ON CONFLICT DO NOTHING;
+            DELETE FROM taskyard.slot_window WHERE until = '-infinity' AND slot = ANY (p_free);
         END IF;
         WITH r AS (
             SELECT u.uuid, u.slot, u.ord, first_value(u.uuid) OVER (PARTITION BY u.slot ORDER BY u.ord) AS first_uuid,
                 row_number() OVER (PARTITION BY u.slot ORDER BY u.ord) AS nth
-            FROM unnest(v_tasks) WITH ORDINALITY
+            FROM unnest(p_tasks) WITH ORDINALITY
                 AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket,
                     origin, ord)
         ), held AS (
@@ -60,7 +60,7 @@ BEGIN
         SELECT nextval('taskyard.seq'), 0, due_at, created_at, created_at, timeout_s, priority, false, 'scheduled', uuid,
             source, queue, args, key, CASE WHEN p_dedupe <> 'allow' THEN slot END, retry, bucket,
             origin
-        FROM unnest(v_tasks) WITH ORDINALITY
+        FROM unnest(p_tasks) WITH ORDINALITY
             AS u(uuid, source, queue, args, priority, key, slot, timeout_s, retry, due_at, created_at, bucket,
                     origin, ord)
         WHERE v_holders[u.ord] IS NULL
@@ -71,7 +71,7 @@ BEGIN
     IF coalesce(cardinality(v_ids), 0) < (SELECT count(*) FROM unnest(v_holders) AS h WHERE h IS NULL) THEN
         -- A uuid was there already. Not by an exception: it would need a transaction in the transaction each time.
         DELETE FROM taskyard.task WHERE id = ANY (v_ids);
-        SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u
+        SELECT u.uuid INTO v_found FROM unnest(p_tasks) AS u
         GROUP BY u.uuid HAVING count(*) > 1 OR (SELECT t.id FROM taskyard.task AS t WHERE t.uuid = u.uuid) IS NOT NULL LIMIT 1;
         IF NOT FOUND THEN
             RETURN '{"why":"busy"}';  -- a slot was taken meanwhile, where there were too many to lock them
@@ -80,7 +80,7 @@ BEGIN
     END IF;
     -- Race: a task with one of these uuids may be ending just now. The insert has waited for that, and only now it is seen,
     -- unless the transaction sees only what was there when it began.
-    SELECT u.uuid INTO v_found FROM unnest(v_tasks) AS u
+    SELECT u.uuid INTO v_found FROM unnest(p_tasks) AS u
     WHERE (SELECT e.id FROM taskyard.ended AS e WHERE e.uuid = u.uuid) IS NOT NULL;
     IF FOUND THEN
         DELETE FROM taskyard.task WHERE id = ANY (v_ids);
