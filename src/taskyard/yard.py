@@ -200,7 +200,9 @@ class Yard(Registering, YardSteering):
         retries_per_s: float | None = RETRIES_PER_S,
     ) -> None:
         """Set the rules of a queue, before the yard is opened. They hold across every process on the store, save
-        `retry`: each process uses its own, so define the queue alike wherever it is served.
+        `retry`, of which each process uses its own. So define the queue alike wherever it is served: whoever opened his
+        yard last has set the rules. `concurrency` is how many of its tasks run at once, `per_key` how many of those
+        that were submitted with the same `key`.
 
         `order` is "priority", "fifo" (strictly in order of arrival: what is due and cannot start holds up all behind
         it) or "buckets" (the same in each bucket of tasks, and the buckets take turns). By priority, a lower one is let

@@ -207,7 +207,7 @@ async def patiently(yard: Yard, opening: Coroutine[Any, Any, T]) -> T:
 
 def _say_whom(yard: Yard) -> None:
     path = store_path(yard)
-    why = "it has not answered yet" if path is None else f"{_whom(path)} is writing to it"
+    why = "it has not answered, or is not done yet" if path is None else f"{_whom(path)} is writing to it"
     complain("note", f"still waiting for the store: {why}")
 
 

@@ -21,6 +21,9 @@ SET = "CALL taskyard.queue_1($1, $2, $3, $4, $5, $6, $7, $8, NULL, NULL)"
 STEP = "CALL taskyard.rule_1($1, NULL)"
 UNFINISHED = "SELECT name FROM taskyard.queue WHERE lined_to IS NOT NULL OR reparked_to IS NOT NULL ORDER BY name"
 
+STEPS_WORTH_A_WORD = 10
+"""With less it is done in a second, and nobody need hear of it."""
+
 
 class Rules:
     def __init__(self, db: Database) -> None:
@@ -57,19 +60,24 @@ class Rules:
             if not self._db.is_open:
                 return False
             try:
-                more = await self._step(name) or more
+                if await self._step(name):
+                    more = True
+                else:
+                    log.info("all that waits in queue %r goes by its rules now; another process had left it", name)
             except StoreError as error:
                 log.debug("the new rules of queue %r have not come on: %s", name, error)  # the next time will do
         return more
 
     async def _finish(self, queue: str) -> None:
-        if not await self._step(queue):
-            return
-        log.info("the new rules of queue %r are applied to the tasks that wait in it, step by step", queue)
+        steps = 1
         while await self._step(queue):
             if not self._db.is_open:
                 return  # others finish it
-        log.info("the new rules of queue %r hold for all of its tasks", queue)
+            steps += 1
+            if steps == STEPS_WORTH_A_WORD:
+                log.warning("queue %r has other rules now, and much waits in it: that takes a while", queue)
+        if steps >= STEPS_WORTH_A_WORD:
+            log.warning("all that waits in queue %r goes by its rules now", queue)
 
     async def _step(self, queue: str) -> bool:
         """Whether there is another to be made."""
