@@ -11,8 +11,13 @@ from taskyard.testing.samples import a_node
 
 
 @pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(postgres_url, clock=ManualClock())
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def store(postgres_url: str, clock: ManualClock) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(postgres_url, clock=clock)
     await store.open()
     await store.join(a_node("a"))
     await store.join(a_node("b"))

@@ -34,7 +34,7 @@ UNDER_WAY = "SELECT count(*) FROM taskyard.queue WHERE lined_to IS NOT NULL OR r
 
 
 @pytest.fixture
-def url(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> str:
+def postgres_url(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of a database where a step is a small one."""
     monkeypatch.setattr(migrate, "RULED_AT_MOST", STEP)
     monkeypatch.setattr(migrate, "LOOKED_AT_MOST", 3 * STEP)
@@ -44,23 +44,9 @@ def url(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def store(url: str, clock: ManualClock):
-    store = PostgresStore(url, clock=clock)
-    await store.open()
-    await store.join(A)
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def conn(url: str, store: PostgresStore):
+async def conn(postgres_url: str, store: PostgresStore):
     """Nothing that may start was lost sight of when it is closed."""
-    conn = await asyncpg.connect(url)
+    conn = await asyncpg.connect(postgres_url)
     yield conn
     assert await conn.fetch(UNSEEN) == []
     await conn.close()
@@ -164,9 +150,9 @@ async def test_one_queue_that_does_not_come_on_holds_up_no_other(store, clock, c
     await keep_up(store, clock)
 
 
-async def test_closing_leaves_rules_on_their_way_to_others(store, clock, url):
+async def test_closing_leaves_rules_on_their_way_to_others(store, clock):
     """It does not wait until they are there."""
-    other = PostgresStore(url, clock=clock)
+    other = PostgresStore(store.url, clock=clock)
     await other.open()
     await add(store, mixed())
     setting = asyncio.ensure_future(other.set_queue(FIFO))

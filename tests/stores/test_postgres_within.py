@@ -195,9 +195,10 @@ async def test_other_work_beside_many_in_an_open_transaction_is_in_nobodys_way(s
 
 @pytest.mark.parametrize("isolation", LEVELS)
 async def test_a_window_beside_many_in_an_open_transaction_keeps_no_queue_waiting(store, conn, isolation: str):
-    """Where such a transaction has looked for windows, a turn that opens one waits for a moment only."""
+    """Where such a transaction has looked for windows, a turn that opens one waits for a moment only, and is told."""
     async with conn.transaction(isolation=isolation):
         await store.add_within(conn, slots(MANY))
         record = a_record(dedupe_slot="slot-1", dedupe_key="slot-1", dedupe_scope=DedupeScope.WINDOW)
         async with asyncio.timeout(PATIENCE_S / 2):
-            await store.turn(A.incarnation, adds=[Add([record], dedupe=Dedupe.MERGE, window_s=10.0)])
+            turned = await store.turn(A.incarnation, adds=[Add([record], dedupe=Dedupe.MERGE, window_s=10.0)])
+        assert isinstance(turned.added[0], SubmitPending) == (isolation != "read_committed")

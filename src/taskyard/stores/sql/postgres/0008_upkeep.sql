@@ -173,8 +173,8 @@ END $$;
 
 -- Forget the lanes of queues of which nothing is left, and whose turn it is there: every turn looks at all lanes. Some at a
 -- time, from a name on; the last that was looked at, or null if there is no other. A queue that somebody is busy with is
--- left alone. Not where there are few: those come again, and what they leave
--- behind each time would be walked over as long as somebody's snapshot keeps it alive.
+-- left alone. Not where there are few: those come again, and what they leave behind each time would be walked over as long as
+-- somebody's snapshot keeps it alive.
 CREATE FUNCTION taskyard.forget_1(p_after text) RETURNS text LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
