@@ -1,8 +1,8 @@
 # `make` alone lists the targets. Everything a target needs, it sets up first; nothing but Python and make is assumed.
 
 PYTHON ?= python3
-# Two test processes: the suite starts workers of its own, and more of them would measure each other.
-WORKERS ?= 2
+# More test processes than cores: half of the time they wait for others, and for time to pass.
+WORKERS ?= 4
 UV := .tools/bin/uv
 PY := .venv/bin/python
 BENCH_PY := .venv-bench/bin/python
@@ -12,6 +12,8 @@ export UV_SYSTEM_CERTS ?= 1
 export UV_PYTHON_DOWNLOADS ?= never
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 export PIP_ROOT_USER_ACTION ?= ignore
+# The tests start a thousand processes: with this set, each of them would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -86,6 +88,10 @@ torture: setup system ## break promises on purpose; FULL=1 for the full counts
 fmt: setup ## format, and mend what the linter can mend
 	.venv/bin/ruff check --fix-only
 	.venv/bin/ruff format
+
+.PHONY: seal
+seal: setup ## write the checksums of the SQL after it changed; RELEASED=1 once there is a release
+	$(PY) scripts/seal_sql.py $(if $(RELEASED),--released)
 
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	$(if $(UPGRADE),--upgrade)

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from taskyard.errors import (
+    ArtifactElsewhere,
     BatchTooLarge,
     BlockingOnLoop,
     Cancel,
@@ -47,6 +48,7 @@ from taskyard.errors import (
     StoreForeign,
     StoreFull,
     StoreIncomplete,
+    StoreMigrationChanged,
     StoreNotUtf8,
     StoreOnNetwork,
     StoreReadOnly,
@@ -64,6 +66,7 @@ from taskyard.errors import (
     TaskyardError,
     UnguardedScript,
     UnknownAlgorithm,
+    UnknownArtifact,
     UnknownConsumer,
     UnknownGroup,
     UnknownNode,
@@ -78,6 +81,7 @@ from taskyard.execution.sizing import set_default_workers
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.group import Group, GroupProgress
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
+from taskyard.model.blocker import Blocker
 from taskyard.model.control import QueueControl, QueueState
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
@@ -89,10 +93,12 @@ from taskyard.model.retry import RetryPolicy
 from taskyard.model.schedule import Missed, Overlap, Schedule
 from taskyard.model.schedule_state import ScheduleState
 from taskyard.model.state import TaskState
-from taskyard.model.task import Dedupe, DedupeScope, OnFailure, Run, Task, TaskRecord
+from taskyard.model.task import Attempt, Dedupe, DedupeScope, OnFailure, Task, TaskRecord
 from taskyard.model.why import Reason, Why
+from taskyard.ports.admission import Admission
 from taskyard.ports.consumer import BaseTaskConsumer, ConsumerChange, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
+from taskyard.ports.places import Place, Places
 from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.ports.store import QueueStatus, TaskFilter
 from taskyard.queueing.controller import QueueController
@@ -170,12 +176,16 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Abilities",
+    "Admission",
     "Algorithm",
     "AlgorithmContext",
     "AlgorithmHealth",
     "AlgorithmSpec",
+    "ArtifactElsewhere",
+    "Attempt",
     "BaseTaskConsumer",
     "BatchTooLarge",
+    "Blocker",
     "BlockingExecutor",
     "BlockingOnLoop",
     "BlockingYard",
@@ -242,6 +252,8 @@ __all__ = [
     "OutcomeUnknown",
     "Overlap",
     "PayloadTooLarge",
+    "Place",
+    "Places",
     "PoolNumbers",
     "PoolSettings",
     "Priority",
@@ -259,7 +271,6 @@ __all__ = [
     "ResultsPruned",
     "RetryLater",
     "RetryPolicy",
-    "Run",
     "RunContext",
     "Schedule",
     "ScheduleExists",
@@ -278,6 +289,7 @@ __all__ = [
     "StoreForeign",
     "StoreFull",
     "StoreIncomplete",
+    "StoreMigrationChanged",
     "StoreNotUtf8",
     "StoreOnNetwork",
     "StoreReadOnly",
@@ -303,6 +315,7 @@ __all__ = [
     "ThreadExecutor",
     "UnguardedScript",
     "UnknownAlgorithm",
+    "UnknownArtifact",
     "UnknownConsumer",
     "UnknownGroup",
     "UnknownNode",

@@ -37,11 +37,13 @@ from taskyard.errors import (
     quote,
     shorten,
 )
+from taskyard.model.blocker import SEPARATOR
 from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
 from taskyard.model.given import check_count, check_name, check_retry, check_timeout, convert_each
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, is_large, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
+from taskyard.ports.places import Place, Places
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -258,6 +260,7 @@ def function_consumer(
     timeout_s: float | None = None,
     retry: RetryPolicy | None = None,
     executor: str | None = None,
+    places: Places | Iterable[Place | str] | None = None,
 ) -> tuple[Consumer, Signature]:
     """A consumer of a function. `executor` is where it runs, if not on the loop (async ones) or in a thread."""
     name = name or getattr(function, "__name__", "")
@@ -283,8 +286,24 @@ def function_consumer(
         remote=RemoteFunction.of(name, function) if place in (PROCESS, ISOLATED) else None,
         takes_results=any(p.name == "results" or p.kind is p.VAR_KEYWORD for p in signature.parameters),
         encode_many=signature.encode_many,
+        places=_check_places(name, places, concurrent_count),
     )
     return consumer, signature
+
+
+def _check_places(name: str, given: Any, concurrent_count: int) -> Places | None:
+    if given is None:
+        return None
+    if concurrent_count != 1:
+        raise InvalidConsumer(f"consumer {quote(name)} has places: leave concurrent_count out, each runs one task")
+    if isinstance(given, Places):
+        return given
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise InvalidConsumer(f"consumer {quote(name)}: places must be a list of places or names, not {quote(given)}")
+    try:
+        return Places(given)
+    except InvalidInput as exc:
+        raise InvalidConsumer(f"consumer {quote(name)}: {exc}") from None
 
 
 def fitting(name: str, decode: Callable[[str], dict[str, Any]], args: str) -> dict[str, Any]:
@@ -370,7 +389,8 @@ def check_consumer(
 ) -> dict[str, Any]:
     """The settings that every form of consumer has, checked."""
     try:
-        check_name("name", name)
+        if SEPARATOR in check_name("name", name):
+            raise InvalidInput("name must not have the control character U+001F in it")
         return {
             "queue": check_name("queue", queue),
             "concurrent_count": check_count("concurrent_count", concurrent_count, least=1),

@@ -51,9 +51,16 @@ def hide_password(text: str) -> str:
 
 
 class TaskyardError(Exception):
-    """The base of everything below: catch it to catch us."""
+    """The base of everything below: catch it to catch us. `code` names the kind of error and never changes: programs
+    compare codes, people read messages."""
 
+    code: str = "taskyard_error"
     __reduce__ = _reduce
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "code" not in cls.__dict__:
+            cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
 # --- bad input: nothing was written ---------------------------------------------------------------------------------
@@ -285,6 +292,24 @@ class UnknownTask(InvalidInput):
         )
 
 
+class UnknownArtifact(InvalidInput):
+    """No attempt of this task, or not the one that was asked for, has an artifact of this name: correct the name."""
+
+    def __init__(self, uuid: str, name: str, known: Iterable[str] = ()) -> None:
+        self.uuid, self.name, self.known = uuid, name, list(known)
+        have = ", ".join(self.known) or "none"
+        super().__init__(f"task {shorten(uuid)} has no artifact {quote(name)}; it has {have}")
+
+
+class ArtifactElsewhere(InvalidInput):
+    """The artifact is a file that cannot be read here: read it on the machine `host`, at `path`."""
+
+    def __init__(self, name: str, host: str, path: str, *, why: str = "") -> None:
+        self.name, self.host, self.path = name, host, path
+        cannot = f"which cannot be read: {why}" if why else "which is another machine: read it there"
+        super().__init__(f"artifact {quote(name)} is the file {path} on {host}, {cannot}")
+
+
 class UnknownGroup(InvalidInput):
     """No task of this group is in the store: correct the id, or the group is so old that it was pruned."""
 
@@ -317,14 +342,39 @@ class ScheduleExists(InvalidInput):
         super().__init__(f"there is a schedule {quote(schedule)} already; {hint}")
 
 
-class CommandRefused(TaskyardError):
-    """The command no longer fits the task; `state` is what it found. Look again, then decide. `why` says it without the
-    names of tasks, and so the same of all that one reason keeps; `told` is the reason where the state is none."""
+REFUSALS = {
+    "not_finished": "it has not finished yet",
+    "not_failed": "only a failed task can be retried; submit a new one",
+    "never_held": "a running task is never held",
+    "has_dependencies": "it waits for other tasks, and starts when they have completed",
+    "is_blocked": "it starts by itself when the tasks that it waits for have completed, or its blocker is freed",
+    "not_in_line": "only a task that stands in line can be moved",
+    "same_task": "it cannot be put beside itself",
+    "slot_taken": "another task stands for the same work now",
+    "dependency_failed": "one of its dependencies failed",
+    "dependency_canceled": "one of its dependencies was canceled",
+    "dependency_skipped": "one of its dependencies was skipped",
+}
+"""Why a command is refused, by code. `is_running` and the like say that the command does not fit that state."""
 
-    def __init__(self, uuid: str, command: str, state: str, hint: str = "", *, why: str = "", told: str = "") -> None:
+
+def describe_refusal(code: str) -> str:
+    """The sentence of a code, without the name of any task."""
+    return REFUSALS.get(code) or code.replace("is_", "it is ", 1).replace("_", " ")
+
+
+class CommandRefused(TaskyardError):
+    """The command no longer fits the task; `state` is what it found. Look again, then decide. `code` is the same for
+    all tasks that are refused for one reason; `detail` replaces its sentence where other tasks are to be named."""
+
+    def __init__(self, uuid: str, command: str, state: str, *, code: str = "", detail: str = "") -> None:
         self.uuid, self.command, self.state = uuid, command, state
-        told = told or f"it is {state}" + (f"; {hint}" if hint else "")
-        self.why = why or told
+        self.code = code or f"is_{state}"
+        told = f"it is {state}"
+        if detail:
+            told = detail
+        elif self.code in REFUSALS:
+            told = f"{told}; {REFUSALS[self.code]}"
         super().__init__(f"cannot {command} task {uuid}: {told}")
 
 
@@ -339,8 +389,8 @@ class SlotTaken(CommandRefused):
     def __init__(self, uuid: str, state: str, holder: str, *, until: datetime | None = None) -> None:
         self.holder, self.until = holder, until
         wait = "wait until it has ended" if until is None else f"{_ends(until)}. Wait until then"
-        told = f"task {holder} stands for the same work now; {wait}, or cancel it if it is pending"
-        super().__init__(uuid, "retry", state, told=told, why="another task stands for the same work now")
+        detail = f"task {holder} stands for the same work now; {wait}, or cancel it if it is pending"
+        super().__init__(uuid, "retry", state, code="slot_taken", detail=detail)
 
 
 class DependencyLost(CommandRefused):
@@ -349,8 +399,8 @@ class DependencyLost(CommandRefused):
 
     def __init__(self, uuid: str, state: str, parent: str, ended: str, how: str) -> None:
         self.parent, self.ended = parent, ended
-        hint = f"its dependency {parent} {how}" + ("; retry that first" if ended == "failed" else "")
-        super().__init__(uuid, "retry", state, hint, why=f"a dependency of it {how}")
+        detail = f"it is {state}; its dependency {parent} {how}" + ("; retry that first" if ended == "failed" else "")
+        super().__init__(uuid, "retry", state, code=f"dependency_{ended}", detail=detail)
 
 
 class UnguardedScript(TaskyardError):
@@ -581,6 +631,18 @@ class StoreTooNew(StoreError):
         super().__init__(
             f"the store {path} has schema version {found}, this Taskyard knows up to {supported}; upgrade Taskyard. "
             f"Nothing was changed"
+        )
+
+
+class StoreMigrationChanged(StoreError):
+    """The store was made with other SQL than this Taskyard has, under the same number: install the Taskyard that made
+    the store. A developer who changed the SQL on purpose adds a migration, or a new version of the bundle."""
+
+    def __init__(self, path: str, changed: str) -> None:
+        self.path, self.changed = path, changed
+        super().__init__(
+            f"the store {path} was made with another text of {changed} than this Taskyard has; install the version of "
+            f"Taskyard that made it, or one that was released later. Nothing was changed"
         )
 
 

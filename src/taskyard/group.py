@@ -116,7 +116,7 @@ async def submit_group(yard: Yard, tasks: Iterable[BoundTask], summary: BoundTas
         records.append(last)
     for record in records:
         record.group_id = group
-    await yard.engine.submit(Add(records, parent=yard.find_parent(), after=after), prompt=False)
+    await yard.engine.submit(Add(records, parent=yard.find_parent(records), after=after), prompt=False)
     handles = [TaskHandle(yard, bound.uuid) for bound in members]
     return Group(yard, group, handles, has_summary=summary is not None)
 

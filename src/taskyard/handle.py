@@ -92,12 +92,12 @@ def value_of(outcome: Outcome) -> Any:
             raise TaskFailed(
                 outcome.uuid,
                 kind=error.kind,
-                message=error.message,
+                message=error.text,
                 error_type=error.type,
                 traceback=error.traceback,
             )
         case TaskState.CANCELED:
-            raise TaskCanceled(outcome.uuid, error.message if error is not None else "")
+            raise TaskCanceled(outcome.uuid, outcome.cancel_text)
         case TaskState.SKIPPED:
             raise TaskSkipped(outcome.uuid)
         case _:

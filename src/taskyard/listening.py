@@ -65,7 +65,7 @@ async def make_filter(
     *,
     kinds: Iterable[EventKind | str] | EventKind | str | None,
     queue: str | None,
-    source: str | None,
+    consumer: str | None,
     task: AnyTask | None,
     group: str | UUID | None,
 ) -> EventFilter:
@@ -78,7 +78,7 @@ async def make_filter(
     return EventFilter(
         kinds=None if kinds is None else check_kinds(kinds),
         queue=None if queue is None else check_name("queue", queue),
-        source=None if source is None else check_name("source", source),
+        consumer=None if consumer is None else check_name("consumer", consumer),
         uuids=uuids,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -13,19 +14,35 @@ from uuid import UUID
 import msgspec
 
 from taskyard.errors import InvalidArguments, InvalidInput, PayloadTooLarge, quote, shorten
+from taskyard.model.blocker import encode_requirements
 from taskyard.model.given import (
     check_delay,
+    check_labels,
     check_name,
     check_retry,
     check_timeout,
+    check_title,
     check_uuid,
     check_window,
     convert_each,
 )
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import Dedupe, DedupeScope, OnFailure, TaskRecord, moment, new_uuid, new_uuids
+from taskyard.model.task import (
+    NO_EXTRA,
+    Dedupe,
+    DedupeScope,
+    OnFailure,
+    TaskExtra,
+    TaskRecord,
+    moment,
+    new_uuid,
+    new_uuids,
+)
 from taskyard.ports.consumer import Consumer
+
+TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+"""A trace or span id of zeros is invalid."""
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +56,10 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     while it is "pending" (queued or running), while it is "queued", or for a "window" of `dedupe_window_s` seconds.
     `after`: handles or ids of tasks that must complete first. If one of them does not, `on_failure` says what becomes
     of this one: "fail", "skip", or "ignore" that. A list without any is a list, and may have an `on_failure` as well.
+    `title`: one line that people read instead of the id. `labels`: names and texts that tasks can be filtered by, such
+    as `{"customer": "42"}`.
+    `requires`: labels that the place where it runs must have, such as `{"model": "a100"}`. It waits until one is free.
+    `trace`: the trace context that the task belongs to, as a W3C traceparent: `00-<trace id>-<span id>-<flags>`.
     `connection`: yours to the database the store is in, with a transaction open. The task is part of that transaction:
     it exists when, and only when, you commit."""
 
@@ -56,6 +77,10 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[str, ...] | None = None
     on_failure: OnFailure = OnFailure.FAIL
     bucket: str | None = None
+    title: str = ""
+    labels: dict[str, str] = {}
+    requires: dict[str, str] = {}
+    trace: str = ""
     connection: Any = None
 
     @classmethod
@@ -68,23 +93,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"known are {', '.join(cls.__struct_fields__)}. "
                 "Arguments of the task itself go into the dict of arguments"
             )
-        try:
-            if "priority" in given:
-                given["priority"] = Priority.of(given["priority"])
-        except ValueError as exc:
-            raise InvalidInput(str(exc)) from None
-        for name, kind in WORDS.items():
-            if name in given:
-                given[name] = _word(name, kind, given[name])
-        if given.get("timeout_s") is not None:
-            given["timeout_s"] = check_timeout(given["timeout_s"])
-        if given.get("retry") is not None:
-            given["retry"] = check_retry(given["retry"])
-        for name in ("queue", "key", "dedupe_key", "bucket"):
-            if given.get(name) is not None:
-                check_name(name, given[name])
-        if "after" in given:
-            given["after"] = _uuids(given["after"])
+        for name, value in given.items():
+            if name in CHECKS and (value is not None or name in WITH_DEFAULT):
+                given[name] = CHECKS[name](value)
         options = cls(**given)
         options._check_times()
         options._check_dedupe()
@@ -129,7 +140,11 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         return now if self.delay_s is None else now + timedelta(seconds=self.delay_s)
 
 
-WORDS: dict[str, type[StrEnum]] = {"dedupe": Dedupe, "dedupe_scope": DedupeScope, "on_failure": OnFailure}
+def _priority(given: Any) -> Priority:
+    try:
+        return Priority.of(given)
+    except ValueError as exc:
+        raise InvalidInput(str(exc)) from None
 
 
 def _word(name: str, kind: type[StrEnum], value: Any) -> StrEnum:
@@ -137,6 +152,15 @@ def _word(name: str, kind: type[StrEnum], value: Any) -> StrEnum:
         return kind(value)
     except ValueError:
         raise InvalidInput(f"{name} {quote(value)} is not one of {', '.join(kind)}") from None
+
+
+def _check_trace(given: Any) -> str:
+    if not isinstance(given, str) or (given and not TRACEPARENT.fullmatch(given)):
+        raise InvalidInput(
+            "trace must be a W3C traceparent in lower case, such as "
+            f"'00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01', not {quote(given)}"
+        )
+    return given
 
 
 def _uuids(given: Any) -> tuple[str, ...] | None:
@@ -147,6 +171,28 @@ def _uuids(given: Any) -> tuple[str, ...] | None:
         raise InvalidInput(f"after must be a list of handles or ids of tasks, not {quote(given)}")
     return tuple(dict.fromkeys(check_uuid(getattr(task, "uuid", task)) for task in given))
 
+
+CHECKS: dict[str, Callable[[Any], Any]] = {
+    "priority": _priority,
+    "queue": partial(check_name, "queue"),
+    "key": partial(check_name, "key"),
+    "timeout_s": check_timeout,
+    "retry": check_retry,
+    "dedupe": partial(_word, "dedupe", Dedupe),
+    "dedupe_key": partial(check_name, "dedupe_key"),
+    "dedupe_scope": partial(_word, "dedupe_scope", DedupeScope),
+    "after": _uuids,
+    "on_failure": partial(_word, "on_failure", OnFailure),
+    "bucket": partial(check_name, "bucket"),
+    "title": check_title,
+    "labels": check_labels,
+    "requires": partial(check_labels, field="requires"),
+    "trace": _check_trace,
+}
+"""What an option must be, by name: a function that returns its value or raises `InvalidInput`."""
+
+WITH_DEFAULT = frozenset({"priority", "dedupe", "dedupe_scope", "on_failure"})
+"""Options that may not be None. None means that another option is not given."""
 
 DEFAULTS = TaskOptions()
 
@@ -216,8 +262,15 @@ def _carry_over(options: TaskOptions, record: TaskRecord, consumer: Consumer) ->
     record.priority = options.priority.value
     record.key = options.key
     record.bucket = options.bucket
+    record.requires = encode_requirements(options.requires or {})
     record.timeout_s = options.timeout_s
     record.retry = options.retry
+    extra = TaskExtra(
+        title=options.title or "",
+        labels=options.labels or {},
+        trace=options.trace or "",
+    )
+    record.extra = None if extra == NO_EXTRA else extra
     if options.dedupe is not Dedupe.ALLOW:
         record.dedupe_slot = _slot(consumer.name, record.args, options.dedupe_key)
         record.dedupe_scope = options.dedupe_scope

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,9 +12,10 @@ from msgspec.structs import replace
 from taskyard.errors import CommandRefused, InvalidInput, StoreError, TaskyardError, UnknownConsumer, UnknownTask, quote
 from taskyard.handle import TaskHandle
 from taskyard.model.given import check_by
+from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import Dedupe, DedupeScope, TaskRecord, new_uuid
+from taskyard.model.task import Dedupe, DedupeScope, TaskExtra, TaskRecord, new_uuid
 from taskyard.options import TaskOptions, check_size, make_record
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.store import Add, Added, TaskFilter
@@ -22,8 +24,6 @@ from taskyard.queueing.summary import RESULTS, is_summary, with_results
 
 if TYPE_CHECKING:
     from taskyard.yard import Yard
-
-NOT_ENDED = "it has not ended yet"
 
 BATCH = 100
 """Tasks that are submitted at once: each may have a megabyte of arguments."""
@@ -43,7 +43,7 @@ async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments, 
     if args is not None and changes is not None:
         raise InvalidInput("give args, all of them, or changes to those of the old task, not both")
     record = await _make(yard, uuid, args, changes)
-    record.note = _note(by)
+    record.note = _note(by, yard.engine.clock.now())
     (added,) = await yard.engine.submit(Add((record,), parent=yard.find_parent()))
     return TaskHandle(yard, added.uuid, added.is_new)
 
@@ -84,7 +84,7 @@ async def run_all_again(
     for state in where.states or ():
         if state not in ENDED:
             for_state = [uuids async for uuids in list_chunks(yard.engine, replace(where, states=(state,)))]
-            tally.set_aside(f"it is {state}; {NOT_ENDED}", sum(map(len, for_state)))
+            tally.set_aside("not_finished", sum(map(len, for_state)))
     if meant.quarantined is None:
         poisoned = list_chunks(yard.engine, replace(meant, quarantined=True))
         tally.quarantined = sum([len(uuids) async for uuids in poisoned])
@@ -100,7 +100,7 @@ async def run_all_again(
     async for uuids in in_chunks(yard.engine, [] if dry_run else found, size=BATCH):
         records = await _make_many(yard, uuids, changes, tally)
         for record in records:
-            record.note = _note(by)
+            record.note = _note(by, yard.engine.clock.now())
         try:
             if records:
                 await see_through(_submit(yard, records, repeat=repeat), tally.count)
@@ -110,8 +110,8 @@ async def run_all_again(
     return tally.report()
 
 
-def _note(by: str) -> str | None:
-    return f"run again by {by}" if by else None
+def _note(by: str, now: datetime) -> Note | None:
+    return Note(NoteCode.RUN_AGAIN, by, at=now) if by else None
 
 
 async def _submit(yard: Yard, records: Sequence[TaskRecord], *, repeat: bool) -> list[Added]:
@@ -136,7 +136,7 @@ async def _make_many(yard: Yard, uuids: Sequence[str], changes: Arguments, tally
         except (StoreError, UnknownConsumer):
             raise
         except TaskyardError as refused:
-            tally.unfit[str(refused)] += 1
+            tally.set_unfit(refused.code, str(refused))
     return records
 
 
@@ -145,21 +145,24 @@ async def _make(yard: Yard, uuid: str, args: Arguments, changes: Arguments) -> T
     if old is None:
         raise UnknownTask(uuid)
     if old.state not in ENDED:
-        raise CommandRefused(old.uuid, "run again", old.state, NOT_ENDED)
+        raise CommandRefused(old.uuid, "run again", old.state, code="not_finished")
     if is_summary(old):
         old = await with_results(yard.store, old)  # it is nobody's summary any more, and gets what it got
     if args is not None:
-        record = _submitted(yard, old, yard.get_consumer(old.source), args)
+        record = _submitted(yard, old, yard.get_consumer(old.consumer), args)
     else:
         now = yard.engine.clock.now()
-        record = TaskRecord(new_uuid(), old.source, now, now, now, 0, old.queue, old.args, priority=old.priority)
+        record = TaskRecord(new_uuid(), old.consumer, now, now, now, 0, old.queue, old.args, priority=old.priority)
         record.key, record.bucket, record.timeout_s, record.retry = old.key, old.bucket, old.timeout_s, old.retry
+        record.requires = old.requires
+        if old.title or old.labels:
+            record.extra = TaskExtra(title=old.title, labels=old.labels)
         if changes is not None:
             # What `produce` made of the arguments once is what is kept, and changed here.
             kept: dict[str, Any] = msgspec.json.decode(old.args)
-            record.args = yard.get_consumer(old.source).encode(kept | _named(changes))
+            record.args = yard.get_consumer(old.consumer).encode(kept | _named(changes))
         # The old arguments need no consumer to check them: this process may be one that only steers.
-        check_size(old.source, record.args, yard.max_payload_bytes)
+        check_size(old.consumer, record.args, yard.max_payload_bytes)
     record.origin = old.uuid
     return record
 
@@ -175,6 +178,9 @@ def _submitted(yard: Yard, old: TaskRecord, consumer: Consumer, args: Mapping[st
         queue=old.queue,
         key=old.key,
         bucket=old.bucket,
+        title=old.title,
+        labels=old.labels,
+        requires=old.requirements,
         timeout_s=None if old.timeout_s is None else min(limits),
         retry=old.retry,
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple
 
+from taskyard.artifact_files import sweep
 from taskyard.errors import StoreError
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Store
@@ -38,10 +40,12 @@ class Keep(NamedTuple):
 
 class Retention:
     """Prunes what is not to be kept: once at the start, then every minute. With `failed`, that holds for the tasks that
-    failed, and `keep` for the others."""
+    failed, and `keep` for the others. Then sweeps `artifacts`, the folder of large artifacts on this machine."""
 
-    def __init__(self, store: Store, clock: Clock, keep: Keep, *, failed: Keep | None = None) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self, store: Store, clock: Clock, keep: Keep, *, failed: Keep | None = None, artifacts: Path | None = None
+    ) -> None:
+        self._store, self._clock, self._artifacts = store, clock, artifacts
         self._rules = [(keep, None)] if failed is None else [(keep, False), (failed, True)]
         self._is_away = False
 
@@ -66,6 +70,8 @@ class Retention:
             # Not so many, but by the time of the last to keep: several nodes at once forget no more than one.
             if keep.latest is not None and (cut := await self._store.find_end(keep.latest, failed=failed)) is not None:
                 await self._prune(cut, failed)
+        if self._artifacts is not None:
+            await sweep(self._store, self._artifacts)
 
     async def _prune(self, before: datetime, failed: bool | None) -> None:
         while await self._store.prune(finished_before=before, limit=BATCH, failed=failed) == BATCH:

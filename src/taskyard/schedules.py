@@ -36,7 +36,7 @@ TRIES = 100
 RECENT = 100
 """Fire times of which the last by hand is looked for."""
 
-SETTINGS = tuple(name for name in Schedule.__struct_fields__ if name not in ("name", "rule", "source", "args"))
+SETTINGS = tuple(name for name in Schedule.__struct_fields__ if name not in ("name", "rule", "consumer", "args"))
 
 PACE = ("rule", "missed", "catch_up_s", "grace_s", "overlap", "start_at", "end_at")
 """What says when a schedule fires. If it changes, what was due before is not made up for by the new one's measure."""
@@ -211,7 +211,7 @@ class Schedules:
             names = ", ".join(map(shorten, sorted(unknown)))
             raise InvalidInput(f"unknown setting {names} of a schedule; known are zone, {', '.join(SETTINGS)}")
         text = self._yard.encode(consumer, {} if args is None else args)
-        schedule = Schedule(name=name, rule=make_rule(rule, zone), source=consumer.name, args=text, **settings)
+        schedule = Schedule(name=name, rule=make_rule(rule, zone), consumer=consumer.name, args=text, **settings)
         if consumer.timeout_s is not None and (schedule.timeout_s or 0.0) > consumer.timeout_s:
             raise InvalidInput(
                 f"timeout_s={schedule.timeout_s:g} is longer than the {consumer.timeout_s:g} s that "
@@ -237,7 +237,7 @@ class Schedules:
         if not fires:
             return []
         schedule = definition(status)
-        consumer = self._yard.get_consumer(schedule.source)
+        consumer = self._yard.get_consumer(schedule.consumer)
         return [make_record(schedule, consumer, fire, now=now) for fire in fires]
 
 

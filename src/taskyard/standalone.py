@@ -33,7 +33,7 @@ from taskyard.model.given import (
 from taskyard.model.kinds import checked, checked_verbs
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.retry import NO_RETRY, RetryPolicy
-from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, to_json
+from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, new_uuid, to_json
 from taskyard.model.why import Why
 from taskyard.options import TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
@@ -63,8 +63,10 @@ class _Registered(dict[str, Consumer]):
     """The registry's consumers as an engine wants them. They are changed by `update_from_registry` alone, on the
     engine's loop: the registry may change on any thread, at any time."""
 
-    def __init__(self, registry: TaskConsumerRegistry) -> None:
-        self._registry = registry
+    def __init__(
+        self, registry: TaskConsumerRegistry, adapt: Callable[[str, BaseTaskConsumer], Consumer] | None = None
+    ) -> None:
+        self._registry, self._adapt = registry, adapt or _adapt
         self._made_of: dict[str, BaseTaskConsumer] = {}
         self.update_from_registry()
 
@@ -74,7 +76,7 @@ class _Registered(dict[str, Consumer]):
             del self[name], self._made_of[name]
         for name, source in sources.items():
             if self._made_of.get(name) is not source:
-                self[name], self._made_of[name] = _adapt(name, source), source
+                self[name], self._made_of[name] = self._adapt(name, source), source
 
     def follow(self, engine: Engine) -> Callable[[], None]:
         """Let the engine, which runs on this loop, hear of every change from now on, until the function that is
@@ -102,6 +104,21 @@ def _adapt(name: str, source: BaseTaskConsumer) -> Consumer:
     except InvalidConsumer as unfit:
         # Raised here it would stop the loop that asked, and with it everybody else's tasks.
         return _refusing(name, unfit)
+
+
+def _adapt_as_given(name: str, source: BaseTaskConsumer) -> Consumer:
+    """A consumer that gets each task with the uuid it was added with. One that was added again has another uuid in the
+    store, and the given one as its origin."""
+    consumer = _adapt(name, source)
+    inner = consumer.call
+
+    def call(record: TaskRecord) -> Any:
+        if record.origin is not None:
+            record = record.clone()
+            record.uuid = record.origin or record.uuid
+        return inner(record)
+
+    return replace(consumer, call=call)
 
 
 def _refusing(name: str, unfit: InvalidConsumer) -> Consumer:
@@ -136,6 +153,7 @@ class Scheduler:
         self._registry = registry or TaskConsumerRegistry.default()
         self._max_running = check_count("max_running", max_running, least=1)
         self._handed_in: list[_HandedIn] = []
+        self._stored: set[str] = set()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
@@ -145,8 +163,9 @@ class Scheduler:
     def add_task(self, task: Task) -> None:
         """Hand in a task. It is copied, never changed. O(log n); an earlier task overtakes those that wait.
 
-        A uuid stands for one task: handing in the same task again, while its record is kept, is logged as an error and
-        changes nothing. Make a new `Task` to fire the same work again."""
+        Every call runs the task once: one that is added twice runs twice. The first is stored under the task's uuid,
+        every other one under a new uuid, with the task's uuid as its `origin`. `consume` gets the same task each
+        time."""
         if not isinstance(task, Task):
             raise InvalidInput(f"task must be a Task, not {quote(task)}")
         self._hand_in((task, to_json(f"the arguments of task {task.uuid}", task.args)))
@@ -172,21 +191,43 @@ class Scheduler:
         now = self._clock.now()
         for item in sorted(handed_in, key=lambda item: item[0].schedule_at):
             task, args = item
+            is_again = task.uuid in self._stored
             record = TaskRecord(task.uuid, task.source, task.schedule_at, now, now, args=args)
-            engine.add(Add((record,))).add_done_callback(partial(self._answered, item))
+            if is_again:
+                record.uuid, record.origin = new_uuid(), task.uuid
+            else:
+                self._note_stored(task.uuid)
+            engine.add(Add((record,))).add_done_callback(partial(self._answered, item, is_again))
 
-    def _answered(self, item: _HandedIn, future: asyncio.Future[list[Added]]) -> None:
+    def _note_stored(self, uuid: str) -> None:
+        """Remember that the uuid is taken. Only lately added ones are remembered, so that memory stays bounded. The
+        store refuses an older one, which is then remembered again."""
+        if len(self._stored) > KEEP_ENDED:
+            self._stored.clear()
+        self._stored.add(uuid)
+
+    def _answered(self, item: _HandedIn, is_again: bool, future: asyncio.Future[list[Added]]) -> None:
         error = None if future.cancelled() else future.exception()
+        if error is None:
+            return
+        uuid = item[0].uuid
         if isinstance(error, NotOpen):
-            self._hand_in(item)  # stop() came before the store was asked: the next start takes it
-        elif error is not None:
-            log.error("task %s from %s was not taken: %s", item[0].uuid, item[0].source, error)
+            # stop() came before the store was asked: the next start takes it.
+            if not is_again:
+                self._stored.discard(uuid)
+            self._hand_in(item)
+        elif isinstance(error, InvalidInput) and not is_again:
+            # Its uuid is in the store already. If the reason is another one, the next try says so.
+            self._note_stored(uuid)
+            self._hand_in(item)
+        else:
+            log.error("task %s from %s was not taken: %s", uuid, item[0].source, error)
 
     async def start(self) -> None:
         """Start firing. Calling it again while it runs does nothing."""
         if self._engine is not None:
             return
-        registered = _Registered(self._registry)
+        registered = _Registered(self._registry, _adapt_as_given)
         engine = Engine(
             self.store,
             clock=self._clock,

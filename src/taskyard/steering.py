@@ -8,14 +8,16 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from uuid import UUID
 
-from taskyard.errors import UnknownTask
+from taskyard.artifact_files import read_file
+from taskyard.errors import UnknownArtifact, UnknownTask
 from taskyard.listening import check_after, follow, make_filter
+from taskyard.model.attempt import AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
 from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
 from taskyard.model.given import AnyTask, check_count, check_uuid
 from taskyard.model.kinds import checked_verbs
-from taskyard.model.task import DEFAULT_QUEUE, Run, TaskRecord
+from taskyard.model.task import DEFAULT_QUEUE, Attempt, TaskRecord
 from taskyard.model.why import Why
 from taskyard.opened import Opened
 from taskyard.ports.store import ANY, QueueStatus, TaskFilter
@@ -64,9 +66,48 @@ class YardSteering(Opened, TaskSteering):
         groups first. What each run of one ended with: `runs`; to send them again: `retry`, `matching`, `run_again`."""
         return await self.store.failures(where, limit=check_count("limit", limit, least=1))
 
-    async def runs(self, uuid: AnyTask) -> list[Run]:
+    async def runs(self, uuid: AnyTask) -> list[Attempt]:
         """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
-        return await self.store.list_runs(check_uuid(uuid))
+        return [run for run in await self.attempts(uuid) if run.finished_at is not None]
+
+    async def attempts(self, uuid: AnyTask) -> list[Attempt]:
+        """The attempts of a task in order, the latest hundred; one that runs comes last."""
+        return await self.store.list_attempts(check_uuid(uuid))
+
+    async def log_lines(self, uuid: AnyTask, attempt: int | None = None, *, limit: int = 1000) -> list[AttemptLine]:
+        """The latest log lines of a task, or of one of its attempts (1 is the first), oldest first."""
+        asked, limit = check_uuid(uuid), check_count("limit", limit, least=1)
+        if attempt is None:
+            return await self.store.list_lines(asked, limit=limit)
+        token = await self._find_token(asked, attempt)
+        return [] if token is None else await self.store.list_lines(asked, token=token, limit=limit)
+
+    async def artifacts(self, uuid: AnyTask) -> list[AttemptArtifact]:
+        """The artifacts of a task, by attempt and name, without their content."""
+        return await self.store.list_artifacts(check_uuid(uuid))
+
+    async def read_artifact(self, uuid: AnyTask, name: str, attempt: int | None = None) -> bytes:
+        """The content of an artifact: that of the latest attempt that has one of this name, or of the attempt given.
+        `UnknownArtifact` if there is none; `ArtifactElsewhere`, with host and path, if it is a file of another machine
+        or the file is gone; `InvalidInput` if the file was changed."""
+        asked = check_uuid(uuid)
+        known = await self.store.list_artifacts(asked)
+        token = None if attempt is None else await self._find_token(asked, attempt)
+        tokens = [one.token for one in known if one.artifact.name == name]
+        if attempt is not None:
+            tokens = [one for one in tokens if one == token]
+        found = await self.store.find_artifact(asked, tokens[-1], name) if tokens else None
+        if found is None:
+            raise UnknownArtifact(asked, name, sorted({one.artifact.name for one in known}))
+        if found.data is not None:
+            return found.data
+        return await asyncio.to_thread(read_file, found)
+
+    async def _find_token(self, uuid: str, attempt: int) -> int | None:
+        """That of the attempt with this number. An attempt that was given back shares its number: the later counts."""
+        check_count("attempt", attempt, least=1)
+        tokens = [run.token for run in await self.store.list_attempts(uuid) if run.attempt == attempt]
+        return tokens[-1] if tokens else None
 
     def matching(self, where: TaskFilter = ANY, *, by: str = "") -> Matching:
         """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
@@ -81,7 +122,7 @@ class YardSteering(Opened, TaskSteering):
         after: int | None = None,
         kinds: Iterable[EventKind | str] | EventKind | str | None = None,
         queue: str | None = None,
-        source: str | None = None,
+        consumer: str | None = None,
         task: AnyTask | None = None,
         group: str | UUID | None = None,
     ) -> AsyncGenerator[Event, None]:
@@ -95,7 +136,7 @@ class YardSteering(Opened, TaskSteering):
         after, store, engine = check_after(after), self.store, self.engine
         if after is None:
             after = (await store.events(after=-1)).last  # before the tasks of a group are looked up
-        where = await make_filter(store, kinds=kinds, queue=queue, source=source, task=task, group=group)
+        where = await make_filter(store, kinds=kinds, queue=queue, consumer=consumer, task=task, group=group)
         with engine.changes() as changes:
             self._streams.add(changes)
             async with aclosing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from uuid import UUID
 
+from taskyard.artifact_files import ArtifactFolder, choose_folder
 from taskyard.blocking import OwnLoop
 from taskyard.cluster.membership import LeaseSettings
 from taskyard.consumers import check_settings, class_consumer, function_consumer
@@ -48,19 +50,22 @@ from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, to_json
+from taskyard.model.trace import inherit_trace
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, check_size, make_record, make_records, named
+from taskyard.ports.admission import Admission, check_admission
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import (
     BaseTaskConsumer,
     Consumer,
 )
+from taskyard.ports.places import Place, Places
 from taskyard.ports.store import ANY, Add, Store, TaskFilter
 from taskyard.queueing.matching import RerunReport
 from taskyard.registering import Registering
 from taskyard.rerunning import run_again, run_all_again
 from taskyard.retention import KEEP_S, Keep, Retention
 from taskyard.schedules import Schedules
-from taskyard.settings import check_store, find_stall_s, make_store
+from taskyard.settings import check_store, find_stall_s, find_store_url, make_store
 from taskyard.steering import YardSteering
 
 if TYPE_CHECKING:
@@ -88,9 +93,15 @@ class Yard(Registering, YardSteering):
     `max_running` tasks run here at once (`threads` of them in threads); leaving the block waits `grace_s` seconds for
     what runs, then interrupts it and gives it back to the store (None: waits for as long as it takes). While it is open
     with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything);
-    `keep_latest` limits that by number as well, `keep_failed` sets what failed apart."""
+    `keep_latest` limits that by number as well, `keep_failed` sets what failed apart.
 
-    def __init__(
+    `artifacts` is the folder for artifacts that are too large for the store; no two stores may share one. By default it
+    is beside a SQLite file, among the data of this user for PostgreSQL, and temporary for `memory://`.
+
+    `admission` are checks that decide whether a task may start here now, such as whether a disk has room
+    (`taskyard.ports.admission`)."""
+
+    def __init__(  # noqa: PLR0913 - the settings of a yard, each with a name and a default
         self,
         store: str | Path | Store | None = None,
         *,
@@ -100,9 +111,15 @@ class Yard(Registering, YardSteering):
         keep_s: float | None = KEEP_S,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         name: str = "",
+        artifacts: str | os.PathLike[str] | None = None,
+        admission: Iterable[Admission] = (),
         clock: Clock | None = None,
     ) -> None:
         super().__init__()
+        self._checks = check_admission(admission)
+        if artifacts is not None and not isinstance(artifacts, str | os.PathLike):
+            raise InvalidInput(f"artifacts must be the path of a folder, not {quote(artifacts)}")
+        self._artifacts, self._artifact_folder = artifacts, ArtifactFolder(None)
         check_count("max_running", max_running, least=1)
         check_count("threads", threads, least=1)
         check_count("max_payload_bytes", max_payload_bytes, least=1, most=LARGEST_PAYLOAD)
@@ -122,6 +139,7 @@ class Yard(Registering, YardSteering):
         self.max_payload_bytes = max_payload_bytes
         self._queues: dict[str, QueueSettings] = {}
         self._unbucketed: set[str] = set()
+        self._placeless: set[str] = set()
         self._is_opening = self._is_serving = False
         self._stopping: asyncio.Future[None] | None = None
         self.own_loop = OwnLoop()
@@ -144,10 +162,13 @@ class Yard(Registering, YardSteering):
         timeout_s: float | None = None,
         retry: RetryPolicy | None = None,
         executor: str | None = None,
+        places: Places | Iterable[Place | str] | None = None,
     ) -> Callable[[Callable[P, R]], ConsumerFunction[P, R]]: ...
 
     def consumer(self, function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
-        """Make a function a consumer: `@yard.consumer`, or `@yard.consumer(concurrent_count=8, timeout_s=30)`."""
+        """Make a function a consumer: `@yard.consumer`, or `@yard.consumer(concurrent_count=8, timeout_s=30)`. With
+        `places` its tasks run there, one at a time each: `places=[Place("gpu-0", {"model": "a100"})]`. A task may name
+        labels that its place must have: `requires={"model": "a100"}`."""
         check_settings(settings)
         if function is None:
             return lambda given: self._decorate(given, settings)
@@ -344,6 +365,8 @@ class Yard(Registering, YardSteering):
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
         await warm_up_all([consumer.warm_up for consumer in self._consumers.values() if consumer.warm_up is not None])
+        url = find_store_url(self._where) if self._where is None or isinstance(self._where, str) else None
+        self._artifact_folder = choose_folder(self._artifacts, store, url) if serve else ArtifactFolder(None)
         engine, known = self._make_engine(store, serve), dict(self._consumers)
         await store.open()
         try:
@@ -360,8 +383,9 @@ class Yard(Registering, YardSteering):
         if self._consumers != known:
             engine.consumers_changed()  # they came or went meanwhile, when there was nobody to tell
         keep, failed = Keep(self._keep_s, self._keep_ended), self._keep_failed
-        if serve and not (keep.is_all and (failed is None or failed.is_all)):
-            retention = Retention(store, self._clock, keep, failed=failed)
+        if serve:
+            # Also if everything is kept: another process may prune, and leaves the files of this machine to us.
+            retention = Retention(store, self._clock, keep, failed=failed, artifacts=self._artifact_folder.path)
             self._retention = loop.create_task(retention.run(), name="taskyard-retention")
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
@@ -373,7 +397,13 @@ class Yard(Registering, YardSteering):
             consumers=self._consumers,
             executors=make_executors(self._pool_rules, self._consumers, threads=self._threads, serve=serve),
             queues=self._queues,
-            settings=replace(self._settings, serve=serve, lease=LeaseSettings(stall_s=find_stall_s())),
+            settings=replace(
+                self._settings,
+                serve=serve,
+                lease=LeaseSettings(stall_s=find_stall_s()),
+                checks=self._checks,
+                runner=replace(self._settings.runner, artifact_folder=self._artifact_folder.path),
+            ),
         )
 
     async def stop(self, *, grace_s: float | EllipsisType | None = ...) -> None:
@@ -397,6 +427,8 @@ class Yard(Registering, YardSteering):
             self._closed()
             try:
                 await store.close()
+                if self._artifact_folder.is_temporary and self._artifact_folder.exists():
+                    await asyncio.to_thread(self._artifact_folder.remove)
             finally:
                 self._stopping = None
                 stopping.set_result(None)
@@ -426,7 +458,7 @@ class Yard(Registering, YardSteering):
         """One task as the engine takes it; what is wrong with it is raised here."""
         record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self.max_payload_bytes)
         if options is DEFAULTS:
-            return Add((record,), options.dedupe, self.find_parent())
+            return Add((record,), options.dedupe, self.find_parent((record,)))
         return self._add([record], options)
 
     def encode(self, consumer: Consumer, given: Mapping[str, Any]) -> str:
@@ -447,12 +479,26 @@ class Yard(Registering, YardSteering):
                 rules.order,
             )
 
+    def _check_places(self, consumer: str, requires: Iterable[str]) -> None:
+        """Say so once if no place here can fit. It is no error: another process may have such a place."""
+        known = self._consumers.get(consumer)
+        if known is None or known.places is not None or not self._is_serving or consumer in self._placeless:
+            return
+        unchecked = set(requires) - {kind for check in self._checks for kind in check.kinds}
+        if unchecked:
+            self._placeless.add(consumer)
+            text = "no place fits requires=%s here: the consumer %s has no places in this process"
+            log.warning(text, ", ".join(sorted(unchecked)), consumer)
+
     def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
+        if options.requires:
+            for consumer in {record.consumer for record in records}:
+                self._check_places(consumer, options.requires)
         if options.bucket is not None:
             for queue in {record.queue for record in records}:
                 self._check_buckets(queue)
         after = {record.uuid: options.after for record in records} if options.after else {}
-        return Add(records, options.dedupe, self.find_parent(), after, options.dedupe_window_s)
+        return Add(records, options.dedupe, self.find_parent(records), after, options.dedupe_window_s)
 
     async def submit_many_to(
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
@@ -515,13 +561,17 @@ class Yard(Registering, YardSteering):
             self._check_buckets(record.queue)
         return record
 
-    def find_parent(self) -> Claim | None:
-        """The run that submits, if it is one of this yard: when it is stale, it submits nothing."""
+    def find_parent(self, records: Iterable[TaskRecord] = ()) -> Claim | None:
+        """The run that submits, if it is one of this yard: when it is stale, it submits nothing. The tasks that it
+        submits, `records`, become part of its trace."""
         run = find_current_run()
         if run is None or self._engine is None or not self._engine.is_ours(run.claim):
             return None
         # Code that a run has left behind submits on its own account.
-        return None if run.ended else run.claim
+        if run.ended:
+            return None
+        inherit_trace(run.claim, records)
+        return run.claim
 
     # --- looking and steering -----------------------------------------------------------------------------------------
 

@@ -1,11 +1,14 @@
 """The app the tests of the command line run; each test has a copy of it in its own folder, as `app.py`."""
 
 import asyncio
+import logging
 import threading
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from taskyard import RetryPolicy, Yard, current_run
+from taskyard.model.attempt import dropped_line
 
 yard = Yard("sqlite:///work.db")
 yard.define_queue("cpu", concurrency=2)
@@ -19,6 +22,18 @@ async def add(a: int, b: int = 1) -> int:
 @yard.consumer(queue="cpu")
 def boom(why: str = "no reason", password: str = "") -> None:
     raise ValueError(f"{why} {password}".strip())
+
+
+@yard.consumer
+def outputs(password: str = "") -> None:
+    """Leaves lines and artifacts behind."""
+    run = current_run()
+    run.log("a line with \x1b[31m and %s", password)
+    run.keep_lines([dropped_line(1234, datetime.now(UTC))])
+    run.log("careful", level=logging.WARNING)
+    run.artifact("note.txt", "to be read\n")
+    run.artifact("raw.bin", bytes(range(256)))
+    run.artifact("large.bin", bytes(300 * 1024))
 
 
 @yard.consumer(retry=RetryPolicy(max_retries=1, first_s=0.05))

@@ -62,6 +62,6 @@ def test_ctrl_c_ends_the_demo_at_once(shell: Shell) -> None:
 def test_the_ledger_of_the_demo_is_in_order(shell: Shell) -> None:
     """Tasks of one key run one after the other, in the order they were submitted."""
     shell.ok("demo", "--once", "--store", shell.url)
-    listed = shell.here("ls", "--source", "ledger", "--store", shell.url, "--json").json
+    listed = shell.here("ls", "--consumer", "ledger", "--store", shell.url, "--json").json
     assert [task["result"]["line"] for task in reversed(listed["tasks"])] == [1, 2, 3]
     assert [task["args"]["entry"] for task in reversed(listed["tasks"])] == ["entry 1", "entry 2", "entry 3"]

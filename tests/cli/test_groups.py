@@ -71,8 +71,9 @@ def test_group_cancel_ends_all_that_has_not_ended(shell: Shell) -> None:
     assert (done.code, done.out) == (0, "4 tasks were canceled, or asked to stop\n⊘ 3 canceled\n")
     records = [shell.record(uuid) for uuid in (*tasks, group)]
     assert {record.state for record in records} == {TaskState.CANCELED}
-    assert {record.error.message for record in records if record.error is not None} == {"not needed"}
-    assert all((record.note or "").startswith("canceled by cli:") for record in records)
+    asked = [record.cancel for record in records if record.cancel is not None]
+    assert [cancel.reason for cancel in asked] == ["not needed"] * len(records)
+    assert all(cancel.actor.startswith("cli:") for cancel in asked)
     again = shell.here("group", "cancel", group, "--store", shell.url)
     assert (again.code, again.out) == (1, "nothing is left to change\n⊘ 3 canceled\n")
 

@@ -50,17 +50,17 @@ def test_ls_filters_and_pages(shell: Shell) -> None:
     assert [task["uuid"] for task in first["tasks"]] == [boom, *adds[:1:-1]]
     assert ids("--before", first["before"][-8:]) == [adds[1], adds[0]]
     assert ids("--queue", "cpu") == [boom]
-    assert ids("--source", "add", "--state", "queued,running", "--limit", "1") == [adds[4]]
+    assert ids("--consumer", "add", "--state", "queued,running", "--limit", "1") == [adds[4]]
     assert ids("--state", "ended") == []
 
 
 def test_the_next_page_is_asked_for_as_this_one_was(shell: Shell) -> None:
     """What the list says to type for more has the same filter and number."""
     shell.seed(*[("add", {"a": n}) for n in range(5)])
-    out = shell.here("ls", "--store", shell.url, "--source", "add", "--state", "queued,running", "-n", "2").out
+    out = shell.here("ls", "--store", shell.url, "--consumer", "add", "--state", "queued,running", "-n", "2").out
     (hint,) = [line for line in out.splitlines() if line.startswith("the next ones: taskyard ls")]
     first = shell.here("ls", "--store", shell.url, "--json", "-n", "2").json
-    assert hint.endswith(f"ls --state queued,running --source add -n 2 --before {first['before'][-8:]}")
+    assert hint.endswith(f"ls --state queued,running --consumer add -n 2 --before {first['before'][-8:]}")
     assert shell.here(*hint.split()[4:], "--store", shell.url, "--json").json["before"] is not None
 
 

@@ -17,6 +17,7 @@ from taskyard.cli.steering import steer
 from taskyard.cli.target import Target
 from taskyard.errors import OutcomeUnknown, StoreUnavailable
 from taskyard.model.command import Retry
+from taskyard.model.notes import NoteCode
 from taskyard.model.state import TaskState
 from taskyard.ports.store import TaskFilter
 from taskyard.queueing import matching
@@ -36,13 +37,15 @@ def test_retry_all_takes_what_failed_with_this_error(shell: Shell) -> None:
     boom, away, done = shell.seed(("boom", {}), ("flaky", {"host": "a"}), ("add", {"a": 1}), work=True)
     chosen = ("retry", "--all", "--error", "OSError", "--store", shell.url)
     counted = shell.here(*chosen, "--dry-run", "--json").json
-    nobody = {"moved": 0, "changed_meanwhile": 0, "unfit": {}, "quarantined": 0}
+    nobody = {"moved": 0, "changed_meanwhile": 0, "unfit": {}, "reasons": {}, "quarantined": 0}
     assert counted == {"matched": 1, **nobody, "dry_run": True, "interrupted": False}
     assert shell.record(away).state is TaskState.FAILED
     assert shell.here(*chosen).out == "1 task matched   ✔ 1 changed\n"
     found = [shell.record(uuid).state for uuid in (boom, away, done)]
     assert found == [TaskState.FAILED, TaskState.QUEUED, TaskState.COMPLETED]
-    assert (shell.record(away).note or "").startswith("sent again by cli:")
+    note = shell.record(away).note
+    assert note is not None
+    assert (note.code, note.actor.partition(":")[0]) == (NoteCode.RETRIED, "cli")
     assert shell.here("retry", "--all", "--error", "TimeoutError", "--store", shell.url).out == "no task matches\n"
 
 
@@ -57,9 +60,9 @@ def test_a_filter_chooses_among_tasks(shell: Shell) -> None:
         found: int = shell.here("hold", "--all", "--dry-run", "--json", "--store", shell.url, *options).json["matched"]
         return found
 
-    narrowed = [("--queue", "cpu"), ("--source", "add"), ("--key", "k"), ("--state", "scheduled"), ("--older", "1h")]
+    narrowed = [("--queue", "cpu"), ("--consumer", "add"), ("--key", "k"), ("--state", "scheduled"), ("--older", "1h")]
     assert [matched(*options) for options in narrowed] == [1, 4, 1, 1, 0]
-    assert [matched(), matched("--newer", "1h"), matched("--source", "add", "--state", "queued")] == [5, 5, 3]
+    assert [matched(), matched("--newer", "1h"), matched("--consumer", "add", "--state", "queued")] == [5, 5, 3]
     assert shell.here("hold", "--all", "--queue", "cpu", "--store", shell.url).code == 0
     assert [shell.record(uuid).state for uuid in (boom, keyed, late)] == [
         TaskState.PAUSED, TaskState.QUEUED, TaskState.SCHEDULED,
@@ -87,10 +90,10 @@ def test_a_source_that_nobody_knows_is_refused(shell: Shell, dry_run: tuple[str,
     """No task is of it and nobody has it: whatever the command, it ends with 1 and names the one that was meant."""
     shell.seed(("boom", {}), ("add", {"a": 1}))
     for verb in ("cancel", "retry", "run-again", "hold"):
-        done = shell.here(verb, "--all", "--source", "bom", *dry_run, "--store", shell.url)
+        done = shell.here(verb, "--all", "--consumer", "bom", *dry_run, "--store", shell.url)
         assert (done.code, done.out) == (1, ""), verb
         assert done.err == (
-            "error: no source is called 'bom', and no task here is of one; did you mean 'boom'? "
+            "error: no consumer is called 'bom', and no task here is of one; did you mean 'boom'? "
             "known are 'add', 'boom'\n"
         )
     assert states(shell) == {"queued": 2}
@@ -99,8 +102,8 @@ def test_a_source_that_nobody_knows_is_refused(shell: Shell, dry_run: tuple[str,
 def test_a_source_is_known_while_somebody_has_it(shell: Shell) -> None:
     """By a task, also an ended one, by the app that is named, or by a schedule: then nothing matches, which is fine."""
     shell.seed(("boom", {}), work=True)
-    app, retry = ("--app", "tests.cli.sample_app"), ("retry", "--all", "--store", shell.url, "--source")
-    assert shell.here("cancel", "--all", "--store", shell.url, "--source", "boom").out == "no task matches\n"
+    app, retry = ("--app", "tests.cli.sample_app"), ("retry", "--all", "--store", shell.url, "--consumer")
+    assert shell.here("cancel", "--all", "--store", shell.url, "--consumer", "boom").out == "no task matches\n"
     assert shell.here(*retry, "flaky", *app).out == "no task matches\n"
     assert shell.here(*retry, "bom", "--app", "nowhere").code == 1
     assert shell.here(*retry, "hold").code == 1
@@ -111,7 +114,7 @@ def test_a_source_is_known_while_somebody_has_it(shell: Shell) -> None:
 def test_a_worker_makes_its_consumers_known(shell: Shell) -> None:
     """What a worker serves is a source, before there is any task of it."""
     shell.start_worker()
-    done = shell.here("hold", "--all", "--store", shell.url, "--source", "deaf")
+    done = shell.here("hold", "--all", "--store", shell.url, "--consumer", "deaf")
     assert (done.code, done.out) == (0, "no task matches\n")
 
 
@@ -120,12 +123,12 @@ def test_a_list_of_what_nobody_knows_says_so(shell: Shell, command: str) -> None
     """Where no task is listed because the source, or the queue, is unknown, that is told; a program gets none."""
     shell.seed(("boom", {}), work=True)
     where = ("--store", shell.url)
-    told = shell.here(command, "--source", "bom", *where)
+    told = shell.here(command, "--consumer", "bom", *where)
     assert told.code == 0
-    assert told.out.startswith("no source is called 'bom', and no task here is of one; did you mean 'boom'?")
+    assert told.out.startswith("no consumer is called 'bom', and no task here is of one; did you mean 'boom'?")
     told = shell.here(command, "--queue", "cpux", *where)
     assert told.out.startswith("no queue is called 'cpux'; did you mean 'cpu'?")
-    none = shell.here(command, "--source", "bom", *where, "--json").json
+    none = shell.here(command, "--consumer", "bom", *where, "--json").json
     assert (none["tasks"] if command == "ls" else none) == []
 
 
@@ -135,10 +138,11 @@ def test_what_does_not_fit_is_counted_by_why(shell: Shell) -> None:
     shell.seed(("add", {"a": 1}), ("boom", {}), work=True)
     done = shell.here("retry", "--all", "--state", "ended", "--store", shell.url)
     assert done.code == 1
-    why = "it is completed; only a failed task can be sent again; submit a new one"
+    why = "only a failed task can be retried; submit a new one"
     assert done.out == f"2 tasks matched   ✔ 1 changed   ✘ 1 not: {why}\n"
     counted = shell.here("retry", "--all", "--state", "completed", "--dry-run", "--json", "--store", shell.url).json
-    assert (counted["matched"], counted["unfit"]) == (1, {why: 1})
+    assert (counted["matched"], counted["unfit"]) == (1, {"not_failed": 1})
+    assert counted["reasons"] == {"not_failed": why}
 
 
 def test_many_are_not_changed_without_a_word(shell: Shell) -> None:
@@ -180,7 +184,7 @@ def test_start_priority_and_reschedule_take_all_that_match(shell: Shell) -> None
     """The commands that change a place, a priority or a time take `--all` as well, with their own arguments."""
     first, second = shell.seed(("add", {"a": 1}), ("add", {"a": 2}), priority="low")
     (other,) = shell.seed(("boom", {}))
-    chosen = ("--all", "--source", "add", "--store", shell.url)
+    chosen = ("--all", "--consumer", "add", "--store", shell.url)
     assert shell.here("reschedule", *chosen, "2h").code == 0
     assert [shell.record(uuid).state for uuid in (first, second)] == [TaskState.SCHEDULED] * 2
     assert shell.here("priority", *chosen, "normal").code == 0
@@ -216,7 +220,9 @@ def test_who_asked_is_kept(shell: Shell) -> None:
     """What is changed at a shell names the user of that shell."""
     (uuid,) = shell.seed(("add", {"a": 1}))
     assert shell.here("hold", uuid, "--store", shell.url, "--reason", "later", LOGNAME="ana").code == 0
-    assert shell.record(uuid).note == "held by cli:ana: later"
+    hold = shell.record(uuid).hold
+    assert hold is not None
+    assert (hold.actor, hold.reason) == ("cli:ana", "later")
 
 
 def test_a_user_without_a_name_is_a_number(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +236,9 @@ def test_a_user_without_a_name_is_a_number(shell: Shell, monkeypatch: pytest.Mon
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     nameless = dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME"), "")
     assert shell.here("hold", uuid, "--store", shell.url, **nameless).code == 0
-    assert shell.record(uuid).note == f"held by cli:{os.getuid()}"
+    hold = shell.record(uuid).hold
+    assert hold is not None
+    assert (hold.actor, hold.reason) == (f"cli:{os.getuid()}", "")
 
 
 def test_what_was_run_again_before_an_interrupt_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +353,7 @@ def test_who_is_interrupted_is_told_so(
 def test_all_that_match_are_run_again_with_an_argument_changed(shell: Shell) -> None:
     """`run-again --all --set` makes a new task of each that ended and matches, once it is known how many they are."""
     old = shell.seed(("add", {"a": 1}), ("add", {"a": 2}), ("boom", {}), work=True)
-    chosen = ("run-again", "--all", "--source", "add", "--set", "a=5", "--app", "app:yard", "--store", shell.url)
+    chosen = ("run-again", "--all", "--consumer", "add", "--set", "a=5", "--app", "app:yard", "--store", shell.url)
     counted = shell.ok(*chosen, "--dry-run").out
     assert counted == "2 tasks matched; nothing was changed: without --dry-run it would run them again\n"
     assert shell.ok(*chosen).out == "2 tasks matched   ✔ 2 changed\n"
@@ -353,7 +361,7 @@ def test_all_that_match_are_run_again_with_an_argument_changed(shell: Shell) -> 
     made = [(record.origin, record.args) for record in new if record.origin is not None]
     assert sorted(made) == sorted((uuid, '{"a":5}') for uuid in old[:2])
     left = "2 left out: they were run again before; --repeat runs them once more"
-    once_more = ("run-again", "--all", "--source", "add", "--store", shell.url)
+    once_more = ("run-again", "--all", "--consumer", "add", "--store", shell.url)
     assert shell.here(*once_more).out == f"no task matches   {left}\n"
     said = shell.here(*once_more, "--repeat", "--json").json
     assert (said["moved"], said["run_again"]) == (2, 0)

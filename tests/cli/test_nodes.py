@@ -31,7 +31,7 @@ def test_nodes_are_listed_with_what_they_run(shell: Shell) -> None:
         "host": socket.gethostname(),
         "pid": worker.process.pid,
         "queues": ["cpu", "default"],
-        "sources": ["add", "boom", "flaky", "hold", "until", "stubborn", "deaf", "sleeper"],
+        "consumers": ["add", "boom", "outputs", "flaky", "hold", "until", "stubborn", "deaf", "sleeper"],
         "running": 2,
         "draining": False,
         "stopping": False,
@@ -136,7 +136,9 @@ def test_a_node_that_is_not_there_is_refused(shell: Shell) -> None:
         done = shell.here("node", "drain", given, "--store", shell.url)
         assert (done.code, done.out) == (1, "")
         assert f"no node {given!r} is on this store" in done.err
-    assert shell.here("node", "drain", "nobody", "--store", shell.url, "--json").err.startswith('{"code":"UnknownNode"')
+    assert shell.here("node", "drain", "nobody", "--store", shell.url, "--json").err.startswith(
+        '{"code":"unknown_node"'
+    )
     assert not shell.here("node", "ls", "--store", shell.url, "--json").json[0]["draining"]
     worker.signal(signal.SIGTERM)
     worker.process.wait(timeout=LONG_S)

@@ -15,12 +15,12 @@ import pytest
 from taskyard.cli import target
 from taskyard.cli.doctor import blocking
 from taskyard.cli.doctor import server as examination
-from taskyard.stores.migrate import migrations, schema_at
-from taskyard.stores.postgres import connection
+from taskyard.stores.migrations import list_migrations, newest
+from taskyard.stores.postgres import connection, schema
 from taskyard.testing.postgres import FAST, Databases, Server, at_database
 from tests.cli.shell import Done, Shell
 
-BEFORE, NEWEST = [number for number, _ in migrations("postgres")[-2:]]
+NEWEST = newest("postgres")
 
 SECRET = "sesame"
 CLERK = f"clerk:{SECRET}"
@@ -132,7 +132,7 @@ def test_steering_on_a_server(shell: Shell, url: str) -> None:
 
 
 def names() -> str:
-    return ", ".join(schema_at(0, "postgres").pending)
+    return ", ".join([*(one.name for one in list_migrations("postgres")), schema.bundle().name])
 
 
 def test_run_shows_no_password(shell: Shell, url: str) -> None:
@@ -211,14 +211,14 @@ def test_an_older_schema_of_somebody_elses(shell: Shell, place: Place, url: str,
     done = shell.run(*command.split(), "--store", place.url(CLERK))
     said = " ".join((done.out + done.err).split())
     assert done.code == 3, done
-    assert f"schema has version {BEFORE}, older than the {NEWEST} of this Taskyard" in said
+    assert f"schema has version {NEWEST} and lacks {schema.bundle().name} of this Taskyard" in said
     assert "let app, who owns the schema, run `taskyard migrate`" in said
     assert "GRANT CREATE" not in said
 
 
 async def _grow_older(url: str) -> None:
     conn = await asyncpg.connect(url)
-    await conn.execute(f"DELETE FROM taskyard.migration WHERE number = {NEWEST}")
+    await conn.execute("UPDATE taskyard.bundle SET version = 0")
     await conn.execute("GRANT USAGE ON SCHEMA taskyard TO clerk; GRANT ALL ON ALL TABLES IN SCHEMA taskyard TO clerk")
     await conn.close()
 
@@ -249,7 +249,7 @@ def test_an_address_that_makes_no_sense(shell: Shell, address: str) -> None:
 def test_a_newer_schema_is_left_alone(shell: Shell, place: Place, url: str) -> None:
     """A database that a newer version has migrated is refused with 3 and advice by whatever command."""
     shell.here("migrate", "--store", url)
-    place.databases.execute("INSERT INTO taskyard.migration (number) VALUES (99)", place.superuser_url)
+    place.databases.execute("INSERT INTO taskyard.migration VALUES (99, '0099_later', '')", place.superuser_url)
     for command in (["ls"], ["migrate"], ["migrate", "--check"], ["worker", "app:yard"]):
         done = shell.run(*command, "--store", url)
         assert done.code == 3, done
@@ -278,7 +278,7 @@ def test_a_schema_of_somebody_elses(shell: Shell, place: Place, url: str) -> Non
 LOST = [
     pytest.param("DELETE FROM taskyard.migration", "'migration' is missing or empty", id="rows"),
     pytest.param("DROP TABLE taskyard.migration", "'migration' is missing or empty", id="table"),
-    pytest.param("DELETE FROM taskyard.migration WHERE number IN (1, 3)", f"lacks 1, 3 below {NEWEST}", id="hole"),
+    pytest.param("UPDATE taskyard.migration SET number = number + 1", f"lacks 1 below {NEWEST + 1}", id="hole"),
 ]
 
 
@@ -301,7 +301,12 @@ def test_a_worker_under_which_the_schema_was_dropped(shell: Shell, place: Place,
     """A worker whose tables are gone says what makes them anew."""
     worker = shell.start("worker", "app:yard", TASKYARD_STORE=url)
     worker.hear("is running")
-    place.databases.execute("DROP SCHEMA taskyard CASCADE", place.superuser_url)
+    for _ in range(10):
+        try:
+            place.databases.execute("DROP SCHEMA taskyard CASCADE", place.superuser_url)
+            break
+        except asyncpg.DeadlockDetectedError:
+            continue  # the worker reads several tables at a time, in another order
     assert "restore it from a backup, or make it anew and empty: `taskyard migrate`" in worker.hear("does not exist")
 
 
@@ -356,7 +361,7 @@ def test_a_start_that_cannot_be_given_up_does_not_keep_the_process(shell: Shell,
 def test_a_schedule_that_cannot_be_read_is_named(shell: Shell, place: Place, url: str) -> None:
     """The doctor says of a schedule that it cannot be read, and so does not fire."""
     shell.here("migrate", "--store", url)
-    odd = "INSERT INTO taskyard.schedule (name, definition, state, version, by, from_code) "
+    odd = "INSERT INTO taskyard.schedule (name, definition, state, version, actor, from_code) "
     place.databases.execute(odd + "VALUES ('odd', '{}', '{}', 1, 'me', false)", url)
     done = shell.here("doctor", "--store", url)
     assert (done.code, "'odd' cannot be read here" in " ".join(done.out.split())) == (1, True)

@@ -87,7 +87,7 @@ def test_a_schedule_is_run_and_backfilled(scheduled: Shell) -> None:
     """Run makes one task now; a backfill one for each time that has passed, and none the second time."""
     app = ("--app", "app:yard")
     (task,) = on(scheduled, "run", "nightly", *app).out.split()
-    assert scheduled.record(task).source == "add"
+    assert scheduled.record(task).consumer == "add"
     span = ("--from", "2026-01-01T00:00Z", "--to", "2026-01-08T00:00Z")
     made = on(scheduled, "backfill", "nightly", *span, *app, "--json").json["tasks"]
     assert len(made) == 7
@@ -164,7 +164,7 @@ def test_a_schedule_is_removed(scheduled: Shell) -> None:
 def test_one_that_cannot_be_read_is_listed_beside_the_others(scheduled: Shell) -> None:
     """The list and the doctor say of it what is wrong; the others are as they were, and it can be removed."""
     with closing(apsw.Connection(str(scheduled.path))) as conn:
-        conn.execute("INSERT INTO schedule SELECT 'odd', definition, '{', version, by, from_code FROM schedule")
+        conn.execute("INSERT INTO schedule SELECT 'odd', definition, '{', version, actor, from_code FROM schedule")
     nightly, odd = on(scheduled, "ls", "--json").json
     assert (nightly["state"], odd["state"]) == ("active", "unreadable")
     assert "unreadable" in on(scheduled, "ls").out

@@ -134,7 +134,7 @@ async def test_a_worker_that_ends_by_an_error_gives_back_what_it_holds(shell: Sh
     with contextlib.chdir(shell.folder):
         serving = asyncio.create_task(serve(Target(shell.url, "tests.cli.sample_app:yard"), service))
         async with Yard(f"sqlite:///{shell.path}").client() as other:
-            await other.store.turn("nobody", adds=[an_add(a_record(source="hold"))])
+            await other.store.turn("nobody", adds=[an_add(a_record(consumer="hold"))])
             started = await anext(other.events(after=0, kinds="running"))
             serving.cancel()
             await asyncio.wait({serving})

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from taskyard.model.notes import Note, NoteCode
 from taskyard.model.state import TaskState
 from tests.cli.shell import Shell
 
@@ -19,12 +20,12 @@ def test_cancel_ends_what_waits_at_once(shell: Shell) -> None:
     assert done.out.count("⊘ canceled") == 2
     record = shell.record(one)
     assert record.state is TaskState.CANCELED
-    assert record.error is not None
-    assert record.error.message == "not needed"
+    assert record.cancel is not None
+    assert (record.cancel.reason, record.error) == ("not needed", None)
     again = shell.here("cancel", one, "--store", shell.url, "--json")
     assert again.code == 1
     (answer,) = again.json
-    assert (answer["ok"], answer["code"], answer["uuid"]) == (False, "CommandRefused", one)
+    assert (answer["ok"], answer["code"], answer["uuid"]) == (False, "is_canceled", one)
     assert answer["state"] == "canceled"
 
 
@@ -52,7 +53,8 @@ def test_retry_sends_failed_tasks_again(shell: Shell) -> None:
     mixed = shell.here("retry", second, done, "--tail", "--store", shell.url, "--json")
     assert mixed.code == 1
     assert [answer["ok"] for answer in mixed.json] == [True, False]
-    assert "only a failed task" in mixed.json[1]["why"]
+    assert mixed.json[1]["code"] == "not_failed"
+    assert "only a failed task" in mixed.json[1]["message"]
     places = [shell.record(uuid).position for uuid in (first, waiting, second)]
     assert places == sorted(places)
 
@@ -67,10 +69,15 @@ def test_cancel_by_force_warns_of_damage(shell: Shell) -> None:
     assert asked.out.endswith("and it is canceled when that has ended; what it was writing may be damaged\n")
     worker.hear(f"canceled  sleeper {uuid}")
     record = shell.record(uuid)
-    assert (record.note or "").startswith("canceled by force by cli:")
-    assert (record.note or "").endswith("may be damaged; killed, because it was canceled by force")
-    assert record.error is not None
-    assert "in the way" in record.error.message
+    assert record.cancel is not None
+    assert (record.cancel.is_forced, record.cancel.reason) == (True, "in the way")
+    assert record.cancel.actor.startswith("cli:")
+    how = "killed, because it was canceled by force"
+    assert record.note == Note(NoteCode.STOPPED_BY_CANCEL, reason=how)
+    assert record.remarks.endswith(f": in the way; what it was writing may be damaged; {how}")
+    shown = shell.here("show", uuid, "--store", shell.url, "--json").json
+    assert (shown["cancel"]["reason"], shown["cancel"]["is_forced"]) == ("in the way", True)
+    assert (shown["note"]["code"], shown["remarks"]) == ("stopped_by_cancel", record.remarks)
 
 
 @pytest.mark.spec("QUE-06")
@@ -125,12 +132,16 @@ def test_hold_release_and_skip(shell: Shell) -> None:
     (uuid,) = shell.seed(("boom", {}))
     place = shell.record(uuid).position
     assert shell.here("hold", uuid, "--store", shell.url).out.endswith("boom  ‖ paused\n")
+    held = shell.here("show", uuid, "--store", shell.url, "--json").json
+    assert (held["hold"]["actor"].partition(":")[0], held["note"], held["cancel"]) == ("cli", None, None)
     released = shell.here("release", uuid, "--store", shell.url)
     assert released.out.endswith("boom  ○ queued; at its old place on queue 'cpu'\n")
     assert shell.record(uuid).position == place
     assert "cannot release" in shell.here("release", uuid, "--store", shell.url).out
     assert shell.here("skip", uuid, "--reason", "not wanted", "--store", shell.url).out.endswith("» skipped\n")
-    assert (shell.record(uuid).note or "").endswith(": not wanted")
+    note = shell.record(uuid).note
+    assert note is not None
+    assert (note.code, note.reason) == (NoteCode.SKIPPED, "not wanted")
     refused = shell.here("skip", uuid, "--store", shell.url)
     assert (refused.code, refused.out) == (1, f"✘ refused  cannot skip task {uuid}: it is skipped\n")
 

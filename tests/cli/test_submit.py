@@ -30,7 +30,7 @@ def test_submit_stores_a_task_and_prints_its_id(shell: Shell) -> None:
     )
     record = shell.record(done.out.strip())
     assert json.loads(record.args) == {"a": 2, "b": 40}
-    assert (record.source, record.priority, record.key, record.state) == ("add", 0, "disk", TaskState.SCHEDULED)
+    assert (record.consumer, record.priority, record.key, record.state) == ("add", 0, "disk", TaskState.SCHEDULED)
     assert (record.due_at - record.created_at).total_seconds() == 300
     assert "scheduled" in done.err
     assert "due in 5 min" in done.err
@@ -45,7 +45,12 @@ def test_submit_can_wait_for_other_tasks(shell: Shell) -> None:
         "--store", shell.url,
     )  # fmt: skip
     record = shell.record(done.out.strip())
-    assert (record.state, record.waits, record.on_failure, record.bucket) == (TaskState.BLOCKED, 2, "skip", "b")
+    assert (record.state, record.open_dependencies, record.on_failure, record.bucket) == (
+        TaskState.BLOCKED,
+        2,
+        "skip",
+        "b",
+    )
     nobody = shell.here(
         "submit", "add", "a=3", "--after", "ffffffff", "--app", "tests.cli.sample_app", "--store", shell.url
     )
@@ -65,7 +70,7 @@ def test_submit_takes_every_way_to_dedupe(shell: Shell) -> None:
     assert f"merged into the one that was there, whose window ends at {until}" in shell.here(*of[:-1], *window).err
     assert shell.record(first["uuid"]).dedupe_scope == "window"
     refused = json.loads(shell.here(*of, *window[2:], "--dedupe", "refuse").err.splitlines()[-1])
-    assert (refused["code"], refused["existing"], refused["until"]) == ("DuplicateTask", first["uuid"], again["until"])
+    assert (refused["code"], refused["existing"], refused["until"]) == ("duplicate_task", first["uuid"], again["until"])
     assert "it is queued, and its window ends at" in refused["message"]
     other = shell.here(*of, "--dedupe", "replace", "--dedupe-scope", "queued", "--dedupe-key", "k").json
     assert shell.record(other["uuid"]).dedupe_scope == "queued"
@@ -104,7 +109,7 @@ def test_submit_can_wait_for_the_result(shell: Shell) -> None:
     assert shell.ok("submit", "add", "a=2", "b=40", "--app", "app", "--wait").out == "42\n"
     failed = shell.run("submit", "boom", "why=bad luck", "--app", "app", "--wait-timeout", "30", "--json")
     assert (failed.code, failed.out) == (1, "")
-    assert json.loads(failed.err)["code"] == "TaskFailed"
+    assert json.loads(failed.err)["code"] == "task_failed"
     assert "bad luck" in json.loads(failed.err)["message"]
 
 
@@ -118,11 +123,11 @@ def test_submit_without_an_app_asks_the_workers(shell: Shell) -> None:
     assert "not checked" in done.err
     refused = shell.run("submit", "nope", "--store", shell.url)
     assert refused.code == 1
-    assert "add, boom, deaf, flaky, hold, sleeper, stubborn, until" in refused.err
+    assert "add, boom, deaf, flaky, hold, outputs, sleeper, stubborn, until" in refused.err
 
 
 REFUSED = [
-    pytest.param(["nope"], 1, "add, boom, deaf, flaky, hold, sleeper, stubborn, until", id="unknown-consumer"),
+    pytest.param(["nope"], 1, "add, boom, deaf, flaky, hold, outputs, sleeper, stubborn, until", id="unknown-consumer"),
     pytest.param(["add", "a=x"], 1, "a: Input should be a valid integer", id="wrong-type"),
     pytest.param(["add", "b=1"], 1, "a: Field required", id="missing-argument"),
     pytest.param(["add", "a=1", "c=1"], 1, "c: Extra inputs", id="unknown-argument"),

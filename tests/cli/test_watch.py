@@ -26,12 +26,12 @@ def test_progress_is_seen_from_another_process(shell: Shell) -> None:
     assert running["progress"] == {"fraction": 0.5, "message": "half way there", "rate": 3.25}
 
 
-@pytest.mark.parametrize("named", [("--queue", "cpu"), ("--source", "add"), ("--kind", "failed")])
+@pytest.mark.parametrize("named", [("--queue", "cpu"), ("--consumer", "add"), ("--kind", "failed")])
 def test_one_look_takes_no_filter(shell: Shell, named: tuple[str, str]) -> None:
     """`--once` shows the whole store: who wants a part of it is told, instead of being shown everything."""
     shell.seed(("add", {"a": 1}))
     refused = shell.here("watch", "--once", *named, "--store", shell.url)
-    assert (refused.code, refused.out, "leave --kind, --queue and --source out" in refused.err) == (2, "", True)
+    assert (refused.code, refused.out, "leave --kind, --queue and --consumer out" in refused.err) == (2, "", True)
 
 
 @pytest.mark.spec("QUE-29")
@@ -97,7 +97,7 @@ def test_some_events_only_are_lines(shell: Shell) -> None:
     do."""
     shell.seed(("boom", {}))
     watcher = shell.start(
-        "watch", "--until-idle", "--kind", "completed", "--kind", "failed", "--source", "add", "--store", shell.url
+        "watch", "--until-idle", "--kind", "completed", "--kind", "failed", "--consumer", "add", "--store", shell.url
     )
     elsewhere = shell.start("watch", "--until-idle", "--json", "--queue", "nowhere", "--store", shell.url)
     for one in (watcher, elsewhere):

@@ -71,7 +71,9 @@ def test_failures_are_listed_by_what_they_share(shell: Shell) -> None:
     assert lines[1].endswith("again ***")
     assert lines[-1].endswith("taskyard retry --all --error ValueError")
     groups = shell.here("failures", "--store", shell.url, "--json", "--error", "OSError").json
-    assert [(group["error"], group["source"], group["count"]) for group in groups] == [("ConnectionError", "flaky", 1)]
+    assert [(group["error"], group["consumer"], group["count"]) for group in groups] == [
+        ("ConnectionError", "flaky", 1)
+    ]
     assert shell.here("failures", "--store", shell.url, "--json", "--quarantined").json == []
 
 
@@ -80,7 +82,7 @@ def test_what_failed_is_named_where_nothing_matches(shell: Shell) -> None:
     shell.seed(("add", {"a": 1}), work=True)
     assert shell.here("failures", "--store", shell.url, "--error", "nope").out == "no task has failed\n"
     shell.seed(("boom", {}), ("boom", {}), ("flaky", {"host": "example.org"}), work=True)
-    for options in (["--error", "nope"], ["--source", "add"], ["--quarantined"]):
+    for options in (["--error", "nope"], ["--consumer", "add"], ["--quarantined"]):
         out = shell.here("failures", "--store", shell.url, *options).out
         assert out == "no failed task matches; what failed ended with ValueError (2), ConnectionError (1)\n"
 
@@ -92,7 +94,7 @@ def test_what_is_suggested_chooses_what_is_shown(quarantined: bool, options: str
     """The command that is proposed for the largest group is one that means it, also when it is in quarantine."""
     at = datetime(2026, 1, 1, tzinfo=UTC)
     group = FailureGroup(
-        error="system", source="resize", is_quarantined=quarantined, count=1, newest_at=at, uuid="u", message="gone"
+        error="system", consumer="resize", is_quarantined=quarantined, count=1, newest_at=at, uuid="u", message="gone"
     )
     console = Console(width=200)
     with console.capture() as said:

@@ -14,7 +14,7 @@ from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.contract import DurableStoreContract, PromptStoreContract, ScheduleContract, TiesContract
 from taskyard.testing.postgres import UNSEEN
 
-COUNTED = "SELECT state, sum(n)::bigint AS n FROM taskyard.tally WHERE queue = '' GROUP BY state"
+COUNTED = "SELECT state, sum(n)::bigint AS n FROM taskyard.state_count WHERE queue = '' GROUP BY state"
 
 
 class TestMemoryStore(PromptStoreContract, TiesContract, ScheduleContract):
@@ -36,7 +36,7 @@ class TestPostgresStore(DurableStoreContract, TiesContract, ScheduleContract):
         conn = await asyncpg.connect(postgres_url)
         counted: dict[str, int] = {row["state"]: row["n"] for row in await conn.fetch(COUNTED)}
         open_edges = await conn.fetchval("SELECT count(*) FROM taskyard.dependency WHERE NOT done")
-        untold_ends = await conn.fetchval("SELECT count(*) FROM taskyard.releasing")
+        untold_ends = await conn.fetchval("SELECT count(*) FROM taskyard.pending_release")
         unseen = await conn.fetch(UNSEEN)
         await conn.close()
         assert (counted.get("waiting", 0), counted.get("telling", 0)) == (open_edges, untold_ends)

@@ -1,4 +1,5 @@
-"""The short version of `python -m tests.torture leaders pg-leaders`."""
+"""The short version of `python -m tests.torture leaders pg-leaders`: with these seeds, nodes are both killed and
+stopped, for shorter and for longer than the others wait."""
 
 from pathlib import Path
 
@@ -13,18 +14,18 @@ from tests.torture import leaders
 def test_a_leader_that_dies_at_the_fire_second_changes_nothing(tmp_path: Path) -> None:
     """Nodes are killed or stopped when schedules fire, and some all believe that they lead: each fire time has one
     task."""
-    figures = leaders.run_part(tmp_path, trials=5, seed=9)
+    figures = leaders.run_part(tmp_path, trials=3, seed=38)
     assert figures.failures == []
-    assert figures.counts["fire times"] >= 5 * leaders.SCHEDULES
+    assert figures.counts["fire times"] >= 3 * leaders.SCHEDULES
 
 
 @pytest.mark.slow
 @pytest.mark.spec("SCH-17", "SCH-21")
 def test_the_same_on_postgresql(tmp_path: Path, databases: Databases) -> None:
     """The same holds on a database, where a node that is stopped loses its lease."""
-    figures = leaders.run_postgres_part(tmp_path, trials=4, seed=10, databases=databases)
+    figures = leaders.run_postgres_part(tmp_path, trials=3, seed=10, databases=databases)
     assert figures.failures == []
-    assert figures.counts["fire times"] >= 4 * leaders.SCHEDULES
+    assert figures.counts["fire times"] >= 3 * leaders.SCHEDULES
 
 
 @pytest.mark.slow

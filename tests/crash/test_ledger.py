@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, Run
+from taskyard.model.task import Attempt, Claim
 from taskyard.testing.ledger import LINE, Entry, Ledger, Stored, What, judge
 from taskyard.testing.samples import NOON, a_record
 
@@ -50,7 +50,7 @@ def task(
     """What the store says of one task: its runs as (attempt, token, state)."""
     later = NOON + timedelta(seconds=1)
     kept = [
-        Run(attempt=number, token=token, node="n", state=ended, started_at=NOON, ended_at=later)
+        Attempt(attempt=number, token=token, node="n", state=ended, started_at=NOON, finished_at=later)
         for number, token, ended in runs
     ]
     counted = attempt if attempt >= 0 else (runs[-1][0] if runs else 0)

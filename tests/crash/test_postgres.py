@@ -75,7 +75,7 @@ def test_a_queues_limit_holds_across_nodes(tmp_path: Path, databases: Databases)
 )
 def test_a_limit_that_does_not_hold_is_noticed(mutation: str, blame: str, tmp_path: Path, databases: Databases) -> None:
     """With nodes that do not count what the others run, or do not wait for each other, the same test turns red."""
-    figures = limits.run(tmp_path, trials=12, seed=SEED, databases=databases, mutation=mutation)
+    figures = limits.run(tmp_path, trials=6, seed=SEED, databases=databases, mutation=mutation)
     assert any(blame in failure for failure in figures.failures), figures.failures
 
 
@@ -114,5 +114,12 @@ def test_a_node_that_beats_again_keeps_its_tasks(tmp_path: Path, databases: Data
 
 def test_a_rescue_that_does_not_look_again_is_noticed(tmp_path: Path, databases: Databases) -> None:
     """With a rescue that does not care whether the node has beaten since, the same test turns red."""
-    figures = verdicts.run(tmp_path, trials=3, seed=SEED, databases=databases, mutation="rescue-without-looking")
-    assert any("was running" in failure for failure in figures.failures)
+    failures: list[str] = []
+    for seed in range(SEED, SEED + 3):  # a busy machine may miss the moment: up to three tries
+        if not any("was running" in failure for failure in failures):
+            where = tmp_path / str(seed)
+            where.mkdir()
+            failures += verdicts.run(
+                where, trials=1, seed=seed, databases=databases, mutation="rescue-without-looking"
+            ).failures
+    assert any("was running" in failure for failure in failures), failures

@@ -35,7 +35,7 @@ def test_the_program_runs(tmp_path):
 
 def test_the_numbers_and_defaults_are_right():
     """What the documents say of defaults and times is what the code does."""
-    plain = Schedule(name="x", rule=Every(60), source="y")
+    plain = Schedule(name="x", rule=Every(60), consumer="y")
     assert (plain.missed, plain.overlap, plain.catch_up_s) == (Missed.ONCE, Overlap.SKIP, 86_400)
     assert f"`grace_s` ({plain.grace_s:g})" in PAGE.read_text("utf-8")
     assert (DEPUTY_S, AHEAD.total_seconds()) == (2, 5)  # "about two seconds later", "more than five seconds ahead"

@@ -132,7 +132,7 @@ class Rig:
     def record(self, source: str, *, in_s: float = 0.0, at: datetime | None = None, **fields: Any) -> TaskRecord:
         now = self.clock.now()
         due = at or now + timedelta(seconds=in_s)
-        return TaskRecord(uuid=new_uuid(), source=source, due_at=due, created_at=now, updated_at=now, **fields)
+        return TaskRecord(uuid=new_uuid(), consumer=source, due_at=due, created_at=now, updated_at=now, **fields)
 
     def offer(self, *records: TaskRecord) -> "asyncio.Future[list[Added]]":
         return self.engine.add(Add(records))

@@ -1,168 +1,691 @@
-"""Slots: counting what runs, and saying what there is room for."""
+"""Which tasks may start here: checks that block tasks, blockers that are freed, and places with labels."""
 
-from dataclasses import replace
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from taskyard.model.limits import Demand
-from taskyard.ports.consumer import Consumer
-from taskyard.queueing.admission import Slots
+from taskyard.errors import OutcomeUnknown, StoreUnavailable
+from taskyard.model.blocker import Blocker, encode_requirements
+from taskyard.model.command import Block, Unblock
+from taskyard.model.event import EventKind
+from taskyard.model.limits import Demand, QueueOrder, QueueSettings
+from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
+from taskyard.ports.places import Place, Places
+from taskyard.ports.store import Add, TaskFilter
+from taskyard.queueing import checks
+from taskyard.queueing.blockers import LOOKS_AT_MOST, RECHECK_S
+from taskyard.stores.memory import MemoryStore
+from tests.engine.support import Rig, Work, quiet
+
+BLOCKED, QUEUED, RUNNING = TaskState.BLOCKED, TaskState.QUEUED, TaskState.RUNNING
 
 
-def consumers(**counts: Any) -> dict[str, Consumer]:
-    return {name: consumer(name, count) for name, count in counts.items()}
+@dataclass
+class Disks:
+    """An admission check: a task whose argument names a full disk is blocked."""
+
+    full: set[str] = field(default_factory=set)
+    kinds: Collection[str] = ("disk",)
+    looked: list[str] = field(default_factory=list)
+    slow: asyncio.Event | None = None
+    broken: Exception | None = None
+    freed: Callable[[str, str], None] = field(default=lambda kind, detail: None)
+
+    async def check(self, record: TaskRecord) -> Blocker | None:
+        self.looked.append(record.uuid)
+        if self.slow is not None:
+            await self.slow.wait()
+        if self.broken is not None:
+            raise self.broken
+        disk = record.args
+        return Blocker("disk", disk) if disk in self.full else None
+
+    def connect(self, freed: Callable[[str, str], None]) -> None:
+        self.freed = freed
+
+    def free(self, disk: str) -> None:
+        self.full.discard(disk)
+        self.freed("disk", disk)
 
 
-def consumer(name: str, count: Any) -> Consumer:
-    return Consumer(name=name, encode=str, call=str, is_async=False, executor="thread", concurrent_count=count)
+def rig_with(disks: Disks, **settings: Any) -> Rig:
+    return Rig(checks=(disks,), **settings)
 
 
-def test_room_is_what_is_left():
-    """The demand counts down with what is taken and up with what is freed."""
-    slots = Slots(consumers(a=2, b=1), max_running=10)
-    assert slots.demand() == Demand(10, {"a": 2, "b": 1})
-    slots.take("a")
-    slots.take("b")
-    assert slots.demand() == Demand(8, {"a": 1})
-    slots.free("b")
-    assert slots.demand() == Demand(9, {"a": 1, "b": 1})
+async def settled(rig: Rig) -> None:
+    """Everything that can happen without time has happened."""
+    for _ in range(5):
+        await quiet()
 
 
-def test_without_room_there_is_no_demand():
-    """When all sources, or all slots together, are taken, nothing is asked for."""
-    by_source, in_total = Slots(consumers(a=1), max_running=10), Slots(consumers(a=5), max_running=1)
-    by_source.take("a")
-    in_total.take("a")
-    assert by_source.demand() is None
-    assert in_total.demand() is None
+async def test_a_blocked_task_never_shows_as_running():
+    """It writes no started event, uses no attempt and no slot, and says what it waits for."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks, max_running=1)
+    rig.consumer("shrink", work)
+    await rig.engine.start()
+    blocked, other = await rig.submit("shrink", args="/data"), await rig.submit("shrink", args="/home")
+    await settled(rig)
+    assert work.began == [other]
+    found = await rig.found(blocked)
+    assert (found.state, found.attempt, found.node, found.blocked_by) == (BLOCKED, 0, None, "disk:/data")
+    told = [event.kind for event in (await rig.store.events(after=0)).events if event.uuid == blocked]
+    assert told == [EventKind.SUBMITTED, EventKind.BLOCKED]
+    work.let_go(other)
+    disks.free("/data")
+    work.let_go(blocked)
+    await rig.outcome(blocked)
+    assert work.began == [other, blocked]
+    await rig.engine.stop(1)
 
 
-def test_no_source_is_asked_for_beyond_its_executor():
-    """With two threads a source gets two, however many it may run; with none free it gets none, others get theirs."""
-    known = consumers(a=6, b=1) | {"c": replace(consumer("c", 9), executor="inline")}
-    slots = Slots(known, max_running=10, capacities={"thread": 2, "inline": None})
-    assert slots.demand() == Demand(10, {"a": 2, "b": 1, "c": 9})
-    slots.take("a")
-    assert slots.demand() == Demand(9, {"a": 1, "b": 1, "c": 9})
-    slots.take("a")
-    slots.take("b")
-    assert slots.demand() == Demand(7, {"c": 9})
-    slots.free("a")
-    assert slots.demand() == Demand(8, {"c": 9})
-    slots.free("b")
-    assert slots.demand() == Demand(9, {"a": 1, "b": 1, "c": 9})
+@pytest.mark.spec("QUE-30")
+async def test_one_full_disk_costs_ten_looks():
+    """Of very many tasks that wait for one disk ten are looked at until it is freed, and then they run in order."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks, max_running=1000)
+    rig.consumer("shrink", work, concurrent_count=1000)
+    await rig.engine.start()
+    uuids = await rig.submit_many("shrink", 200, args="/data")
+    await settled(rig)
+    for _ in range(20):
+        uuids += await rig.submit_many("shrink", 5, args="/data")
+        await settled(rig)
+    assert len(disks.looked) == LOOKS_AT_MOST
+    counts = await rig.store.count()
+    assert counts == {("default", BLOCKED): LOOKS_AT_MOST, ("default", QUEUED): 300 - LOOKS_AT_MOST}
+    disks.free("/data")
+    await settled(rig)
+    assert work.began == uuids
+    for uuid in uuids:
+        work.let_go(uuid)
+    await rig.engine.stop(1)
 
 
-def test_the_demand_is_kept_until_something_changes():
-    """Asking again without a change costs nothing: it is the same value."""
-    slots = Slots(consumers(a=2), max_running=10)
-    assert slots.demand() is slots.demand()
+async def test_a_declared_disk_holds_up_only_its_own():
+    """A task that requires `{"disk": …}` waits without a look while that is full; others of its consumer go on."""
+    disks, work = Disks({"/a"}), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=100)
+    await rig.engine.start()
+    needs = {disk: encode_requirements({"disk": disk}) for disk in ("/a", "/b")}
+    full = await rig.submit_many("shrink", 30, args="/a", requires=needs["/a"])
+    free = await rig.submit_many("shrink", 30, args="/b", requires=needs["/b"])
+    await settled(rig)
+    assert work.began == free
+    assert [uuid for uuid in disks.looked if uuid in full] == full[: len(disks.looked) - 30]
+    assert len(disks.looked) - 30 <= LOOKS_AT_MOST
+    disks.free("/a")
+    await settled(rig)
+    assert work.began == free + full
+    for uuid in free + full:
+        work.let_go(uuid)
+    await rig.engine.stop(1)
 
 
-def test_a_demand_given_out_does_not_change():
-    """A store may read a demand in another thread while this node goes on counting."""
-    slots = Slots(consumers(a=2), max_running=10, others=1)
-    demand = slots.demand()
-    slots.take("a")
-    assert demand == Demand(10, {"a": 2}, 1)
+@pytest.mark.parametrize("order", [QueueOrder.FIFO, QueueOrder.BUCKETS])
+async def test_in_a_strict_queue_a_blocked_head_holds_the_line(order):
+    """Nobody passes a blocked task where the order is strict."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=9)
+    await rig.store.set_queue(QueueSettings(name="default", order=order))
+    await rig.engine.start()
+    uuids = [await rig.submit("shrink", args=disk) for disk in ("/data", "/home", "/home")]
+    await settled(rig)
+    assert work.began == []
+    disks.free("/data")
+    await settled(rig)
+    assert work.began == uuids
+    for uuid in uuids:
+        work.let_go(uuid)
+    await rig.engine.stop(1)
 
 
-def test_consumers_may_come_later():
-    """A consumer that is added later gets its slots, and those that run keep theirs."""
-    known = consumers(a=2)
-    slots = Slots(known, max_running=10)
-    slots.demand()
-    slots.take("a")
-    known["b"] = consumer("b", 3)
-    slots.learn()
-    assert slots.demand() == Demand(9, {"a": 1, "b": 3})
+async def test_a_lost_signal_costs_half_a_minute():
+    """Without a signal one task of each blocker is checked again after a while, and no other."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=50)
+    await rig.engine.start()
+    uuids = await rig.submit_many("shrink", 50, args="/data")
+    await settled(rig)
+    await rig.advance(RECHECK_S)
+    await settled(rig)
+    assert disks.looked[LOOKS_AT_MOST:] == [uuids[0]]
+    assert work.began == []
+    disks.full.clear()
+    await rig.advance(RECHECK_S)
+    await settled(rig)
+    assert work.began == uuids
+    for uuid in uuids:
+        work.let_go(uuid)
+    await rig.engine.stop(1)
 
 
-@pytest.mark.spec("SCH-27")
-def test_a_consumer_that_goes_is_not_asked_for():
-    """One out and one in is noticed; what runs of the one that went still counts in total and for its executor."""
-    known = consumers(a=2)
-    slots = Slots(known, max_running=10, capacities={"thread": 4})
-    slots.take("a")
-    del known["a"]
-    known["b"] = consumer("b", 5)
-    slots.learn()
-    assert slots.demand() == Demand(9, {"b": 3})
-    slots.free("a")
-    assert slots.demand() == Demand(10, {"b": 4})
-    assert (slots.limits(), slots.executors()) == ({"b": 5}, {"b": "thread"})
+async def test_what_another_node_has_blocked_is_freed_here():
+    """A node that died took its signals with it: the next one checks one task of each blocker when it starts."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=50)
+    await rig.engine.start()
+    uuids = await rig.submit_many("shrink", 20, args="/data")
+    await settled(rig)
+    await rig.engine.stop(0)
+    still, free = Disks({"/data"}), Disks()
+    for disks, began in ((still, []), (free, uuids)):
+        other = Rig(rig.store, rig.clock, checks=(disks,))
+        other.consumer("shrink", work, concurrent_count=50)
+        await other.engine.start()
+        await settled(other)
+        assert work.began == began
+        await other.engine.stop(0)
+    assert still.looked == [uuids[0]]
 
 
-@pytest.mark.spec("SCH-27")
-def test_what_runs_of_an_old_consumer_counts_for_the_new_one():
-    """A consumer that comes back, with another limit and elsewhere, has the slots that its earlier runs leave."""
-    known = consumers(a=3)
-    slots = Slots(known, max_running=10, capacities={"thread": 3, "process": 4})
-    slots.take("a")
-    slots.take("a")
-    del known["a"]
-    slots.learn()
-    assert slots.demand() is None
-    known |= {"a": replace(consumer("a", 5), executor="process"), "b": consumer("b", 9)}
-    slots.learn()
-    assert slots.demand() == Demand(8, {"a": 2, "b": 3})
-    slots.free("a")
-    slots.free("a")
-    assert slots.demand() == Demand(10, {"a": 4, "b": 3})
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+async def test_a_check_that_fails_blocks_the_task(how, caplog, monkeypatch):
+    """A task is not started because nobody could tell whether it may; it is checked again later."""
+    disks, work = Disks(), Work()
+    if how == "fails":
+        disks.broken = OSError("stale file handle")
+    else:
+        disks.slow = asyncio.Event()
+        monkeypatch.setattr(checks, "CHECK_TIMEOUT_S", 0.05)
+    rig = rig_with(disks)
+    rig.consumer("shrink", work)
+    await rig.engine.start()
+    uuid = await rig.submit("shrink", args="/data")
+    with rig.engine.changes() as changes:
+        while await rig.state(uuid) is QUEUED:
+            changes.clear()
+            await changes.wait()
+    assert (await rig.found(uuid)).blocked_by == "check:Disks"
+    assert "the admission check Disks failed" in caplog.text
+    disks.broken, disks.slow = None, None
+    await rig.advance(RECHECK_S)
+    await settled(rig)
+    assert work.began == [uuid]
+    work.let_go(uuid)
+    await rig.engine.stop(1)
 
 
-@pytest.mark.spec("SCH-27")
-def test_a_consumer_that_goes_becomes_a_stranger():
-    """Where unknown sources are taken, one that went is unknown, though one of its runs is still going on."""
-    known = consumers(a=1)
-    slots = Slots(known, max_running=10, others=2)
-    slots.take("a")
-    del known["a"]
-    slots.learn()
-    assert slots.demand() == Demand(9, {}, 2)
-    slots.take("a")
-    assert slots.demand() == Demand(8, {}, 1)
-    slots.free("a")
-    slots.free("a")
-    assert slots.demand() == Demand(10, {}, 2)
+async def test_a_node_that_drains_claims_nothing_that_was_admitted():
+    """A drain between the check and the claim counts; the task starts when the drain is taken back."""
+    disks, work = Disks(slow=asyncio.Event()), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work)
+    await rig.engine.start()
+    uuid = await rig.submit("shrink", args="/data")
+    await settled(rig)
+    await rig.store.drain(rig.engine.incarnation)
+    rig.store.hint()
+    await settled(rig)
+    assert disks.slow is not None
+    disks.slow.set()
+    await settled(rig)
+    assert work.began == []
+    assert await rig.state(uuid) is QUEUED
+    await rig.store.drain(rig.engine.incarnation, on=False)
+    rig.store.hint()
+    await settled(rig)
+    assert work.began == [uuid]
+    work.let_go(uuid)
+    await rig.engine.stop(1)
 
 
-def test_full_sources_are_no_strangers():
-    """With room for unknown sources, a known one that is full is listed with 0, or it would be taken for unknown."""
-    slots = Slots(consumers(a=1), max_running=10, others=2)
-    slots.demand()
-    slots.take("a")
-    assert slots.demand() == Demand(9, {"a": 0}, 2)
+# --- places -----------------------------------------------------------------------------------------------------------
+
+EU, US = encode_requirements({"role": "eu"}), encode_requirements({"role": "us"})
 
 
-def test_a_stranger_that_becomes_known_goes_back_where_it_came_from():
-    """A task taken as one of the others frees that room, though its consumer was registered meanwhile."""
-    known = consumers()
-    slots = Slots(known, max_running=10, others=2)
-    slots.demand()
-    slots.take("late")
-    known["late"] = consumer("late", 1)
-    slots.learn()
-    slots.free("late")
-    assert slots.demand() == Demand(10, {"late": 1}, 2)
+def phones(*roles: str) -> Places:
+    return Places([Place(f"emu-{n}", {"role": role}) for n, role in enumerate(roles, 1)])
 
 
-def test_stopped_slots_ask_for_nothing():
-    """After stop there is no demand, whatever is freed or registered."""
-    known = consumers(a=2)
-    slots = Slots(known, max_running=10)
-    slots.demand()
-    slots.take("a")
-    slots.stop()
-    slots.free("a")
-    known["b"] = consumer("b", 3)
-    slots.learn()
-    assert slots.demand() is None
+@pytest.mark.spec("DEV-04")
+async def test_each_place_runs_one_task_at_a_time():
+    """As many run at once as there are places; each run knows its place, and so does its attempt."""
+    rig, work = Rig(), Work()
+    rig.consumer("daily", work, places=phones("eu", "eu"))
+    await rig.engine.start()
+    uuids = await rig.submit_many("daily", 5)
+    await settled(rig)
+    assert work.began == uuids[:2]
+    running = [await rig.found(uuid) for uuid in uuids[:2]]
+    assert sorted(record.device or "" for record in running) == ["emu-1", "emu-2"]
+    for uuid in uuids:
+        work.let_go(uuid)
+    for uuid in uuids:
+        await rig.outcome(uuid)
+    assert work.most_at_once == 2
+    places = [(await rig.store.list_attempts(uuid))[0].device for uuid in uuids]
+    assert set(places) == {"emu-1", "emu-2"}
+    await rig.engine.stop(1)
 
 
-@pytest.mark.spec("SCH-08")
-@pytest.mark.parametrize("count", [None, 0, -1, 1.5, "2"])
-def test_a_count_that_makes_no_sense_is_one(count):
-    """A missing or invalid count is 1."""
-    assert Slots(consumers(a=count), max_running=10).demand() == Demand(10, {"a": 1})
+async def test_a_task_runs_only_where_the_labels_fit():
+    """It waits for a place with all labels that it requires, and others pass it."""
+    rig, work = Rig(), Work()
+    rig.consumer("daily", work, places=phones("eu", "us"))
+    await rig.engine.start()
+    first, second, other = [await rig.submit("daily", requires=role) for role in (EU, EU, US)]
+    await settled(rig)
+    assert work.began == [first, other]
+    assert await rig.state(second) is QUEUED
+    work.let_go(other)
+    await rig.outcome(other)
+    await settled(rig)
+    assert await rig.state(second) is QUEUED
+    work.let_go(first)
+    await settled(rig)
+    assert (await rig.found(second)).device == "emu-1"
+    work.let_go(second)
+    await rig.engine.stop(1)
+
+
+async def test_a_task_without_requirements_takes_the_plainest_place():
+    """Places with more labels are left for tasks that need them."""
+    rig, work = Rig(), Work()
+    places = Places([Place("rich", {"role": "eu", "gpu": "yes"}), Place("plain")])
+    rig.consumer("daily", work, places=places)
+    await rig.engine.start()
+    uuid = await rig.submit("daily")
+    await settled(rig)
+    assert (await rig.found(uuid)).device == "plain"
+    work.let_go(uuid)
+    await rig.engine.stop(1)
+
+
+@pytest.mark.spec("DEV-03")
+async def test_in_a_strict_queue_the_head_waits_for_its_place():
+    """The head is never skipped and never put back: while its place is taken, an idle one that does not fit waits."""
+    rig, work = Rig(), Work()
+    await rig.store.set_queue(QueueSettings(name="default", order=QueueOrder.FIFO))
+    rig.consumer("daily", work, places=phones("eu", "us"))
+    await rig.engine.start()
+    uuids = [await rig.submit("daily", requires=role) for role in (EU, EU, US)]
+    await settled(rig)
+    assert work.began == uuids[:1]
+    work.let_go(uuids[0])
+    await rig.outcome(uuids[0])
+    await settled(rig)
+    assert work.began == uuids
+    told = [event.kind for event in (await rig.store.events(after=0)).events if event.uuid == uuids[1]]
+    assert told == [EventKind.SUBMITTED, EventKind.STARTED]
+    for uuid in uuids:
+        work.let_go(uuid)
+    await rig.engine.stop(1)
+
+
+@pytest.mark.spec("DEV-11", "DEV-12", "DEV-18")
+async def test_places_come_and_go():
+    """A place that is not ready, or was removed, gets no task; one that is made ready, or added, gets one at once."""
+    rig, work, places = Rig(), Work(), Places()
+    rig.consumer("daily", work, places=places)
+    await rig.engine.start()
+    uuids = await rig.submit_many("daily", 4)
+    await settled(rig)
+    assert work.began == []
+    places.add("emu-1", is_ready=False)
+    await settled(rig)
+    assert work.began == []
+    places.set_ready("emu-1", True)
+    await settled(rig)
+    assert work.began == uuids[:1]
+    places.add("emu-2")
+    await settled(rig)
+    assert work.began == uuids[:2]
+    places.remove("emu-1")
+    work.let_go(uuids[0])
+    await rig.outcome(uuids[0])
+    await settled(rig)
+    assert work.began == uuids[:2]
+    work.let_go(uuids[1])
+    await rig.outcome(uuids[1])
+    await settled(rig)
+    assert work.began == uuids[:3]
+    assert [(await rig.found(uuid)).device for uuid in uuids] == [None, None, "emu-2", None]
+    for uuid in uuids:
+        work.let_go(uuid)
+    await rig.engine.stop(1)
+
+
+async def test_a_plain_consumer_beside_one_with_places_keeps_the_order_of_a_queue():
+    """Of one queue at its limit the task that goes next is started, whether its consumer has places or not."""
+    rig, work = Rig(), Work()
+    await rig.store.set_queue(QueueSettings(name="default", concurrency=1, order=QueueOrder.FIFO))
+    rig.consumer("daily", work, places=phones("eu"))
+    rig.consumer("plain", work, concurrent_count=9)
+    await rig.engine.start()
+    uuids = [await rig.submit(name) for name in ("plain", "daily", "plain", "daily")]
+    for n, uuid in enumerate(uuids, 1):
+        await settled(rig)
+        assert work.began == uuids[:n]
+        work.let_go(uuid)
+        await rig.outcome(uuid)
+    await rig.engine.stop(1)
+
+
+async def test_a_claim_whose_answer_was_lost_keeps_its_place():
+    """After a claim that went unanswered the runs are found again, at the places that they were given."""
+    rig, work = Rig(), Work()
+    rig.consumer("daily", work, places=phones("eu", "us"))
+    await rig.engine.start()
+    await settled(rig)
+    records = rig.record("daily", requires=US), rig.record("daily", requires=EU)
+    await MemoryStore.turn(rig.store, "elsewhere", adds=[Add(records)])
+    rig.store.unanswered = OutcomeUnknown("no answer")
+    rig.store.hint()
+    await settled(rig)
+    assert rig.store.unanswered is None
+    await rig.advance(5)
+    await settled(rig)
+    assert sorted(work.began) == sorted(record.uuid for record in records)
+    assert [(await rig.found(record.uuid)).device for record in records] == ["emu-2", "emu-1"]
+    third = await rig.submit("daily")
+    await settled(rig)
+    assert await rig.state(third) is QUEUED
+    for uuid in (*work.began, third):
+        work.let_go(uuid)
+    await rig.outcome(third)
+    await rig.engine.stop(1)
+
+
+async def test_nothing_is_asked_where_there_is_nothing_to_admit():
+    """A node without places and checks claims in one step, as before."""
+    rig, work = Rig(), Work()
+
+    async def no_preview(demand: object) -> list[TaskRecord]:
+        raise AssertionError("a preview was asked for")
+
+    rig.store.preview = no_preview  # type: ignore[method-assign]
+    rig.consumer("plain", work)
+    await rig.engine.start()
+    uuid = await rig.submit("plain")
+    work.let_go(uuid)
+    await rig.outcome(uuid)
+    assert await rig.store.list_ids(TaskFilter(blocker="disk")) == []
+    await rig.engine.stop(1)
+
+
+# --- what must not hold up others -------------------------------------------------------------------------------------
+
+
+async def test_a_stream_of_newcomers_starves_nobody():
+    """Tasks that arrive between a look and its claim, and would go first, do not end the claim of another lane."""
+    rig, work = rig_with(Disks()), Work()
+    rig.consumer("io", work, concurrent_count=1000)
+    rig.consumer("gpu", work, concurrent_count=1)
+    await rig.engine.start()
+    preview = rig.store.preview
+
+    async def preview_and_add(demand: Demand) -> list[TaskRecord]:
+        found = await preview(demand)
+        if len(rig.store.asked) < 50:
+            rig.store.asked.append(0)
+            await MemoryStore.turn(rig.store, "elsewhere", adds=[Add([rig.record("io", priority=0, queue="io")])])
+        return found
+
+    rig.store.preview = preview_and_add  # type: ignore[method-assign]
+    uuid = await rig.submit("gpu", priority=2)
+    for _ in range(5):
+        rig.store.hint()
+        await settled(rig)
+    assert uuid in work.began
+    for began in work.began:
+        work.let_go(began)
+    await rig.engine.stop(0)
+
+
+class Wrong(Disks):
+    """A check that answers badly for some tasks."""
+
+    async def check(self, record: TaskRecord) -> Blocker | None:
+        match record.args:
+            case "cancelled":
+                raise asyncio.CancelledError
+            case "no blocker":
+                return "full"  # type: ignore[return-value]
+            case "other kind":
+                return Blocker("memory", "all")
+            case "no text":
+                return Blocker("disk", "caf\udce9")
+            case "too long":
+                return Blocker("disk", "d" * 5000)
+        return await super().check(record)
+
+
+@pytest.mark.parametrize("args", ["cancelled", "no blocker", "other kind", "no text", "too long"])
+async def test_a_bad_answer_costs_one_task(args, caplog):
+    """What a check does wrong blocks the task that it was asked about, and is logged; others start."""
+    rig, work = rig_with(Wrong()), Work()
+    rig.consumer("shrink", work, concurrent_count=9)
+    await rig.engine.start()
+    bad, other = await rig.submit("shrink", args=args), await rig.submit("shrink", args="/home")
+    await settled(rig)
+    assert work.began == [other]
+    assert (await rig.found(bad)).blocked_by == "check:Wrong"
+    assert "the admission check Wrong failed" in caplog.text
+    work.let_go(other)
+    await rig.engine.stop(1)
+
+
+async def test_ten_tasks_that_a_check_cannot_judge_do_not_hold_up_the_rest_for_ever():
+    """In every round the next ten are looked at; those that pass later are freed, whatever the others do."""
+    wrong, work = Wrong(), Work()
+    rig = rig_with(wrong)
+    rig.consumer("shrink", work, concurrent_count=50)
+    await rig.engine.start()
+    bad = await rig.submit_many("shrink", 12, args="no blocker")
+    good = await rig.submit("shrink", args="/home")
+    for _ in range(3):
+        await settled(rig)
+        await rig.advance(RECHECK_S)
+    await settled(rig)
+    assert work.began == [good]
+    assert {(await rig.found(uuid)).blocked_by for uuid in bad} == {"check:Wrong"}
+    work.let_go(good)
+    await rig.engine.stop(1)
+
+
+async def test_a_signal_that_means_nothing_is_told_and_others_count(caplog):
+    """Freed with a name that no task can wait for, a blocker is ignored; the next signal is carried out."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work)
+    await rig.engine.start()
+    uuid = await rig.submit("shrink", args="/data")
+    await settled(rig)
+    disks.freed("disk", "\udce9")
+    disks.freed("disk", 7)  # type: ignore[arg-type]
+    disks.free("/data")
+    await settled(rig)
+    assert work.began == [uuid]
+    assert caplog.text.count("freed what no task can wait for") == 2
+    work.let_go(uuid)
+    await rig.engine.stop(1)
+
+
+async def test_others_start_while_very_many_are_freed():
+    """A node that starts, and frees what an earlier one blocked, does not make other tasks wait for the end of that."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=50)
+    await rig.engine.start()
+    await rig.submit_many("shrink", 60, args="/data")
+    await settled(rig)
+    await rig.engine.stop(0)
+    held = asyncio.Event()
+    other = Rig(rig.store, rig.clock, checks=(Disks(),))
+    other.consumer("shrink", work, concurrent_count=50)
+    other.consumer("quick", work)
+    apply = rig.store.apply
+
+    async def hold(*args: Any, **more: Any) -> Any:
+        await held.wait()
+        return await apply(*args, **more)
+
+    rig.store.apply = hold  # type: ignore[method-assign]
+    await other.engine.start()
+    uuid = await other.submit("quick")
+    await settled(other)
+    assert uuid in work.began
+    held.set()
+    for began in work.began:
+        work.let_go(began)
+    await other.engine.stop(0)
+
+
+async def test_a_blocker_that_is_freed_while_its_tasks_are_freed_counts_again():
+    """A disk that fills and is free again meanwhile leaves no task behind."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=99)
+    await rig.engine.start()
+    uuids = await rig.submit_many("shrink", 10, args="/data")
+    await settled(rig)
+    apply, again = rig.store.apply, [True]
+
+    async def fill_and_free(*args: Any, **more: Any) -> Any:
+        applied = await apply(*args, **more)
+        if isinstance(args[1], Unblock) and again:
+            again.clear()
+            disks.full.add("/data")
+            await apply(uuids, Block("disk", "/data"))
+            disks.free("/data")
+        return applied
+
+    rig.store.apply = fill_and_free  # type: ignore[method-assign]
+    disks.free("/data")
+    await settled(rig)
+    await settled(rig)
+    assert sorted(work.began) == sorted(uuids)
+    for uuid in uuids:
+        work.let_go(uuid)
+    await rig.engine.stop(1)
+
+
+async def test_a_blocker_that_is_freed_before_it_is_stored_blocks_nothing():
+    """The signal may come between the answer of the check and the write: the task goes on at once."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work)
+    await rig.engine.start()
+    apply, freed = rig.store.apply, [True]
+
+    async def free_first(*args: Any, **more: Any) -> Any:
+        if isinstance(args[1], Block) and freed:
+            freed.clear()
+            disks.free("/data")
+            for _ in range(10):
+                await asyncio.sleep(0)  # the signal arrives
+        return await apply(*args, **more)
+
+    rig.store.apply = free_first  # type: ignore[method-assign]
+    uuid = await rig.submit("shrink", args="/data")
+    await settled(rig)
+    await settled(rig)
+    assert work.began == [uuid]
+    work.let_go(uuid)
+    await rig.engine.stop(1)
+
+
+async def test_a_blocker_is_checked_for_each_consumer():
+    """The oldest task that waits may belong to a consumer that no node serves: another of ours is checked."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks)
+    for name in ("gone", "here"):
+        rig.consumer(name, work)
+    await rig.engine.start()
+    await rig.submit("gone", args="/data")
+    uuid = await rig.submit("here", args="/data")
+    await settled(rig)
+    await rig.engine.stop(0)
+    other = Rig(rig.store, rig.clock, checks=(Disks(),))
+    other.consumer("here", work)
+    await other.engine.start()
+    await settled(other)
+    assert work.began == [uuid]
+    work.let_go(uuid)
+    await other.engine.stop(1)
+
+
+async def test_a_claim_that_brings_nothing_is_not_repeated_at_once():
+    """A store that gives nothing of what it showed is asked again after a pause that grows."""
+    rig, work = rig_with(Disks()), Work()
+    rig.consumer("shrink", work)
+    await rig.engine.start()
+    turn = rig.store.turn
+
+    async def nothing(node: str, **parts: Any) -> Any:
+        demand = parts.get("demand")
+        return await turn(node, **{**parts, "demand": None if demand is not None and demand.only else demand})
+
+    rig.store.turn = nothing  # type: ignore[method-assign]
+    uuid = await rig.submit("shrink")
+    await settled(rig)
+    turns = rig.store.turns
+    await settled(rig)
+    await settled(rig)
+    assert rig.store.turns - turns <= 2
+    rig.store.turn = turn  # type: ignore[method-assign]
+    await rig.advance(2)
+    await settled(rig)
+    assert work.began == [uuid]
+    work.let_go(uuid)
+    await rig.engine.stop(1)
+
+
+async def test_a_place_that_goes_while_the_store_is_away_gets_no_task():
+    """What was admitted is judged again after an outage."""
+    rig, work = Rig(), Work()
+    places = Places(["a"])
+    rig.consumer("daily", work, places=places)
+    await rig.engine.start()
+    await settled(rig)
+    rig.store.away = StoreUnavailable("away")
+    await MemoryStore.turn(rig.store, "elsewhere", adds=[Add([record := rig.record("daily")])])
+    rig.store.hint()
+    await settled(rig)
+    places.remove("a")
+    rig.store.away = None
+    for _ in range(3):
+        await rig.advance(2)
+        await settled(rig)
+    assert work.began == []
+    places.add("b")
+    await settled(rig)
+    assert (await rig.found(record.uuid)).device == "b"
+    work.let_go(record.uuid)
+    await rig.engine.stop(1)
+
+
+async def test_consumers_may_share_their_places():
+    """Two consumers on one set of places never run two tasks at one of them."""
+    rig, work, gpus = Rig(), Work(), Places(["gpu-0"])
+    for name in ("train", "infer"):
+        rig.consumer(name, work, places=gpus)
+    await rig.engine.start()
+    uuids = [await rig.submit(name) for name in ("train", "infer", "train")]
+    for n, uuid in enumerate(uuids, 1):
+        await settled(rig)
+        assert work.began == uuids[:n]
+        work.let_go(uuid)
+        await rig.outcome(uuid)
+    assert work.most_at_once == 1
+    await rig.engine.stop(1)
+
+
+def test_a_place_is_added_as_it_is_to_be():
+    """A place that is added as not ready is not ready for a moment, on whatever thread."""
+    places, seen = Places(), []
+    places.subscribe(lambda: seen.append([place.name for place in places.ready()]))
+    places.add("a", is_ready=False)
+    places.add("b")
+    places.add(Place("a", {"role": "eu"}), is_ready=False)
+    assert seen == [[], ["b"], ["b"]]

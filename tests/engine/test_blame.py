@@ -6,10 +6,11 @@ import pytest
 
 from taskyard.model.execution import ErrorKind
 from taskyard.model.move import Move
+from taskyard.model.notes import Note
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
-from taskyard.queueing.admission import Slots
 from taskyard.queueing.blame import STRIKES, Blame
+from taskyard.queueing.capacity import Slots
 from taskyard.queueing.inbox import Batch, Inbox
 from taskyard.stores.memory import MemoryStore
 from taskyard.testing.clock import ManualClock
@@ -69,7 +70,7 @@ async def test_what_was_refused_is_sent_in_parts(inbox, blame):
     """After a refusal the settles go alone, then what is new, then what there is room for, then everything together."""
     end(inbox, 1)
     send(inbox, blame, refuses=everything)
-    inbox.report(Report(Claim(a_record(), 1, 2), note="going on"))
+    inbox.report(Report(Claim(a_record(), 1, 2), note=Note.remark("going on")))
     inbox.add(an_add(a_record()))
     parts = [send(inbox, blame, refuses=nothing) for _ in range(3)]
     carried = [(len(part.settles), len(part.adds), len(part.reports), part.demand is not None) for part in parts]

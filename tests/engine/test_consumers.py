@@ -42,7 +42,7 @@ async def test_a_node_tells_what_it_serves_now(rig):
     rig.consumer("steady", str, queue="cpu")
     await quiet()
     node = await published(rig)
-    assert (node.sources, node.queues, node.limits) == (
+    assert (node.consumers, node.queues, node.limits) == (
         ("work", "steady"),
         ("cpu", "default"),
         {"work": 3, "steady": 1},
@@ -52,7 +52,7 @@ async def test_a_node_tells_what_it_serves_now(rig):
     del rig.consumers["work"]
     rig.engine.consumers_changed()
     await quiet()
-    assert (await published(rig)).sources == ("steady",)
+    assert (await published(rig)).consumers == ("steady",)
 
 
 async def test_what_a_node_serves_is_told_when_the_store_is_back(rig, monkeypatch):
@@ -68,10 +68,10 @@ async def test_what_a_node_serves_is_told_when_the_store_is_back(rig, monkeypatc
     monkeypatch.setattr(rig.store, "describe", away)
     rig.consumer("work", Work())
     await quiet()
-    assert (await published(rig)).sources == ()
+    assert (await published(rig)).consumers == ()
     for _ in range(3):
         await rig.advance(5)
-    assert ((await published(rig)).sources, len(tries)) == (("work",), 3)
+    assert ((await published(rig)).consumers, len(tries)) == (("work",), 3)
 
 
 async def test_a_node_that_stops_says_so_as_long_as_it_runs_something(rig):

@@ -9,6 +9,7 @@ from taskyard.errors import NoCurrentRun
 from taskyard.execution import context
 from taskyard.execution.context import RunContext, current_run
 from taskyard.model.execution import Progress
+from taskyard.model.notes import Note
 from tests.engine.support import Work, quiet
 
 
@@ -33,7 +34,7 @@ async def test_a_run_knows_itself(rig, executor):
     rig.consumer("look", look_inline if executor == "inline" else look)
     uuid = await rig.submit("look")
     await rig.outcome(uuid)
-    [run] = await rig.store.list_runs(uuid)
+    [run] = await rig.store.list_attempts(uuid)
     assert seen == [(uuid, "look", 1, run.token, False)]
     with pytest.raises(NoCurrentRun):
         current_run()
@@ -78,7 +79,7 @@ async def test_the_last_word_of_a_run_that_ends_at_once_is_kept(rig, executor):
     uuid = await rig.submit("report")
     assert (await rig.outcome(uuid)).state == "completed"
     record = await rig.found(uuid)
-    assert (record.progress, record.note) == (Progress(1.0, "step 3"), "all done")
+    assert (record.progress, record.note) == (Progress(1.0, "step 3"), Note.remark("all done"))
 
 
 async def test_a_run_that_says_nothing_ends_in_one_turn(rig):
@@ -197,7 +198,7 @@ async def test_a_note_is_text_a_store_can_take(rig):
     rig.consumer("remark", remark)
     uuid = await rig.submit("remark")
     await quiet()
-    assert (await rig.found(uuid)).note == ("caf\\udce9" + "x" * 9000)[:500]
+    assert (await rig.found(uuid)).note == Note.remark(("caf\\udce9" + "x" * 9000)[:500])
     work.let_go(uuid)
 
 
@@ -212,7 +213,7 @@ async def test_a_note_is_put_on_the_record(rig):
     rig.consumer("remark", remark)
     uuid = await rig.submit("remark")
     await quiet()
-    assert (await rig.found(uuid)).note == "look at this"
+    assert (await rig.found(uuid)).note == Note.remark("look at this")
     work.let_go(uuid)
 
 

@@ -117,7 +117,7 @@ async def test_a_node_says_who_it_is():
     (status,) = await rig.store.nodes()
     node = status.node
     assert (node.name, node.pid, node.host, node.version) == ("blue", os.getpid(), socket.gethostname(), VERSION)
-    assert (node.sources, node.queues) == (("shrink", "work", "fetch"), ("cpu", "default"))
+    assert (node.consumers, node.queues) == (("shrink", "work", "fetch"), ("cpu", "default"))
     assert node.started_at == rig.clock.now()
     await rig.engine.stop()
 

@@ -12,6 +12,7 @@ from taskyard import errors
 from taskyard.execution.context import current_run
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.limits import QueueSettings
+from taskyard.model.notes import NoteCode
 from taskyard.model.retry import NO_RETRY, RetryPolicy
 from taskyard.model.task import Claim
 from tests.engine.support import Work, quiet
@@ -89,7 +90,7 @@ async def test_retries_wait_longer_each_time(rig):
         assert record.state == "retrying"
         assert (record.due_at - rig.clock.now()).total_seconds() == wait
         await rig.advance(wait)
-    assert (await rig.state(uuid), len(await rig.store.list_runs(uuid))) == ("failed", 4)
+    assert (await rig.state(uuid), len(await rig.store.list_attempts(uuid))) == ("failed", 4)
 
 
 @pytest.mark.spec("QUE-13")
@@ -238,7 +239,9 @@ async def test_a_thread_past_its_deadline_says_so_and_keeps_its_slot(rig):
     rig.consumer("slow", slow, timeout_s=0.001, retry=NO_RETRY)
     first, second = await rig.submit_many("slow", 2)
     assert await rig.probes.reported.next() == [first]
-    assert "cannot be stopped" in ((await rig.found(first)).note or "")
+    note = (await rig.found(first)).note
+    assert note is not None
+    assert (note.code, "cannot be stopped" in note.reason) == (NoteCode.REMARK, True)
     assert [await rig.state(uuid) for uuid in (first, second)] == ["running", "queued"]
     go_on.set()
     error = (await rig.outcome(first)).error
@@ -274,7 +277,7 @@ async def test_a_rejected_run_goes_back_and_waits_a_moment(rig):
     await rig.advance(0.05)
     assert rig.store.turns == turns
     await rig.advance(0.1)
-    assert len(await rig.store.list_runs(second)) == 1
+    assert [run.state for run in await rig.store.list_attempts(second)] == ["interrupted", "running"]
     go_on.set()
     await rig.outcome(first)
     await rig.advance(1)

@@ -48,7 +48,7 @@ async def serving(
 
 def a_task() -> Add:
     now = SystemClock().now()
-    return Add([TaskRecord(uuid=new_uuid(), source="work", due_at=now, created_at=now, updated_at=now)])
+    return Add([TaskRecord(uuid=new_uuid(), consumer="work", due_at=now, created_at=now, updated_at=now)])
 
 
 def sleep_on_the_loop(seconds: float) -> None:

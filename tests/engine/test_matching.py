@@ -73,7 +73,7 @@ async def fail(
     own = {source: an_error(ErrorKind.RUNTIME, "no", error) for source, error in (errors or {}).items()}
     await desk.turn(A, adds=[Add(records, after=after or {})])
     while claims := (await desk.turn(A, demand=room(100))).claims:
-        ends = [own.get(claim.record.source) or an_error() for claim in claims]
+        ends = [own.get(claim.record.consumer) or an_error() for claim in claims]
         moves = [Move.failed(at=desk.clock.now(), error=error) for error in ends]
         await desk.turn(A, settles=list(zip(claims, moves, strict=True)))
 
@@ -105,7 +105,7 @@ async def test_what_failed_with_those_that_are_meant_goes_with_them(desk: Desk, 
     down; what failed because of another error's task stays, and so does what the filter leaves out otherwise."""
     chain = [a_record(on_failure=OnFailure.FAIL) for _ in range(4)]
     elsewhere = a_record(on_failure=OnFailure.FAIL, queue="cpu")
-    other, its = a_record(source="shrink"), a_record(on_failure=OnFailure.FAIL)
+    other, its = a_record(consumer="shrink"), a_record(on_failure=OnFailure.FAIL)
     after = {later.uuid: [earlier.uuid] for earlier, later in pairwise(chain)}
     after |= {its.uuid: [other.uuid], elsewhere.uuid: [chain[0].uuid]}
     await fail(desk, chain[0], *chain[:0:-1], elsewhere, other, its, after=after, errors={"shrink": "KeyError"})
@@ -118,10 +118,11 @@ async def test_what_failed_with_those_that_are_meant_goes_with_them(desk: Desk, 
 
 async def test_who_waits_for_what_is_final_is_told(desk: Desk):
     """One whose dependency was not sent again is refused, and counted by why."""
-    parent, child = a_record(), a_record(on_failure=OnFailure.FAIL, source="shrink")
+    parent, child = a_record(), a_record(on_failure=OnFailure.FAIL, consumer="shrink")
     await fail(desk, parent, child, after={child.uuid: [parent.uuid]})
-    matching = Matching(TaskFilter(source="shrink"), desk)
-    assert await matching.retry() == BulkReport(matched=1, unfit={"a dependency of it failed": 1})
+    matching = Matching(TaskFilter(consumer="shrink"), desk)
+    reasons = {"dependency_failed": "one of its dependencies failed"}
+    assert await matching.retry() == BulkReport(matched=1, unfit={"dependency_failed": 1}, reasons=reasons)
     assert parent.uuid in str(matching.first_refused)
 
 
@@ -145,7 +146,8 @@ async def test_what_a_command_does_not_fit_is_not_meant(desk: Desk, dry_run: boo
     await desk.turn(A, adds=[Add([a_record() for _ in range(3)])])
     assert await Matching(TaskFilter(), desk).retry(dry_run=dry_run) == BulkReport()
     report = await Matching(TaskFilter(states=(S.QUEUED, S.FAILED)), desk).retry(dry_run=dry_run)
-    assert report == BulkReport(matched=3, unfit={"it is queued; it has not ended yet": 3})
+    reasons = {"not_finished": "it has not finished yet"}
+    assert report == BulkReport(matched=3, unfit={"not_finished": 3}, reasons=reasons)
     assert (report.fitting, report.refused) == (0, 3)
 
 

@@ -8,6 +8,7 @@ import pytest
 from taskyard.errors import IllegalMove, OutcomeUnknown, StoreFull, StoreUnavailable
 from taskyard.execution.context import current_run
 from taskyard.model.command import Cancel
+from taskyard.model.notes import Note
 from taskyard.ports.store import Add
 from taskyard.stores.memory import MemoryStore
 from tests.engine.support import Rig, Work, quiet
@@ -39,7 +40,7 @@ async def test_what_ended_during_an_outage_is_recorded_after_it(rig):
     rig.store.away = None
     await rig.advance(2)
     for uuid in uuids:
-        assert (await rig.state(uuid), len(await rig.store.list_runs(uuid))) == ("completed", 1)
+        assert (await rig.state(uuid), len(await rig.store.list_attempts(uuid))) == ("completed", 1)
 
 
 async def test_claims_resume_by_themselves(rig):
@@ -273,7 +274,7 @@ async def test_what_a_run_says_meanwhile_does_not_replace_its_checkpoint(rig):
     rig.store.away = None
     await rig.advance(2)
     record = await rig.found(uuid)
-    assert (record.checkpoint, record.note) == ("[1]", "went on")
+    assert (record.checkpoint, record.note) == ("[1]", Note.remark("went on"))
 
 
 async def test_a_node_that_gave_up_a_settle_stays_joined(rig):

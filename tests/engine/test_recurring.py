@@ -48,7 +48,7 @@ class ScheduleShakyStore(ShakyStore):
 
 
 async def schedule(rig: Rig, rule: Rule | None = None, *, name: str = "s", source: str = "job", **settings) -> Schedule:
-    made = Schedule(name=name, rule=rule or Every(60), source=source, **settings)
+    made = Schedule(name=name, rule=rule or Every(60), consumer=source, **settings)
     await put(rig.store, made, now=rig.clock.now(), by="test")
     rig.engine.look_at_schedules()
     rig.store.hint()
@@ -355,7 +355,7 @@ async def test_a_machine_that_slept_makes_up_for_what_it_missed(make):
 
 
 def a_node(incarnation: str, started_at: datetime | None, *sources: str) -> NodeStatus:
-    node = Node(incarnation=incarnation, name="n", pid=1, host="h", sources=sources, started_at=started_at)
+    node = Node(incarnation=incarnation, name="n", pid=1, host="h", consumers=sources, started_at=started_at)
     return NodeStatus(node=node, running=0)
 
 

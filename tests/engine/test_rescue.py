@@ -26,7 +26,7 @@ async def test_a_dead_node_s_task_runs_here(rig):
     await rig.advance(1)
     assert await rig.probes.rescued.next() == [uuid]
     assert work.began == [uuid]
-    assert [run.state for run in await rig.store.list_runs(uuid)] == ["interrupted"]
+    assert [run.state for run in await rig.store.list_attempts(uuid)] == ["interrupted", "running"]
 
 
 async def test_a_rescue_whose_answer_was_lost(rig):

@@ -137,7 +137,7 @@ async def test_after_the_grace_running_tasks_are_cancelled_and_given_back(rig):
     await rig.advance(1)
     await stopping
     record = await rig.found(uuid)
-    [run] = await rig.store.list_runs(uuid)
+    [run] = await rig.store.list_attempts(uuid)
     assert work.cancelled == [uuid]
     assert (record.state, record.attempt, run.state) == ("queued", 0, "interrupted")
     assert await rig.store.nodes() == []

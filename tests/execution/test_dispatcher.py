@@ -234,7 +234,7 @@ async def test_an_open_circuit_may_have_a_fallback(dispatch):
     assert (await dispatcher.run("crash", True)).error.kind is ErrorKind.SYSTEM
     result = await dispatcher.run("crash", True)
     assert (result.success, result.data) == (True, "instead")
-    assert result.note.startswith("answered by 'spare': algorithm 'crash' has crashed 1 times")
+    assert result.note.reason.startswith("answered by 'spare': algorithm 'crash' has crashed 1 times")
 
 
 @pytest.mark.spec("EXE-15")

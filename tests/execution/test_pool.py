@@ -15,6 +15,7 @@ from taskyard.execution.nursery import NURSERY
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.model.execution import ErrorKind
+from taskyard.model.notes import Note
 from tests.execution import deeds, misdeeds, slow_import
 from tests.execution.census import is_alive, open_fds
 from tests.execution.conftest import Desk
@@ -405,7 +406,8 @@ async def test_a_run_knows_itself_in_the_worker(desk, caplog):
     run = desk.run()
     seen = await desk.value(misdeeds.look_at_run, run=run)
     assert seen == (run.uuid, 1, 42, "fetch")
-    assert [report.note for report in desk.reports] == ["hello"]
+    assert [report.note for report in desk.reports if report.note is not None] == [Note.remark("hello")]
+    assert [line.text for report in desk.reports for line in report.lines] == ["from inside"]
     assert f"from inside [task={run.uuid} source=fetch attempt=1]" in caplog.messages
 
 

@@ -47,7 +47,9 @@ async def test_a_line_is_put_in_order_by_hand(url, gates):
         await zips.move(f.uuid, before=c.uuid)
         await zips.move(b.uuid, after=d.uuid)
         await zips.start_now(e.uuid)
-        assert (await zips.hold(c.uuid, reason="cold")).note == "held by ann: cold"
+        hold = (await zips.hold(c.uuid, reason="cold")).hold
+        assert hold is not None
+        assert (hold.actor, hold.reason) == ("ann", "cold")
         assert (await yard.skip(d.uuid)).state is S.SKIPPED
         with pytest.raises(TaskSkipped):
             await d.result(timeout_s=PATIENCE_S)
@@ -68,8 +70,10 @@ async def test_a_command_that_does_not_fit_is_refused(url, gates):
         other = await yard.submit("echo", delay_s=60)
         with pytest.raises(CommandRefused, match="it is running; a running task is never held"):
             await zips.hold(running.uuid)
-        with pytest.raises(CommandRefused, match="it is scheduled; it is in queue 'default', and this is for 'zip'"):
+        other_queue = "it is scheduled; it is in queue 'default', and this command is for 'zip'"
+        with pytest.raises(CommandRefused, match=other_queue) as refused:
             await zips.hold(other.uuid)
+        assert refused.value.code == "changed_meanwhile"
         with pytest.raises(UnknownTask):
             await zips.hold("nobody")
         for wrong in ({}, {"before": other.uuid, "after": other.uuid}):
@@ -106,8 +110,9 @@ async def test_what_is_final_is_run_again_as_another_task(url):
         with pytest.raises(UnknownTask):
             await yard.run_again("nobody")
         pending = await yard.submit("echo", delay_s=60)
-        with pytest.raises(CommandRefused, match="not ended yet"):
+        with pytest.raises(CommandRefused, match="it has not finished yet") as refused:
             await yard.run_again(pending.uuid)
+        assert refused.value.code == "not_finished"
 
 
 @pytest.mark.spec("SCH-13")
@@ -174,7 +179,9 @@ async def test_a_cancel_by_force_does_not_wait(file_url, tmp_path):
                 await handle.record()  # a look takes a moment, and lets the loop go on
         began = time.monotonic()
         record = await yard.cancel(handle.uuid, force=True, by="ann")
-        assert "may be damaged" in (record.note or "")
+        assert record.cancel is not None
+        assert (record.cancel.actor, record.cancel.is_forced) == ("ann", True)
+        assert "may be damaged" in record.remarks
         with pytest.raises(TaskCanceled):
             await handle.result(timeout_s=PATIENCE_S)
         assert time.monotonic() - began < 4.0  # the grace alone would be five seconds

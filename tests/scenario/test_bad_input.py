@@ -330,7 +330,7 @@ async def test_who_asks_is_a_name(url, by):
         assert (await handle.record()).state is TaskState.QUEUED
 
 
-@pytest.mark.parametrize("field", ["queue", "source", "group", "key", "node", "error", "uuid"])
+@pytest.mark.parametrize("field", ["queue", "consumer", "group", "key", "node", "error", "uuid"])
 def test_a_filter_has_texts_that_a_store_takes(field):
     """One that none does is refused when the filter is made."""
     for text in ("\ud800", "a\0b"):

@@ -111,9 +111,9 @@ def test_plain_code_steers(url):
     yard = build(url)
     with yard.blocking() as sync:
         queue = sync.queue(by="ann")
-        said = queue.pause(reason="backup").control.said
+        said = queue.pause(reason="backup").control.state_set
         assert said is not None
-        assert (said.by, said.why) == ("ann", "backup")
+        assert (said.actor, said.reason) == ("ann", "backup")
         one, two, three = sync.submit_many("add", [{"a": n} for n in range(3)])
         why = sync.why(one)
         assert why is not None

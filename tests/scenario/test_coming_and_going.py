@@ -40,7 +40,7 @@ async def until_node(yard: Yard, *, serves: str | None = None, lacks: str | None
     """Return when the nodes on the store say that they serve this, or no longer that."""
 
     async def is_so() -> bool:
-        sources = {source for status in await yard.store.nodes() for source in status.node.sources}
+        sources = {source for status in await yard.store.nodes() for source in status.node.consumers}
         return (serves is None or serves in sources) and lacks not in sources
 
     await until(is_so)

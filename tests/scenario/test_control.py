@@ -19,8 +19,12 @@ async def test_a_pause_lets_what_runs_finish_and_starts_nothing(url, gates):
         a, b = [await yard.submit("gate", {"name": name}, queue="zip") for name in "ab"]
         run = await gates.begun("a")
         status = await zips.pause(reason="backup")
-        assert status.control.said is not None
-        assert (status.control.state, status.control.said.by, status.control.said.why) == ("paused", "ann", "backup")
+        assert status.control.state_set is not None
+        assert (status.control.state, status.control.state_set.actor, status.control.state_set.reason) == (
+            "paused",
+            "ann",
+            "backup",
+        )
         run.finish()
         await a.result(timeout_s=PATIENCE_S)
         await (await yard.submit("echo")).result(timeout_s=PATIENCE_S)

@@ -77,7 +77,7 @@ async def test_a_task_runs_after_others(url):
         one = await shop.wait.submit("one")
         two = await shop.work.options(after=[one]).submit(2)
         three = await shop.yard.submit("work", {"name": 3}, after=[two.uuid, one])
-        assert (await two.state(), (await three.record()).waits) == (TaskState.BLOCKED, 2)
+        assert (await two.state(), (await three.record()).open_dependencies) == (TaskState.BLOCKED, 2)
         assert shop.ran == []
         shop.gate.set()
         assert await three.result(timeout_s=10) == 3

@@ -61,7 +61,7 @@ async def test_what_happens_is_told_as_it_happens(url, gates):
         assert await listener.until(EventKind.CANCELED, gone.uuid) == ["submitted", "canceled"]
         numbers = [event.seq for event in listener.events]
         assert numbers == sorted(set(numbers))
-        assert {(event.source, event.queue) for event in listener.events} == {("gate", "q")}
+        assert {(event.consumer, event.queue) for event in listener.events} == {("gate", "q")}
         await listener.close()
 
 
@@ -173,7 +173,7 @@ async def test_a_listener_hears_what_it_asks_for(url):
         await last.result(timeout_s=10)
         end = ("completed", last.uuid)
         asked: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
-            ({"kinds": "completed", "source": "echo"}, [("completed", one.uuid), ("completed", member.uuid), end]),
+            ({"kinds": "completed", "consumer": "echo"}, [("completed", one.uuid), ("completed", member.uuid), end]),
             (
                 {"kinds": ["queue_paused", "submitted"], "queue": "quick"},
                 [("submitted", one.uuid), ("queue_paused", "")],
@@ -198,7 +198,7 @@ async def test_a_filtered_listener_does_not_fall_behind(url):
     """What it did not ask for is behind it too: however much of that there was, it goes on from there, and from the
     last number it was told another goes on with another filter."""
     async with build("memory://") as yard:
-        async with aclosing(yard.events(source="add")) as events:
+        async with aclosing(yard.events(consumer="add")) as events:
             following = asyncio.ensure_future(anext(events))
             await asyncio.sleep(0)
             for _ in range(3):
@@ -219,7 +219,7 @@ async def test_a_filtered_listener_does_not_fall_behind(url):
         ({"kinds": 3}, "3 is no kind of event"),
         ({"kinds": []}, "nothing would ever be heard"),
         ({"queue": ""}, "queue"),
-        ({"source": 3}, "source"),
+        ({"consumer": 3}, "consumer"),
         ({"task": ""}, "uuid"),
         ({"group": "nobody"}, "no task of a group nobody"),
         ({"after": -1}, "after must be a whole number"),

@@ -126,11 +126,11 @@ async def test_everything_survives_a_restart(file_url, gates, nodes):
         canceled = await yard.submit("echo")
         await canceled.cancel(reason="no")
         before = [await yard.store.find(record.uuid) for record in await yard.store.list_tasks()]
-        runs = [await yard.store.list_runs(record.uuid) for record in before if record]
+        runs = [await yard.store.list_attempts(record.uuid) for record in before if record]
     assert len(before) == 7
     async with build(file_url).client() as yard:
         assert await yard.store.list_tasks() == before
-        assert [await yard.store.list_runs(record.uuid) for record in before if record] == runs
+        assert [await yard.store.list_attempts(record.uuid) for record in before if record] == runs
         record = await yard.handle(failed.uuid).record()
         assert record.error is not None
         assert (record.error.message, record.retries, record.timeout_s) == ("never mind", 1, 30)
@@ -168,7 +168,7 @@ async def test_what_a_killed_process_ran_goes_to_the_front_once(file_url, gates,
             *["submitted", "running", "interrupted", "queued"],
             *["running", "interrupted", "failed"],
         ]
-        assert [one.state for one in await yard.store.list_runs(handle.uuid)] == [TaskState.INTERRUPTED] * 2
+        assert [one.state for one in await yard.store.list_attempts(handle.uuid)] == [TaskState.INTERRUPTED] * 2
 
         await yard.retry(handle.uuid)
         (await gates.begun("victim")).finish("survived")

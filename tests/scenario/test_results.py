@@ -23,6 +23,7 @@ from taskyard import (
     Yard,
     current_run,
 )
+from taskyard.model.notes import Note
 from tests.scenario.gates import heard, told
 from tests.scenario.jobs import build
 
@@ -212,7 +213,7 @@ async def test_a_note_stays_on_the_record(url, gates):
         run.note("took the scenic route")
         run.finish()
         await handle.result(timeout_s=10)
-        assert (await handle.record()).note == "took the scenic route"
+        assert (await handle.record()).note == Note.remark("took the scenic route")
 
 
 async def test_a_timeout_ends_an_async_task(url):
@@ -301,7 +302,7 @@ async def test_what_a_stop_interrupts_is_given_back(file_url, gates):
     async with yard:
         again = await gates.begun("long")
         assert (again.attempt, again.token > run.token) == (1, True)
-        [cut_short] = await yard.store.list_runs(handle.uuid)
+        [cut_short, *_] = await yard.store.list_attempts(handle.uuid)
         assert cut_short.state is TaskState.INTERRUPTED
         again.finish()
         await handle.result(timeout_s=10)

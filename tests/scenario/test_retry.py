@@ -31,7 +31,7 @@ async def test_the_waits_double_up_to_their_cap(url, gates):
         (await gates.begun("flaky")).fail("OSError", "the last one")
         with pytest.raises(TaskFailed, match="the last one"):
             await handle.result(timeout_s=10)
-        runs = await yard.store.list_runs(handle.uuid)
+        runs = await yard.store.list_attempts(handle.uuid)
         assert [run.attempt for run in runs] == list(range(1, 9))
         assert [run.error.message for run in runs if run.error] == [f"try {n}" for n in range(7)] + ["the last one"]
 
@@ -113,8 +113,9 @@ async def test_a_failed_task_is_sent_again_by_hand(url, gates):
         (await gates.begun("flaky")).fail("OSError")
         (await gates.begun("flaky")).finish("at last")
         assert await handle.result(timeout_s=10) == "at last"
-        with pytest.raises(CommandRefused, match="only a failed task can be sent again; submit a new one"):
+        with pytest.raises(CommandRefused, match="only a failed task can be retried; submit a new one") as refused:
             await yard.retry(handle.uuid)
+        assert refused.value.code == "not_failed"
         kinds = await told(yard, handle.uuid)
         assert kinds.count(EventKind.FAILED) == 1
         assert kinds[-1] == "completed"

@@ -335,7 +335,7 @@ async def test_after_the_grace_what_runs_is_interrupted(scheduler, registry, gat
     async with asyncio.timeout(PATIENCE_S):
         await scheduler.stop(grace=0.05)
     await run.gone()
-    [recorded] = await scheduler.store.list_runs(task.uuid)
+    [recorded] = await scheduler.store.list_attempts(task.uuid)
     assert recorded.state is TaskState.INTERRUPTED
     assert await state_of(scheduler, task) is TaskState.QUEUED
 
@@ -463,18 +463,70 @@ async def test_only_the_last_ended_tasks_are_kept(registry, monkeypatch):
     assert kept == {waiting.uuid, *(task.uuid for task in tasks[-5:])}
 
 
-async def test_a_task_handed_in_twice_is_one_task(scheduler, registry, caplog):
-    """The same task object handed in again is logged as not taken, by its id, and fires once."""
+@pytest.mark.spec("SCH-25")
+async def test_a_task_that_is_added_twice_runs_twice(scheduler, registry):
+    """Each `add_task` runs its task, and `consume` gets it as it was given, also if the same task was added before."""
+    collector = Collector()
+    registry.register(collector)
+    task = Task(source="collector", args={"n": [1]})
+    before = task.to_dict()
+    scheduler.add_task(task)
+    scheduler.add_task(task)
+    await collector.holds(2)
+    scheduler.add_task(task)
+    await collector.holds(3)
+    assert collector.tasks == [task] * 3
+    assert task.to_dict() == before
+
+
+async def test_a_task_that_is_added_again_is_a_new_stored_task(scheduler, registry):
+    """The first add is stored under the task's uuid, every other one under a new uuid with the task as its origin."""
     collector = Collector()
     registry.register(collector)
     task = Task(source="collector")
-    scheduler.add_task(task)
-    scheduler.add_task(task)
-    await collector.holds(1)
-    scheduler.add_task(Task(source="collector"))
-    await collector.holds(2)
-    assert [one.uuid for one in collector.tasks].count(task.uuid) == 1
-    assert f"task {task.uuid} from collector was not taken" in caplog.text
+    for n in range(1, 4):
+        scheduler.add_task(task)
+        await collector.holds(n)
+    records = await scheduler.store.list_tasks()
+    assert len({record.uuid for record in records}) == 3
+    assert sorted(record.origin or record.uuid for record in records) == [task.uuid] * 3
+    assert await scheduler.store.find(task.uuid) is not None
+
+
+@pytest.mark.spec("SCH-05")
+async def test_a_task_that_is_added_twice_keeps_the_order(registry):
+    """Tasks that are due at the same time run in the order they were added, a repeated one among them."""
+    scheduler, collector = Scheduler(registry), Collector()
+    collector.concurrent_count = 1
+    registry.register(collector)
+    at = datetime.now(UTC)
+    one, two = Task(source="collector", schedule_at=at), Task(source="collector", schedule_at=at)
+    for task in (one, one, two, one):
+        scheduler.add_task(task)
+    await scheduler.start()
+    await collector.holds(4)
+    await scheduler.stop()
+    assert collector.tasks == [one, one, two, one]
+
+
+async def test_added_again_long_after(registry, monkeypatch):
+    """A task is run again also if the scheduler has forgotten that its uuid is in the store."""
+    monkeypatch.setattr("taskyard.standalone.KEEP_ENDED", 2)
+    scheduler, collector = Scheduler(registry), Collector()
+    registry.register(collector)
+    waiting = Task(source="collector", schedule_at=datetime.now(UTC) + timedelta(hours=1))
+    scheduler.add_task(waiting)
+    await scheduler.start()
+    for n in range(1, 10):
+        scheduler.add_task(Task(source="collector"))
+        await collector.holds(n)
+    scheduler.add_task(waiting)
+    for n in (10, 11):  # the store refuses the uuid in the first turn, and takes the new one in the next
+        scheduler.add_task(Task(source="collector"))
+        await collector.holds(n)
+    await scheduler.stop()
+    records = await scheduler.store.list_tasks()
+    assert [record.state for record in records if waiting.uuid in (record.uuid, record.origin)] == ["scheduled"] * 2
 
 
 class Unfit(BaseTaskConsumer):

@@ -311,7 +311,7 @@ async def test_a_schedule_that_cannot_be_read_is_shown_and_can_be_removed(file_u
         await yard.schedules.remove("odd")
 
 
-BROKEN_STATES = ["{", "[]", '{"handled_at": 5}', '{"handled_at": "2026-01-01T00:00:00"}']
+BROKEN_STATES = ["{", "[]", '{"watermark_at": 5}', '{"watermark_at": "2026-01-01T00:00:00"}']
 
 
 @pytest.mark.parametrize("state", BROKEN_STATES)

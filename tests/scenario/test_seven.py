@@ -151,6 +151,6 @@ async def test_7_what_ran_when_the_application_died_is_tried_again_or_failed(fil
         await application.kill()
         await nodes.start(file_url, queues=rules)
         run = await gates.begun("a" if auto_recover else "b")
-        assert S.INTERRUPTED in [past.state for past in await yard.store.list_runs(handle.uuid)]
+        assert S.INTERRUPTED in [past.state for past in await yard.store.list_attempts(handle.uuid)]
         assert await handle.state() is (S.RUNNING if auto_recover else S.FAILED)
         run.finish()

@@ -8,7 +8,7 @@ import pytest
 
 from taskyard import RetryLater, TaskCanceled, TaskState, Yard, current_run
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import RUNS_KEPT
+from taskyard.ports.store import ATTEMPTS_KEPT
 from taskyard.stores.memory import MemoryStore
 from tests.scenario.gates import Gates
 from tests.scenario.jobs import build
@@ -71,13 +71,13 @@ async def test_the_last_runs_of_a_task_are_kept():
 
     @yard.consumer
     async def again() -> int:
-        if current_run().attempt <= RUNS_KEPT + 5:
+        if current_run().attempt <= ATTEMPTS_KEPT + 5:
             raise RetryLater(0)
         return current_run().attempt
 
     async with yard:
         handle = await again.submit()
         last = await handle.result(timeout_s=20)
-        runs = await yard.store.list_runs(handle.uuid)
-        assert [run.attempt for run in runs] == list(range(last - RUNS_KEPT + 1, last + 1))
+        runs = await yard.store.list_attempts(handle.uuid)
+        assert [run.attempt for run in runs] == list(range(last - ATTEMPTS_KEPT + 1, last + 1))
         assert runs[-1].state is TaskState.COMPLETED

@@ -121,7 +121,7 @@ async def test_options_and_batches(yard, postgres_url, transaction):
     assert (record.priority, record.queue, record.key, record.timeout_s) == (0, "other", "k", 9.5)
     assert (record.state, record.due_at, record.args) == (TaskState.SCHEDULED, later, '{"value":"ü\\u0000"}')
     assert [await handle.result(timeout_s=PATIENCE_S) for handle in many] == list(range(30))
-    runs = [(await yard.store.list_runs(handle.uuid))[0] for handle in many]
+    runs = [(await yard.store.list_attempts(handle.uuid))[0] for handle in many]
     assert sorted(runs, key=lambda run: run.token) == runs
 
 
@@ -345,7 +345,7 @@ async def test_a_transaction_that_cannot_see_the_window(yard, postgres_url, isol
     async with conn.transaction(isolation=isolation):
         merged = await yard.submit("add", {"a": 1}, dedupe="merge", dedupe_key="k", connection=conn)
     assert (merged.uuid, merged.is_new) == (first.uuid, False)
-    await conn.execute("UPDATE taskyard.slot_window SET until = now()")
+    await conn.execute("UPDATE taskyard.dedupe_window SET until = now()")
     async with conn.transaction(isolation=isolation):
         assert (await yard.submit("add", {"a": 1}, dedupe="merge", dedupe_key="k", connection=conn)).is_new
     await conn.close()
@@ -413,5 +413,5 @@ async def test_a_stale_run_submits_nothing(postgres_url, gates):
         await yard.submit("parent", dedupe=Dedupe.ALLOW)
         async with asyncio.timeout(PATIENCE_S):
             assert isinstance(await said, ClaimLost)
-        sources = [record.args for record in await yard.store.list_tasks() if record.source == "add"]
+        sources = [record.args for record in await yard.store.list_tasks() if record.consumer == "add"]
         assert sources == ['{"a":1}']

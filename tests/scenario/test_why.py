@@ -40,7 +40,7 @@ async def test_a_task_waits_for_a_pause_from_when_it_came(url):
     later."""
     async with build(url).client() as yard:
         early = await yard.submit("echo")
-        paused = (await yard.queue().pause()).control.said
+        paused = (await yard.queue().pause()).control.state_set
         late = await yard.submit("echo")
         assert paused is not None
         for task, since in ((early, paused.at), (late, (await late.record()).created_at)):

@@ -16,7 +16,8 @@ from taskyard.model.move import Move
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.store import Add, Added
-from taskyard.queueing.admission import Hold, Slots
+from taskyard.queueing.blockers import BlockerLoop
+from taskyard.queueing.capacity import Hold, Slots
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.inbox import Inbox
 from taskyard.queueing.outcomes import OutcomeWatcher
@@ -141,7 +142,7 @@ def trust_the_wall_clock(patch: Patch) -> None:
 
 
 def lose_a_late_cancel(patch: Patch) -> None:
-    def heed(move: Move, reason: str = "") -> Move:
+    def heed(move: Move) -> Move:
         return move
 
     patch.setattr(core, "heed_cancel", heed)
@@ -161,6 +162,31 @@ def overfill_nodes(patch: Patch) -> None:
 def run_on_without_a_lease(patch: Patch) -> None:
     """A node that may have been given up claims nothing more, and lets run what runs."""
     patch.setattr(Parts, "_fenced", lambda self, incarnation: self.slots.hold(Hold.FENCE))
+
+
+def never_recheck(patch: Patch) -> None:
+    """A task whose blocker is gone, and the signal with it, stays blocked."""
+
+    async def recheck(self: BlockerLoop) -> None:
+        """Nothing is checked again."""
+
+    patch.setattr(BlockerLoop, "_recheck", recheck)
+
+
+def share_places(patch: Patch) -> None:
+    """A node forgets what runs at its places."""
+    patch.setattr(Slots, "free_places", lambda self, source: list(self._placed.get(source, ())))
+
+
+def look_without_a_turn(patch: Patch) -> None:
+    """A node that prepares its claims does not hear when the next task is due."""
+
+    def look(self: Inbox) -> None:
+        if self._demands is not None:
+            self._demands._look()  # type: ignore[attr-defined]
+        self.claim()
+
+    patch.setattr(Inbox, "look", look)
 
 
 MUTATIONS: dict[str, Callable[[Patch], None]] = {
@@ -184,5 +210,8 @@ MUTATIONS: dict[str, Callable[[Patch], None]] = {
         tell_nobody,
         overfill_nodes,
         run_on_without_a_lease,
+        never_recheck,
+        share_places,
+        look_without_a_turn,
     )
 }

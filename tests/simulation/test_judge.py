@@ -9,7 +9,7 @@ from taskyard.model.event import Event, EventKind
 from taskyard.model.limits import QueueSettings
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState as S
-from taskyard.model.task import Dedupe, Run
+from taskyard.model.task import Attempt, Dedupe
 from taskyard.testing.ledger import Stored
 from taskyard.testing.samples import NOON, a_record
 from taskyard.testing.simulation.history import End, Fate, History, Kind, Op, Start, Submitted
@@ -152,7 +152,7 @@ class Story:
         self.runs = 0
 
     def task(self, uuid: str, *, dedupe: Dedupe = Dedupe.ALLOW, batch: int = 0, **fields: Any) -> None:
-        record = a_record(uuid=uuid, **{"source": "work", "state": S.COMPLETED, **fields})
+        record = a_record(uuid=uuid, **{"consumer": "work", "state": S.COMPLETED, **fields})
         place = self.history.place()
         self.history.submitted[uuid] = Submitted(record, dedupe, batch or place, place, 0.0)
         self.history.answer(self.history.ask(Op(kind=Kind.SUBMIT, task=uuid, asked=place)), DONE)
@@ -179,7 +179,7 @@ class Story:
         self.history.ends[token] = self.history.place()
         op = Op(kind=Kind.SETTLE, task=start.task, asked=self.history.place(), token=token, state=state, **fields)
         self.history.answer(self.history.ask(op), DONE)
-        one.runs.append(Run(one.record.attempt, token, start.node, state, NOON, NOON))
+        one.runs.append(Attempt(one.record.attempt, token, start.node, state, NOON, NOON))
         one.record.result = str(token)
         self.tell(start.task, EventKind(state))
 
@@ -229,7 +229,7 @@ def test_a_run_of_a_node_that_was_given_up_takes_no_room(story: Story) -> None:
     story.history.expired["a/1"] = story.history.place()
     rescued = Op(kind=Kind.RESCUE, task="t", asked=story.history.place(), node="a/1")
     story.history.answer(story.history.ask(rescued), DONE)
-    story.stored["t"].runs.append(Run(1, stale, "a/1", S.INTERRUPTED, NOON, NOON))
+    story.stored["t"].runs.append(Attempt(1, stale, "a/1", S.INTERRUPTED, NOON, NOON))
     story.tell("t", EventKind.INTERRUPTED, EventKind.QUEUED)
     story.run("u", node="b/2")
     story.run("t", node="b/2")

@@ -29,7 +29,9 @@ from taskyard.errors import (
     UnknownTask,
 )
 from taskyard.model import order
+from taskyard.model.blocker import encode_requirements, lane_of
 from taskyard.model.command import (
+    Block,
     Cancel,
     Command,
     Hold,
@@ -41,6 +43,7 @@ from taskyard.model.command import (
     SetPriority,
     Skip,
     StartNow,
+    Unblock,
 )
 from taskyard.model.control import (
     UNTOUCHED,
@@ -56,6 +59,7 @@ from taskyard.model.event import TOLD_AS, Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings, Quota
 from taskyard.model.move import Move
+from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, HOLDS_KEY, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord
@@ -71,7 +75,10 @@ QUEUES = ("default", "cpu")
 QUIET = "quiet"
 """Where mostly one task comes at a time, and starts in the turn that adds it."""
 SOURCES = ("fetch", "shrink", "report")
+EU = encode_requirements({"role": "eu"})
+LANES = (*SOURCES, *(lane_of(source, EU) for source in SOURCES[:2]))
 WINDOW_S = 2.0
+TOLD, GIVEN_UP = Note.remark("told"), Note(NoteCode.QUARANTINED, facts={"crashes": 3})
 DELAYS = (0.0, 0.0, 0.0, -5.0, 0.5, 1.0, 3.0)
 STATES = {kind: state for state, kind in TOLD_AS.items()}
 
@@ -98,6 +105,7 @@ class Asked(NamedTuple):
     group: str | None
     after: list[After]
     on_failure: OnFailure
+    requires: str | None = None
 
 
 class Pick(NamedTuple):
@@ -143,6 +151,7 @@ asked = st.builds(
     st.sampled_from([None, None, "g"]),
     st.just([]) | st.lists(afters, max_size=3),
     st.sampled_from(OnFailure),
+    st.sampled_from([None, None, EU]),
 )
 plain = st.builds(
     a_plain_task,
@@ -158,7 +167,7 @@ HOW = ("completed", "failed", "crashed", "retrying", "later", "given-back", "can
 endings = st.builds(Ending, picks, st.sampled_from(HOW), st.sampled_from([0.0, 1.0, 2.0]))
 rooms = st.sampled_from([9, 3, 2, 1, 1, 0])
 demands = st.builds(
-    Demand, st.sampled_from([9, 4, 2, 1, 0]), st.dictionaries(st.sampled_from(SOURCES), rooms, max_size=3), rooms
+    Demand, st.sampled_from([9, 4, 2, 1, 0]), st.dictionaries(st.sampled_from(LANES), rooms, max_size=4), rooms
 )
 generous = st.builds(Demand, st.sampled_from([9, 3, 2, 1]), st.just({}), st.just(9))
 nodes = st.integers(0, 1)
@@ -175,6 +184,8 @@ more_commands = st.one_of(
     st.just(Release()),
     st.builds(Skip, st.sampled_from(["", "old"])),
     st.builds(StartNow, st.booleans()),
+    st.builds(Block, st.just("disk"), st.sampled_from(["/a", "/b"])),
+    st.builds(Unblock, st.just("disk"), st.sampled_from(["/a", "/a", "/b"])),
 )
 settings_of_queues = st.builds(
     QueueSettings,
@@ -308,7 +319,7 @@ class StoreMachine(RuleBasedStateMachine):
                     for batch, batch_records, waits in zip(adds, records, after, strict=True)
                 ],
                 reports=[
-                    Report(self.claim(pick, which), Progress(pick.n / 15), "told", str(pick.n) if pick.n % 2 else None)
+                    Report(self.claim(pick, which), Progress(pick.n / 15), TOLD, str(pick.n) if pick.n % 2 else None)
                     for pick in told
                 ],
                 demand=demand,
@@ -316,6 +327,17 @@ class StoreMachine(RuleBasedStateMachine):
 
         one = self.run(turn_of(0)(self.memory))
         two = self.run(turn_of(1)(self.handles[handle]))
+        self.took(one, two, adds=list(zip(records, after, strict=True)), demand=demand)
+
+    def took(
+        self,
+        one: Turned,
+        two: Turned,
+        *,
+        adds: list[tuple[list[TaskRecord], dict[str, list[str]]]],
+        demand: Demand | None,
+    ) -> None:
+        """Both stores have answered the same to a turn."""
         assert [answer(lost) for lost in two.settled] == [answer(lost) for lost in one.settled]
         assert [answer(added) for added in two.added] == [answer(added) for added in one.added]
         assert [claim.uuid for claim in two.claims] == [claim.uuid for claim in one.claims]
@@ -328,7 +350,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.started += len(one.claims)
         del self.claims[:-60]
         self.uuids += [added.uuid for adds in one.added if isinstance(adds, list) for added in adds if added.is_new]
-        for answers, made, waits in zip(one.added, records, after, strict=True):
+        for answers, (made, waits) in zip(one.added, adds, strict=True):
             if isinstance(answers, list):
                 new = {added.uuid for added in answers if added.is_new}
                 merged = {r.uuid: added.uuid for r, added in zip(made, answers, strict=True) if not added.is_new}
@@ -340,6 +362,24 @@ class StoreMachine(RuleBasedStateMachine):
         self.check_claims_waited(one)
         waiting = [r.due_at for r in left if r.state in {TaskState.SCHEDULED, TaskState.RETRYING}]
         assert one.next_due == min(waiting, default=None)
+
+    @rule(handle=handles, node=nodes, demand=generous | demands, skipped=st.sampled_from([None, None, 0, 1, 2]))
+    def what_was_previewed_starts(self, handle: int, node: int, demand: Demand, skipped: int | None) -> None:
+        """A preview changes nothing; a claim of just these tasks starts those before the first that is not named."""
+        self.turn(handle, node, [], [], [], None)  # what is due is queued by the claim, and may then go first
+        one, two = self.both(handle, lambda store: store.preview(demand))
+        assert [record.uuid for record in two] == [record.uuid for record in one]
+        for mine, theirs in zip(one, two, strict=True):
+            self.same(mine, theirs)
+        self.compare()
+
+        def turn_of(store: Store, records: list[TaskRecord]) -> Awaitable[Turned]:
+            only = {record.id: f"emu-{n}" if n % 2 else None for n, record in enumerate(records) if n != skipped}
+            return store.turn(self.nodes[node], demand=msgspec.structs.replace(demand, only=only))
+
+        turned = self.run(turn_of(self.memory, one))
+        assert len(turned.claims) == len(one) if skipped is None else len(turned.claims) <= skipped
+        self.took(turned, self.run(turn_of(self.handles[handle], two)), adds=[], demand=None)
 
     # The same in parts, so that half of what happens is work.
 
@@ -474,12 +514,13 @@ class StoreMachine(RuleBasedStateMachine):
             uuid = self.uuids[number % len(self.uuids)]
         return TaskRecord(
             uuid=uuid,
-            source=task.source,
+            consumer=task.source,
             queue=task.queue,
             args='{"n":%d}' % number,  # noqa: UP031 - braces
             priority=task.priority,
             key=task.key,
             bucket=task.bucket,
+            requires=task.requires,
             dedupe_slot=task.slot,
             dedupe_scope=task.scope,
             group_id=task.group,
@@ -513,7 +554,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def task(self, pick: Pick, command: Command) -> str:
         """A task that the command probably fits, or any."""
-        fits = {Retry: {TaskState.FAILED}, Release: {TaskState.PAUSED}}.get(type(command), set(TaskState) - ENDED)
+        few = {Retry: TaskState.FAILED, Release: TaskState.PAUSED, Unblock: TaskState.BLOCKED, Block: TaskState.QUEUED}
+        fits = {few[type(command)]} if type(command) in few else set(TaskState) - ENDED
         if isinstance(command, Cancel) and pick.n % 2:
             fits = {TaskState.RUNNING}
         live = [uuid for uuid in self.uuids if uuid in self.known and self.known[uuid].state in fits]
@@ -527,7 +569,7 @@ class StoreMachine(RuleBasedStateMachine):
             case "completed":
                 return Move.completed(at=now, result='{"ok":true}')
             case "failed":
-                return Move.failed(at=now, error=error, note="given up")
+                return Move.failed(at=now, error=error, note=GIVEN_UP)
             case "crashed":
                 return Move.retrying(at=now, due_at=due, error=error, crashed=True)
             case "retrying":
@@ -535,7 +577,7 @@ class StoreMachine(RuleBasedStateMachine):
             case "later":
                 return Move.retrying(at=now, due_at=due, error=error, retried=False)
             case "given-back":
-                return Move.given_back(at=now, note="stopping")
+                return Move.given_back(at=now, note=Note(NoteCode.NODE_STOPPED))
             case _:
                 return Move.canceled(at=now, error=error)
 
@@ -567,13 +609,16 @@ class StoreMachine(RuleBasedStateMachine):
             assert (record.state is TaskState.RUNNING) == (record.token is not None) == (record.node is not None)
             assert (record.state in ENDED) == (record.finished_at is not None)
             assert record.state not in ENDED or record.dedupe_slot is None
-            assert record.waits == 0 or record.state in {TaskState.BLOCKED, TaskState.PAUSED}
-            assert record.waits > 0 or record.state is not TaskState.BLOCKED
+            assert record.open_dependencies == 0 or record.state in {TaskState.BLOCKED, TaskState.PAUSED}
+            is_waiting = record.open_dependencies > 0 or record.blocked_by is not None
+            assert is_waiting or record.state is not TaskState.BLOCKED
+            assert record.blocked_by is None or record.state is TaskState.BLOCKED
             if record.state in ENDED:
                 self.ends.setdefault(record.uuid, set()).add(record.state)
         self.check_parking(one)
         self.check_nothing_is_lost_sight_of()
         self.compare_groups(one)
+        assert len({tuple(groups) for groups in self.both(1, lambda store: store.list_blockers())}) == 1
         self.known = {record.uuid: record for record in one}
         return one
 
@@ -636,7 +681,7 @@ class StoreMachine(RuleBasedStateMachine):
         for uuid, state in states.items():
             assert state in self.states[uuid]
         for uuid in changed:
-            runs, others = self.both(0, lambda store, uuid=uuid: store.list_runs(uuid))  # type: ignore[misc]
+            runs, others = self.both(0, lambda store, uuid=uuid: store.list_attempts(uuid))  # type: ignore[misc]
             for mine, theirs in zip(runs, others, strict=True):
                 assert theirs == msgspec.structs.replace(mine, token=self.number(mine.token, theirs.token))
             assert [run.token for run in runs] == sorted({run.token for run in runs})
@@ -663,7 +708,7 @@ class StoreMachine(RuleBasedStateMachine):
         for places in lanes.values():
             assert places == sorted(places)
         for record in records:
-            waits = record.state is TaskState.QUEUED and not record.parked
+            waits = record.state is TaskState.QUEUED and not record.is_parked
             if waits or (self.settings(record.queue).is_strict and record.stands_in_line):
                 assert record.position > max(lanes.get(self.lane(record), [record.position - 1]))
 
@@ -671,7 +716,7 @@ class StoreMachine(RuleBasedStateMachine):
         """What it shares with those it must not overtake."""
         match self.settings(record.queue).order:
             case QueueOrder.PRIORITY:
-                return record.queue, record.source, record.priority
+                return record.queue, record.lane, record.priority
             case QueueOrder.FIFO:
                 return record.queue
             case QueueOrder.BUCKETS:
@@ -693,18 +738,18 @@ class StoreMachine(RuleBasedStateMachine):
         running = Counter(record.queue for record in records if record.state is TaskState.RUNNING)
         quota = Quota(demand, {})
         for claim in turned.claims:
-            assert quota.room(claim.record.queue, claim.record.source) > 0
-            quota.admit(claim.record.queue, claim.record.source)
+            assert quota.room(claim.record.queue, claim.record.lane) > 0
+            quota.admit(claim.record.queue, claim.record.lane)
         heads: dict[Any, TaskRecord] = {}
         for record in sorted(records, key=lambda record: record.position):
             if record.stands_in_line:
                 heads.setdefault(self.lane(record), record)
         for record in records:
             is_held_up = self.settings(record.queue).is_strict and heads.get(self.lane(record)) is not record
-            if record.state is TaskState.QUEUED and not record.parked and not is_held_up:
+            if record.state is TaskState.QUEUED and not record.is_parked and not is_held_up:
                 limit = self.limit(record.queue)
                 full = limit is not None and running[record.queue] >= limit
-                assert full or quota.room(record.queue, record.source) <= 0
+                assert full or quota.room(record.queue, record.lane) <= 0
 
     def check_parking(self, records: list[TaskRecord]) -> None:
         """Of those waiting with one key, exactly the first that fit under its limit may start; no other is parked."""
@@ -713,14 +758,14 @@ class StoreMachine(RuleBasedStateMachine):
             if record.key is not None and (record.state is TaskState.QUEUED or record.state in HOLDS_KEY):
                 keyed.setdefault((record.queue, record.key), []).append(record)
             else:
-                assert not record.parked or record.state is TaskState.PAUSED
+                assert not record.is_parked or record.state is TaskState.PAUSED
         for (queue, _), group in keyed.items():
             busy = sum(record.state in HOLDS_KEY for record in group)
             waiting = [record for record in group if record.state is TaskState.QUEUED]
             strict = self.settings(queue).is_strict
             waiting.sort(key=lambda record: (0 if strict else record.priority, record.position))
             free = max(0, self.settings(queue).per_key - busy)
-            assert [record.parked for record in waiting] == [place >= free for place in range(len(waiting))]
+            assert [record.is_parked for record in waiting] == [place >= free for place in range(len(waiting))]
 
     def check_nothing_is_lost_sight_of(self) -> None:
         """Whatever a store remembers so as not to look at everything, it comes across all that may start."""
@@ -747,7 +792,7 @@ def by_task(events: list[Event]) -> dict[str, list[tuple[Any, ...]]]:
     """What is told of each task, in order. Of different tasks in one turn, a store may tell in any order."""
     told: dict[str, list[tuple[Any, ...]]] = {}
     for event in events:
-        told.setdefault(event.uuid, []).append((event.kind, event.at, event.source, event.queue))
+        told.setdefault(event.uuid, []).append((event.kind, event.at, event.consumer, event.queue))
     return told
 
 

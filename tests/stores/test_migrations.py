@@ -1,4 +1,4 @@
-"""A store that an older version made is brought up to date when it is opened, with all that is in it."""
+"""A SQLite store of an older version is brought up to date when it is opened, with all that is in it."""
 
 from pathlib import Path
 from typing import Any
@@ -10,57 +10,61 @@ from taskyard.model.limits import Demand
 from taskyard.model.state import TaskState
 from taskyard.model.task import new_uuid
 from taskyard.ports.clock import SystemClock
-from taskyard.stores.migrate import migrations
-from taskyard.stores.sqlite import SqliteStore
-from taskyard.stores.sqlite.place import APPLICATION_ID, connect, migrate
+from taskyard.stores.migrations import Migration, list_migrations
+from taskyard.stores.sqlite import SqliteStore, place
+from taskyard.stores.sqlite.place import connect, migrate
 
-STEPS = migrations("sqlite")
-OLD = [number for number, _ in STEPS[:-1]]
+BASELINE = list_migrations("sqlite")
+NEXT = Migration(len(BASELINE) + 1, f"{len(BASELINE) + 1:04}_colour", "ALTER TABLE task ADD COLUMN colour TEXT;")
+"""A migration as the next version may bring it."""
 
 
-def make(path: Path, version: int) -> None:
-    """A store as that version left it, with one task queued."""
-    conn = apsw.Connection(str(path))
-    for number, sql in STEPS:
-        if number <= version:
-            conn.execute(sql)
-    conn.execute(f"PRAGMA user_version = {version}; PRAGMA application_id = {APPLICATION_ID}")
+def make(path: Path) -> None:
+    """A store of this version, with one task queued."""
+    conn = connect(path, synchronous="FULL", vfs=None, write=True)
+    migrate(conn, path)
     conn.execute(
-        "INSERT INTO task (id, uuid, source, queue, args, state, priority, position, parked, due_at, created_at, "
+        "INSERT INTO task (id, uuid, consumer, queue, args, state, priority, position, is_parked, due_at, created_at, "
         "updated_at) VALUES (1, ?, 'work', 'default', '{}', 'queued', 1, 1, 0, 0, 0, 0)",
         (new_uuid(),),
     )
-    tally = {"queue": "default", "source": "work", "state": "queued", "n": 1} | ({"priority": 1} if version > 5 else {})
-    marks = ", ".join(["?"] * len(tally))
-    conn.execute(f"INSERT INTO tally ({', '.join(tally)}) VALUES ({marks})", tuple(tally.values()))
+    conn.execute("INSERT INTO state_count VALUES ('default', 'work', 'queued', 1, 1)")
     conn.execute("INSERT INTO event VALUES (1, 1, 1, '[]')")
     conn.close()
 
 
+def use_next_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on this program is the next version."""
+    monkeypatch.setattr(place, "list_migrations", lambda _: [*BASELINE, NEXT])
+
+
 def schema(path: Path) -> list[Any]:
+    """Objects without comments and with columns in the form of `table_info`: ALTER TABLE writes its own text."""
     conn = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    found = conn.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY type, name").fetchall()
+    found: list[Any] = []
+    for kind, name, sql in conn.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY type, name").fetchall():
+        columns = conn.execute(f"PRAGMA table_info({name})").fetchall()
+        found.append((kind, name, columns if kind == "table" else sql))
     conn.close()
     return found
 
 
-@pytest.mark.parametrize("version", OLD)
-def test_the_schema_is_that_of_a_new_store(version, tmp_path):
+def test_the_schema_is_that_of_a_new_store(tmp_path, monkeypatch):
     """However it came about, one version has one schema."""
-    for path, start in ((tmp_path / "old.db", version), (tmp_path / "new.db", 0)):
-        if start:
-            make(path, start)
+    make(tmp_path / "old.db")
+    use_next_version(monkeypatch)
+    for path in (tmp_path / "old.db", tmp_path / "new.db"):
         conn = connect(path, synchronous="FULL", vfs=None, write=True)
         migrate(conn, path)
-        assert conn.execute("PRAGMA user_version").get == STEPS[-1][0]
+        assert conn.execute("PRAGMA user_version").get == NEXT.number
         conn.close()
     assert schema(tmp_path / "old.db") == schema(tmp_path / "new.db")
 
 
-@pytest.mark.parametrize("version", OLD)
-async def test_its_tasks_go_on(version, tmp_path):
+async def test_its_tasks_go_on(tmp_path, monkeypatch):
     """What was queued is counted and can be claimed."""
-    make(tmp_path / "old.db", version)
+    make(tmp_path / "old.db")
+    use_next_version(monkeypatch)
     store = SqliteStore(tmp_path / "old.db", clock=SystemClock())
     await store.open()
     assert await store.count() == {("default", TaskState.QUEUED): 1}

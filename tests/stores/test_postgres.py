@@ -36,16 +36,16 @@ from taskyard.model.event import EventKind
 from taskyard.model.execution import Progress
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import CancelRequest, Note
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, OnFailure, TaskRecord
 from taskyard.model.why import Reason, explain_wait
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add, News, Report, TaskFilter
 from taskyard.settings import make_store
-from taskyard.stores.locks import Lock
-from taskyard.stores.migrate import CHANNEL, LOCKED_AT_MOST
 from taskyard.stores.postgres import PostgresStore, commands, connection, hints, link, reader, within
 from taskyard.stores.postgres.connection import COMMAND_S, Connection
+from taskyard.stores.postgres.constants import CHANNEL, LOCKED_AT_MOST, Lock
 from taskyard.stores.postgres.patience import PAUSE_CAP_S, TRIES
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.upkeep import RING
@@ -141,8 +141,8 @@ async def test_an_illegal_move_is_refused_by_the_database(store, stranger):
         await stranger.execute("UPDATE taskyard.task SET state = 'interrupted'")
     with pytest.raises(asyncpg.CheckViolationError, match="illegal move"):
         await stranger.execute(
-            "INSERT INTO taskyard.task (id, position, due_at, created_at, updated_at, priority, parked, state, uuid, "
-            "source, queue, args) VALUES (0, 0, now(), now(), now(), 1, false, 'retrying', 'u', 's', 'q', '{}')"
+            "INSERT INTO taskyard.task (id, position, due_at, created_at, updated_at, priority, is_parked, state, "
+            "uuid, consumer, queue, args) VALUES (0, 0, now(), now(), now(), 1, false, 'retrying', 'u', 's', 'q', '{}')"
         )
 
 
@@ -165,12 +165,12 @@ async def test_an_illegal_move_is_refused_by_the_database(store, stranger):
 async def test_what_no_node_could_read_cannot_be_submitted_past_our_code(store, stranger, wrong):
     """Who may submit may call the function for it by hand: what it takes, nodes can work with."""
     task = {
-        "uuid": "u", "source": "fetch", "queue": "default", "args": "{}", "priority": 1,
+        "uuid": "u", "consumer": "fetch", "queue": "default", "args": "{}", "priority": 1,
         "due_at": NOON.isoformat(), "created_at": NOON.isoformat(),
     }  # fmt: skip
 
     async def submit(**fields: object) -> str:
-        where = await stranger.fetchval("SELECT taskyard.whereabouts_1()")
+        where = await stranger.fetchval("SELECT taskyard.database_identity_1()")
         add = {"where": where, "dedupe": "allow", "tasks": [task | fields]}
         return str(await stranger.fetchval("SELECT taskyard.submit_1($1)", msgspec.json.encode(add).decode()))
 
@@ -226,7 +226,7 @@ def test_a_password_is_not_shown():
     "bad",
     [
         {"key": "a\0b"},
-        {"source": "\ud800"},
+        {"consumer": "\ud800"},
         {"queue": os.urandom(4000).hex()},
         {"priority": 7},
         {"uuid": ""},
@@ -274,10 +274,10 @@ async def test_claims_that_are_too_large_together_are_made_one_after_the_other(s
 async def test_a_note_with_a_nul_is_kept_without_it(store, clock):
     """What a run says at its end is stored, whatever characters it used."""
     (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
-    moves = [(held, Move.completed(at=clock.now(), note="a\0b\ud800"))]
+    moves = [(held, Move.completed(at=clock.now(), note=Note.remark("a\0b\ud800")))]
     assert (await store.turn(A.incarnation, settles=moves)).settled == [None]
     record = await store.find(held.uuid)
-    assert record.note == "a\ufffdb?"
+    assert record.note == Note.remark("a\ufffdb?")
 
 
 # --- locks ------------------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ async def test_limits_hold_whatever_isolation_the_database_has_by_default(empty_
         await store.open()
         await store.join(node)
     await stores[0].set_queue(QueueSettings(name="default", concurrency=1))
-    await stores[0].turn(A.incarnation, adds=[an_add(a_record(source="x"), a_record(source="y"))])
+    await stores[0].turn(A.incarnation, adds=[an_add(a_record(consumer="x"), a_record(consumer="y"))])
     async with stranger.transaction(readonly=False):
         await stranger.execute(f"SELECT pg_advisory_xact_lock({Lock.QUEUE}, hashtext('default'))")
         turns = [
@@ -430,7 +430,7 @@ async def test_the_events_of_an_open_turn_hold_back_those_after_it(store, strang
 async def test_a_wrong_count_does_not_stop_a_queue(store, stranger, order):
     """A queue of which nothing runs starts its tasks, whatever was once counted."""
     await store.set_queue(QueueSettings(name="default", concurrency=1, order=order))
-    await stranger.execute("INSERT INTO taskyard.tally VALUES ('default', 'running', 5)")
+    await stranger.execute("INSERT INTO taskyard.state_count VALUES ('default', 'running', 5)")
     turned = await store.turn(A.incarnation, adds=[an_add(a_record(), a_record())], demand=room(9))
     assert len(turned.claims) == 1
     assert (await store.count())["default", TaskState.RUNNING] == 1
@@ -438,7 +438,7 @@ async def test_a_wrong_count_does_not_stop_a_queue(store, stranger, order):
 
 async def test_an_end_that_nobody_is_left_to_hear_of_is_forgotten(store, stranger, clock):
     """A task on the list of ends to be told, whose dependents are gone, does not keep the nodes taking turns."""
-    await stranger.execute("INSERT INTO taskyard.releasing (task, uuid, state) VALUES (1, 'gone', 'completed')")
+    await stranger.execute("INSERT INTO taskyard.pending_release (task, uuid, state) VALUES (1, 'gone', 'completed')")
     assert (await store.turn(A.incarnation)).next_due is None
 
 
@@ -447,7 +447,7 @@ async def test_claims_do_not_walk_over_what_was_claimed(store, clock):
     for _ in range(3):
         await store.turn(A.incarnation, adds=[an_add(*(a_record() for _ in range(1000)))])
     claims = (await store.turn(A.incarnation, demand=room(2500))).claims
-    low = await store._db.read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.mark"))
+    low = await store._db.read(lambda conn: conn.fetchval("SELECT low_1 FROM taskyard.watermark"))
     assert low == claims[-1].record.position
     await store.turn(A.incarnation, settles=[(claims[0], Move.given_back(at=clock.now()))])
     (again,) = (await store.turn(A.incarnation, demand=room(1))).claims
@@ -500,14 +500,14 @@ async def test_a_run_that_reports_does_not_hold_up_its_cancel(store, clock, monk
     async def read_before_a_report(conn: Connection, uuids: list[str]) -> Any:
         found = await read(conn, uuids)
         said[0] += 1
-        await store.turn(A.incarnation, reports=[Report(held, note=f"step {said[0]}")])
+        await store.turn(A.incarnation, reports=[Report(held, note=Note.remark(f"step {said[0]}"))])
         return found
 
     monkeypatch.setattr(commands, "read", read_before_a_report)
     (applied,) = await store.apply([held.uuid], Cancel())
     assert applied.refused is None
     record = await store.find(held.uuid)
-    assert (record.cancel_asked_at, record.note) == (clock.now(), f"step {said[0]}")
+    assert (record.cancel, record.note) == (CancelRequest(clock.now()), Note.remark(f"step {said[0]}"))
 
 
 async def test_who_is_always_too_late_gives_way(store, stranger, monkeypatch):
@@ -570,7 +570,7 @@ async def test_what_a_fire_cancels_is_told_and_counted(store, stranger):
         await store.turn(A.incarnation, adds=[an_add(a_record(queue="elsewhere"))])
         heard = await store.events(after=heard.last)
         await store.turn(A.incarnation, adds=[an_add(a_record(queue="elsewhere"))])
-        await store._db.write("SELECT taskyard.tidy_1($1)", RING)
+        await store._db.write("SELECT taskyard.compact_1($1)", RING)
         await stranger.execute("DELETE FROM taskyard.fire WHERE id = -1")
     await firing
     told = [event.kind for event in (await store.events(after=heard.last)).events if event.uuid == earlier.uuid]
@@ -598,9 +598,7 @@ async def test_a_fire_does_not_wait_until_all_that_it_cancels_have_run(store, ot
     assert 0 < len(begun) < 50
     found = [await store.find(task.uuid) for task in earlier]
     assert {record.state for record in found} == {TaskState.CANCELED, TaskState.RUNNING}
-    asked = {
-        record.uuid for record in found if record.state is TaskState.RUNNING and record.cancel_asked_at is not None
-    }
+    asked = {record.uuid for record in found if record.state is TaskState.RUNNING and record.cancel is not None}
     assert asked == {claim.uuid for claim in begun}
     assert (await store.find(later.uuid)).state is TaskState.SCHEDULED
 
@@ -641,14 +639,18 @@ async def test_who_waits_for_one_that_is_not_sent_again_is_not_either(store, clo
     async def read_before_a_prune(conn: Connection, records: list[TaskRecord], now: datetime) -> Any:
         bonds = await read(conn, records, now)
         tries.append(len(records))
-        await stranger.execute("DELETE FROM taskyard.ended WHERE uuid = $1", parent.uuid)
+        await stranger.execute("DELETE FROM taskyard.finished WHERE uuid = $1", parent.uuid)
         return bonds
 
     monkeypatch.setattr(commands, "read_bonds", read_before_a_prune)
     one, two, three = await store.apply([parent.uuid, child.uuid, alone.uuid], Retry())
     assert tries == [3, 1]
     assert isinstance(one.refused, UnknownTask)
-    assert (two.record.state, two.record.waits, three.record.state) == (TaskState.QUEUED, 0, TaskState.QUEUED)
+    assert (two.record.state, two.record.open_dependencies, three.record.state) == (
+        TaskState.QUEUED,
+        0,
+        TaskState.QUEUED,
+    )
 
 
 async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, stranger):
@@ -761,8 +763,8 @@ async def test_the_few_that_did_not_complete_are_found_among_the_many(store, str
     first, *others = (await store.turn(A.incarnation, demand=room(2000))).claims
     moves = [(claim, Move.completed(at=clock.now(), result="1")) for claim in others]
     await store.turn(A.incarnation, settles=[(first, Move.canceled(at=clock.now())), *moves])
-    await stranger.execute("ANALYZE taskyard.ended")
-    used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'ended_other'"
+    await stranger.execute("ANALYZE taskyard.finished")
+    used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'finished_other'"
     before = await stranger.fetchval(used)
     assert [task.uuid for task in await store.list_tasks(TaskFilter(states=(TaskState.CANCELED,)))] == [first.uuid]
     await store._db.reads.close()  # with its connections go the counts of what they read
@@ -1037,11 +1039,11 @@ async def test_others_are_told_of_what_is_left_for_them(store, clock, monkeypatc
     """A turn that takes all it brought tells nobody; one that takes an old task and leaves one that has become due, of
     another source, tells the others."""
     told: list[bool] = []
-    await store.turn(A.incarnation, adds=[an_add(a_record(source="x"), a_record(source="x", priority=2))])
+    await store.turn(A.incarnation, adds=[an_add(a_record(consumer="x"), a_record(consumer="x", priority=2))])
     later = clock.now() + timedelta(seconds=1)
-    await store.turn(A.incarnation, adds=[an_add(a_record(source="y", due_at=later))])
+    await store.turn(A.incarnation, adds=[an_add(a_record(consumer="y", due_at=later))])
     monkeypatch.setattr(store._db.hints, "tell", lambda _: told.append(True))
-    await store.turn(A.incarnation, adds=[an_add(a_record(source="x", priority=0))], demand=room(1, x=1))
+    await store.turn(A.incarnation, adds=[an_add(a_record(consumer="x", priority=0))], demand=room(1, x=1))
     assert told == []
     clock.advance(1)
     assert len((await store.turn(A.incarnation, demand=room(1, x=1))).claims) == 1
@@ -1190,7 +1192,7 @@ async def test_a_large_batch_with_ties_is_stored(store):
     """Ten thousand tasks that wait for each other, stand for some work or come from a run are one turn, which takes
     the time of ten thousand, and not of all their pairs; and no lock for each of them."""
     await store.join(A)
-    await store.turn(A.incarnation, adds=[an_add(a_record(source="parent"))])
+    await store.turn(A.incarnation, adds=[an_add(a_record(consumer="parent"))])
     (parent,) = (await store.turn(A.incarnation, demand=Demand(1, {"parent": 1}))).claims
     chain = [a_record(group_id="all") for _ in range(10_000)]
     after = {later.uuid: [earlier.uuid] for earlier, later in itertools.pairwise(chain)}

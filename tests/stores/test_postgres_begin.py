@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 A, B = a_node("a"), a_node("b")
 
-COUNTED = "SELECT state, sum(n)::integer AS n FROM taskyard.tally GROUP BY state"
+COUNTED = "SELECT state, sum(n)::integer AS n FROM taskyard.state_count GROUP BY state"
 
 
 async def begin(store: PostgresStore, record: TaskRecord | None = None, demand: Demand | None = None) -> Turned:
@@ -79,7 +79,7 @@ async def test_it_is_as_if_it_had_been_queued_and_then_claimed(store, conn, fiel
     ended = await store.turn(A.incarnation, settles=[(c, Move.completed(at=NOON)) for c in (begun, claimed)])
     assert ended.settled == [None, None]
     assert await store.count() == {(begun.record.queue, TaskState.COMPLETED): 2}
-    one, two = [await store.list_runs(claim.uuid) for claim in (begun, claimed)]
+    one, two = [await store.list_attempts(claim.uuid) for claim in (begun, claimed)]
     assert len(one) == len(two) == 1
 
 
@@ -100,7 +100,7 @@ async def with_something_queued(store: PostgresStore) -> None:
 
 
 async def with_something_queued_for_others(store: PostgresStore) -> None:
-    await add(store, source="shrink")
+    await add(store, consumer="shrink")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def with_something_queued_for_others(store: PostgresStore) -> None:
 async def test_where_more_counts_it_stands_in_line(store, conn, prepare: Callable[[PostgresStore], Awaitable[None]]):
     """A limit, an order, a priority, others before it: then it is queued first, and starts by the rules for that."""
     await prepare(store)
-    await conn.execute("DELETE FROM taskyard.tally WHERE state = 'queued'")
+    await conn.execute("DELETE FROM taskyard.state_count WHERE state = 'queued'")
     record = a_record()
     assert record.uuid in {claim.uuid for claim in (await begin(store, record)).claims}
     assert await was_queued(conn)
@@ -131,7 +131,7 @@ async def test_where_there_were_other_priorities_it_stands_in_line(store, conn, 
     assert not await was_queued(conn)
     await add(store, priority=before)
     await store.turn(A.incarnation, demand=room(1))
-    await conn.execute("DELETE FROM taskyard.tally WHERE state = 'queued'")
+    await conn.execute("DELETE FROM taskyard.state_count WHERE state = 'queued'")
     await begin(store, a_record(priority=priority))
     assert await was_queued(conn)
 

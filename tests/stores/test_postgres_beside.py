@@ -15,8 +15,8 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import OnFailure
 from taskyard.ports.store import Add
-from taskyard.stores.locks import Lock
 from taskyard.stores.postgres import PostgresStore
+from taskyard.stores.postgres.constants import Lock
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, room, seconds
@@ -45,14 +45,14 @@ LOOK_SLOWLY = f"""
         PERFORM pg_advisory_xact_lock_shared({HERE}, 0);
         RETURN true;
     END $$;
-    ALTER TABLE taskyard.tidied RENAME TO tidied_itself;
-    CREATE VIEW taskyard.tidied AS SELECT * FROM taskyard.tidied_itself WHERE public.stand_still()
+    ALTER TABLE taskyard.compaction RENAME TO tidied_itself;
+    CREATE VIEW taskyard.compaction AS SELECT * FROM taskyard.tidied_itself WHERE public.stand_still()
 """
 
 EDGES_TO_NOBODY = (
     "SELECT count(*) FROM taskyard.dependency AS d WHERE NOT d.done "
     "AND NOT EXISTS (SELECT FROM taskyard.task AS t WHERE t.id = d.parent) "
-    "AND NOT EXISTS (SELECT FROM taskyard.ended AS e WHERE e.id = d.parent)"
+    "AND NOT EXISTS (SELECT FROM taskyard.finished AS e WHERE e.id = d.parent)"
 )
 
 
@@ -90,7 +90,7 @@ async def standing_still(conn: asyncpg.Connection, table: str) -> AsyncIterator[
 
 @pytest.mark.spec("QUE-27")
 @pytest.mark.parametrize("on_failure", [OnFailure.FAIL, OnFailure.SKIP])
-@pytest.mark.parametrize("table", ["tie", "dependency"], ids=["not-yet-tied", "tied"])
+@pytest.mark.parametrize("table", ["task_relation", "dependency"], ids=["not-yet-tied", "tied"])
 async def test_who_comes_to_wait_for_a_task_that_is_just_forgotten_does_not_wait_for_ever(
     store, conn, table: str, on_failure: OnFailure
 ):
@@ -149,7 +149,7 @@ async def test_events_that_are_trimmed_while_they_are_read_are_missed_aloud(slow
     await conn.execute(f"SELECT pg_advisory_lock({HERE}, 0)")
     reading = asyncio.ensure_future(store.events(after=there[0]))
     await who_waits(conn)
-    assert await conn.fetchval("SELECT taskyard.tidy_1(1)")
+    assert await conn.fetchval("SELECT taskyard.compact_1(1)")
     await conn.execute(f"SELECT pg_advisory_unlock({HERE}, 0)")
     page = await reading
     assert page.missed or [event.seq for event in page.events] == there[1:]

@@ -8,8 +8,8 @@ import pytest
 
 from taskyard.model.limits import QueueSettings
 from taskyard.ports.store import News
-from taskyard.stores.locks import Lock
 from taskyard.stores.postgres import PostgresStore
+from taskyard.stores.postgres.constants import Lock
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_node, a_record, an_add, room
 from tests.stores.reads import list_ours, read_since
@@ -20,7 +20,7 @@ MANY = 2000
 STEPS = 40
 """Of the loop, from where a close begins."""
 
-VERSIONS = "SELECT id, xmin::text, ctid::text, parked, line FROM taskyard.task ORDER BY id"
+VERSIONS = "SELECT id, xmin::text, ctid::text, is_parked, fifo_bucket FROM taskyard.task ORDER BY id"
 WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
 
 

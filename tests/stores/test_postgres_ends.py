@@ -13,8 +13,8 @@ from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim
 from taskyard.ports.store import Add
-from taskyard.stores.locks import Lock
 from taskyard.stores.postgres import PostgresStore
+from taskyard.stores.postgres.constants import Lock
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, room, seconds
 
 pytestmark = pytest.mark.anyio
@@ -25,8 +25,9 @@ PATIENCE_S = 20.0
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
 
 COMPLETE = (
-    "SELECT told FROM taskyard.complete_apart_1($3, ARRAY['default'], "
-    "ROW($1::bigint[], $2::bigint[], ARRAY[1], ARRAY[$3::timestamptz], ARRAY['1'], NULL, true)::taskyard.completed_1)"
+    "SELECT told FROM taskyard.complete_apart($3, ARRAY['default'], "
+    "ROW($1::bigint[], $2::bigint[], ARRAY[1], ARRAY[$3::timestamptz], ARRAY['1'], NULL, NULL, NULL, true)"
+    "::taskyard.completions_1)"
 )
 
 
@@ -90,15 +91,15 @@ async def test_an_end_hears_of_who_has_just_come_to_wait_for_it(store, conn):
     """The other way round: the end waits for the commit of who comes to wait, and then tells him."""
     claims = await begin(store, "parent")
     async with conn.transaction():
-        await conn.execute(f"SELECT pg_advisory_xact_lock({Lock.ENDS}, hashtext('default'))")
+        await conn.execute(f"SELECT pg_advisory_xact_lock({Lock.COMPLETIONS}, hashtext('default'))")
         ending = asyncio.ensure_future(store.turn(A.incarnation, settles=completed(claims)))
         await someone_waits(conn)
         await conn.execute(
-            "INSERT INTO taskyard.task (id, position, due_at, created_at, updated_at, priority, parked, state, uuid, "
-            "source, queue, args) SELECT 999, 999, due_at, due_at, due_at, 1, false, 'blocked', 'child', source, "
-            "queue, '{}' FROM taskyard.task WHERE uuid = 'parent'"
+            "INSERT INTO taskyard.task (id, position, due_at, created_at, updated_at, priority, is_parked, state, "
+            "uuid, consumer, lane, queue, args) SELECT 999, 999, due_at, due_at, due_at, 1, false, 'blocked', 'child', "
+            "consumer, lane, queue, '{}' FROM taskyard.task WHERE uuid = 'parent'"
         )
-        await conn.execute("INSERT INTO taskyard.tie (id, waits) VALUES (999, 1)")
+        await conn.execute("INSERT INTO taskyard.task_relation (id, open_dependencies) VALUES (999, 1)")
         await conn.execute("INSERT INTO taskyard.dependency VALUES (999, $1, false)", claims[0].record.id)
     assert (await ending).settled == [None]
     assert [claim.uuid for claim in (await store.turn(B.incarnation, demand=room(9))).claims] == ["child"]
@@ -146,9 +147,9 @@ async def test_an_end_that_cannot_be_stored_is_refused_as_such(store, conn):
     """Not as a database that is busy, which would be asked for ever: what else has ended could then not be written."""
     claims = await begin(store, "twice", "fine")
     await store.turn(A.incarnation, settles=completed(await begin(store, "other")))
-    await conn.execute("UPDATE taskyard.ended SET uuid = 'twice'")
+    await conn.execute("UPDATE taskyard.finished SET uuid = 'twice'")
     for adds in ([], [an_add(a_record())]):
-        with pytest.raises(InvalidInput, match="ended_uuid"):
+        with pytest.raises(InvalidInput, match="finished_uuid"):
             await store.turn(A.incarnation, settles=completed(claims), adds=adds)
     assert (await store.turn(A.incarnation, settles=completed(claims[1:]))).settled == [None]
 

@@ -72,7 +72,7 @@ async def test_another_server_is_told_anew_where_tasks_stand(postgres_url: str) 
         await store.join(a_node("a"))
         await store.turn(A, adds=[an_add(a_record())])
         # To our connections it is as if another server had taken over, which is behind.
-        await conn.execute("DELETE FROM taskyard.lane; DELETE FROM taskyard.task; DELETE FROM taskyard.tally")
+        await conn.execute("DELETE FROM taskyard.lane; DELETE FROM taskyard.task; DELETE FROM taskyard.state_count")
         await conn.execute(
             "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity "
             "WHERE application_name = 'taskyard' AND datname = current_database()"
@@ -109,7 +109,7 @@ async def _take_over_without(claim: Claim, server: Server) -> None:
     """Let the server be one that has just taken over from another, on a line of history of its own, and has never heard
     of this claim, its task and its numbers."""
     conn = await asyncpg.connect(server.url)
-    await conn.execute("DELETE FROM taskyard.task; DELETE FROM taskyard.event; DELETE FROM taskyard.tally")
+    await conn.execute("DELETE FROM taskyard.task; DELETE FROM taskyard.event; DELETE FROM taskyard.state_count")
     await conn.execute(f"SELECT setval('taskyard.seq', {claim.record.id}, false)")
     await conn.close()
     server.halt()
@@ -124,6 +124,6 @@ async def _take_over_without(claim: Claim, server: Server) -> None:
 async def _leaps(url: str) -> object:
     conn = await asyncpg.connect(url)
     try:
-        return await conn.fetchval("SELECT taskyard.leap_1()")
+        return await conn.fetchval("SELECT taskyard.skip_numbers_1()")
     finally:
         await conn.close()

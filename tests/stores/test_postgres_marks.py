@@ -3,13 +3,13 @@ of `python -m tests.torture pg-walks`."""
 
 import pytest
 
-from taskyard.stores import migrate
+from taskyard.stores.migrations import Bundle
 from taskyard.stores.postgres import schema
 from taskyard.testing.postgres import Databases
 from tests.stores.walk import walk
 
 SEEDS = 8
-SEEDS_TO_FIND = 40
+SEEDS_TO_FIND = 80
 
 
 def passes(databases: Databases, kind: str, seed: int) -> bool:
@@ -29,12 +29,13 @@ def test_a_claim_comes_across_all_that_may_start(databases: Databases, seed: int
 
 
 MARKS = [
-    pytest.param("PERFORM taskyard.lower_1(v_done.queued);", id="given-back"),
-    pytest.param("PERFORM taskyard.lower_1(v_freed);", id="freed-by-a-key"),
+    pytest.param("PERFORM taskyard.lower_watermarks(v_done.queued);", id="given-back"),
+    pytest.param("PERFORM taskyard.lower_watermarks(v_freed);", id="freed-by-a-key"),
     pytest.param("q.ordering = 'buckets' OR ", id="buckets-take-turns"),
-    pytest.param(" OR q.lined_to IS NOT NULL OR q.lines <> q.ordering", id="put-into-lines"),
+    pytest.param(" OR q.rollout_task_id IS NOT NULL OR q.target_ordering <> q.ordering", id="put-into-lines"),
     pytest.param(
-        "PERFORM taskyard.lower_1(ARRAY(SELECT id FROM taskyard.task WHERE uuid = ANY (a.uuid)));", id="new-lanes"
+        "PERFORM taskyard.lower_watermarks(ARRAY(SELECT id FROM taskyard.task WHERE uuid = ANY (a.uuid)));",
+        id="new-lanes",
     ),
 ]
 
@@ -44,9 +45,7 @@ MARKS = [
 def test_a_task_below_a_mark_is_found(databases: Databases, line: str, monkeypatch: pytest.MonkeyPatch):
     """The walk would notice: without one line of the SQL that keeps marks below what may start, it does not pass."""
 
-    def mutated(database: str) -> list[tuple[int, str]]:
-        return [(number, sql.replace(line, "")) for number, sql in migrate.migrations(database)]
-
-    assert sum(sql.count(line) for _, sql in migrate.migrations("postgres")) == 1
-    monkeypatch.setattr(schema, "migrations", mutated)
+    whole = schema.bundle
+    assert whole().sql.count(line) == 1
+    monkeypatch.setattr(schema, "bundle", lambda: Bundle(whole().version, whole().sql.replace(line, "")))
     assert not all(passes(databases, line, seed) for seed in range(SEEDS_TO_FIND))

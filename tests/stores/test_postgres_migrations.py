@@ -14,29 +14,30 @@ from taskyard import Dedupe, StoreBusy, StoreDenied, StoreError, StoreTooNew, Ta
 from taskyard.model.command import Cancel
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
+from taskyard.model.notes import Note
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import MigratingStore, Report, Signals
-from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
+from taskyard.stores.migrations import Migration, list_migrations
 from taskyard.stores.postgres import PostgresStore, schema
+from taskyard.stores.postgres.constants import EVENTS_AT_MOST
 from taskyard.stores.postgres.errors import typed_errors
-from taskyard.stores.postgres.schema import apply, find_version
+from taskyard.stores.postgres.schema import apply, bundle, find_version
 from taskyard.testing.postgres import Databases
 from taskyard.testing.samples import a_node, a_record, an_add, an_error
 from tests.scenario.processes import TOP, environment
 
-STEPS = migrations("postgres")
-NEWEST = STEPS[-1][0]
+STEPS = list_migrations("postgres")
+NEWEST = STEPS[-1].number
 
 PATIENCE_S = 20.0
 
 GROWTH = (
-    "ALTER TABLE taskyard.task ADD COLUMN colour text; ALTER TABLE taskyard.ended ADD COLUMN colour text;"
+    "ALTER TABLE taskyard.task ADD COLUMN colour text; ALTER TABLE taskyard.finished ADD COLUMN colour text;"
     "ALTER TABLE taskyard.event ADD COLUMN colour text; ALTER TABLE taskyard.node ADD COLUMN colour text;"
-    "ALTER TABLE taskyard.run ADD COLUMN colour text; ALTER TABLE taskyard.queue ADD COLUMN colour text;"
-    "ALTER TABLE taskyard.lane ADD COLUMN colour text; ALTER TABLE taskyard.tally ADD COLUMN colour text;"
-    "CREATE FUNCTION taskyard.turn_2() RETURNS void LANGUAGE sql AS '';"
+    "ALTER TABLE taskyard.attempt ADD COLUMN colour text; ALTER TABLE taskyard.queue ADD COLUMN colour text;"
+    "ALTER TABLE taskyard.lane ADD COLUMN colour text; ALTER TABLE taskyard.state_count ADD COLUMN colour text;"
 )
-GROW = NEWEST + 1, GROWTH
+GROW = Migration(NEWEST + 1, f"{NEWEST + 1:04}_colour", GROWTH)
 """A migration as the next version may bring it: it only adds."""
 
 CATALOG = {
@@ -54,7 +55,11 @@ CATALOG = {
     "WHERE relnamespace = {schema}",
     "sequences": "SELECT seqrelid::regclass::text, seqtypid::regtype::text, seqstart, seqincrement, seqcache "
     "FROM pg_sequence",
-    "rows": "SELECT number FROM taskyard.migration",
+    "types": "SELECT typname, attname, attnum, format_type(atttypid, atttypmod) FROM pg_type "
+    "JOIN pg_class ON pg_class.oid = typrelid JOIN pg_attribute ON attrelid = typrelid "
+    "WHERE typnamespace = {schema} AND relkind = 'c'",
+    "rows": "SELECT number, name, checksum FROM taskyard.migration",
+    "bundle": "SELECT version, checksum FROM taskyard.bundle",
 }
 
 
@@ -62,10 +67,6 @@ async def dump(conn: asyncpg.Connection) -> dict[str, list[Any]]:
     """Everything in our schema."""
     schema = "(SELECT oid FROM pg_namespace WHERE nspname = 'taskyard')"
     return {name: sorted(map(repr, await conn.fetch(sql.replace("{schema}", schema)))) for name, sql in CATALOG.items()}
-
-
-async def to_version(conn: asyncpg.Connection, version: int) -> None:
-    await apply(conn, [step for step in STEPS if step[0] <= version])
 
 
 @pytest.fixture
@@ -90,19 +91,21 @@ async def connected(url: str) -> asyncpg.Connection:
     return await asyncpg.connect(url, command_timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("version", [number for number, _ in STEPS[:-1]])
-async def test_a_migrated_schema_is_that_of_a_new_store(new_url, fresh, version):
+async def test_a_migrated_schema_is_that_of_a_new_store(new_url, postgres_grown, monkeypatch):
     """However it came about, one version has one schema."""
-    conn = await connected(new_url)
-    await to_version(conn, version)
-    store = make(new_url)
+    monkeypatch.setattr(schema, "list_migrations", lambda _: [*STEPS, GROW])
+    monkeypatch.setattr(schema, "newest", lambda _: GROW.number)
+    store = make(postgres_grown)
     assert isinstance(store, MigratingStore)
     before = await store.schema()
-    assert (before.version, before.newest, len(before.pending)) == (version, NEWEST, sum(n > version for n, _ in STEPS))
+    assert (before.version, before.newest, before.pending) == (NEWEST, GROW.number, (GROW.name,))
     assert await store.migrate() == before
-    assert await dump(conn) == fresh
     assert (await store.schema()).pending == ()
-    await conn.close()
+    assert (await make(new_url).migrate()).version == 0
+    old, new = await connected(postgres_grown), await connected(new_url)
+    assert await dump(old) == await dump(new)
+    await old.close()
+    await new.close()
 
 
 def test_the_dump_sees_everything(databases: Databases, fresh):
@@ -111,8 +114,8 @@ def test_the_dump_sees_everything(databases: Databases, fresh):
     url = databases.make()
     databases.run(schema.migrate, url)
     for change, seen in {
-        "ALTER TABLE taskyard.run ADD COLUMN colour text": "columns",
-        "CREATE INDEX more ON taskyard.run (node)": "indexes",
+        "ALTER TABLE taskyard.attempt ADD COLUMN colour text": "columns",
+        "CREATE INDEX more ON taskyard.attempt (node)": "indexes",
         "CREATE FUNCTION taskyard.more() RETURNS void LANGUAGE sql AS ''": "functions",
         "ALTER TABLE taskyard.task SET (fillfactor = 50)": "relations",
         "DROP TRIGGER task_moves ON taskyard.task": "triggers",
@@ -125,7 +128,7 @@ def test_the_dump_sees_everything(databases: Databases, fresh):
 async def test_looking_changes_nothing(new_url):
     """On an empty database, `schema` tells what is to be done and makes nothing."""
     found = await make(new_url).schema()
-    assert (found.version, found.pending[0]) == (0, "0001_tables")
+    assert (found.version, found.pending[0]) == (0, "0001_baseline")
     conn = await connected(new_url)
     assert await conn.fetchval("SELECT to_regnamespace('taskyard')") is None
     await conn.close()
@@ -142,14 +145,14 @@ async def test_many_migrate_at_a_time(new_url, fresh):
 
 MIGRATE_AND_STOP = """
 import asyncio, sys, asyncpg
-from taskyard.stores.migrate import EVENTS_AT_MOST, migrations
+from taskyard.stores.migrations import Migration, list_migrations
 from taskyard.stores.postgres.connection import connect
-from taskyard.stores.postgres.schema import apply
+from taskyard.stores.postgres.schema import apply, bundle
 
 async def main(url):
-    steps = migrations("postgres")
-    steps.insert(2, (steps[1][0], "SELECT pg_advisory_xact_lock(42)"))
-    await apply(await connect(url), steps)
+    steps = list_migrations("postgres")
+    steps.append(Migration(steps[-1].number + 1, "wait", "SELECT pg_advisory_xact_lock(42)"))
+    await apply(await connect(url), steps, bundle())
 
 asyncio.run(main(sys.argv[1]))
 """
@@ -193,7 +196,7 @@ async def a_day_of(store: PostgresStore) -> None:
     assert [claim.uuid for claim in turned.claims] == [first.uuid, second.uuid, third.uuid]
     moves = [Move.completed(at=now, result="1"), Move.retrying(at=now, due_at=now, error=an_error())]
     settles = list(zip(turned.claims[:2], moves, strict=True))
-    reports = [Report(turned.claims[2], note="half")]
+    reports = [Report(turned.claims[2], note=Note.remark("half"))]
     assert (await store.turn(node.incarnation, settles=settles, reports=reports)).settled == [None, None]
     await store.drain(node.incarnation)
     (canceled,) = await store.apply([third.uuid], Cancel("no"))
@@ -205,7 +208,7 @@ async def a_day_of(store: PostgresStore) -> None:
     assert [one.state for one in await store.outcomes([first.uuid, second.uuid, third.uuid]) if one] == states
     assert [record.state for record in await store.list_tasks()] == states[::-1]
     assert [event.kind for event in (await store.events(after=0)).events if event.uuid == first.uuid][-1] == "completed"
-    assert [run.attempt for run in await store.list_runs(first.uuid)] == [1]
+    assert [run.attempt for run in await store.list_attempts(first.uuid)] == [1]
     assert await store.prune(finished_before=now + timedelta(hours=1)) == 3
     assert await store.count() == {}
     assert await store.nodes() == []
@@ -218,7 +221,7 @@ async def test_a_node_of_the_version_before_goes_on(postgres_grown):
     await store.open()
     await a_day_of(store)
     conn = await connected(postgres_grown)
-    await apply(conn, [*STEPS, GROW])
+    await apply(conn, [*STEPS, GROW], bundle())
     await a_day_of(store)
     await conn.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -258,11 +261,11 @@ async def test_work_goes_on_while_a_migration_waits(postgres_grown):
         theirs, ours = await connected(postgres_grown), await connected(postgres_grown)
         await theirs.execute("BEGIN")
         await yard.submit("double", {"n": 1}, connection=theirs)
-        migrating = asyncio.create_task(apply(ours, [*STEPS, GROW]))
+        migrating = asyncio.create_task(apply(ours, [*STEPS, GROW], bundle()))
         for n in range(10):
             assert await (await yard.submit("double", {"n": n})).result(timeout_s=PATIENCE_S) == 2 * n
         await theirs.execute("COMMIT")
-        assert await asyncio.wait_for(migrating, PATIENCE_S) == NEWEST
+        assert (await asyncio.wait_for(migrating, PATIENCE_S)).version == NEWEST
         assert await (await yard.submit("double", {"n": 4})).result(timeout_s=PATIENCE_S) == 8
         await theirs.close()
         await ours.close()
@@ -273,7 +276,7 @@ async def test_a_migration_gives_up_after_a_while(postgres_grown):
     theirs, ours = await connected(postgres_grown), await connected(postgres_grown)
     await theirs.execute("BEGIN; LOCK TABLE taskyard.task IN ACCESS SHARE MODE")
     with pytest.raises(StoreBusy), typed_errors(postgres_grown):
-        await apply(ours, [*STEPS, GROW], wait_s=0.0)
+        await apply(ours, [*STEPS, GROW], bundle(), wait_s=0.0)
     assert await find_version(ours) == NEWEST
     await theirs.close()
     await ours.close()
@@ -282,7 +285,7 @@ async def test_a_migration_gives_up_after_a_while(postgres_grown):
 async def test_a_newer_schema_is_left_alone(postgres_grown):
     """A store that a newer version has migrated is refused by whoever opens, looks at or migrates it, with advice."""
     conn = await connected(postgres_grown)
-    await apply(conn, [*STEPS, GROW])
+    await apply(conn, [*STEPS, GROW], bundle())
     before = await dump(conn)
     store = make(postgres_grown)
     for verb in (store.open, store.schema, store.migrate):
@@ -303,8 +306,10 @@ async def test_events_begin_anew_after_a_restore_on_another_server(postgres_grow
             "INSERT INTO taskyard.event VALUES ($1, 0, 1, 'queued', 'q', 's', ARRAY[now()], ARRAY['old'])", far
         )
     else:
-        await conn.execute("UPDATE taskyard.tidied SET trimmed = $1, tally_from = $2", far * EVENTS_AT_MOST, far)
-        await conn.execute("INSERT INTO taskyard.tally (queue, state, n, xid) VALUES ('q', 'failed', 3, $1)", far)
+        await conn.execute(
+            "UPDATE taskyard.compaction SET trimmed = $1, state_count_from = $2", far * EVENTS_AT_MOST, far
+        )
+        await conn.execute("INSERT INTO taskyard.state_count (queue, state, n, xid) VALUES ('q', 'failed', 3, $1)", far)
     await conn.close()
     store = make(postgres_grown)
     await store.open()

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from taskyard.model.command import (
+    Block,
     Cancel,
     Command,
     Hold,
@@ -20,14 +21,15 @@ from taskyard.model.command import (
     SetPriority,
     Skip,
     StartNow,
+    Unblock,
 )
 from taskyard.model.control import Pause, Resume, StopAfterCurrent
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.order import GAP, Priority
 from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord, new_uuid
-from taskyard.ports.store import Add
-from taskyard.stores import migrate
-from taskyard.stores.postgres import PostgresStore, upkeep
+from taskyard.ports.store import Add, TaskFilter
+from taskyard.stores.postgres import PostgresStore, constants, schema, upkeep
 from taskyard.stores.postgres.connection import PLANS, connect
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import Databases
@@ -42,7 +44,7 @@ MANY, ROUNDS, GONE = 3000, 10, 80
 
 def ours(**fields: Any) -> TaskRecord:
     """A task of a source that the crowd has not."""
-    return a_record(source="ours", priority=Priority.HIGH, **fields)
+    return a_record(consumer="ours", priority=Priority.HIGH, **fields)
 
 
 async def add(store: PostgresStore, *adds: Add) -> None:
@@ -79,10 +81,9 @@ JOINED = re.compile(
 )
 
 
-@pytest.mark.parametrize(("number", "sql"), migrate.migrations("postgres"))
-def test_ids_of_a_list_are_looked_for_one_by_one(number: int, sql: str) -> None:
-    """Where a table is joined to a list, by = ANY (ARRAY[…]): 0002_common.sql says why."""
-    assert [found.group() for found in JOINED.finditer(sql)] == []
+def test_ids_of_a_list_are_looked_for_one_by_one() -> None:
+    """Where a table is joined to a list, by = ANY (ARRAY[…]): bundle/locks.sql says why."""
+    assert [found.group() for found in JOINED.finditer(schema.bundle().sql)] == []
 
 
 # --- one of each ------------------------------------------------------------------------------------------------------
@@ -212,12 +213,36 @@ async def read_about_one(store: PostgresStore, clock: ManualClock) -> None:
     assert await store.find(record.uuid) is not None
     assert len(await store.outcomes([record.uuid])) == 1
     await complete(store, clock, *await claim(store))
-    assert len(await store.list_runs(record.uuid)) == 1
+    assert len(await store.list_attempts(record.uuid)) == 1
+
+
+async def block_and_free(store: PostgresStore, clock: ManualClock) -> None:
+    """What admission checks do: look at what goes next, block it and free it, and start it at a place."""
+    demand = room(1, ours=1)
+    await add(store, an_add(record := ours()))
+    (looked,) = await store.preview(demand)
+    await command(store, record.uuid, Block("disk", "/data"))
+    assert await store.preview(demand) == []
+    await command(store, record.uuid, Unblock("disk", "/data"))
+    named = Demand(1, demand.per_lane, only={looked.id: "emu-1"})
+    (held,) = (await store.turn(A.incarnation, demand=named)).claims
+    assert held.record.device == "emu-1"
+    await complete(store, clock, held)
+
+
+async def list_what_is_blocked(store: PostgresStore, clock: ManualClock) -> None:
+    await add(store, an_add(record := ours()))
+    await command(store, record.uuid, Block("disk", "/data"))
+    assert [group.first for group in await store.list_blockers()] == [record.uuid]
+    assert [uuid for _, uuid in await store.list_ids(TaskFilter(blocker="disk:/data"))] == [record.uuid]
+    await command(store, record.uuid, Unblock("disk", "/data"))
+    await complete(store, clock, *await claim(store))
 
 
 EACH = [
     merge, replace, keep_for_a_window, wait_for_another, submit_from_a_run, fail_and_retry, steer, cancel_a_run,
     take_turns_by_key, steer_with_dependents, control_a_queue, forget, submit_with_a_transaction, read_about_one,
+    block_and_free, list_what_is_blocked,
 ]  # fmt: skip
 
 
@@ -258,6 +283,8 @@ WALKING = {
     steer_with_dependents,
     # What was said of this very queue, and whom this very node was to cancel.
     control_a_queue, cancel_a_run,
+    # What this very blocker has blocked.
+    list_what_is_blocked,
 }  # fmt: skip
 """What docs/POSTGRES.md says of transactions that are kept open."""
 
@@ -269,8 +296,8 @@ async def test_what_is_done_to_one_task_does_not_read_what_is_gone(
 ) -> None:
     """While somebody's snapshot keeps alive what others like it have left, and also when the server has counted how
     little else there is."""
-    monkeypatch.setattr(migrate, "RAISE_AFTER", 4 * GAP)
-    monkeypatch.setattr(migrate, "RAISE_ONE_IN", 1)
+    monkeypatch.setattr(constants, "RAISE_AFTER", 4 * GAP)
+    monkeypatch.setattr(constants, "RAISE_ONE_IN", 1)
     monkeypatch.setattr(upkeep, "RING", 100)
     clock, conn, foreign = ManualClock(), await asyncpg.connect(url), await asyncpg.connect(url)
     await repeat(each, url, clock, 2)
@@ -301,9 +328,9 @@ async def repeat(
     await store.leave(A.incarnation)
     await store.close()
     conn = await connect(url, settings=PLANS)
-    while not await conn.fetchval("SELECT taskyard.tidy_1($1)", upkeep.RING):  # noqa: ASYNC110 -- another is at it
+    while not await conn.fetchval("SELECT taskyard.compact_1($1)", upkeep.RING):  # noqa: ASYNC110 -- another is at it
         await asyncio.sleep(0.01)
-    assert await conn.fetchval("SELECT count(*) FROM taskyard.tally WHERE queue = ''") < ROUNDS
+    assert await conn.fetchval("SELECT count(*) FROM taskyard.state_count WHERE queue = ''") < ROUNDS
     await conn.close()
 
 

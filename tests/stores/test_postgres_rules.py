@@ -12,9 +12,8 @@ from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.task import TaskRecord
-from taskyard.stores import migrate
-from taskyard.stores.locks import Lock
-from taskyard.stores.postgres import PostgresStore
+from taskyard.stores.postgres import PostgresStore, constants
+from taskyard.stores.postgres.constants import Lock
 from taskyard.stores.postgres.rules import STEP as STEP_OF_A_RULE
 from taskyard.stores.postgres.upkeep import CLEAN_EVERY_S
 from taskyard.testing.clock import ManualClock
@@ -30,16 +29,16 @@ BUCKETS = QueueSettings(name="default", order=QueueOrder.BUCKETS)
 PRIORITY = QueueSettings(name="default")
 
 WRITTEN_AT_ONCE = "SELECT max(n) FROM (SELECT count(*) AS n FROM taskyard.task GROUP BY xmin) AS transactions"
-UNDER_WAY = "SELECT count(*) FROM taskyard.queue WHERE lined_to IS NOT NULL OR reparked_to IS NOT NULL"
+UNDER_WAY = "SELECT count(*) FROM taskyard.queue WHERE rollout_task_id IS NOT NULL OR rollout_key IS NOT NULL"
 
 
 @pytest.fixture
 def postgres_url(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of a database where a step is a small one."""
-    monkeypatch.setattr(migrate, "RULED_AT_MOST", STEP)
-    monkeypatch.setattr(migrate, "LOOKED_AT_MOST", 3 * STEP)
-    monkeypatch.setattr(migrate, "LANES_KEPT", 2)
-    monkeypatch.setattr(migrate, "LOCKED_AT_MOST", 3)
+    monkeypatch.setattr(constants, "RULED_AT_MOST", STEP)
+    monkeypatch.setattr(constants, "LOOKED_AT_MOST", 3 * STEP)
+    monkeypatch.setattr(constants, "LANES_KEPT", 2)
+    monkeypatch.setattr(constants, "LOCKED_AT_MOST", 3)
     return databases.make()
 
 
@@ -90,7 +89,7 @@ async def test_an_order_comes_to_what_waits_in_steps(store, conn, rules: QueueSe
     await add(store, mixed())
     await store.set_queue(rules)
     assert await conn.fetchval(WRITTEN_AT_ONCE) <= STEP
-    assert await conn.fetchval("SELECT count(*) FROM taskyard.task WHERE line IS NULL") == 0
+    assert await conn.fetchval("SELECT count(*) FROM taskyard.task WHERE fifo_bucket IS NULL") == 0
     assert await conn.fetchval(UNDER_WAY) == 0
 
 
@@ -282,7 +281,7 @@ async def test_queues_of_which_nothing_is_left_are_forgotten(store, clock, conn)
         assert {*await run_all(store)} == uuids
         await keep_up(store, clock)
         assert await count_lanes(conn) == 0
-        assert await conn.fetchval("SELECT count(*) FROM taskyard.mark") == 0
+        assert await conn.fetchval("SELECT count(*) FROM taskyard.watermark") == 0
     await other.close()
 
 

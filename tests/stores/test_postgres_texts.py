@@ -65,7 +65,7 @@ async def test_a_run_whose_end_cannot_be_stored_is_failed(postgres_url):
     """When the database does not take how a run ended, the task is failed with an error that says so: it is not run
     again and again, it does not stay claimed, and its slot is free."""
     conn = await asyncpg.connect(postgres_url)
-    await conn.execute("ALTER TABLE taskyard.ended ADD CONSTRAINT odd CHECK (result <> '\"odd\"')")
+    await conn.execute("ALTER TABLE taskyard.finished ADD CONSTRAINT odd CHECK (result <> '\"odd\"')")
     yard = Yard(postgres_url)
     runs = []
 
@@ -83,5 +83,5 @@ async def test_a_run_whose_end_cannot_be_stored_is_failed(postgres_url):
         assert sorted(runs) == ["even", "odd"]
         assert await conn.fetchval("SELECT count(*) FROM taskyard.task") == 0
     finally:
-        await conn.execute("ALTER TABLE taskyard.ended DROP CONSTRAINT odd")
+        await conn.execute("ALTER TABLE taskyard.finished DROP CONSTRAINT odd")
         await conn.close()

@@ -14,8 +14,7 @@ from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.task import Dedupe, DedupeScope
 from taskyard.ports.store import Add
-from taskyard.stores import migrate
-from taskyard.stores.postgres import PostgresStore
+from taskyard.stores.postgres import PostgresStore, constants
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, room
 
 A, B = a_node("a"), a_node("b")
@@ -26,7 +25,7 @@ LONGEST = 1200
 
 LEVELS = ["read_committed", "repeatable_read", "serializable"]
 
-NAMES = ["uuid", "source", "queue", "key", "bucket", "origin", "slot"]
+NAMES = ["uuid", "consumer", "queue", "key", "bucket", "origin", "dedupe_slot"]
 
 
 @pytest.fixture
@@ -48,17 +47,17 @@ def a_name(n: int = LONGEST) -> str:
 async def submit(conn: asyncpg.Connection, **fields: object) -> str:
     """By hand, as anybody may who may submit."""
     task = {
-        "uuid": secrets.token_hex(8), "source": "fetch", "queue": "default", "args": "{}", "priority": 1,
+        "uuid": secrets.token_hex(8), "consumer": "fetch", "queue": "default", "args": "{}", "priority": 1,
         "due_at": NOON.isoformat(), "created_at": NOON.isoformat(),
     }  # fmt: skip
-    where = await conn.fetchval("SELECT taskyard.whereabouts_1()")
+    where = await conn.fetchval("SELECT taskyard.database_identity_1()")
     add = {"where": where, "dedupe": "merge", "tasks": [task | fields]}
     return str(await conn.fetchval("SELECT taskyard.submit_1($1)", msgspec.json.encode(add).decode()))
 
 
 def of_length(n: int, *names: str) -> dict[str, Any]:
     """These names of a record, each of so many bytes."""
-    return {"dedupe_slot" if name == "slot" else name: a_name(n) for name in names}
+    return {name: a_name(n) for name in names}
 
 
 async def run_all(store: PostgresStore) -> int:
@@ -144,7 +143,7 @@ async def test_a_run_that_submits_in_an_open_transaction_is_in_nobodys_way(store
 
 # --- more slots than are locked ---------------------------------------------------------------------------------------
 
-MANY = migrate.LOCKED_AT_MOST + 1
+MANY = constants.LOCKED_AT_MOST + 1
 
 
 def slots(n: int, **fields: Any) -> Add:

@@ -22,6 +22,7 @@ from taskyard.model.control import SetConcurrency
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import Note
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord, new_uuid
@@ -51,7 +52,7 @@ def a_node(name: str) -> Node:
 
 def a_record(**changes: Any) -> TaskRecord:
     now = datetime.now(UTC)
-    fields = {"uuid": new_uuid(), "source": "work", "due_at": now, "created_at": now, "updated_at": now, **changes}
+    fields = {"uuid": new_uuid(), "consumer": "work", "due_at": now, "created_at": now, "updated_at": now, **changes}
     return TaskRecord(**fields)
 
 
@@ -75,7 +76,7 @@ async def everything_once(store: SqliteStore) -> None:
     error = ExecutionError(kind=ErrorKind.RUNTIME, message="no")
     ends = [Move.completed(at=now), Move.failed(at=now, error=error), Move.retrying(at=now, due_at=now, error=error)]
     settles = list(zip(claims, ends, strict=False))
-    await store.turn("n", settles=settles, reports=[Report(claims[0], Progress(0.5), "half")], demand=ROOM)
+    await store.turn("n", settles=settles, reports=[Report(claims[0], Progress(0.5), Note.remark("half"))], demand=ROOM)
     await store.apply([claims[1].uuid], Retry())
     await store.apply([late.uuid], SetPriority(Priority.HIGH))
     await store.apply([late.uuid], Cancel("enough"))
@@ -111,12 +112,15 @@ async def test_why_a_page_of_tasks_waits_takes_five_queries(tmp_path: Path) -> N
     walks the table."""
     asked: list[tuple[str, Any]] = []
     async with opened(tmp_path) as store:
-        await store.join(msgspec.structs.replace(a_node("n"), sources=("work",)))
+        await store.join(msgspec.structs.replace(a_node("n"), consumers=("work",)))
         for order in QueueOrder:
             await store.set_queue(QueueSettings(name=order, order=order, concurrency=1))
         tasks = [
             a_record(
-                queue=order, bucket=str(n % 3), key=str(n % 7) if n % 2 else None, source="work" if n else "unheard of"
+                queue=order,
+                bucket=str(n % 3),
+                key=str(n % 7) if n % 2 else None,
+                consumer="work" if n else "unheard of",
             )
             for order in QueueOrder
             for n in range(30)

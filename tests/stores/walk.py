@@ -5,11 +5,15 @@ asked whether a claim would come across all that may start, and whether limits a
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
+from taskyard.errors import InvalidInput
+from taskyard.model.blocker import encode_requirements, lane_of
 from taskyard.model.command import (
+    Block,
     Cancel,
     Command,
     Hold,
@@ -21,6 +25,7 @@ from taskyard.model.command import (
     SetPriority,
     Skip,
     StartNow,
+    Unblock,
 )
 from taskyard.model.control import Pause, Resume
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
@@ -37,6 +42,9 @@ from tests.stateful.histories import crowded
 
 QUEUES = ("default", "cpu", "disk")
 SOURCES = ("fetch", "shrink")
+EU = encode_requirements({"role": "eu"})
+LANES = tuple(lane_of(source, requires) for source in SOURCES for requires in (None, EU))
+BLOCKERS = ("/", "/data")
 REMEMBERED = 40
 """Tasks and claims that something is still done to: of more, each would be met too seldom."""
 
@@ -73,6 +81,8 @@ class Walk:
             self._claim: 12,
             self._settle: 8,
             self._command: 10,
+            self._block: 1,
+            self._unblock: 1,
             self._crowd: 4,
             self._set_queue: 2,
             self._go_on: 4,
@@ -116,17 +126,18 @@ class Walk:
         return a_record(
             now,
             queue=queue,
-            source=draw.choice(SOURCES),
+            consumer=draw.choice(SOURCES),
             priority=draw.choice((Priority.NORMAL, Priority.NORMAL, Priority.HIGH, Priority.LOW)),
             key=draw.choice((None, None, "k", "m")),
             bucket=draw.choice((None, "x", "y")),
+            requires=draw.choice((None, None, None, None, EU)),
             due_at=now + timedelta(seconds=draw.choice((0, 0, 0, 2))),
         )
 
     def _demand(self) -> Demand:
         total = self._random.choice((1, 2, 3, 9))
         if self._random.random() < 0.3:
-            return Demand(total, {source: self._random.choice((0, 1, total)) for source in SOURCES})
+            return Demand(total, {lane: self._random.choice((0, 1, total)) for lane in LANES})
         return Demand(total, {}, total)
 
     async def _keep(self, claims: list[Claim]) -> None:
@@ -137,7 +148,12 @@ class Walk:
             assert limit is None or running[queue, TaskState.RUNNING] <= limit
 
     async def _claim(self) -> None:
-        await self._keep((await self._store.turn(self._random.choice(self._nodes), demand=self._demand())).claims)
+        demand = self._demand()
+        if self._random.random() < 0.3:
+            picked = [record.id for record in await self._store.preview(demand)]
+            only = dict.fromkeys(picked[: self._random.randint(0, len(picked))], "emu-1")
+            demand = Demand(demand.total, demand.per_lane, demand.others, only=only)
+        await self._keep((await self._store.turn(self._random.choice(self._nodes), demand=demand)).claims)
 
     async def _settle(self) -> None:
         if not self._claims:
@@ -184,6 +200,21 @@ class Walk:
         ]
         await self._store.apply(uuids, draw.choice(commands))
 
+    async def _block(self) -> None:
+        """What an admission check does: of those that would start next."""
+        draw = self._random
+        looked = await self._store.preview(self._demand())
+        if looked:
+            await self._store.apply([draw.choice(looked).uuid], Block("disk", draw.choice(BLOCKERS)))
+
+    async def _unblock(self) -> None:
+        for detail in self._random.sample(BLOCKERS, self._random.choice((1, 2))):
+            await self._free(detail)
+
+    async def _free(self, detail: str) -> None:
+        blocked = await self._store.list_ids(TaskFilter(blocker=f"disk:{detail}"))
+        await self._store.apply([uuid for _, uuid in blocked], Unblock("disk", detail))
+
     async def _crowd(self) -> None:
         """Several of a priority to a spot near its head, where there is not room for many; and then some start."""
         draw = self._random
@@ -194,7 +225,8 @@ class Walk:
         if peers:
             anchor = draw.choice(peers[:3])
             movers = draw.sample(peers, min(len(peers), 8))
-            await self._store.apply(movers, draw.choice((MoveBefore(anchor), MoveAfter(anchor))))
+            with contextlib.suppress(InvalidInput):  # the gaps are small here, and this one may be full
+                await self._store.apply(movers, draw.choice((MoveBefore(anchor), MoveAfter(anchor))))
             await self._claim()
 
     async def _set_queue(self) -> None:
@@ -231,7 +263,7 @@ class Walk:
 
     async def _forget(self) -> None:
         """What upkeep does now and then."""
-        await self._store._db.write("SELECT taskyard.forget_1('')")
+        await self._store._db.write("SELECT taskyard.drop_empty_lanes_1('')")
 
     async def _wait(self) -> None:
         self._clock.advance(self._random.choice((0.5, 2.0)))
@@ -244,6 +276,8 @@ class Walk:
             await self._store.control(queue, Resume(), by="ann")
         held = [r.uuid for r in await self._store.list_tasks(TaskFilter(states=(TaskState.PAUSED,)), limit=10_000)]
         await self._store.apply(held, Release())
+        for detail in BLOCKERS:
+            await self._free(detail)
         for node in self._nodes:
             await self._store.rescue(node)
         node, claims = await self._join(), list[Claim]()
@@ -253,5 +287,6 @@ class Walk:
             claims = (await self._store.turn(node, settles=settles, demand=Demand(9, {}, 9))).claims
             if not claims and not settles:
                 break
-        left = {state: n for (_, state), n in (await self._store.count()).items() if state is TaskState.QUEUED and n}
+        counts = await self._store.count()
+        left = {state: n for (_, state), n in counts.items() if state in (TaskState.QUEUED, TaskState.BLOCKED) and n}
         assert not left

@@ -28,7 +28,7 @@ async def _race(yard: Yard, ledger: Ledger, rng: random.Random) -> tuple[str, st
             return handle.uuid, f"refused: {refused.state}"
         if record.state is TaskState.CANCELED:
             return handle.uuid, "canceled"
-        if record.state is TaskState.RUNNING and record.cancel_asked_at is not None:
+        if record.state is TaskState.RUNNING and record.cancel is not None:
             return handle.uuid, "asked"
         return handle.uuid, f"answered with a record that is {record.state}"
 
@@ -39,7 +39,7 @@ def is_swallowed(told: str, record: TaskRecord) -> bool:
         return record.state not in ENDED or record.state != told.removeprefix("refused: ")
     if record.state is TaskState.CANCELED:
         return told not in ("canceled", "asked")
-    return told != "asked" or record.state not in ENDED or "cancel" not in (record.note or "")
+    return told != "asked" or record.state not in ENDED or record.cancel is None
 
 
 async def _races(yard: Yard, ledger: Ledger, *, trials: int, rng: random.Random, figures: Figures) -> None:
@@ -53,7 +53,9 @@ async def _races(yard: Yard, ledger: Ledger, *, trials: int, rng: random.Random,
                 outcome = await yard.engine.outcome(uuid)
         record = await yard.handle(uuid).record()
         if is_swallowed(told, record) or outcome.state != record.state:
-            figures.failures.append(f"task {uuid}: told {told!r}, is {record.state} ({record.note!r}), {record.args}")
+            figures.failures.append(
+                f"task {uuid}: told {told!r}, is {record.state} ({record.remarks!r}), {record.args}"
+            )
         ends[f"{told.partition(':')[0]} → {record.state}"] += 1
 
     await asyncio.gather(*(one() for _ in range(trials)))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from taskyard import TaskState, Yard
+from taskyard.model.notes import Note
 from taskyard.testing.ledger import Entry, Ledger, Stored, What, judge, read_store
 from tests.torture.figures import Figures
 from tests.torture.procs import Child, Troop
@@ -108,12 +109,12 @@ def check(stale: set[int], stored: dict[str, Stored]) -> list[str]:
         parent = one.record.task.args.get("parent")
         if parent in stale:
             faults.append(f"task {uuid}: submitted by the stale run {parent}")
-        if one.record.source in KINDS:
+        if one.record.consumer in KINDS:
             is_own = one.record.result not in {str(token) for token in stale}
             said = one.record.progress.message if one.record.progress is not None else None
             told = (one.record.state, is_own, one.record.note, said)
             by = f"by {one.record.result}"
-            if told != (TaskState.COMPLETED, True, by, by):
+            if told != (TaskState.COMPLETED, True, Note.remark(by), by):
                 faults.append(f"task {uuid}: is {told}, result {one.record.result}")
     return faults
 

@@ -103,7 +103,7 @@ class Watch:
         for n in range(SCHEDULES):
             args = {"ms": 0.0, "pad": f"s{n}"}
             await yard.schedules.add(f"s{n}", 1, "breathe", args, missed="all", overlap="allow")
-        return max(status.state.handled_at for status in await yard.schedules.list_all())
+        return max(status.state.watermark_at for status in await yard.schedules.list_all())
 
     def _fill(self) -> None:
         while len(self.troop.living) < NODES:
@@ -128,7 +128,7 @@ class Watch:
         """By the tasks alone: what the store has written down of fire times is part of what is judged."""
         end = datetime.now(UTC)
         until = time.monotonic() + PATIENCE_S
-        while min(status.state.handled_at for status in await yard.schedules.list_all()) < end:
+        while min(status.state.watermark_at for status in await yard.schedules.list_all()) < end:
             if time.monotonic() > until:
                 self.figures.failures.append(f"what came due until {end} is not handled {PATIENCE_S:g} s later")
                 break

@@ -51,7 +51,7 @@ def drop_the_token_check() -> None:
     """Whoever ever held a claim may settle it."""
 
     def held(self: SqliteCore, claims: Iterable[Claim]) -> Any:
-        return {claim.token: False for claim in claims}
+        return {claim.token: (None, None) for claim in claims}
 
     SqliteCore._held = held  # type: ignore[method-assign]
 

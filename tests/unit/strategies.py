@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.move import Move
+from taskyard.model.notes import CancelRequest, Note, NoteCode
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
@@ -64,7 +65,7 @@ def _in_state(state: TaskState, counts: tuple[int, int, int, int], slot: str | N
         token=7 if running else None,
         node="node" if running else None,
         started_at=NOON if running else None,
-        cancel_asked_at=NOON if running and asked else None,
+        cancel=CancelRequest(NOON) if running and asked else None,
     )
 
 
@@ -84,13 +85,15 @@ running_records = st.builds(
     st.booleans(),
 )
 
+notes = st.builds(Note, code=st.sampled_from(NoteCode), reason=st.text(max_size=5))
+
 moves = st.builds(
     Move,
     state=states,
     at=moments,
     result=st.none() | st.just("1"),
     error=st.none() | errors,
-    note=st.none() | st.text(max_size=5),
+    note=st.none() | notes,
     due_at=st.none() | moments,
     retried=st.booleans(),
     crashed=st.booleans(),

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import msgspec
 import pytest
 
 from taskyard.errors import CommandRefused, InvalidInput
@@ -29,9 +30,9 @@ from taskyard.model.command import (
     apply_change,
     decide,
 )
-from taskyard.model.execution import ErrorKind
 from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move, apply_move
+from taskyard.model.notes import AuditStamp, CancelCode, CancelRequest, Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, HAS_PLACE, TaskState
 from taskyard.model.task import TaskRecord
@@ -107,9 +108,8 @@ def test_cancel_ends_what_waits(state: TaskState):
     """What has not started is canceled at once, with the reason given."""
     decision = ask(a_record(state=state), Cancel("no need"), by="ann")
     assert isinstance(decision, Move)
-    assert (decision.state, decision.at, decision.note) == (TaskState.CANCELED, LATER, "canceled by ann")
-    assert decision.error is not None
-    assert (decision.error.kind, decision.error.message) == (ErrorKind.CANCELED, "no need")
+    assert (decision.state, decision.at, decision.error) == (TaskState.CANCELED, LATER, None)
+    assert decision.cancel == CancelRequest(LATER, "ann", "no need")
 
 
 @pytest.mark.spec("QUE-12")
@@ -120,22 +120,47 @@ def test_cancel_asks_what_runs():
         decision = ask(record, Cancel(), now=at)
         assert isinstance(decision, AskCancel)
         apply_change(record, decision)
-    assert (record.state, record.cancel_asked_at, record.cancel_forced) == (TaskState.RUNNING, LATER, False)
+    assert (record.state, record.cancel) == (TaskState.RUNNING, CancelRequest(LATER))
+
+
+@pytest.mark.spec("QUE-12")
+@pytest.mark.parametrize("state", [S.QUEUED, S.RUNNING])
+def test_what_asks_for_a_cancel_is_kept(state: TaskState):
+    """A cancel that no person asked for says what asked: a newer task, or a schedule."""
+    decision = ask(a_record(state=state), Cancel(code=CancelCode.OVERLAP, subject="nightly"))
+    assert isinstance(decision, Move | AskCancel)
+    assert decision.cancel == CancelRequest(LATER, code=CancelCode.OVERLAP, subject="nightly")
 
 
 @pytest.mark.spec("QUE-12")
 def test_a_cancel_by_force_warns():
-    """Force comes with a warning on the record, also when it follows a cancel that asked."""
+    """Force is kept on the record, also when it follows a cancel that asked, and people read a warning."""
     record = a_record(state=TaskState.RUNNING)
-    decision = ask(record, Cancel("stuck", force=True), by="ann")
-    assert isinstance(decision, AskCancel)
-    assert decision.note == "canceled by force by ann: stuck; what it was writing may be damaged"
-    asked = ask(record, Cancel())
+    asked, forced = ask(record, Cancel("late"), by="bob"), ask(record, Cancel("stuck", force=True), by="ann")
     assert isinstance(asked, AskCancel)
-    for change in (asked, decision):
+    assert isinstance(forced, AskCancel)
+    for change in (asked, msgspec.structs.replace(forced, at=LATER + seconds(5)), asked):
         apply_change(record, change)
-    assert (record.cancel_forced, record.cancel_asked_at, record.cancel_reason) == (True, LATER, "stuck")
-    assert record.note == decision.note
+    assert record.cancel == CancelRequest(LATER, "ann", "stuck", is_forced=True)
+    assert "may be damaged" in record.remarks
+
+
+@pytest.mark.spec("QUE-12")
+def test_a_forced_cancel_keeps_what_was_asked_first():
+    """Force without a reason of its own keeps the time and the reason of the first request."""
+    record = a_record(state=TaskState.RUNNING)
+    for at, command, by in ((LATER, Cancel("late"), "bob"), (LATER + seconds(5), Cancel(force=True), "ann")):
+        decision = ask(record, command, now=at, by=by)
+        assert isinstance(decision, AskCancel)
+        apply_change(record, decision)
+    assert record.cancel == CancelRequest(LATER, "ann", "late", is_forced=True)
+
+
+def test_a_task_that_waits_is_not_killed():
+    """Force means nothing for a task that does not run: it is canceled without the warning."""
+    decision = ask(a_record(state=S.QUEUED), Cancel(force=True))
+    assert isinstance(decision, Move)
+    assert decision.cancel == CancelRequest(LATER)
 
 
 def test_nothing_is_made_due_where_the_calendar_ends():
@@ -146,47 +171,69 @@ def test_nothing_is_made_due_where_the_calendar_ends():
     assert Reschedule(datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))).due_at.tzinfo is UTC
 
 
-BY_ANN = [
-    (SetPriority(Priority.HIGH), S.QUEUED, "priority changed to high by ann"),
-    (StartNow(), S.QUEUED, "started by ann"),
-    (StartNow(), S.SCHEDULED, "started by ann"),
-    (MoveBefore("other"), S.QUEUED, "moved by ann"),
-    (Reschedule(NOON), S.SCHEDULED, "rescheduled by ann"),
-    (Reschedule(NOON + seconds(60)), S.QUEUED, "rescheduled by ann"),
-    (Cancel("late"), S.QUEUED, "canceled by ann"),
-    (Cancel("late"), S.RUNNING, "asked to cancel by ann: late"),
-    (Retry(), S.FAILED, "sent again by ann"),
-    (Hold("wait"), S.QUEUED, "held by ann: wait"),
-    (Release(), S.PAUSED, "released by ann"),
-    (Skip("no need"), S.QUEUED, "skipped by ann: no need"),
+def by_ann(code: NoteCode, reason: str = "", **facts: str) -> Note:
+    return Note(code, "ann", reason, LATER, {**facts})
+
+
+BY_ANN: list[tuple[Command, TaskState, Note | AuditStamp | CancelRequest]] = [
+    (SetPriority(Priority.HIGH), S.QUEUED, by_ann(NoteCode.PRIORITY_CHANGED, priority="high")),
+    (StartNow(), S.QUEUED, by_ann(NoteCode.START_REQUESTED)),
+    (StartNow(), S.SCHEDULED, by_ann(NoteCode.START_REQUESTED)),
+    (MoveBefore("other"), S.QUEUED, by_ann(NoteCode.MOVED)),
+    (Reschedule(NOON), S.SCHEDULED, by_ann(NoteCode.RESCHEDULED)),
+    (Reschedule(NOON + seconds(60)), S.QUEUED, by_ann(NoteCode.RESCHEDULED)),
+    (Cancel("late"), S.QUEUED, CancelRequest(LATER, "ann", "late")),
+    (Cancel("late"), S.RUNNING, CancelRequest(LATER, "ann", "late")),
+    (Retry(), S.FAILED, by_ann(NoteCode.RETRIED)),
+    (Hold("wait"), S.QUEUED, AuditStamp("ann", LATER, "wait")),
+    (Release(), S.PAUSED, by_ann(NoteCode.RELEASED)),
+    (Skip("no need"), S.QUEUED, by_ann(NoteCode.SKIPPED, "no need")),
 ]
 
 
-@pytest.mark.parametrize(("command", "state", "note"), BY_ANN, ids=repr)
-def test_who_asked_is_noted(command: Command, state: TaskState, note: str):
-    """Every command leaves who asked for it on the task."""
-    record, anchor = a_record(state=state), a_record(uuid="other", state=S.QUEUED)
-    decision = ask(record, command, by="ann", anchor=anchor)
-    if isinstance(decision, Move):
-        apply_move(record, decision)
-    else:
-        apply_change(record, decision)
-    assert record.note == note
+def do(record: TaskRecord, command: Command, **asked: Any) -> None:
+    decision = ask(record, command, **asked)
+    apply_move(record, decision) if isinstance(decision, Move) else apply_change(record, decision)
+
+
+@pytest.mark.parametrize(("command", "state", "kept"), BY_ANN, ids=repr)
+def test_who_asked_is_noted(command: Command, state: TaskState, kept: Note | AuditStamp | CancelRequest):
+    """Every command leaves who asked for it on the task, and when."""
+    record = a_record(state=state)
+    do(record, command, by="ann", anchor=a_record(uuid="other", state=S.QUEUED))
+    assert [value for value in (record.note, record.hold, record.cancel) if value is not None] == [kept]
+
+
+def test_a_command_of_nobody_leaves_the_note():
+    """A command that no actor is named for does not replace what was noted before."""
+    record = a_record(state=S.QUEUED, note=Note.remark("half done"))
+    do(record, SetPriority(Priority.LOW))
+    assert record.note == Note.remark("half done")
 
 
 def test_who_holds_a_task_is_not_forgotten():
-    """Of a held task the note tells who holds it and why, and then only what was done to it last."""
+    """A held task tells who holds it and why, and apart from that what was done to it last."""
     record = a_record(state=S.QUEUED)
     for command, by in ((Hold("wait"), "ann"), (SetPriority(Priority.LOW), "bob"), (Reschedule(NOON), "eve")):
-        decision = ask(record, command, by=by)
-        apply_move(record, decision) if isinstance(decision, Move) else apply_change(record, decision)
-    assert record.note == "held by ann: wait; then rescheduled by eve"
+        do(record, command, by=by)
+    assert record.hold == AuditStamp("ann", LATER, "wait")
+    assert record.note == Note(NoteCode.RESCHEDULED, "eve", at=LATER)
+
+
+@pytest.mark.spec("QUE-17")
+@pytest.mark.parametrize("command", [Release(), StartNow(), Skip(), Cancel()], ids=repr)
+def test_a_task_that_is_not_held_has_no_hold(command: Command):
+    """Whatever ends a hold, nobody is named as the holder any more."""
+    record = a_record(state=S.PAUSED, hold=AuditStamp("ann", NOON))
+    do(record, command, by="bob")
+    assert record.hold is None
 
 
 def test_a_blocked_task_is_not_started_but_told_why():
     """Who waits for others cannot be started by hand, and the refusal says what it waits for."""
-    with pytest.raises(CommandRefused, match="it waits for other tasks"):
+    with pytest.raises(CommandRefused, match="the tasks that it waits for have completed") as refused:
         ask(a_record(state=S.BLOCKED), StartNow())
+    assert refused.value.code == "is_blocked"
 
 
 @pytest.mark.spec("QUE-15")
@@ -202,8 +249,9 @@ def test_retry_queues_a_failed_task_where_asked(to_head: bool):
 @pytest.mark.parametrize("state", sorted(set(TaskState) - ALLOWED[Retry]))
 def test_a_refused_retry_says_what_to_do(state: TaskState):
     """A retry that does not fit says whether to wait or to submit anew."""
-    with pytest.raises(CommandRefused, match="submit a new one" if state in ENDED else "not ended yet"):
+    with pytest.raises(CommandRefused, match="submit a new one" if state in ENDED else "not finished yet") as refused:
         ask(a_record(state=state), Retry())
+    assert refused.value.code == ("not_failed" if state in ENDED else "not_finished")
 
 
 @pytest.mark.spec("QUE-05")
@@ -236,8 +284,9 @@ def test_a_task_is_released_to_where_it_belongs(fields: dict[str, Any], state: T
 @pytest.mark.spec("QUE-17")
 def test_a_running_task_is_never_held():
     """It is refused, and said why."""
-    with pytest.raises(CommandRefused, match="a running task is never held"):
+    with pytest.raises(CommandRefused, match="a running task is never held") as refused:
         ask(a_record(state=S.RUNNING), Hold())
+    assert refused.value.code == "never_held"
 
 
 @pytest.mark.spec("QUE-06")

@@ -11,7 +11,6 @@ from taskyard.model.control import (
     QueueControl,
     QueueState,
     Resume,
-    Said,
     SetConcurrency,
     StopAfterCurrent,
     drained,
@@ -20,6 +19,7 @@ from taskyard.model.control import (
 )
 from taskyard.model.event import EventKind
 from taskyard.model.limits import QueueSettings, rooms
+from taskyard.model.notes import AuditStamp
 from taskyard.testing.samples import NOON, seconds
 
 commands = st.one_of(
@@ -73,7 +73,7 @@ def test_whatever_changes_is_told(before: list[QueueCommand], command: QueueComm
     assert (kind is None) == (old == new)
     if isinstance(command, SetConcurrency):
         assert kind in {None, EventKind.QUEUE_CHANGED}
-        assert (new.state, new.said) == (old.state, old.said)
+        assert (new.state, new.state_set) == (old.state, old.state_set)
     elif kind is not None:
         assert kind == {"running": "queue_resumed", "stopping": "queue_stopping", "paused": "queue_paused"}[new.state]
 
@@ -81,7 +81,7 @@ def test_whatever_changes_is_told(before: list[QueueCommand], command: QueueComm
 def test_a_drained_queue_is_paused_by_the_same_word():
     """Who asked for the stop, when and why, stays."""
     stopping = said(StopAfterCurrent("deploy"), running=1)
-    assert drained(stopping) == QueueControl(state=QueueState.PAUSED, said=Said("p0", NOON, "deploy"))
+    assert drained(stopping) == QueueControl(state=QueueState.PAUSED, state_set=AuditStamp("p0", NOON, "deploy"))
     assert told_as(stopping, drained(stopping)) is EventKind.QUEUE_PAUSED
 
 

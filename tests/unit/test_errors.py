@@ -2,6 +2,9 @@
 
 import copy
 import pickle
+import re
+from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -14,13 +17,14 @@ from taskyard.execution.owned import ManagerOwns
 from taskyard.manager import ManagerClosed
 
 EXAMPLES = [
+    errors.ArtifactElsewhere("scan.png", "lab-3", "/data/scan.png"),
     errors.BatchTooLarge(100),
     errors.BlockingOnLoop("submit"),
     errors.Cancel("no longer wanted"),
     errors.ChangedMeanwhile("a-1", "retry", "running"),
     errors.ClaimLost("a-1", 7),
     errors.ResultsPruned("g-1", 3, 5),
-    errors.CommandRefused("a-1", "cancel", "completed", "look again"),
+    errors.CommandRefused("a-1", "cancel", "completed", code="same_task", detail="look again"),
     errors.DependencyCycle(["a-1", "a-2"]),
     errors.DependencyLost("a-1", "failed", "a-2", "canceled", "was canceled"),
     errors.DuplicateConsumer("fetch"),
@@ -54,10 +58,12 @@ EXAMPLES = [
     errors.StoreForeign("work.db", "a text file"),
     errors.StoreIncomplete("the schema 'taskyard'", "a table is missing"),
     errors.StoreFull("work.db"),
+    errors.UnknownArtifact("a-1", "scan.png", ["log.txt"]),
     errors.StoreOnNetwork("work.db", "nfs"),
     errors.StoreReadOnly("work.db", "EACCES"),
     errors.StoreReplaced("work.db", "work.db-wal"),
     errors.StoreTooNew("work.db", 9, 3),
+    errors.StoreMigrationChanged("work.db", "0001_baseline.sql"),
     errors.StoreNotUtf8("postgresql://db/app", "LATIN1"),
     errors.StoreTooOld("postgresql://db/app", 9, 15),
     errors.StoreUnavailable("no idea"),
@@ -109,6 +115,59 @@ def test_every_public_error_has_an_example():
     named = [getattr(module, name) for module in (taskyard, taskyard.futures) for name in module.__all__]
     public = {found for found in named if isinstance(found, type) and issubclass(found, BaseException)}
     assert public <= {type(error) for error in EXAMPLES}
+
+
+def all_errors(base: type[errors.TaskyardError] = errors.TaskyardError) -> Iterator[type[errors.TaskyardError]]:
+    for cls in base.__subclasses__():
+        if cls.__module__.startswith("taskyard."):
+            yield cls
+            yield from all_errors(cls)
+
+
+def test_every_error_has_a_code_of_its_own():
+    """Each class of error has a snake_case code that no other class has."""
+    found: set[type[errors.TaskyardError]] = {errors.TaskyardError, *all_errors()}
+    codes = Counter(cls.code for cls in found)
+    assert {
+        cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.TaskyardError)
+    } <= found
+    assert [code for code, count in codes.items() if count > 1] == []
+    assert [code for code in codes if not re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)*", code)] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.TaskyardError("anything"), "taskyard_error"),
+        (errors.StoreUrlInvalid("mysql://"), "store_url_invalid"),
+        (errors.StoreNotUtf8("postgresql://db/app", "LATIN1"), "store_not_utf8"),
+        (errors.CommandRefused("a-1", "cancel", "completed"), "is_completed"),
+        (errors.CommandRefused("a-1", "retry", "queued", code="not_finished"), "not_finished"),
+        (errors.ChangedMeanwhile("a-1", "retry", "running", code="changed_meanwhile"), "changed_meanwhile"),
+        (errors.SlotTaken("a-1", "failed", "a-2"), "slot_taken"),
+        (errors.DependencyLost("a-1", "failed", "a-2", "skipped", "was skipped"), "dependency_skipped"),
+    ],
+)
+def test_an_error_names_its_kind(error, code):
+    """A program can tell errors apart by their codes, and why a command was refused as well."""
+    assert error.code == code
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [*errors.REFUSALS.items(), ("is_running", "it is running"), ("other_line", "other line")],
+)
+def test_why_a_command_was_refused_is_a_sentence(code, sentence):
+    """Every code of a refusal has words; one without a sentence of its own is read as it is."""
+    assert errors.describe_refusal(code) == sentence
+
+
+def test_a_refusal_says_the_state_and_the_reason():
+    """The message of a refused command has the state that was found and what to know about it."""
+    assert str(errors.CommandRefused("a-1", "hold", "running", code="never_held")) == (
+        "cannot hold task a-1: it is running; a running task is never held"
+    )
+    assert str(errors.CommandRefused("a-1", "cancel", "completed")) == "cannot cancel task a-1: it is completed"
 
 
 def test_what_is_not_known_fits_whatever_was_asked():

@@ -13,7 +13,7 @@ small = st.integers(0, 6)
 demands = st.builds(
     Demand,
     total=small,
-    sources=st.fixed_dictionaries({"fetch": small, "shrink": small}),
+    per_lane=st.fixed_dictionaries({"fetch": small, "shrink": small}),
     others=small,
 )
 queue_rooms = st.fixed_dictionaries({"default": st.integers(-2, 6), "cpu": small})
@@ -36,9 +36,9 @@ def test_no_limit_is_ever_passed(demand: Demand, queues: dict[str, int], wanted:
     """What is admitted one by one stays within the total, within each source and within each queue."""
     admitted = admit_all(Quota(demand, queues), wanted)
     assert len(admitted) <= demand.total
-    for source, limit in demand.sources.items():
+    for source, limit in demand.per_lane.items():
         assert sum(lane[1] == source for lane in admitted) <= limit
-    assert sum(lane[1] not in demand.sources for lane in admitted) <= demand.others
+    assert sum(lane[1] not in demand.per_lane for lane in admitted) <= demand.others
     for queue, free in queues.items():
         assert sum(lane[0] == queue for lane in admitted) <= max(0, free)
 
@@ -51,11 +51,11 @@ def test_the_tightest_limit_wins(
     quota = Quota(demand, queues)
     admitted = admit_all(quota, wanted)
     queue, source = lane
-    listed = source in demand.sources
+    listed = source in demand.per_lane
     lefts = [
         demand.total - len(admitted),
-        (demand.sources[source] if listed else demand.others)
-        - sum((other == source) if listed else (other not in demand.sources) for _, other in admitted),
+        (demand.per_lane[source] if listed else demand.others)
+        - sum((other == source) if listed else (other not in demand.per_lane) for _, other in admitted),
     ]
     if queue in queues:
         lefts.append(queues[queue] - sum(other == queue for other, _ in admitted))
@@ -75,9 +75,9 @@ def test_single_admits_make_a_batch(demand: Demand, queues: dict[str, int], lane
 @given(demands, queue_rooms, st.lists(lanes, max_size=40))
 def test_a_demand_is_not_used_up(demand: Demand, queues: dict[str, int], wanted: list[tuple[str, str]]):
     """Counting down leaves the demand and the queues' room as they were, so that a demand can stand."""
-    before = (demand.total, dict(demand.sources), demand.others, dict(queues))
+    before = (demand.total, dict(demand.per_lane), demand.others, dict(queues))
     admit_all(Quota(demand, queues), wanted)
-    assert (demand.total, dict(demand.sources), demand.others, dict(queues)) == before
+    assert (demand.total, dict(demand.per_lane), demand.others, dict(queues)) == before
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import given
 
 from taskyard.errors import IllegalMove
 from taskyard.model.move import Move, apply_move
+from taskyard.model.notes import CancelRequest, Note, NoteCode
 from taskyard.model.state import ENDED, LEGAL, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.testing.samples import NOON, a_record, an_error, seconds
@@ -19,7 +20,7 @@ LATER = NOON + seconds(1)
 
 def running(**fields: Any) -> TaskRecord:
     return a_record(
-        state=TaskState.RUNNING, attempt=2, token=9, node="n", started_at=NOON, cancel_asked_at=NOON, **fields
+        state=TaskState.RUNNING, attempt=2, token=9, node="n", started_at=NOON, cancel=CancelRequest(NOON), **fields
     )
 
 
@@ -50,10 +51,30 @@ def test_the_dedupe_slot_is_free_exactly_when_the_task_has_ended(record: TaskRec
 
 @given(records, moves)
 def test_only_a_running_task_has_a_token_and_a_node(record: TaskRecord, move: Move):
-    """Whatever leaves running gives up its token, its node and a cancel that was asked of that run."""
+    """Whatever leaves running gives up its token and its node."""
     if record.state is TaskState.RUNNING and move.state in LEGAL[record.state]:
         apply_move(record, move)
-        assert (record.token, record.node, record.cancel_asked_at) == (None, None, None)
+        assert (record.token, record.node) == (None, None)
+
+
+@pytest.mark.spec("QUE-12")
+@given(records, moves)
+def test_a_cancel_request_stays_when_the_task_has_finished(record: TaskRecord, move: Move):
+    """However a run ends, the request to cancel it stays with the task."""
+    cancel = record.cancel
+    if record.state is TaskState.RUNNING and move.state in LEGAL[record.state]:
+        apply_move(record, move)
+        assert record.cancel == cancel
+
+
+@pytest.mark.spec("QUE-12", "QUE-15")
+def test_a_task_that_is_sent_again_has_no_cancel_request():
+    """A failed task that is sent again runs as if nobody had asked to cancel it."""
+    record = running()
+    apply_move(record, Move.failed(at=LATER, error=an_error()))
+    assert record.cancel == CancelRequest(NOON)
+    apply_move(record, Move.queued(at=LATER))
+    assert record.cancel is None
 
 
 @given(records, moves)
@@ -68,7 +89,19 @@ def test_a_finished_time_marks_what_ended(record: TaskRecord, move: Move):
 @given(records, moves)
 def test_what_was_asked_never_changes(record: TaskRecord, move: Move):
     """No move touches identity, arguments, priority, place, key, limits or the time of creation."""
-    asked = ("uuid", "id", "source", "queue", "args", "priority", "position", "key", "timeout_s", "retry", "created_at")
+    asked = (
+        "uuid",
+        "id",
+        "consumer",
+        "queue",
+        "args",
+        "priority",
+        "position",
+        "key",
+        "timeout_s",
+        "retry",
+        "created_at",
+    )
     before = {name: getattr(record, name) for name in asked}
     if move.state in LEGAL[record.state]:
         apply_move(record, move)
@@ -97,8 +130,9 @@ def test_counters_count_what_the_move_says(record: TaskRecord, move: Move):
 def test_completed_keeps_the_result_and_drops_the_error():
     """A task that succeeds at last shows its result and no error of an earlier try."""
     record = running(error=an_error())
-    apply_move(record, Move.completed(at=LATER, result="[1]", note="n"))
-    assert (record.state, record.result, record.error, record.note) == (TaskState.COMPLETED, "[1]", None, "n")
+    apply_move(record, Move.completed(at=LATER, result="[1]", note=Note.remark("n")))
+    assert (record.state, record.result, record.error) == (TaskState.COMPLETED, "[1]", None)
+    assert record.note == Note.remark("n")
 
 
 def test_failed_keeps_the_error():
@@ -120,9 +154,9 @@ def test_retrying_waits_until_it_is_due():
 
 def test_given_back_uses_no_attempt_up():
     """A run that is given back unrun leaves the attempt unspent, and its row says interrupted."""
-    record, move = running(), Move.given_back(at=LATER, note="stopping")
+    record, move = running(), Move.given_back(at=LATER, note=Note(NoteCode.NODE_STOPPED))
     apply_move(record, move)
-    assert (record.state, record.attempt, record.note) == (TaskState.QUEUED, 1, "stopping")
+    assert (record.state, record.attempt, record.note) == (TaskState.QUEUED, 1, Note(NoteCode.NODE_STOPPED))
     assert move.run is TaskState.INTERRUPTED
     assert not move.to_head
 
@@ -131,7 +165,7 @@ def test_given_back_uses_no_attempt_up():
 def test_recovered_goes_to_the_head_and_is_counted():
     """A task taken back from a dead node goes to the head, and the recovery is counted."""
     record = running()
-    apply_move(record, Move.interrupted(at=LATER, note="its node died"))
+    apply_move(record, Move.interrupted(at=LATER, note=Note(NoteCode.NODE_DIED)))
     move = Move.recover(at=LATER)
     apply_move(record, move)
     assert (record.state, record.recoveries, record.attempt) == (TaskState.QUEUED, 1, 2)

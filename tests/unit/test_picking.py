@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.model.fairness import NO_TURNS, Fairness, Patience, Turns
+from taskyard.model.fairness import NO_FAIRNESS_STATE, Fairness, FairnessState, Patience
 from taskyard.model.limits import Demand, Quota
 from taskyard.model.picking import ByPriority, InTurn, Level, Offer, RoundRobin, pick
 from taskyard.testing.samples import NOON, seconds
@@ -19,7 +19,7 @@ class Waiting(NamedTuple):
 
     position: int
     queue: str
-    source: str
+    consumer: str
     priority: int
     due_at: datetime
     bucket: str
@@ -28,6 +28,10 @@ class Waiting(NamedTuple):
     @property
     def id(self) -> int:
         return self.position
+
+    @property
+    def lane(self) -> str:
+        return self.consumer
 
 
 class ListFeed:
@@ -43,25 +47,25 @@ class ListFeed:
 
 PATIENCE = Patience(2, seconds(60))
 QUEUES = ("by priority", "in turn", "in buckets")
-Remembered = dict[str, Turns]
+Remembered = dict[str, FairnessState]
 
 
 def offers(tasks: list[Waiting], turns: Remembered, quota: Quota) -> list[Offer[Waiting]]:
     def feed(keep: Callable[[Waiting], bool]) -> ListFeed:
         return ListFeed([task for task in tasks if keep(task)])
 
-    lanes = sorted({(t.source, t.priority) for t in tasks if t.queue == QUEUES[0] and t.can_start})
+    lanes = sorted({(t.consumer, t.priority) for t in tasks if t.queue == QUEUES[0] and t.can_start})
     lanes = [lane for lane in lanes if quota.is_open(QUEUES[0], lane[0])]
     buckets = sorted({t.bucket for t in tasks if t.queue == QUEUES[2]})
     lines = [(name, feed(lambda t, name=name: t.queue == QUEUES[2] and t.bucket == name)) for name in buckets]  # type: ignore[misc]
     levels: dict[int, Level[Waiting]] = {}
     for source, priority in lanes:
         own = [
-            t for t in tasks if t.queue == QUEUES[0] and t.can_start and (t.source, t.priority) == (source, priority)
+            t for t in tasks if t.queue == QUEUES[0] and t.can_start and (t.consumer, t.priority) == (source, priority)
         ]
         first, *following = own
         levels.setdefault(priority, []).append((first.position, first.id, first, iter(following)))
-    known = [turns.get(queue, NO_TURNS) for queue in QUEUES]
+    known = [turns.get(queue, NO_FAIRNESS_STATE) for queue in QUEUES]
     return [
         ByPriority(QUEUES[0], known[0], PATIENCE, levels, quota=quota, now=NOON),
         InTurn(QUEUES[1], known[1], feed(lambda t: t.queue == QUEUES[1]), quota=quota),
@@ -69,7 +73,9 @@ def offers(tasks: list[Waiting], turns: Remembered, quota: Quota) -> list[Offer[
     ]
 
 
-def one_start(heads: dict[int, datetime], turns: Turns, patience: Patience, now: datetime) -> tuple[int, Turns]:
+def one_start(
+    heads: dict[int, datetime], turns: FairnessState, patience: Patience, now: datetime
+) -> tuple[int, FairnessState]:
     fairness = Fairness(turns, patience, now)
     level, _ = fairness.choose(heads)
     fairness.note(1, level, heads)
@@ -89,7 +95,7 @@ tasks = st.lists(
 ).map(lambda drawn: [Waiting(n, *fields) for n, fields in enumerate(drawn)])
 demands = st.builds(Demand, st.integers(0, 30), st.dictionaries(st.sampled_from("ab"), st.integers(0, 15)), st.just(2))
 remembered = st.builds(
-    Turns,
+    FairnessState,
     st.tuples(st.just(0), st.integers(0, 3), st.integers(0, 3)),
     st.tuples(st.none(), *[st.sampled_from([None, NOON - seconds(70), NOON - seconds(10)])] * 2),
     st.sampled_from([None, "w", "x", "y", "z"]),
@@ -115,14 +121,14 @@ def test_many_at_once_are_as_many_one_by_one(waiting, demand, known, room):
     left = Quota(demand, {QUEUES[0]: room})
     while left.left > 0:
         rest = [task for task in waiting if task not in singles]
-        sources = {source: n - sum(t.source == source for t in singles) for source, n in demand.sources.items()}
-        others = demand.others - sum(t.source not in demand.sources for t in singles)
+        sources = {source: n - sum(t.consumer == source for t in singles) for source, n in demand.per_lane.items()}
+        others = demand.others - sum(t.consumer not in demand.per_lane for t in singles)
         used = sum(t.queue == QUEUES[0] for t in singles)
         one, turns = served(rest, Demand(1, sources, others), turns, {QUEUES[0]: room - used})
         if not one:
             break
         singles += one
-        left.admit(one[0].queue, one[0].source)
+        left.admit(one[0].queue, one[0].consumer)
     assert singles == batch
     assert turns == after
 
@@ -136,9 +142,9 @@ def test_no_queue_starts_what_its_order_forbids(waiting, demand):
         line = [t for t in waiting if t.queue == queue and (bucket is None or t.bucket == bucket)]
         taken = [t for t in picked if t in line]
         assert taken == line[: len(taken)]
-    lanes = {(t.source, t.priority) for t in waiting if t.queue == QUEUES[0]}
+    lanes = {(t.consumer, t.priority) for t in waiting if t.queue == QUEUES[0]}
     for lane in lanes:
-        line = [t for t in waiting if t.queue == QUEUES[0] and t.can_start and (t.source, t.priority) == lane]
+        line = [t for t in waiting if t.queue == QUEUES[0] and t.can_start and (t.consumer, t.priority) == lane]
         taken = [t for t in picked if t in line]
         assert taken == line[: len(taken)]
 
@@ -148,7 +154,7 @@ def test_no_queue_starts_what_its_order_forbids(waiting, demand):
 def test_no_priority_waits_for_more_starts_than_its_patience(arrivals, after):
     """However tasks keep coming, between two starts of a priority that always has one, at most so many higher ones
     start, and one for every other priority that is let in."""
-    patience, turns, waited = Patience(after, None), NO_TURNS, {1: 0, 2: 0}
+    patience, turns, waited = Patience(after, None), NO_FAIRNESS_STATE, {1: 0, 2: 0}
     for arriving in arrivals:
         heads = dict.fromkeys({arriving, 1, 2}, NOON)
         level, turns = one_start(heads, turns, patience, NOON)
@@ -160,7 +166,7 @@ def test_no_priority_waits_for_more_starts_than_its_patience(arrivals, after):
 @pytest.mark.parametrize("age_s", [60, 6_000, 600_000])
 def test_a_long_backlog_does_not_turn_the_order_round(age_s):
     """A level whose tasks have all waited too long is let in once a wait, not before everybody else."""
-    patience, turns = Patience(None, timedelta(seconds=60)), NO_TURNS
+    patience, turns = Patience(None, timedelta(seconds=60)), NO_FAIRNESS_STATE
     started = []
     for second in range(120):
         now = NOON + seconds(second)
@@ -174,10 +180,10 @@ def test_endless_patience_remembers_nothing():
     """A queue without patience rules never has anything to write down."""
     heads = {0: NOON, 1: NOON - timedelta(days=9), 2: NOON}
     endless = Patience(None, None)
-    fairness = Fairness(NO_TURNS, endless, NOON)
+    fairness = Fairness(NO_FAIRNESS_STATE, endless, NOON)
     assert fairness.choose(heads) == (0, None)
     fairness.note(5, 0, heads)
-    assert fairness.turns == NO_TURNS
+    assert fairness.turns == NO_FAIRNESS_STATE
 
 
 @pytest.mark.spec("QUE-08")

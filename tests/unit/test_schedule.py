@@ -24,7 +24,7 @@ HOUR = timedelta(hours=1)
 
 
 def hourly(**fields: Any) -> Schedule:
-    return Schedule(**{"name": "report", "rule": Every(3600), "source": "report", "overlap": Overlap.ALLOW, **fields})
+    return Schedule(**{"name": "report", "rule": Every(3600), "consumer": "report", "overlap": Overlap.ALLOW, **fields})
 
 
 def at(text: str) -> datetime:
@@ -248,7 +248,7 @@ def test_a_second_pause_changes_the_note_alone():
     paused = pause(pause(BEGUN, now=at("12:10")), now=at("12:20"), note="still")
     assert (paused.paused_at, paused.note) == (at("12:10"), "still")
     assert resume(hourly(), BEGUN, now=at("14:00")) is BEGUN
-    assert resume(hourly(), pause(BEGUN, now=at("12:10")), now=at("12:40")).handled_at == at("12:40")
+    assert resume(hourly(), pause(BEGUN, now=at("12:10")), now=at("12:40")).watermark_at == at("12:40")
     for wrong in ("x" * 1000, "\0", 5):
         with pytest.raises(InvalidInput, match="note"):
             pause(BEGUN, now=NOON, note=wrong)  # type: ignore[arg-type]
@@ -275,9 +275,9 @@ def test_what_is_kept_back_for_too_long_is_missed(is_busy: bool):
     assert fired(plan) == ([] if is_busy else ["15:00 on time"])
     assert plan.state.buffered_at == (at("15:00") if is_busy else None)
     assert sum(counts(plan.state)) + is_busy == 3
-    ahead = msgspec.structs.replace(state, handled_at=at("20:00"))
+    ahead = msgspec.structs.replace(state, watermark_at=at("20:00"))
     plan = due(schedule, ahead, now=at("19:00"), is_busy=is_busy)
-    assert (plan.fires, plan.state.handled_at, counts(plan.state)) == ((), at("20:00"), (0, 1, 0))
+    assert (plan.fires, plan.state.watermark_at, counts(plan.state)) == ((), at("20:00"), (0, 1, 0))
 
 
 def test_another_rule_counts_from_now_on():
@@ -285,7 +285,7 @@ def test_another_rule_counts_from_now_on():
     old = hourly(overlap=Overlap.BUFFER)
     state = due(old, BEGUN, now=at("13:00"), is_busy=True).state
     assert counts(amend(old, state, now=at("15:40"))) == (0, 0, 3)
-    assert amend(old, state, now=at("12:40")).handled_at == at("13:00")
+    assert amend(old, state, now=at("12:40")).watermark_at == at("13:00")
     state = amend(None, state, now=at("13:40"))
     plan = due(hourly(rule=Cron("*/10 * * * *"), missed=Missed.ALL), state, now=at("13:51"), is_busy=False)
     assert fired(plan) == ["13:50 on time"]
@@ -350,9 +350,9 @@ def test_what_is_expected_is_what_fires(missed: Missed, ahead: timedelta):
 
 def test_nothing_is_decided_again_of_which_the_store_knows_no_more():
     """A rewind goes back to the last fire time that was forgotten, and no further; that is never an earlier one."""
-    ahead = forget(ScheduleState(handled_at=at("20:00")), at("14:00"))
-    assert rewind(ahead, now=at("12:30")).handled_at == at("14:00")
-    assert rewind(ahead, now=at("15:00")).handled_at == at("15:00")
+    ahead = forget(ScheduleState(watermark_at=at("20:00")), at("14:00"))
+    assert rewind(ahead, now=at("12:30")).watermark_at == at("14:00")
+    assert rewind(ahead, now=at("15:00")).watermark_at == at("15:00")
     assert forget(ahead, at("13:00")) is forget(ahead, None) is ahead
     assert forget(ahead, at("16:00")).forgotten_at == at("16:00")
 
@@ -388,21 +388,21 @@ def test_what_was_decided_is_not_decided_again_for_a_clock_that_was_set_back_for
     assert (plan.fires, counts(plan.state)) == ((), (0, 0, 2))
     assert resume(schedule, pause(plan.state, now=at("12:02:40")), now=at("12:03")).skipped == 3
     plan = due(schedule, plan.state, now=at("12:03"), is_busy=False)
-    assert (fired(plan), plan.state.reached_at) == (["12:03 on time"], None)
+    assert (fired(plan), plan.state.max_watermark_at) == (["12:03 on time"], None)
 
 
 def test_a_schedule_that_was_begun_by_a_clock_years_ahead_is_made_good():
     """It fires from now on, and not when that clock's time has come; a day is what a slow clock is believed of."""
     ahead = ScheduleState.begin(NOON + timedelta(days=3650))
     state = rewind(ahead, now=at("12:30"))
-    assert (state.handled_at, state.since) == (at("12:30"), at("12:30"))
+    assert (state.watermark_at, state.active_since) == (at("12:30"), at("12:30"))
     assert fired(due(hourly(), state, now=at("13:00"), is_busy=False)) == ["13:00 on time"]
     assert rewind(BEGUN, now=NOON - timedelta(days=1)) == BEGUN
 
 
 def test_a_fire_that_was_there_already_is_not_counted():
     """Only what the rule fires is: what a person fires was never counted."""
-    state = ScheduleState(handled_at=NOON, fired=5)
+    state = ScheduleState(watermark_at=NOON, fired=5)
     fires = [Fire(fire_at=NOON, due_at=NOON, kind=kind) for kind in FireKind]
     assert uncount(state, fires).fired == 2
     assert uncount(state, ()) is state
@@ -452,12 +452,12 @@ def test_every_fire_time_is_decided_exactly_once(schedule: Schedule, looks: Sequ
         else:
             plan = due(schedule, state, now=now, is_busy=is_busy)
             seen += [fire.fire_at for fire in plan.fires]
-            assert plan.state.handled_at >= state.handled_at
+            assert plan.state.watermark_at >= state.watermark_at
             assert plan.look_at is None or plan.look_at >= now
             assert all(fire.fire_at <= fire.due_at for fire in plan.fires)
             state = plan.state
-    first, last = (schedule.start_at or NOON + TICK) - TICK, (schedule.end_at or state.handled_at + TICK) - TICK
-    in_bounds = count_fires(schedule.rule, after=first, until=min(last, state.handled_at))
+    first, last = (schedule.start_at or NOON + TICK) - TICK, (schedule.end_at or state.watermark_at + TICK) - TICK
+    in_bounds = count_fires(schedule.rule, after=first, until=min(last, state.watermark_at))
     assert len(seen) == len(set(seen)) == state.fired
     assert sum(counts(state)) + (state.buffered_at is not None) == in_bounds
 
@@ -478,8 +478,8 @@ def test_nothing_fires_of_before_a_schedule_was_begun(schedule: Schedule, looks:
             plan = due(schedule, state, now=now, is_busy=is_busy)
             new = [fire.fire_at for fire in plan.fires if fire.kind is not FireKind.BUFFERED]
             state = plan.state
-            assert state.since is not None
-            assert all(fire_at > state.since for fire_at in new)
+            assert state.active_since is not None
+            assert all(fire_at > state.active_since for fire_at in new)
 
 
 @pytest.mark.spec("SCH-21")
@@ -614,7 +614,7 @@ def test_a_schedule_survives_a_store():
         {"name": "x" * 1000},
         {"name": "a\0"},
         {"rule": "@daily"},
-        {"source": None},
+        {"consumer": None},
         {"queue": ""},
         {"key": 5},
         {"priority": "urgent"},

@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from taskyard.model.control import QueueControl, QueueState, Said
+from taskyard.model.control import QueueControl, QueueState
 from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.notes import AuditStamp, Note
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, NodeScene, QueueScene, Reason, Scene, Silence, Why, explain_wait
@@ -17,7 +18,7 @@ from taskyard.model.why import Busy, First, Holder, NodeScene, QueueScene, Reaso
 NOW = datetime(2026, 3, 1, 12, 3, tzinfo=UTC)
 EARLIER = NOW - timedelta(minutes=5)
 LATER = NOW + timedelta(minutes=5)
-WORKER = NodeScene(label="one (5a0bd64d)", sources=["zip"], limits={"zip": 2}, max_running=4)
+WORKER = NodeScene(label="one (5a0bd64d)", consumers=["zip"], limits={"zip": 2}, max_running=4)
 
 
 WAITING = {TaskState.SCHEDULED, TaskState.QUEUED, TaskState.BLOCKED, TaskState.RETRYING, TaskState.PAUSED}
@@ -25,7 +26,7 @@ WAITING = {TaskState.SCHEDULED, TaskState.QUEUED, TaskState.BLOCKED, TaskState.R
 
 def a_record(**fields) -> TaskRecord:
     asked = {"state": TaskState.QUEUED, "queue": "media", **fields}
-    return TaskRecord(uuid="t", source="zip", due_at=NOW, created_at=EARLIER, updated_at=NOW, **asked)
+    return TaskRecord(uuid="t", consumer="zip", due_at=NOW, created_at=EARLIER, updated_at=NOW, **asked)
 
 
 def a_scene(*, nodes=(WORKER,), control=None, running=None, **fields) -> Scene:
@@ -65,7 +66,7 @@ def test_whatever_waits_has_a_reason(state, now):
     assert why.since is not None
 
 
-OTHER = NodeScene(label="two (00aa11bb)", sources=[])
+OTHER = NodeScene(label="two (00aa11bb)", consumers=[])
 DIED = Silence("gone (dead0000)")
 SILENT = Silence("gone (dead0000)", since=NOW - timedelta(seconds=7), lease_s=15.0)
 
@@ -84,7 +85,7 @@ SILENT = Silence("gone (dead0000)", since=NOW - timedelta(seconds=7), lease_s=15
         ),
         (
             SILENT,
-            [NodeScene(label=SILENT.label, sources=["zip"])],  # it is not given up yet
+            [NodeScene(label=SILENT.label, consumers=["zip"])],  # it is not given up yet
             "has been silent since 2026-03-01 12:02:53 UTC, and there is no other to take the task back",
             "start a worker; it takes the task back after 15 s",
             None,
@@ -141,12 +142,12 @@ def test_who_is_overdue_waits_for_something_else():
 
 
 @pytest.mark.parametrize(
-    ("note", "text"),
-    [("held by ann: wait for the disk", "it is held by ann: wait for the disk"), ("half done", "it is held")],
+    ("hold", "text"),
+    [(AuditStamp("ann", NOW, "wait for the disk"), "it is held by ann: wait for the disk"), (None, "it is held")],
 )
-def test_a_hold_says_who_and_why(note, text):
+def test_a_hold_says_who_and_why(hold, text):
     """What was said when the task was held is repeated; what its runs have noted is not."""
-    why = explain_wait(a_record(state=TaskState.PAUSED, note=note), a_scene())
+    why = explain_wait(a_record(state=TaskState.PAUSED, hold=hold, note=Note.remark("half done")), a_scene())
     assert why is not None
     assert (why.reason, why.text) == (Reason.HELD, text)
 
@@ -154,7 +155,7 @@ def test_a_hold_says_who_and_why(note, text):
 def test_a_dependency_is_named():
     """The first unfinished of those it waits for, and how many more."""
     scene = a_scene(parents={"t": ("p", TaskState.RUNNING)})
-    why = explain_wait(a_record(state=TaskState.BLOCKED, waits=3), scene)
+    why = explain_wait(a_record(state=TaskState.BLOCKED, open_dependencies=3), scene)
     assert why is not None
     assert (why.reason, why.blocker) == (Reason.DEPENDENCY, "p")
     assert why.text == "it waits for task p, which is running, and 2 more"
@@ -163,7 +164,7 @@ def test_a_dependency_is_named():
 @pytest.mark.parametrize(("state", "verb"), [(QueueState.PAUSED, "is paused"), (QueueState.STOPPING, "is stopping")])
 def test_a_closed_queue_says_who_and_why(state, verb):
     """Paused since when, by whom, and for what reason."""
-    control = QueueControl(state=state, said=Said("cli", NOW, "backup"))
+    control = QueueControl(state=state, state_set=AuditStamp("cli", NOW, "backup"))
     why = explain_wait(a_record(), a_scene(control=control))
     assert why is not None
     assert why.text == f"queue 'media' {verb} since 2026-03-01 12:03:00 UTC by cli: backup"
@@ -172,7 +173,7 @@ def test_a_closed_queue_says_who_and_why(state, verb):
 
 def test_nobody_serves_its_source():
     """No node at all, nodes for other sources, or only nodes that are drained."""
-    other = NodeScene(label="two", sources=["mail"])
+    other = NodeScene(label="two", consumers=["mail"])
     drained = msgspec.structs.replace(WORKER, is_draining=True)
     stopping = msgspec.structs.replace(WORKER, label="three", is_stopping=True)
     for nodes in [(), (other,), (drained,), (other, drained), (stopping,)]:
@@ -196,7 +197,7 @@ def test_a_busy_key_names_its_holder(state, text, since):
     """A parked task names the task that holds its key, will do so again, or goes first; since when, and not before
     it was there itself."""
     scene = a_scene(holders={("media", "disk-1"): Holder("h", state, EARLIER)})
-    why = explain_wait(a_record(key="disk-1", parked=True), scene)
+    why = explain_wait(a_record(key="disk-1", is_parked=True), scene)
     assert why is not None
     assert (why.reason, why.blocker, why.text, why.since) == (Reason.KEY_BUSY, "h", text, since)
     assert reason(a_record(key="disk-1"), scene) is Reason.TURN
@@ -246,7 +247,7 @@ def test_a_full_executor_is_named():
     """What others run in the threads or processes that the task would run in is what holds it, with its longest run."""
     crowded = NodeScene(
         label="one",
-        sources=["zip", "mail", "post"],
+        consumers=["zip", "mail", "post"],
         limits={"zip": 2, "mail": 9},
         max_running=9,
         executors={"zip": "process", "mail": "process"},
@@ -261,13 +262,13 @@ def test_a_full_executor_is_named():
     assert reason(a_record(), a_scene(nodes=[own])) is Reason.SOURCE_FULL
     roomy = msgspec.structs.replace(crowded, capacities={"process": 4})
     assert reason(a_record(), a_scene(nodes=[crowded, roomy])) is Reason.TURN
-    assert reason(msgspec.structs.replace(a_record(), source="post"), a_scene(nodes=[crowded])) is Reason.TURN
+    assert reason(msgspec.structs.replace(a_record(), consumer="post"), a_scene(nodes=[crowded])) is Reason.TURN
 
 
 @pytest.mark.parametrize("state", sorted(WAITING))
 def test_nothing_holds_a_task_before_it_is_there(state):
     """Whatever holds it, and however long that has been so: not since before the task was there."""
-    late = msgspec.structs.replace(a_record(state=state, parked=True, key="k"), created_at=NOW, due_at=EARLIER)
+    late = msgspec.structs.replace(a_record(state=state, is_parked=True, key="k"), created_at=NOW, due_at=EARLIER)
     running = Busy(2, "r", EARLIER)
     full = msgspec.structs.replace(WORKER, running={"zip": running})
     for scene in (
@@ -275,9 +276,9 @@ def test_nothing_holds_a_task_before_it_is_there(state):
         a_scene(concurrency=2, running=running),
         a_scene(nodes=[full]),
         a_scene(holders={("media", "k"): Holder("h", TaskState.RUNNING, EARLIER)}),
-        a_scene(control=QueueControl(state=QueueState.PAUSED, said=Said("cli", EARLIER))),
+        a_scene(control=QueueControl(state=QueueState.PAUSED, state_set=AuditStamp("cli", EARLIER))),
     ):
-        for record in (late, msgspec.structs.replace(late, parked=False)):
+        for record in (late, msgspec.structs.replace(late, is_parked=False)):
             why = explain_wait(record, scene)
             assert why is not None
             assert why.since is None or why.since >= NOW
@@ -285,7 +286,7 @@ def test_nothing_holds_a_task_before_it_is_there(state):
 
 def test_the_first_to_look_at_is_named():
     """Of several reasons the one that a person has to deal with first."""
-    control = QueueControl(state=QueueState.PAUSED, said=Said("cli", NOW))
+    control = QueueControl(state=QueueState.PAUSED, state_set=AuditStamp("cli", NOW))
     everything = a_scene(control=control, concurrency=1, running=Busy(1, "r", EARLIER), nodes=[])
-    assert reason(a_record(parked=True, key="k"), everything) is Reason.QUEUE_PAUSED
+    assert reason(a_record(is_parked=True, key="k"), everything) is Reason.QUEUE_PAUSED
     assert reason(a_record(state=TaskState.PAUSED), everything) is Reason.HELD

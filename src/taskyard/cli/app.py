@@ -26,9 +26,11 @@ from taskyard.cli.errors import (
 from taskyard.cli.options import (
     AppArgument,
     AppOption,
+    BlockerOption,
     GraceOption,
     IdArgument,
     JsonOption,
+    LabelOption,
     StoreOption,
     VerboseOption,
 )
@@ -127,6 +129,13 @@ def submit_command(
         str | None, typer.Option(metavar="WHILE", help="It is there while: pending, queued, or for a window.")
     ] = None,
     dedupe_window: Annotated[str | None, typer.Option(metavar="TIME", help="How long that window is.")] = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="One line that lists show.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=TEXT", help="A label to filter by. Repeatable.")
+    ] = None,
+    require: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=TEXT", help="A label that its place must have. Repeatable.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for it to end and print its result.")] = False,
     wait_timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Wait no longer than that.")] = None,
     store: StoreOption = None,
@@ -139,7 +148,8 @@ def submit_command(
     order = make_order(
         name, arguments or (), args, wait=wait, wait_timeout=wait_timeout, after=after or (), priority=priority,
         delay=delay, at=at, queue=queue, key=key, timeout=timeout, bucket=bucket, on_failure=on_failure, dedupe=dedupe,
-        dedupe_key=dedupe_key, dedupe_scope=dedupe_scope, dedupe_window=dedupe_window,
+        dedupe_key=dedupe_key, dedupe_scope=dedupe_scope, dedupe_window=dedupe_window, title=title, labels=label or (),
+        requires=require or (),
     )  # fmt: skip
     return _await(submit_task(Target(store, yard), order, as_json=as_json))
 
@@ -153,7 +163,10 @@ def ls_command(
         list[str] | None, typer.Option("--state", "-s", help="A state; or waiting, ended. Repeatable.")
     ] = None,
     queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
-    source: Annotated[str | None, typer.Option(help="Only of this consumer.")] = None,
+    consumer: Annotated[str | None, typer.Option(help="Only of this consumer.")] = None,
+    label: LabelOption = None,
+    blocker: BlockerOption = None,
+    *,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 20,
     before: Annotated[str | None, typer.Option(metavar="ID", help="Only older ones than this task.")] = None,
     store: StoreOption = None,
@@ -162,11 +175,14 @@ def ls_command(
 ) -> int:
     """List tasks, newest first."""
     from taskyard.cli.listing import list_tasks
-    from taskyard.cli.values import parse_states
+    from taskyard.cli.values import parse_pairs, parse_states
     from taskyard.ports.store import TaskFilter
 
     with typed_on_the_command_line():
-        where = TaskFilter(states=parse_states(state or ()), queue=queue, source=source)
+        where = TaskFilter(
+            states=parse_states(state or ()), queue=queue, consumer=consumer, blocker=blocker,
+            labels=parse_pairs("--label", label or ()),
+        )  # fmt: skip
     return _await(list_tasks(Target(store, yard), where, before=before, limit=limit, as_json=as_json))
 
 
@@ -184,6 +200,38 @@ def show_command(
     return _await(show_task(Target(store, yard), task, reveal=reveal, as_json=as_json))
 
 
+@app.command("log")
+def log_command(
+    task: IdArgument,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Only the lines of this attempt.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many lines, the latest.")] = 100,
+    reveal: Annotated[bool, typer.Option("--reveal", help="Show secrets among the arguments too.")] = False,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Print the log lines of a task, also while it runs."""
+    from taskyard.cli.outputs import show_log
+
+    target = Target(store, yard)
+    return _await(show_log(target, task, attempt=attempt, limit=limit, reveal=reveal, as_json=as_json))
+
+
+@app.command("artifact")
+def artifact_command(
+    task: IdArgument,
+    name: Annotated[str, typer.Argument(help="The name of the artifact.", metavar="NAME")],
+    file: Annotated[str | None, typer.Option("--output", "-o", help="Write it to this file.", metavar="FILE")] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="That of this attempt.")] = None,
+    store: StoreOption = None,
+    yard: AppOption = None,
+) -> int:
+    """Write an artifact of a task to a file or to standard output."""
+    from taskyard.cli.outputs import write_artifact
+
+    return _await(write_artifact(Target(store, yard), task, name, attempt=attempt, file=file))
+
+
 @app.command("why")
 def why_command(
     task: IdArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
@@ -198,7 +246,7 @@ def why_command(
 def failures_command(
     error: Annotated[str | None, typer.Option(metavar="CLASS", help="Only of this class, or one below it.")] = None,
     queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
-    source: Annotated[str | None, typer.Option(help="Only of this consumer.")] = None,
+    consumer: Annotated[str | None, typer.Option(help="Only of this consumer.")] = None,
     quarantined: Annotated[
         bool | None, typer.Option("--quarantined/--not-quarantined", help="Only what took its workers down, or else.")
     ] = None,
@@ -212,7 +260,7 @@ def failures_command(
     from taskyard.ports.store import TaskFilter
 
     with typed_on_the_command_line():
-        where = TaskFilter(error=error, queue=queue, source=source, quarantined=quarantined)
+        where = TaskFilter(error=error, queue=queue, consumer=consumer, quarantined=quarantined)
     return _await(list_failures(Target(store, yard), where, limit=limit, as_json=as_json))
 
 
@@ -225,7 +273,7 @@ def watch_command(  # noqa: PLR0917 - a command takes all of its options so
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to do.")] = False,
     kind: Annotated[list[str] | None, typer.Option("--kind", help="Only such events: completed, failed, …")] = None,
     queue: Annotated[str | None, typer.Option("--queue", help="Only events of this queue.")] = None,
-    source: Annotated[str | None, typer.Option("--source", help="Only events of this consumer.")] = None,
+    consumer: Annotated[str | None, typer.Option("--consumer", help="Only events of this consumer.")] = None,
     store: StoreOption = None,
     yard: AppOption = None,
     as_json: JsonOption = False,
@@ -236,7 +284,7 @@ def watch_command(  # noqa: PLR0917 - a command takes all of its options so
     from taskyard.model.event import EventFilter
 
     with typed_on_the_command_line():
-        where = EventFilter(kinds=check_kinds(kind) if kind else None, queue=queue, source=source)
+        where = EventFilter(kinds=check_kinds(kind) if kind else None, queue=queue, consumer=consumer)
     return _await(watch(Target(store, yard), tasks or (), where, once=once, until_idle=until_idle, as_json=as_json))
 
 

@@ -13,7 +13,7 @@ from taskyard.model.event import Event
 from taskyard.model.execution import ExecutionError
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
-from taskyard.model.task import Run, TaskRecord
+from taskyard.model.task import Attempt, TaskRecord
 
 
 class Revealed:
@@ -30,6 +30,13 @@ class Revealed:
     def text(self, text: str) -> str:
         """A message or traceback without the secrets among the arguments."""
         return text if self._reveal else hide(text, self._secrets)
+
+    def value(self, value: msgspec.Struct | None) -> Any:
+        """A stored value as JSON, its texts without the secrets among the arguments."""
+        if value is None:
+            return None
+        found = msgspec.to_builtins(value)
+        return {name: self.text(text) if isinstance(text, str) else text for name, text in found.items()}
 
     def error(self, ended: TaskEnded) -> TaskEnded:
         """The same error, its text and its fields without those secrets."""
@@ -51,12 +58,16 @@ def task_document(record: TaskRecord, *, reveal: bool = False) -> dict[str, Any]
     shown = Revealed(record, reveal=reveal)
     return {
         "uuid": record.uuid,
-        "source": record.source,
+        "title": shown.text(record.title),
+        "labels": record.labels,
+        "consumer": record.consumer,
         "queue": record.queue,
         "state": record.state,
         "priority": priority_label(record.priority),
         "key": record.key,
         "bucket": record.bucket,
+        "requires": record.requirements,
+        "blocker": record.blocker,
         "group": record.group_id,
         "origin": record.origin,
         "args": shown.args,
@@ -69,22 +80,28 @@ def task_document(record: TaskRecord, *, reveal: bool = False) -> dict[str, Any]
         "retries": record.retries,
         "timeout_s": record.timeout_s,
         "node": record.node,
-        "cancel_asked_at": record.cancel_asked_at,
+        "device": record.device,
+        "hold": shown.value(record.hold),
+        "cancel": shown.value(record.cancel),
         "progress": record.progress,
         "result": shown.result,
         "error": None if record.error is None else error_fields(record.error, shown),
-        "note": None if record.note is None else shown.text(record.note),
+        "note": shown.value(record.note),
+        "remarks": shown.text(record.remarks),
     }
 
 
-def run_document(run: Run, shown: Revealed) -> dict[str, Any]:
+def run_document(run: Attempt, shown: Revealed) -> dict[str, Any]:
     return {
         "attempt": run.attempt,
+        "token": run.token,
         "node": run.node,
+        "worker_pid": run.worker_pid,
+        "device": run.device,
         "state": run.state,
         "started_at": run.started_at,
-        "ended_at": run.ended_at,
-        "duration_s": seconds_between(run.started_at, run.ended_at),
+        "ended_at": run.finished_at,
+        "duration_s": seconds_between(run.started_at, run.finished_at),
         "error": None if run.error is None else error_fields(run.error, shown),
     }
 
@@ -93,7 +110,8 @@ def error_fields(error: ExecutionError, shown: Revealed) -> dict[str, Any]:
     return {
         "kind": error.kind,
         "type": error.type,
-        "message": shown.text(error.message),
+        "code": error.code,
+        "message": shown.text(error.text),
         "traceback": None if error.traceback is None else shown.text(error.traceback),
     }
 
@@ -104,12 +122,17 @@ def event_document(event: Event) -> dict[str, Any]:
         "at": event.at,
         "kind": event.kind,
         "uuid": event.uuid,
-        "source": event.source,
+        "consumer": event.consumer,
         "queue": event.queue,
+        "before": event.before,
+        "after": event.after,
+        "actor": event.actor or None,
+        "code": event.code or None,
+        "progress": event.progress,
     }
 
 
-def shown_document(record: TaskRecord, runs: Sequence[Run], *, reveal: bool = False) -> dict[str, Any]:
+def shown_document(record: TaskRecord, runs: Sequence[Attempt], *, reveal: bool = False) -> dict[str, Any]:
     """One task with its runs."""
     shown = Revealed(record, reveal=reveal)
     return {**task_document(record, reveal=reveal), "runs": [run_document(run, shown) for run in runs]}

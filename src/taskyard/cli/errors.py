@@ -75,7 +75,7 @@ class UnknownSource(InvalidInput):
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         self.name, self.known = name, list(known)
-        super().__init__(f"no source is called {quote(name)}, and no task here is of one; {_near(name, known)}")
+        super().__init__(f"no consumer is called {quote(name)}, and no task here is of one; {_near(name, known)}")
 
 
 def _near(name: str, known: Sequence[str]) -> str:
@@ -154,7 +154,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def error_document(error: TaskyardError | TimeoutError) -> dict[str, Any]:
-    """An error as JSON: its stable name, its message, and its fields where they are plain."""
+    """An error as JSON: its code, its message, and its fields where they are plain."""
     plain = (str, int, float, list, datetime)
     fields = {name: value for name, value in vars(error).items() if isinstance(value, plain) and name != "traceback"}
-    return {"code": type(error).__name__, "message": str(error), **fields}
+    return {"code": getattr(error, "code", "timeout"), "message": str(error)} | fields

@@ -48,7 +48,7 @@ async def _message(yard: Yard, group: FailureGroup) -> str:
 def _document(group: FailureGroup, message: str) -> dict[str, Any]:
     return {
         "error": group.error,
-        "source": group.source,
+        "consumer": group.consumer,
         "quarantined": group.is_quarantined,
         "count": group.count,
         "newest_at": group.newest_at,
@@ -72,7 +72,7 @@ def draw(
         table.add_row(
             Text(f"{group.count:,}"),
             Text(cut(clean(group.error), 28), "bold red"),
-            Text(cut(clean(group.source), 20)),
+            Text(cut(clean(group.consumer), 20)),
             Text(age(seconds_between(group.newest_at, now)), "dim"),
             Text(short_id(group.uuid)),
             apart + Text(one_line(message, 120), "dim"),

@@ -83,7 +83,7 @@ class Frame:
             if progress is not None and progress.rate is not None:
                 rate = rate_text(progress.rate)
                 message = f"{cut(message, room - len(rate) - 1)} {rate}".strip()
-            if record.cancel_asked_at is not None:
+            if record.cancel is not None:
                 message = "stopping"
             table.add_row(
                 sign(record.state),
@@ -143,7 +143,7 @@ class Frame:
         return table
 
     def _who(self, record: TaskRecord) -> tuple[Text, Text]:
-        return Text(cut(clean(record.source), SOURCE_WIDTH), "bold"), Text(short_id(record.uuid), "dim")
+        return Text(cut(clean(record.consumer), SOURCE_WIDTH), "bold"), Text(short_id(record.uuid), "dim")
 
 
 def _open(counts: Mapping[TaskState, int]) -> tuple[int, int, int]:

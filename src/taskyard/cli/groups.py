@@ -131,7 +131,7 @@ def _table(tasks: Sequence[TaskRecord], group: str, width: int, now: datetime) -
         table.add_row(
             Text(clean(task.uuid) if width >= WIDE else short_id(task.uuid)),
             state_text(task.state),
-            Text(cut(clean(task.source), 24)),
+            Text(cut(clean(task.consumer), 24)),
             Text(duration(elapsed(task, now)) if task.started_at else "", "dim"),
             detail,
         )

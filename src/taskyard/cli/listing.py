@@ -15,7 +15,7 @@ from taskyard.cli.console import LINE_WIDTH, make_console, say_json, show
 from taskyard.cli.documents import priority_label, sum_states, task_document
 from taskyard.cli.looks import counts_text, detail_text, elapsed, state_text
 from taskyard.cli.target import Target, opened, resolve, why_nothing
-from taskyard.cli.text import age, clean, cut, duration, one_line, seconds_between, short_id
+from taskyard.cli.text import age, clean, cut, duration, label_text, one_line, seconds_between, short_id
 from taskyard.cli.why import why_document, why_line
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
@@ -77,9 +77,11 @@ def _again(where: TaskFilter, limit: int) -> str:
     """What was asked for, as it is typed."""
     states = [] if where.states is None else ["--state", ",".join(where.states)]
     queue = [] if where.queue is None else ["--queue", where.queue]
-    source = [] if where.source is None else ["--source", where.source]
+    source = [] if where.consumer is None else ["--consumer", where.consumer]
+    blocker = [] if where.blocker is None else ["--blocker", where.blocker]
+    labels = [part for name, value in where.labels.items() for part in ("--label", f"{name}={value}")]
     number = [] if limit == PAGE else ["-n", str(limit)]
-    return clean(shlex.join(["taskyard", "ls", *states, *queue, *source, *number]))
+    return clean(shlex.join(["taskyard", "ls", *states, *queue, *source, *labels, *blocker, *number]))
 
 
 def draw(listing: Listing, console: Console, *, again: str = "taskyard ls", now: datetime) -> RenderableType:
@@ -103,7 +105,7 @@ def _table(listing: Listing, width: int, now: datetime) -> Table:
     columns: dict[str, Callable[[TaskRecord], Text]] = {
         "ID": lambda task: Text(clean(task.uuid) if wide else short_id(task.uuid)),
         "STATE": lambda task: state_text(task.state),
-        "SOURCE": lambda task: Text(cut(clean(task.source), 24 if roomy else 14)),
+        "SOURCE": lambda task: Text(cut(clean(task.consumer), 24 if roomy else 14)),
     }
     if roomy and any(task.queue != DEFAULT_QUEUE for task in tasks):
         columns["QUEUE"] = lambda task: Text(cut(clean(task.queue), 16), "dim")
@@ -111,6 +113,10 @@ def _table(listing: Listing, width: int, now: datetime) -> Table:
         columns["PRIORITY" if roomy else ""] = lambda task: _priority(task.priority, roomy)
     if roomy or any(task.attempt > 1 for task in tasks):
         columns["TRY"] = lambda task: Text(str(task.attempt or ""), "dim")
+    if any(task.title for task in tasks):
+        columns["TITLE"] = lambda task: Text(cut(clean(task.title), 40 if roomy else 20))
+    if roomy and any(task.labels for task in tasks):
+        columns["LABELS"] = lambda task: Text(cut(clean(label_text(task.labels)), 40), "dim")
     columns["AGE"] = lambda task: Text(age(seconds_between(task.created_at, now)), "dim")
     columns["TOOK"] = lambda task: Text(_took(task, now), "dim")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, expand=True)

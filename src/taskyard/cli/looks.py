@@ -64,6 +64,10 @@ def progress_text(record: TaskRecord, shown: Revealed, width: int) -> str:
         "" if progress.fraction is None else f"{progress.fraction:.0%}".replace("%", " %"),
         shown.text(progress.message),
         "" if progress.rate is None else rate_text(progress.rate),
+        *(
+            f"{name} {fact:,}" if type(fact) is int else f"{name} {shown.text(str(fact))}"
+            for name, fact in progress.facts.items()
+        ),
     ]
     return one_line(" · ".join(filter(None, parts)), width)
 
@@ -79,8 +83,8 @@ def detail_text(record: TaskRecord, now: datetime, width: int) -> Text:
     match record.state:
         case _S.RUNNING:
             text = progress_text(record, shown, width)
-            if record.cancel_asked_at is not None:
-                text = "cancel asked" + (f" · {text}" if text else "")
+            if record.cancel is not None:
+                text = "cancel requested" + (f" · {text}" if text else "")
         case state if state in WAITING_FOR_TIME:
             text = f"{due_text(record, now)}{_because(record, shown)}"
         case _S.COMPLETED:
@@ -89,12 +93,8 @@ def detail_text(record: TaskRecord, now: datetime, width: int) -> Text:
         case _:
             text = _why(record, shown)
             style = "red" if record.state is _S.FAILED else "dim"
-    text = " · ".join(filter(None, (text, _note(record, shown))))
+    text = " · ".join(filter(None, (text, shown.text(record.remarks))))
     return Text(one_line(text, width), style)
-
-
-def _note(record: TaskRecord, shown: Revealed) -> str:
-    return "" if record.note is None else shown.text(record.note)
 
 
 def due_text(record: TaskRecord, now: datetime) -> str:
@@ -111,14 +111,14 @@ def _because(record: TaskRecord, shown: Revealed) -> str:
 
 def error_line(error: ExecutionError) -> str:
     """`ValueError: …`; where the type says nothing new, the message alone."""
-    plain = error.kind is not ErrorKind.RUNTIME or error.type == "Cancel" or error.type in error.message
-    return error.message if plain else f"{error.type}: {error.message}"
+    plain = error.kind is not ErrorKind.RUNTIME or error.type == "Cancel" or error.type in error.text
+    return error.text if plain else f"{error.type}: {error.text}"
 
 
 def _why(record: TaskRecord, shown: Revealed) -> str:
     error = record.error
-    if error is None:
-        return ""
+    if error is None or (record.state is _S.CANCELED and error.kind is not ErrorKind.CANCELED):
+        return ""  # a canceled task may keep the error of an earlier attempt
     return shown.text(error_line(error))
 
 

@@ -46,7 +46,9 @@ def _document(found: Schema, *, is_done: bool) -> dict[str, object]:
 def _line(found: Schema, *, is_done: bool) -> tuple[tuple[str, str], ...]:
     if not found.pending:
         return ((f"✔ schema {found.version}, up to date", "green"),)
-    names = ", ".join(found.pending)
+    names, is_behind = ", ".join(found.pending), found.version < found.newest  # else the bundle alone is older
     if is_done:
-        return (f"✔ schema {found.version} → {found.newest}", "green"), (f"  ({names})", "dim")
-    return (f"schema {found.version}, behind {found.newest}", "yellow"), (f"; to be applied: {names}", "")
+        arrow = f" → {found.newest}" if is_behind else ", updated"
+        return (f"✔ schema {found.version}{arrow}", "green"), (f"  ({names})", "dim")
+    behind = f", behind {found.newest}" if is_behind else ""
+    return (f"schema {found.version}{behind}", "yellow"), (f"; to be applied: {names}", "")

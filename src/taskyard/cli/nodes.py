@@ -108,7 +108,7 @@ def node_document(status: NodeStatus, dead: Collection[str]) -> dict[str, Any]:
         "host": node.host,
         "pid": node.pid,
         "queues": node.queues,
-        "sources": node.sources,
+        "consumers": node.consumers,
         "running": status.running,
         "draining": status.is_draining,
         "stopping": node.is_stopping,

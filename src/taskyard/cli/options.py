@@ -37,6 +37,14 @@ _check_store = _refuse_empty("--store is empty; give an address such as sqlite:/
 _check_app = _refuse_empty("--app is empty; name a yard as module:yard, or leave the option out")
 _check_yard = _refuse_empty("APP is empty; name the yard to run as module:yard")
 
+LabelOption = Annotated[
+    list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="Only with this label. Repeatable.")
+]
+
+BlockerOption = Annotated[
+    str | None, typer.Option("--blocker", metavar="KIND[:DETAIL]", help="Only blocked by this: disk, disk:/data, …")
+]
+
 AppArgument = Annotated[
     str, typer.Argument(metavar="APP", help="The yard to run, as module:yard.", callback=_check_yard)
 ]

@@ -18,8 +18,9 @@ from taskyard.cli.looks import rate_text
 from taskyard.cli.story import look_back
 from taskyard.cli.target import Target, opened, refuse_unknown_queue
 from taskyard.cli.text import age, clean, counted, cut, one_line, seconds_between
-from taskyard.model.control import QueueState, Said
+from taskyard.model.control import QueueState
 from taskyard.model.limits import QueueOrder
+from taskyard.model.notes import AuditStamp
 from taskyard.model.state import ENDED, TaskState
 from taskyard.ports.store import QueueStatus, Store
 from taskyard.queueing.controller import QueueController
@@ -100,12 +101,12 @@ def queue_document(status: QueueStatus) -> dict[str, Any]:
     return {
         "name": status.name,
         "state": control.state,
-        "said": _said_document(control.said),
+        "said": _said_document(control.state_set),
         "running": status.counts.get(TaskState.RUNNING, 0),
         "limit": _limit(status),
         "concurrency": status.settings.concurrency,
         "override": control.concurrency,
-        "limited": _said_document(control.limited),
+        "limited": _said_document(control.concurrency_set),
         "order": status.settings.order,
         "per_key": status.settings.per_key,
         "counts": status.counts,
@@ -113,8 +114,8 @@ def queue_document(status: QueueStatus) -> dict[str, Any]:
     }
 
 
-def _said_document(said: Said | None) -> dict[str, Any] | None:
-    return None if said is None else {"by": said.by, "at": said.at, "why": said.why}
+def _said_document(said: AuditStamp | None) -> dict[str, Any] | None:
+    return None if said is None else {"by": said.actor, "at": said.at, "why": said.reason}
 
 
 def _limit(status: QueueStatus) -> int | None:
@@ -175,19 +176,21 @@ def _pace(rate: float) -> str:
 def _said(status: QueueStatus, now: datetime) -> Iterator[Text]:
     """What people have said about a queue, as long as it holds."""
     control, name = status.control, (clean(status.name), "bold")
-    if not control.is_open and control.said is not None:
+    if not control.is_open and control.state_set is not None:
         what = "paused" if control.state is QueueState.PAUSED else "told to stop"
-        yield Text.assemble(name, f" was {what} {_whose(control.said, now)}")
-    if control.concurrency is not None and control.limited is not None:
+        yield Text.assemble(name, f" was {what} {_whose(control.state_set, now)}")
+    if control.concurrency is not None and control.concurrency_set is not None:
         rule = status.settings.concurrency
         own = f"; its own limit is {'none' if rule is None else f'{rule:,}'}"
-        yield Text.assemble(name, f" was limited to {control.concurrency:,} (*) {_whose(control.limited, now)}{own}")
+        yield Text.assemble(
+            name, f" was limited to {control.concurrency:,} (*) {_whose(control.concurrency_set, now)}{own}"
+        )
 
 
-def _whose(said: Said, now: datetime) -> str:
+def _whose(said: AuditStamp, now: datetime) -> str:
     """`4m ago by cli:ana: backup`."""
-    why = f": {one_line(said.why, 200)}" if said.why else ""
-    return f"{age(seconds_between(said.at, now))} ago by {clean(said.by)}{why}"
+    why = f": {one_line(said.reason, 200)}" if said.reason else ""
+    return f"{age(seconds_between(said.at, now))} ago by {clean(said.actor)}{why}"
 
 
 def _what_next(status: QueueStatus) -> str:

@@ -107,5 +107,5 @@ def _document(asked: str, answer: TaskRecord | TaskyardError) -> dict[str, Any]:
 def _line(answer: TaskRecord | TaskyardError) -> Text:
     if isinstance(answer, TaskyardError):
         return Text.assemble(("✘ refused  ", "bold red"), clean(str(answer)))
-    line = Text.assemble(clean(answer.uuid), "  ", (clean(answer.source), "bold"), "  ", state_text(answer.state))
+    line = Text.assemble(clean(answer.uuid), "  ", (clean(answer.consumer), "bold"), "  ", state_text(answer.state))
     return line.append(f"; a new task, made of {clean(answer.origin or '')}", "dim")

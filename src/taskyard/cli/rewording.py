@@ -15,7 +15,7 @@ from taskyard.errors import DuplicateTask, InvalidInput, NaiveDatetime, shorten
 
 _TASK = {"priority": "--priority", "queue": "--queue", "key": "--key", "timeout_s": "--timeout"}
 
-_FILTER = {"queue": "--queue", "source": "--source"}
+_FILTER = {"queue": "--queue", "consumer": "--consumer"}
 _CHOICE = _FILTER | {"key": "--key", "error": "--error"}
 
 OPTIONS: dict[str, dict[str, str]] = {
@@ -30,6 +30,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "dedupe_key": "--dedupe-key",
         "dedupe_scope": "--dedupe-scope",
         "dedupe_window_s": "--dedupe-window",
+        "title": "--title",
     },
     "schedule add": _TASK
     | {

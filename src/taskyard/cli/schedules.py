@@ -86,7 +86,7 @@ def schedule_document(
         "paused_at": state.paused_at,
         "paused_by": state.paused_by,
         "note": state.note,
-        "handled_at": state.handled_at,
+        "watermark_at": state.watermark_at,
         "by": status.by,
         "from_code": status.from_code,
         "problem": status.problem,
@@ -137,7 +137,7 @@ def _table(found: Sequence[tuple[ScheduleStatus, Sequence[datetime]]], width: in
         cells.append(Text(f"in {age(seconds_between(now, upcoming[0]))}" if upcoming else ""))
         cells += [Text(f"{n:,}", "dim") for n in (state.fired, state.missed, state.skipped)[: 3 if roomy else 1]]
         if roomy:
-            cells.append(Text("" if schedule is None else cut(clean(schedule.source), 24), "dim"))
+            cells.append(Text("" if schedule is None else cut(clean(schedule.consumer), 24), "dim"))
         table.add_row(*cells, _rule_cell(status))
     return table
 
@@ -192,7 +192,7 @@ def _facts(status: ScheduleStatus, *, reveal: bool, now: datetime) -> list[tuple
         args = _args(schedule, reveal=reveal)
         facts += [
             ("rule", _rule_text(schedule)),
-            ("consumer", schedule.source),
+            ("consumer", schedule.consumer),
             ("arguments", as_short_json(args) if args else ""),
             ("queue", schedule.queue or ""),
             ("missed", f"{schedule.missed}, up to {duration(schedule.catch_up_s)} back"),
@@ -261,7 +261,7 @@ def make_draft(
             settings[option] = parse_option(OPTIONS["schedule add"][option], parse, settings.pop(short))
     rule = cron if cron is not None else parse_option("--every", parse_duration, every or "")
     with typed_on_the_command_line():
-        Schedule(name=name, rule=make_rule(rule, zone), source=consumer, **settings)
+        Schedule(name=name, rule=make_rule(rule, zone), consumer=consumer, **settings)
     return Draft(name, consumer, parse_arguments(pairs, whole), rule, zone, settings)
 
 

@@ -14,7 +14,7 @@ import typer
 from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.cli.options import AppOption, JsonOption, StoreOption
 from taskyard.cli.target import Target
-from taskyard.cli.values import parse_duration, parse_option, parse_states
+from taskyard.cli.values import parse_duration, parse_option, parse_pairs, parse_states
 from taskyard.errors import quote
 from taskyard.model.state import TaskState
 from taskyard.ports.store import TaskFilter
@@ -49,7 +49,8 @@ def make_selection(
     **filters: Any,
 ) -> Selection:
     """`filters` are fields of a `TaskFilter`."""
-    narrows = any(value is not None for value in filters.values()) or bool(state or older or newer)
+    labels = parse_pairs("--label", filters.pop("label", None) or ())
+    narrows = any(value is not None for value in filters.values()) or bool(state or older or newer or labels)
     if everything == bool(ids):
         raise UsageError(
             "name tasks by their ids or say --all, not both"
@@ -61,7 +62,7 @@ def make_selection(
     now = datetime.now(UTC)
     before, since = _ago("--older", older, now), _ago("--newer", newer, now)
     with typed_on_the_command_line():
-        where = TaskFilter(created_before=before, created_after=since, **filters)
+        where = TaskFilter(created_before=before, created_after=since, labels=labels, **filters)
     return Selection(
         Target(store, yard), as_json, ids or (), where if everything else None, parse_states(state or ()), dry_run, yes
     )
@@ -83,8 +84,20 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "everything": (Annotated[bool, typer.Option("--all", help="All that match, instead of ids.")], False),
     "queue": (Annotated[str | None, typer.Option(help="With --all: only of this queue.")], None),
-    "source": (Annotated[str | None, typer.Option(help="With --all: only of this consumer.")], None),
+    "consumer": (Annotated[str | None, typer.Option(help="With --all: only of this consumer.")], None),
     "key": (Annotated[str | None, typer.Option(help="With --all: only with this key.")], None),
+    "label": (
+        Annotated[
+            list[str] | None, typer.Option(metavar="NAME=TEXT", help="With --all: only with this label. Repeatable.")
+        ],
+        None,
+    ),
+    "blocker": (
+        Annotated[
+            str | None, typer.Option(metavar="KIND[:DETAIL]", help="With --all: only blocked by this: disk, disk:/data")
+        ],
+        None,
+    ),
     "state": (
         Annotated[
             list[str] | None,

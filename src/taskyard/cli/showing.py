@@ -13,12 +13,20 @@ from rich.text import Text
 from taskyard.cli.console import json_text, make_console, say_json, show
 from taskyard.cli.documents import Revealed, priority_label, shown_document
 from taskyard.cli.looks import due_text, elapsed, error_line, progress_text, state_text
+from taskyard.cli.outputs import (
+    SHOWN_LINES,
+    artifact_documents,
+    artifact_text,
+    line_documents,
+    line_text,
+)
 from taskyard.cli.target import Target, opened, resolve
-from taskyard.cli.text import clean, clock_time, cut, duration, moment, one_line, seconds_between
+from taskyard.cli.text import clean, clock_time, cut, duration, label_text, moment, one_line, seconds_between
 from taskyard.cli.why import why_document
+from taskyard.model.attempt import AttemptArtifact, AttemptLine
 from taskyard.model.execution import ExecutionError
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
-from taskyard.model.task import Run, TaskRecord
+from taskyard.model.task import Attempt, TaskRecord
 from taskyard.model.why import Why
 from taskyard.ports.store import Node
 
@@ -26,13 +34,20 @@ from taskyard.ports.store import Node
 async def show_task(target: Target, fragment: str, *, reveal: bool, as_json: bool) -> int:
     async with opened(target.bare()) as yard:
         record = await yard.handle(await resolve(yard, fragment)).record()
-        runs = await yard.store.list_runs(record.uuid)
+        runs = await yard.attempts(record.uuid)
+        lines = await yard.log_lines(record.uuid, limit=SHOWN_LINES)
+        artifacts = await yard.artifacts(record.uuid)
         nodes = [status.node for status in await yard.store.nodes()]
         (why,) = await yard.why_many([record])
     if as_json:
-        say_json({**shown_document(record, runs, reveal=reveal), "why": why_document(why, record)})
+        outputs = {
+            "lines": line_documents(lines, runs, Revealed(record, reveal=reveal)),
+            "artifacts": artifact_documents(artifacts, runs),
+        }
+        say_json({**shown_document(record, runs, reveal=reveal), **outputs, "why": why_document(why, record)})
     else:
-        show(make_console(), Sheet(record, runs, nodes, why=why, now=datetime.now(UTC), reveal=reveal).draw())
+        sheet = Sheet(record, runs, nodes, why=why, now=datetime.now(UTC), reveal=reveal)
+        show(make_console(), sheet.draw(lines, artifacts))
     return 0
 
 
@@ -42,7 +57,7 @@ class Sheet:
     def __init__(
         self,
         record: TaskRecord,
-        runs: Sequence[Run],
+        runs: Sequence[Attempt],
         nodes: Sequence[Node],
         *,
         now: datetime,
@@ -53,16 +68,22 @@ class Sheet:
         self._names = {node.incarnation: node.name for node in nodes}
         self._shown = Revealed(record, reveal=reveal)
 
-    def draw(self) -> RenderableType:
+    def draw(self, lines: Sequence[AttemptLine] = (), artifacts: Sequence[AttemptArtifact] = ()) -> RenderableType:
         record = self._record
-        head = Text.assemble((clean(record.source), "bold"), "  ", clean(record.uuid), "  ", state_text(record.state))
+        head = Text.assemble((clean(record.consumer), "bold"), "  ", clean(record.uuid), "  ", state_text(record.state))
         parts: list[RenderableType] = [head, Text(), self._facts(), *self._section("arguments", self._shown.args)]
         if record.state is TaskState.COMPLETED:
             parts += self._section("result", self._shown.result)
         if record.error is not None:
             parts += self._error(record.error)
-        if self._runs or record.state is TaskState.RUNNING:
+        if self._runs:
             parts += [Text("\nruns", "dim"), Padding(self._run_table(), (0, 0, 0, 2))]
+        if lines:
+            text = "\n".join(line_text(line, self._shown) for line in lines)
+            parts += [Text("\nlog", "dim"), Padding(Text(text), (0, 0, 0, 2))]
+        if artifacts:
+            text = "\n".join(artifact_text(one.artifact) for one in artifacts)
+            parts += [Text("\nartifacts", "dim"), Padding(Text(text), (0, 0, 0, 2))]
         return Group(*parts)
 
     def _facts(self) -> Table:
@@ -80,10 +101,16 @@ class Sheet:
         if self._why is not None:
             label = "but" if record.state is TaskState.RUNNING else "waits"
             yield label, clean(self._shown.text(self._why.text))
+        yield "title", clean(self._shown.text(record.title))
+        yield "labels", clean(label_text(record.labels))
         yield "queue", clean(record.queue)
         yield "priority", priority_label(record.priority)
-        yield "key", "" if record.key is None else clean(record.key) + (" (waits for its key)" if record.parked else "")
+        yield (
+            "key",
+            "" if record.key is None else clean(record.key) + (" (waits for its key)" if record.is_parked else ""),
+        )
         yield "bucket", "" if record.bucket is None else clean(record.bucket)
+        yield "requires", clean(label_text(record.requirements))
         yield "group", "" if record.group_id is None else clean(record.group_id)
         yield "made of", "" if record.origin is None else clean(record.origin)
         yield "created", f"{moment(record.created_at)}  ({ago} ago)"
@@ -97,9 +124,10 @@ class Sheet:
         yield "attempt", self._attempt()
         yield "timeout", "" if record.timeout_s is None else duration(record.timeout_s)
         yield "node", "" if record.node is None else self._node(record.node)
-        yield "cancel", "" if record.cancel_asked_at is None else f"asked {moment(record.cancel_asked_at)}"
+        yield "place", "" if record.device is None else clean(record.device)
+        yield "cancel", "" if record.cancel is None else f"requested {moment(record.cancel.at)}"
         yield "progress", progress_text(record, self._shown, 200)
-        yield "note", "" if record.note is None else clean(self._shown.text(record.note))
+        yield "note", clean(self._shown.text(record.remarks))
 
     def _attempt(self) -> str:
         record = self._record
@@ -125,7 +153,7 @@ class Sheet:
 
     def _error(self, error: ExecutionError) -> list[RenderableType]:
         what = Text.assemble(
-            (clean(error.type), "bold red"), (f" ({error.kind})", "dim"), "  ", clean(self._shown.text(error.message))
+            (clean(error.type), "bold red"), (f" ({error.kind})", "dim"), "  ", clean(self._shown.text(error.text))
         )
         parts: list[RenderableType] = [Text("\nerror", "dim"), Padding(what, (0, 0, 0, 2))]
         if error.traceback:
@@ -135,21 +163,19 @@ class Sheet:
 
     def _run_table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", expand=True)
-        for name in ("#", "ENDED AS", "STARTED", "TOOK", "NODE"):
-            table.add_column(name, no_wrap=True, justify="right" if name in ("#", "TOOK") else "left")
+        places = ["PLACE"] if any(run.device is not None for run in self._runs) else []
+        for name in ("#", "ENDED AS", "STARTED", "TOOK", "NODE", "WORKER", *places):
+            is_number = name in ("#", "TOOK", "WORKER")
+            table.add_column(name, no_wrap=True, justify="right" if is_number else "left")
         table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
-        record = self._record
         for run in self._runs:
             why = "" if run.error is None else one_line(self._shown.text(error_line(run.error)), 200)
-            took = duration(seconds_between(run.started_at, run.ended_at))
-            table.add_row(*self._run_cells(run.attempt, run.state, run.started_at, took, run.node), Text(why))
-        if record.state is TaskState.RUNNING:
-            took = duration(elapsed(record, self._now))
-            table.add_row(*self._run_cells(record.attempt, record.state, record.started_at, took, record.node or ""))
+            place = [cut(clean(run.device or ""), 20)] if places else []
+            table.add_row(*self._run_cells(run), *place, Text(why))
         return table
 
-    def _run_cells(
-        self, attempt: int, state: TaskState, started_at: datetime | None, took: str, node: str
-    ) -> tuple[RenderableType, ...]:
-        started = "" if started_at is None else clock_time(started_at)[:8]
-        return str(attempt), state_text(state), started, took, Text(cut(self._node(node), 24), "dim")
+    def _run_cells(self, run: Attempt) -> tuple[RenderableType, ...]:
+        took = duration(seconds_between(run.started_at, run.finished_at or self._now))
+        node, worker = cut(self._node(run.node), 24), "" if run.worker_pid is None else str(run.worker_pid)
+        started = clock_time(run.started_at)[:8]
+        return str(run.attempt), state_text(run.state), started, took, Text(node, "dim"), worker

@@ -22,7 +22,6 @@ from taskyard.cli.target import Target, opened, refuse_unknown, resolve
 from taskyard.cli.text import clean, counted
 from taskyard.errors import CommandRefused, OutcomeUnknown, TaskyardError, UnknownTask
 from taskyard.model.command import (
-    DAMAGED,
     VERBS,
     Cancel,
     Command,
@@ -57,7 +56,7 @@ class Answer:
         if self.refused is not None:
             return {"ok": False, "asked": self.asked, **error_document(self.refused)}
         assert self.record is not None
-        asked_to_stop = self.record.state is TaskState.RUNNING and self.record.cancel_asked_at is not None
+        asked_to_stop = self.record.state is TaskState.RUNNING and self.record.cancel is not None
         state = self.record.state
         return {"ok": True, "asked": self.asked, "uuid": self.record.uuid, "state": state, "stopping": asked_to_stop}
 
@@ -126,7 +125,7 @@ def _line(answer: Answer, command: Command, now: datetime) -> Text:
     record = answer.record
     if record is None:
         return Text.assemble(("✘ refused  ", "bold red"), clean(str(answer.refused)))
-    line = Text.assemble(clean(record.uuid), "  ", (clean(record.source), "bold"), "  ", state_text(record.state))
+    line = Text.assemble(clean(record.uuid), "  ", (clean(record.consumer), "bold"), "  ", state_text(record.state))
     words = _words(record, command, now)
     if answer.why is not None and answer.why.reason is Reason.NODE_SILENT:
         words = f"{clean(answer.why.text)}; it is canceled then"
@@ -138,8 +137,8 @@ def _words(record: TaskRecord, command: Command, now: datetime) -> str:
     level = priority_label(record.priority)
     match command:
         case Cancel() if record.state is TaskState.RUNNING:
-            if record.cancel_forced:
-                return f"its run is killed, and it is canceled when that has ended; {DAMAGED}"
+            if record.cancel is not None and record.cancel.is_forced:
+                return "its run is killed, and it is canceled when that has ended; what it was writing may be damaged"
             return "its run was asked to stop, and it is canceled when it has"
         case StartNow():
             return f"at the head of {level} priority on queue {clean(record.queue)!r}"
@@ -205,8 +204,8 @@ def _summary(report: BulkReport, what: str, *, dry_run: bool, interrupted: BaseE
         line.append("   ").append(f"✔ {report.moved:,} changed", "green")
     if report.changed_meanwhile:
         line.append(f"   ✘ {report.changed_meanwhile:,} changed meanwhile, and left alone", "bold red")
-    for why, count in sorted(report.unfit.items(), key=lambda item: -item[1]):
-        line.append(f"   ✘ {count:,} not: {why}", "bold red")
+    for code, count in sorted(report.unfit.items(), key=lambda item: -item[1]):
+        line.append(f"   ✘ {count:,} not: {report.reasons.get(code, code)}", "bold red")
     if report.quarantined:
         left = f"{report.quarantined:,} in quarantine left out: they took their workers down; --quarantined sends them"
         line.append(f"   {left}", "yellow")

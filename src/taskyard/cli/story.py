@@ -12,7 +12,7 @@ from taskyard.cli.looks import due_text, error_line, progress_text
 from taskyard.cli.text import clean, duration, one_line, seconds_between
 from taskyard.model.event import Event, EventKind
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import Run, TaskRecord
+from taskyard.model.task import Attempt, TaskRecord
 from taskyard.ports.store import Store
 
 _K = EventKind
@@ -22,7 +22,7 @@ WORDS = {
     _K.STARTED: "started",
     _K.PRIORITY_CHANGED: "moved",
     _K.REORDERED: "moved",
-    _K.CANCEL_ASKED: "stopping",
+    _K.CANCEL_REQUESTED: "stopping",
     _K.QUEUE_PAUSED: "paused",
     _K.QUEUE_STOPPING: "stopping",
     _K.QUEUE_RESUMED: "resumed",
@@ -44,7 +44,7 @@ class Happening:
 
     event: Event
     record: TaskRecord | None
-    run: Run | None
+    run: Attempt | None
 
     @property
     def verb(self) -> str:
@@ -54,7 +54,7 @@ class Happening:
     def took_s(self) -> float | None:
         if self.run is None or self.event.kind not in RUN_ENDS:
             return None
-        return seconds_between(self.run.started_at, self.run.ended_at)
+        return seconds_between(self.run.started_at, self.run.finished_at)
 
     def is_of(self, nodes: Container[str]) -> bool:
         """Whether it began or ended a run on one of these nodes."""
@@ -121,14 +121,14 @@ class Teller:
             self._last_progress.pop(event.uuid, None)
         run = None
         if event.kind is _K.STARTED or event.kind in RUN_ENDS:
-            runs = await self._store.list_runs(event.uuid)
+            runs = await self._store.list_attempts(event.uuid)
             run = next((run for run in runs if event.at == _edge(event, run)), None)
         return Happening(event, record, run)
 
 
-def _edge(event: Event, run: Run) -> datetime:
+def _edge(event: Event, run: Attempt) -> datetime | None:
     """When the run began, for an event that begins one; else when it ended."""
-    return run.started_at if event.kind is _K.STARTED else run.ended_at
+    return run.started_at if event.kind is _K.STARTED else run.finished_at
 
 
 async def look_back(store: Store, events: int) -> int:
@@ -153,4 +153,4 @@ def subject(event: Event) -> str:
     """`hash 01a1e0e2-…`: what an event is about; it may be a whole queue."""
     if not event.uuid:
         return f"queue {clean(event.queue)}"
-    return f"{clean(event.source)} {clean(event.uuid)}"
+    return f"{clean(event.consumer)} {clean(event.uuid)}"

@@ -21,7 +21,7 @@ from taskyard.cli.looks import state_text
 from taskyard.cli.rewording import OPTIONS
 from taskyard.cli.target import Target, opened, resolve_all
 from taskyard.cli.text import clean, duration, moment
-from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment, parse_option
+from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment, parse_option, parse_pairs
 from taskyard.errors import DuplicateTask, InvalidArguments, TaskEnded, UnknownConsumer, UnknownTask, quote, shorten
 from taskyard.handle import TaskHandle
 from taskyard.model.order import Priority
@@ -52,10 +52,16 @@ def make_order(
     wait: bool,
     wait_timeout: str | None,
     after: Sequence[str] = (),
+    labels: Sequence[str] = (),
+    requires: Sequence[str] = (),
     **typed: str | None,
 ) -> Order:
     """An order as it was typed: durations and moments are still texts."""
     options: dict[str, Any] = {option: text for option, text in typed.items() if text is not None}
+    if labels:
+        options["labels"] = parse_pairs("--label", labels)
+    if requires:
+        options["requires"] = parse_pairs("--require", requires)
     for short, option, parse in (
         ("delay", "delay_s", parse_duration),
         ("timeout", "timeout_s", parse_duration),
@@ -137,7 +143,7 @@ async def _unchecked(yard: Yard, order: Order) -> Consumer:
 
 async def stand_in(yard: Yard, name: str) -> Consumer:
     """A stand-in for a consumer whose code is not here. It is only used to make the record."""
-    served = sorted({source for status in await yard.store.nodes() for source in status.node.sources})
+    served = sorted({source for status in await yard.store.nodes() for source in status.node.consumers})
     if not served:
         raise UsageError(
             f"cannot tell whether there is a consumer {quote(name)}: no worker runs on this store; "
@@ -145,7 +151,7 @@ async def stand_in(yard: Yard, name: str) -> Consumer:
         )
     if name not in served:
         raise UnknownConsumer(name, served)
-    newest = await yard.store.list_tasks(TaskFilter(source=name), limit=1)
+    newest = await yard.store.list_tasks(TaskFilter(consumer=name), limit=1)
 
     def encode(args: Mapping[str, Any]) -> str:
         return to_json(f"the arguments of {name!r}", args)
@@ -180,7 +186,7 @@ def _merged(handle: TaskHandle) -> dict[str, Any]:
 def _tell(record: TaskRecord, handle: TaskHandle, order: Order) -> None:
     """Standard output gets the id alone, or only the result if that is waited for: `id=$(taskyard submit …)` works. The
     rest is for people."""
-    words = Text.assemble((clean(record.source), "bold"), "  ", state_text(record.state))
+    words = Text.assemble((clean(record.consumer), "bold"), "  ", state_text(record.state))
     if order.wait:
         words = Text.assemble(clean(record.uuid), "  ", words)
     else:
@@ -199,7 +205,7 @@ def _tell(record: TaskRecord, handle: TaskHandle, order: Order) -> None:
 
 async def _tell_if_unserved(yard: Yard, order: Order, app: str | None) -> None:
     """Whoever has just submitted would wait in vain, and wonder."""
-    if not any(order.name in status.node.sources for status in await yard.store.nodes()):
+    if not any(order.name in status.node.consumers for status in await yard.store.nodes()):
         complain("note", f"no worker for it runs yet; start one with: taskyard worker {app or 'module:yard'}")
 
 

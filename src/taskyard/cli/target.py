@@ -251,16 +251,16 @@ async def refuse_unknown_queue(yard: Yard, name: str) -> None:
 
 async def refuse_unknown_source(yard: Yard, target: Target, name: str) -> None:
     """The same of a consumer. It is known while somebody has it, and while there is a task of it."""
-    known = {*yard.consumers, *(source for status in await yard.store.nodes() for source in status.node.sources)}
+    known = {*yard.consumers, *(source for status in await yard.store.nodes() for source in status.node.consumers)}
     if isinstance(yard.store, ScheduleStore):
-        known.update(status.schedule.source for status in await yard.store.schedules() if status.schedule is not None)
-    if name in known or await yard.store.list_ids(TaskFilter(source=name), limit=1):
+        known.update(status.schedule.consumer for status in await yard.store.schedules() if status.schedule is not None)
+    if name in known or await yard.store.list_ids(TaskFilter(consumer=name), limit=1):
         return
     if target.app_name is not None:
         with suppress(AppNotFound):  # the command itself does not need it
             known.update(load_yard(target.app_name).consumers)
     if name not in known:
-        known.update(task.source for task in await yard.store.list_tasks(limit=NEWEST))
+        known.update(task.consumer for task in await yard.store.list_tasks(limit=NEWEST))
         raise UnknownSource(name, sorted(known))
 
 
@@ -268,8 +268,8 @@ async def refuse_unknown(yard: Yard, target: Target, where: TaskFilter) -> None:
     """What a filter names, and nobody knows."""
     if where.queue is not None:
         await refuse_unknown_queue(yard, where.queue)
-    if where.source is not None:
-        await refuse_unknown_source(yard, target, where.source)
+    if where.consumer is not None:
+        await refuse_unknown_source(yard, target, where.consumer)
 
 
 async def why_nothing(yard: Yard, target: Target, where: TaskFilter) -> str:

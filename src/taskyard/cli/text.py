@@ -7,6 +7,7 @@ control character, no markup, no text that runs backwards.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -54,6 +55,11 @@ def clean_json(text: str) -> str:
 def _json_escape(found: re.Match[str]) -> str:
     raw = found[0].encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{raw[i : i + 4]}" for i in range(0, len(raw), 4))
+
+
+def label_text(labels: Mapping[str, str]) -> str:
+    """`customer=42 region=eu`."""
+    return " ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def one_line(text: str, width: int) -> str:

@@ -99,6 +99,17 @@ def parse_option(option: str, parse: Callable[[str], T], text: str) -> T:
         raise UsageError(f"{option} {exc}") from None
 
 
+def parse_pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
+    """Names and texts as they are typed: `customer=42`."""
+    named: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"{option} {quote(pair)} has no value; write {option} name=text")
+        named[name] = value
+    return named
+
+
 def parse_duration(text: str) -> float:
     """Seconds: `90`, `1.5s`, `250ms`, `5m`, `2h`, `1d`."""
     found = _DURATION.fullmatch(text.strip())

@@ -36,7 +36,7 @@ async def watch(
     """Until Ctrl-C, until nothing is left to do, or until the tasks named have ended. Of what is asked for by `where`
     there are lines only: the live view shows where everything stands."""
     if once and where != EventFilter():
-        raise UsageError("--once shows where everything stands; leave --kind, --queue and --source out, or --once")
+        raise UsageError("--once shows where everything stands; leave --kind, --queue and --consumer out, or --once")
     async with opened(target.bare()) as yard:
         only = await resolve_all(yard, fragments)
         board = Board(yard.store, only=only)
@@ -185,4 +185,4 @@ def _as_event(seq: int, record: TaskRecord) -> Event:
     """Where a task stands, as if it had just come there."""
     kind = EventKind.SUBMITTED if record.state is TaskState.CREATED else EventKind(record.state)
     at = record.started_at if record.state is TaskState.RUNNING else record.finished_at
-    return Event(seq, at or record.updated_at, kind, record.uuid, record.source, record.queue)
+    return Event(seq, at or record.updated_at, kind, record.uuid, record.consumer, record.queue)

@@ -70,7 +70,7 @@ def why_document(why: Why | None, record: TaskRecord) -> dict[str, Any] | None:
 def _link_document(record: TaskRecord, why: Why | None) -> dict[str, Any]:
     return {
         "uuid": record.uuid,
-        "source": record.source,
+        "consumer": record.consumer,
         "queue": record.queue,
         "state": record.state,
         "why": why_document(why, record),
@@ -86,7 +86,7 @@ def why_line(why: Why | None, record: TaskRecord) -> str | None:
 
 
 def _head(record: TaskRecord) -> Text:
-    return Text.assemble((clean(record.source), "bold"), "  ", clean(record.uuid), "  ", state_text(record.state))
+    return Text.assemble((clean(record.consumer), "bold"), "  ", clean(record.uuid), "  ", state_text(record.state))
 
 
 def _facts(record: TaskRecord, why: Why | None) -> RenderableType:

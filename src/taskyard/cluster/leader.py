@@ -13,7 +13,7 @@ from taskyard.ports.store import Node, NodeStatus, Store
 def find_leader(nodes: Sequence[NodeStatus], source: str) -> str | None:
     """The incarnation of the node that has been there longest, among those that serve `source`, or, if none says that
     it does, among all. One that has died leads until it is forgotten; others then fire a little later."""
-    serving = [status.node for status in nodes if source in status.node.sources]
+    serving = [status.node for status in nodes if source in status.node.consumers]
     candidates = serving or [status.node for status in nodes]
     return min(candidates, key=_seniority).incarnation if candidates else None
 

@@ -198,8 +198,8 @@ class Engine:
                 continue
             if record.state in ENDED:
                 self._watcher.ended(record)
-            elif record.state is TaskState.RUNNING and record.cancel_asked_at is not None:
-                self._runner.cancel(record.uuid, force=record.cancel_forced)
+            elif record.state is TaskState.RUNNING and record.cancel is not None:
+                self._runner.cancel(record.uuid, force=record.cancel.is_forced)
         if any(one.record is not None and one.record.state in ENDED for one in applied):
             self._watcher.changed()  # others may have ended with those
         # Whatever was changed may have made room or something startable: a key set free, a failed task sent again.
@@ -272,6 +272,8 @@ class Engine:
             keep("membership", self._membership.run)
             if parts.recurring is not None:
                 keep("recurring", parts.recurring.run)
+            keep("admission", parts.admission.run)
+            keep("blockers", parts.admission.blockers.run)
             self._inbox.promote()  # finds what is waiting already, and hears what is due next
             parts.signals.look()
 
@@ -281,7 +283,7 @@ class Engine:
             return
         for executor in self._executors.values():
             await executor.start()
-        self._slots.learn()
+        self._parts.begin()
         await self._membership.join()
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -298,6 +300,9 @@ class Engine:
         except asyncio.CancelledError:
             await self._stop_now()
             raise
+        finally:
+            self._runner.close()
+            self._parts.close()
 
     async def _stop(self, grace_s: float | None) -> None:
         until = self._clock.monotonic() + (grace_s or 0.0)

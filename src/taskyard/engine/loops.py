@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from taskyard.errors import StoreError
+from taskyard.errors import StoreError, StoreReplaced
 from taskyard.ports.clock import Clock
 from taskyard.ports.probe import Probes
 
@@ -57,7 +57,10 @@ class Loops:
 
 
 def _log_failure(name: str, error: Exception, *, is_first: bool) -> None:
-    """A store that is away is no news the second time; a bug is, and comes with its stack."""
+    """A store that is away is no news the second time; a bug is, and comes with its stack. The store itself
+    logs that its file was replaced."""
+    if isinstance(error, StoreReplaced):
+        return
     if not isinstance(error, StoreError):
         log.error("the %s loop failed and is started again", name, exc_info=error)
     elif is_first:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 
@@ -24,9 +24,14 @@ from taskyard.engine.settings import Ground
 from taskyard.engine.signals import SignalLoop
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner
+from taskyard.model.notes import NoteCode
+from taskyard.ports.places import Places
 from taskyard.ports.schedules import ScheduleStore
 from taskyard.ports.store import News, Node
-from taskyard.queueing.admission import Hold, Slots
+from taskyard.queueing.admission import AdmissionControl
+from taskyard.queueing.blockers import BlockerLoop
+from taskyard.queueing.capacity import Hold, Slots
+from taskyard.queueing.checks import Checks
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
 from taskyard.queueing.outcomes import OutcomeWatcher
@@ -35,15 +40,24 @@ from taskyard.scheduling.due import DueLoop
 from taskyard.scheduling.recurring import RecurringLoop
 from taskyard.version import VERSION
 
-LOST_LEASE = "its node lost its lease"
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """From any thread. A closed loop raises: a node that has ended follows no changes."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
 
 
 class Parts:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
         self._listeners: set[asyncio.Event] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         store = ground.store
         self.slots = self._make_slots()
+        self._checks = Checks(ground.settings.checks)
+        self.admission = self._make_admission()
+        self._watched: dict[Places, Callable[[], None]] = {}
+        self._places = self.slots.places()
         self.membership = self._make_membership()
         self.dispatcher = self._make_dispatcher()
         self.inbox = self.dispatcher.inbox
@@ -91,10 +105,38 @@ class Parts:
             slots=self.slots,
             clock=ground.clock,
             jitter=ground.jitter,
+            admission=self.admission,
             probes=ground.probes,
             many=ground.settings.many,
             many_ends=ground.settings.many_ends,
         )
+
+    def _make_admission(self) -> AdmissionControl:
+        ground = self._ground
+        blockers = BlockerLoop(
+            ground.store,
+            self._checks,
+            consumers=ground.consumers,
+            node=ground.settings.node_name,
+            changed=self._unblocked,
+            clock=ground.clock,
+            probes=ground.probes,
+        )
+        return AdmissionControl(
+            ground.store,
+            self.slots,
+            blockers,
+            consumers=ground.consumers,
+            checks=self._checks,
+            node=ground.settings.node_name,
+            announce=self.announce,
+            clock=ground.clock,
+        )
+
+    def _unblocked(self) -> None:
+        """Tasks that were blocked may start, or wait for their time."""
+        self.inbox.look()
+        self.announce()
 
     def _make_runner(self) -> Runner:
         ground = self._ground
@@ -144,7 +186,7 @@ class Parts:
             name=settings.node_name,
             pid=os.getpid(),
             host=socket.gethostname(),
-            sources=tuple(consumers),
+            consumers=tuple(consumers),
             started_at=since,
             version=VERSION,
             queues=tuple(sorted({consumer.queue for consumer in list(consumers.values())})),
@@ -152,6 +194,8 @@ class Parts:
             max_running=settings.max_running,
             executors=slots.executors(),
             capacities=slots.capacities(),
+            places=slots.places(),
+            checks=tuple(sorted(self._checks.kinds)),
             is_stopping=slots.is_stopped,
             is_draining=slots.is_draining,
         )
@@ -183,9 +227,43 @@ class Parts:
         self.inbox.promote()
         self.changed()
 
+    def begin(self) -> None:
+        """The node starts on this event loop: what the checks and the places say is heard here from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._checks.connect(self.admission.blockers.free)
+        self.learn()
+
+    def learn(self) -> None:
+        """Consumers or their places have changed."""
+        self.slots.learn()
+        self.admission.learn()
+        self._places = self.slots.places()
+        if self._loop is not None:
+            self._follow_places(self._loop)
+
+    def _follow_places(self, loop: asyncio.AbstractEventLoop) -> None:
+        places = {one.places for one in list(self._ground.consumers.values()) if one.places is not None}
+        for gone in self._watched.keys() - places:
+            self._watched.pop(gone)()
+        for new in places - self._watched.keys():
+            self._watched[new] = new.subscribe(partial(_call_soon, loop, self._places_changed))
+
+    def close(self) -> None:
+        """The node has stopped: changes of places are no longer followed."""
+        for unsubscribe in self._watched.values():
+            unsubscribe()
+        self._watched.clear()
+
+    def _places_changed(self) -> None:
+        known = self._places
+        self.learn()
+        if self._places != known:
+            self.membership.describe_anew()
+        self.inbox.look()
+
     def consumers_changed(self) -> None:
         """A consumer has come or gone."""
-        self.slots.learn()
+        self.learn()
         self.membership.describe_anew()
         self.inbox.look()
         if self.recurring is not None:
@@ -208,7 +286,7 @@ class Parts:
         """Others may take over what runs here. It is cut short now; how it ended is written all the same, since the
         store takes that only of tasks that nobody else has."""
         self.slots.hold(Hold.FENCE)
-        self.runner.interrupt(LOST_LEASE)
+        self.runner.interrupt(NoteCode.LEASE_LOST)
         self._ground.probes.fenced(incarnation)
 
     def _rejoined(self, old: str, new: str) -> None:

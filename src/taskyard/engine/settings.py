@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from taskyard.cluster.membership import LeaseSettings
 from taskyard.execution.runner import RunnerSettings
 from taskyard.model.limits import QueueSettings
+from taskyard.ports.admission import Admission
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
@@ -22,7 +23,8 @@ from taskyard.queueing.dispatcher import MANY, MANY_ENDS
 class EngineSettings:
     """`serve=False` makes an engine that only submits and waits. `others` is the room for tasks of unknown sources,
     which are taken only to be reported (the standalone Scheduler does that). Of `many` claims at once, some begin while
-    the next turn is on its way; `many_ends` at once go apart from the claims."""
+    the next turn is on its way; `many_ends` at once go apart from the claims. `checks` decide whether a task may start
+    here."""
 
     serve: bool = True
     name: str = ""
@@ -32,6 +34,7 @@ class EngineSettings:
     many_ends: int = MANY_ENDS
     runner: RunnerSettings = field(default_factory=RunnerSettings)
     lease: LeaseSettings = field(default_factory=LeaseSettings)
+    checks: Sequence[Admission] = ()
 
     @property
     def node_name(self) -> str:

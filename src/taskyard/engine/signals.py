@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from taskyard.execution.runner import Runner
 from taskyard.ports.store import Store
-from taskyard.queueing.admission import Hold, Slots
+from taskyard.queueing.capacity import Hold, Slots
 from taskyard.queueing.inbox import Inbox
 
 log = logging.getLogger("taskyard")

@@ -9,15 +9,21 @@ from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from taskyard.execution.context import RunContext
 from taskyard.execution.explain import canceled, timed_out
 from taskyard.execution.wire import Bulk, Kind, WireError
 from taskyard.execution.worker_run import Call, card_of
+from taskyard.model.attempt import Artifact, LogLine
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 
 if TYPE_CHECKING:
     from taskyard.execution.hosted import HostedWorker
 
+
+_decode_lines = msgspec.msgpack.Decoder(list[LogLine]).decode
+_decode_artifact = msgspec.msgpack.Decoder(Artifact).decode
 
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
@@ -78,7 +84,7 @@ class PendingCall:
             args = tuple([Bulk.of(arg) for arg in args])
         if kwargs:
             kwargs = {name: Bulk.of(arg) for name, arg in kwargs.items()}
-        card = None if self.run is None else card_of(self.run.claim)
+        card = None if self.run is None else card_of(self.run)
         return self.function if number is None else number, args, kwargs, card, self.record_first
 
     def load_s(self, default_s: float) -> float:
@@ -90,6 +96,7 @@ class PendingCall:
         self.started_at = time.time()
         if self.run is not None:
             self.run.is_waiting = False
+            self.run.worker_pid = None if self.worker is None else self.worker.pid
 
     def hear(self, kind: Kind, said: Any) -> None:
         """What its code says of itself."""
@@ -104,10 +111,12 @@ class PendingCall:
             run.saved(said)
         elif kind is Kind.PROGRESS:
             try:
-                fraction, message, rate = said
+                fraction, message, rate, facts = said
+                run.progress(fraction, message, rate, **facts)
             except (TypeError, ValueError) as exc:
-                raise WireError(f"progress that is none: {exc}") from None
-            run.progress(fraction, message, rate)
+                raise WireError(f"PROGRESS frame: {exc}") from None
+        else:
+            _hear_kept(run, kind, said)
 
     def expire(self, default_load_s: float) -> None:
         """Its time is up, to load or to run: its worker is killed."""
@@ -150,6 +159,17 @@ class PendingCall:
         if not self.is_over:
             self._buried = asyncio.get_running_loop().create_future()
             await self._buried
+
+
+def _hear_kept(run: RunContext, kind: Kind, said: Any) -> None:
+    """Lines and artifacts of a run, as msgpack."""
+    try:
+        if kind is Kind.LINES:
+            run.keep_lines(_decode_lines(said))
+        elif kind is Kind.ARTIFACT:
+            run.keep_artifact(_decode_artifact(said))
+    except (TypeError, msgspec.DecodeError) as exc:
+        raise WireError(f"{kind.name} frame: {exc}") from None
 
 
 def key_of(function: Any) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections import deque
 from os import getpid
+from threading import get_ident
 from typing import Any
 
 from taskyard.execution.linger import Linger
@@ -36,11 +37,17 @@ class Channel:
         looks.register(fd, select.POLLIN)
         self._linger = Linger(functools.partial(looks.poll, 0))
         self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._sender = 0
 
     @property
     def is_own(self) -> bool:
         """Whether this process is the worker, and not one that its code has forked."""
         return getpid() == self._pid
+
+    @property
+    def is_sending_here(self) -> bool:
+        """Whether this thread is in the middle of a frame: a signal handler or a finalizer has come in between."""
+        return self._sender == get_ident()
 
     def send(self, kind: Kind, call: int = 0, value: Any = None) -> None:
         """Say something beside an answer; from a forked process it goes unheard."""
@@ -51,8 +58,12 @@ class Channel:
         if getpid() != self._pid:
             os._exit(0)
         with self._sending:
-            while not out.send(self._sock):
-                pass
+            self._sender = get_ident()
+            try:
+                while not out.send(self._sock):
+                    pass
+            finally:
+                self._sender = 0
 
     def receive(self, *, stay_awake: bool = False) -> Frame | None:
         """The next frame, to be loaded before anything else is done here; None when the host has closed. `stay_awake`:

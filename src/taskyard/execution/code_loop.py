@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from types import CoroutineType
 from typing import Any
 
+from taskyard.execution.exception_attributes import find_traceback, set_traceback
+
 log = logging.getLogger("taskyard")
 
 During = Callable[[asyncio.Task[Any]], AbstractContextManager[Any]]
@@ -80,10 +82,22 @@ async def _outcome(awaitable: Awaitable[Any], during: During) -> tuple[Any, Base
     assert task is not None
     try:
         with during(task):
-            return await awaitable, None
+            # Inside the `with`: a generator context manager sets `__traceback__` on what passes it, which the user's
+            # exception may refuse.
+            try:
+                return await awaitable, None
+            except BaseException as exc:
+                return None, _without_first_frame(exc)
     except BaseException as exc:
-        # Without this frame, and with it where there is no other.
-        return None, exc.with_traceback((exc.__traceback__ and exc.__traceback__.tb_next) or exc.__traceback__)
+        return None, _without_first_frame(exc)
+
+
+def _without_first_frame(exc: BaseException) -> BaseException:
+    """The first frame is that of `_outcome`. It stays if there is no other."""
+    tb = find_traceback(exc)
+    if tb is not None and tb.tb_next is not None:
+        set_traceback(exc, tb.tb_next)
+    return exc
 
 
 async def _cancel(left: set[asyncio.Task[Any]]) -> None:

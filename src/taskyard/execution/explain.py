@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import time
 import traceback
+from typing import Any
 
 import msgspec
 
 from taskyard.errors import Cancel, RetryLater, StoredArgumentsInvalid, TaskyardError
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+from taskyard.execution.exception_attributes import find_traceback
+from taskyard.model.execution import INTERNAL_FAULT, ErrorKind, ExecutionError, ExecutionResult
 
 MESSAGE_CHARS = 4_000
 TRACEBACK_CHARS = 20_000
@@ -50,9 +53,33 @@ def explain(exc: BaseException) -> ExecutionError:
 def with_exception(error: ExecutionError, exc: BaseException) -> ExecutionError:
     """The same with `exc` itself, pickled, in its details; as it is, where that cannot be."""
     try:
-        return msgspec.structs.replace(error, details={**error.details, EXCEPTION: pickle.dumps(exc, 5)})
+        pickled = io.BytesIO()
+        _ExceptionPickler(pickled, 5).dump(exc)
+        return msgspec.structs.replace(error, details={**error.details, EXCEPTION: pickled.getvalue()})
     except BaseException:  # its code is anybody's
         return error
+
+
+class _ExceptionPickler(pickle.Pickler):
+    """Restores the attributes of an exception past its `__setattr__`. `BaseException.__setstate__` would use that one,
+    and the one of a frozen dataclass raises."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if (
+            issubclass(kind, BaseException)
+            and kind.__setattr__ is not BaseException.__setattr__
+            and kind.__reduce_ex__ is BaseException.__reduce_ex__
+            and kind.__reduce__ is BaseException.__reduce__
+        ):
+            return restore_exception, (kind, obj.args, vars(obj))
+        return NotImplemented
+
+
+def restore_exception(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    exc = kind(*args)
+    vars(exc).update(attributes)
+    return exc
 
 
 def timed_out(timeout_s: float) -> ExecutionError:
@@ -68,6 +95,12 @@ def canceled(message: str = "canceled while it was running") -> ExecutionError:
 def fault(message: str) -> ExecutionError:
     """Something broke that is no doing of the request's."""
     return ExecutionError(kind=ErrorKind.SYSTEM, message=message)
+
+
+def internal_fault(exc: BaseException) -> ExecutionError:
+    """Taskyard or an executor raised `exc` where it must answer. No worker died of it."""
+    error = explain(exc)
+    return msgspec.structs.replace(error, kind=ErrorKind.SYSTEM, details={**error.details, INTERNAL_FAULT: True})
 
 
 def refused(message: str) -> ExecutionError:
@@ -114,9 +147,10 @@ def _message(exc: BaseException) -> str:
 
 
 def _traceback(exc: BaseException) -> str:
-    # The first frame is the executor's own.
-    tb = exc.__traceback__.tb_next if exc.__traceback__ is not None else None
+    tb = find_traceback(exc)
     try:
+        # The first frame is the executor's own.
+        tb = None if tb is None else tb.tb_next
         text = "".join(traceback.format_exception(type(exc), exc, tb))
     except BaseException as broken:
         text = f"{type(exc).__name__}, whose traceback could not be written: {type(broken).__name__}\n"

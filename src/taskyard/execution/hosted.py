@@ -49,6 +49,8 @@ LAST_WORD_S = 1.0
 MOST_READS = 64
 """More than it takes to read all that the socket of a worker holds."""
 
+SAID_OF_RUNS = frozenset({Kind.PROGRESS, Kind.NOTE, Kind.CHECKPOINT, Kind.LINES, Kind.ARTIFACT})
+
 _decode_error = msgspec.msgpack.Decoder(ExecutionError).decode
 
 
@@ -287,7 +289,7 @@ class HostedWorker:
             self._started_new(self._running(frame))
         elif kind is Kind.LOG:
             relay(_load(frame, tuple))
-        elif kind in (Kind.PROGRESS, Kind.NOTE, Kind.CHECKPOINT):
+        elif kind in SAID_OF_RUNS:
             said = _load(frame, object)
             if self.calls and self.calls[0].number == frame.call:  # else a thread has outlived the call it speaks of
                 self.calls[0].hear(kind, said)

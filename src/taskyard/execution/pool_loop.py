@@ -26,7 +26,7 @@ from taskyard.execution.loop_thread import LoopThread
 from taskyard.execution.pool import PoolNumbers
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
-from taskyard.execution.raising import WorkerDied, name_of, to_exception
+from taskyard.execution.raising import RemoteError, WorkerDied, name_of, to_exception
 from taskyard.execution.scene import refuse_while_loading
 from taskyard.execution.wire import KEEPS_EXCEPTION
 from taskyard.model.execution import ExecutionResult
@@ -88,8 +88,14 @@ class FutureCall(PendingCall):
         target.owner = target.call = None
         if result.error is None:
             target.set_result(result.data)
-        else:
-            target.set_exception(to_exception(result.error, self.function))
+            return
+        try:
+            raised = to_exception(result.error, self.function)
+        except BaseException:
+            # No way to get here is known; a future that is never done would be worse than a stand-in.
+            log.exception("what a call raised could not be rebuilt")
+            raised = RemoteError(result.error.types, result.error.message)
+        target.set_exception(raised)
 
     def break_off(self, why: str) -> None:
         """Nobody is left to answer it."""

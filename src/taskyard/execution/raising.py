@@ -14,6 +14,7 @@ from typing import Any
 
 from taskyard.errors import InvalidInput, NoScript, TaskyardError, UnguardedScript
 from taskyard.execution.chunk import Chunk
+from taskyard.execution.exception_attributes import set_cause
 from taskyard.execution.explain import EXCEPTION, UNLOADED, UNRETURNED, RemoteTraceback
 from taskyard.model.execution import ErrorKind, ExecutionError
 
@@ -63,10 +64,12 @@ class RemoteError(TaskyardError):
 
 
 def to_exception(error: ExecutionError, function: Callable[..., Any]) -> BaseException:
-    """What the caller of `function` should get."""
-    exc = _find_raised(error) or _translate(error, name_of(function))
+    """What the caller of `function` should get. Never raises: the caller would wait for ever."""
+    exc = _find_raised(error)
+    if exc is None:
+        exc = _translate(error, name_of(function))
     if error.traceback:
-        exc.__cause__ = RemoteTraceback(error.traceback)
+        set_cause(exc, RemoteTraceback(error.traceback))
     return exc
 
 
@@ -77,9 +80,9 @@ def _find_raised(error: ExecutionError) -> BaseException | None:
         return None
     try:
         exc = pickle.loads(pickled)
+        return exc if issubclass(type(exc), BaseException) else None
     except BaseException:  # some pickle well and cannot be made again; what that raises is no business of our loop
         return None
-    return exc if isinstance(exc, BaseException) else None
 
 
 def _translate(error: ExecutionError, name: str) -> BaseException:
@@ -100,8 +103,11 @@ def _translate(error: ExecutionError, name: str) -> BaseException:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """As a message names it."""
-    while isinstance(function, functools.partial | Chunk):
-        function = function.func if isinstance(function, functools.partial) else function.function
-    name = getattr(function, "__qualname__", None)
-    return str(name) if name else type(function).__qualname__
+    """As a message names it. Never raises, whatever the function is."""
+    try:
+        while isinstance(function, functools.partial | Chunk):
+            function = function.func if isinstance(function, functools.partial) else function.function
+        name = getattr(function, "__qualname__", None)
+        return str(name) if name else type(function).__qualname__
+    except Exception:
+        return type(function).__qualname__

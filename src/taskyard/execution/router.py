@@ -21,7 +21,7 @@ from taskyard.execution.asking import AlgorithmCaller, algorithm_name
 from taskyard.execution.circuit import CircuitPolicy, CircuitState, Pass
 from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.desk import AlgorithmHealth, Desk
-from taskyard.execution.explain import canceled, explain, failed, rejected, type_names
+from taskyard.execution.explain import canceled, failed, internal_fault, rejected, type_names
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.installed import Installed, Payload
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor, settings_for
@@ -45,6 +45,7 @@ from taskyard.model.execution import (
     Progress,
 )
 from taskyard.model.given import check_name, check_timeout, check_wait
+from taskyard.model.notes import Note
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.executor import Abilities, ExecutorProtocol
@@ -258,7 +259,10 @@ class ExecutionDispatcher(AlgorithmCaller):
         except InvalidInput as exc:
             return failed(_unfit(exc))
         if desk is None:
-            return await self._executor(self._place or MOCK).submit(request)
+            try:
+                return await self._executor(self._place or MOCK).submit(request)
+            except Exception as exc:
+                return failed(internal_fault(exc))
         if refusal := desk.too_often(self._clock.monotonic()):
             return failed(refusal)
         granted = desk.circuit.admit(self._clock.monotonic())
@@ -298,7 +302,7 @@ class ExecutionDispatcher(AlgorithmCaller):
         given, context = request.payload
         asked = msgspec.structs.replace(request, spec=desk.spec.fallback, payload=given, context=context)
         result = await self._serve(asked, may_degrade=False)
-        return msgspec.structs.replace(result, note=f"answered by {desk.spec.fallback!r}: {why}")
+        return msgspec.structs.replace(result, note=Note.remark(f"answered by {desk.spec.fallback!r}: {why}"))
 
     async def _try(self, desk: Desk, request: ExecutionRequest, granted: Pass) -> ExecutionResult:
         """Run it, and again as the policy says."""
@@ -343,7 +347,7 @@ class ExecutionDispatcher(AlgorithmCaller):
             result = await self._run(desk, request, run)
         except Exception as exc:
             # An executor must not raise; one that does has a fault, and its caller still gets an answer.
-            result = failed(msgspec.structs.replace(explain(exc), kind=ErrorKind.SYSTEM))
+            result = failed(internal_fault(exc))
         finally:
             run.interrupt = None
             self._judge(desk, request, granted, result)

@@ -11,20 +11,25 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 
 from taskyard.errors import NotJson, PayloadTooLarge, ResultsPruned, StoreError
 from taskyard.execution.context import CURRENT, RunContext, RunHost
-from taskyard.execution.explain import RemoteTraceback, canceled, explain, refused, rejected
+from taskyard.execution.exception_attributes import find_traceback
+from taskyard.execution.explain import RemoteTraceback, canceled, explain, internal_fault, refused, rejected
 from taskyard.execution.idle import Idle
+from taskyard.execution.line_capture import keep_capturing, start_capture, stop_capture
 from taskyard.model.budget import RetryBudget
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
 from taskyard.model.limits import RETRIES_PER_S, QueueSettings, tighter
 from taskyard.model.move import Move
+from taskyard.model.notes import Note, NoteCode
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.settle import settle, settle_success
 from taskyard.model.task import Claim, TaskRecord, to_json
+from taskyard.model.trace import task_trace_id
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
@@ -40,11 +45,13 @@ DEFAULT_RETRY = RetryPolicy()
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """`retry` is for tasks whose record, consumer and queue name no policy."""
+    """`retry` is for tasks whose record, consumer and queue name no policy. `artifact_folder` is where large artifacts
+    are written; None means a private folder among the data of this user."""
 
     retry: RetryPolicy = DEFAULT_RETRY
     cancel_grace_s: float = 5.0
     max_payload_bytes: int = 1 << 20
+    artifact_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +101,28 @@ class Runner:
         """Begin the run in an asyncio task of its own. Never blocks and never raises."""
         host = self._host
         if host is None:
-            host = self._host = RunHost(asyncio.get_running_loop(), self._hooks.report)
+            host = self._host = self._make_host()
+        keep_capturing()
         # Known from here on, not from the task's first step: a cancel may come in between.
         run = self._live[claim.token] = RunContext(claim, host)
-        if claim.record.cancel_asked_at is not None:
+        if claim.record.cancel is not None:
             run.ask_cancel()  # a claim that was found again, after a turn that went unanswered
         run.task = host.loop.create_task(self._run(run))
+
+    def _make_host(self) -> RunHost:
+        start_capture()
+        return RunHost(
+            asyncio.get_running_loop(),
+            self._hooks.report,
+            now=self._clock.now,
+            artifact_folder=self._settings.artifact_folder,
+        )
+
+    def close(self) -> None:
+        """Nothing will run here any more: what is printed and logged is no longer captured for this node."""
+        if self._host is not None:
+            self._host = None
+            stop_capture()
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
 
@@ -121,7 +144,7 @@ class Runner:
             move = self._settle(run, ExecutionResult(success=False, error=unfit.error))
         except Exception as exc:
             log.exception("task %s from %s could not be run", run.uuid, run.source, extra=_about(run))
-            move = self._settle(run, ExecutionResult(success=False, error=explain(exc)))
+            move = self._settle(run, ExecutionResult(success=False, error=internal_fault(exc)))
         self._commit(run, move)
 
     async def _complete(self, run: RunContext) -> None:
@@ -138,13 +161,13 @@ class Runner:
     def _prepare(self, run: RunContext) -> tuple[ExecutorProtocol, ExecutionRequest]:
         """Where to run it and what to ask for, or `_Unfit`."""
         record = run.claim.record
-        consumer = self._consumers.get(record.source)
+        consumer = self._consumers.get(record.consumer)
         if consumer is None and not self._fails_unknown:
             # Race: it was unregistered between the claim and this first step.
-            raise _Unfit(rejected(f"the consumer {record.source!r} was unregistered before it began"))
+            raise _Unfit(rejected(f"the consumer {record.consumer!r} was unregistered before it began"))
         if consumer is None:
-            log.error("[drop] Unknown task source: %s %s", record.source, record.task.to_dict(), extra=_about(run))
-            raise _Unfit(refused(f"no consumer is called {record.source!r} on the node that took this task"))
+            log.error("[drop] Unknown task source: %s %s", record.consumer, record.task.to_dict(), extra=_about(run))
+            raise _Unfit(refused(f"no consumer is called {record.consumer!r} on the node that took this task"))
         if run.cancel_asked or run.stop_asked:
             # Race: the cancel, or the stop, came between the claim and this first step. The code never starts.
             raise _Unfit(canceled("canceled before it began") if run.cancel_asked else _stopped())
@@ -155,7 +178,12 @@ class Runner:
             raise _Unfit(refused(f"{wants}, which this node does not have"))
         timeout_s = tighter(record.timeout_s, consumer.timeout_s)
         return executor, ExecutionRequest(
-            spec=consumer, payload=record, request_id=record.uuid, context=run, timeout_s=timeout_s
+            spec=consumer,
+            payload=record,
+            request_id=record.uuid,
+            trace_id=None if record.extra is None else task_trace_id(record),
+            context=run,
+            timeout_s=timeout_s,
         )
 
     async def _pause(self, run: RunContext) -> None:
@@ -173,10 +201,10 @@ class Runner:
             except (NotJson, PayloadTooLarge) as exc:
                 result = ExecutionResult(success=False, error=explain(exc))
             else:
-                return settle_success(result, now=now, result_json=kept, cancel_asked=run.cancel_asked)
+                return settle_success(result, now=now, result_json=kept)
         elif run.stop_asked and not run.cancel_asked:
             # Whatever it raised when it was cut short: a graceful stop uses up no attempt.
-            return Move.given_back(at=now, note=run.stop_note)
+            return Move.given_back(at=now, note=Note(run.stop_code))
         _log_failure(run, result)
         record = run.claim.record
         move = settle(
@@ -187,6 +215,8 @@ class Runner:
             jitter=self._jitter(),
             cancel_asked=run.cancel_asked,
         )
+        if result.worker_pid is not None:
+            move = msgspec.structs.replace(move, worker_pid=result.worker_pid)
         return self._spread(record.queue, move) if move.retried and move.due_at is not None else move
 
     def _spread(self, queue: str, move: Move) -> Move:
@@ -228,7 +258,7 @@ class Runner:
             run.task.uncancel()
         if run.abandoned:
             return None
-        return Move.given_back(at=self._clock.now(), note=run.stop_note)
+        return Move.given_back(at=self._clock.now(), note=Note(run.stop_code))
 
     def _commit(self, run: RunContext, move: Move | None) -> None:
         run.end()
@@ -255,9 +285,10 @@ class Runner:
         return True
 
     def _still_running(self, run: RunContext) -> None:
-        note = f"it did not stop within {self._settings.cancel_grace_s:g} s of being asked to cancel"
-        log.warning("task %s from %s: %s", run.uuid, run.source, note)
-        run.note(note)
+        grace_s = self._settings.cancel_grace_s
+        text = "task %s from %s did not stop within %g s of the cancel request"
+        log.warning(text, run.uuid, run.source, grace_s, extra=_about(run))
+        run.set_note(Note(NoteCode.CANCEL_OVERDUE, at=self._clock.now(), facts={"grace_s": grace_s}))
 
     async def drain(self, until_mono: float | None) -> bool:
         """Wait until nothing runs here, or `until_mono`; whether nothing does."""
@@ -274,7 +305,7 @@ class Runner:
             if run.is_waiting:
                 run.ask_stop()
 
-    def interrupt(self, why: str | None = None) -> None:
+    def interrupt(self, why: NoteCode | None = None) -> None:
         """Ask everything that runs here to end, because the node stops, or for another reason."""
         for run in list(self._live.values()):
             run.ask_stop(why)
@@ -310,8 +341,12 @@ def _log_failure(run: RunContext, result: ExecutionResult) -> None:
     text = "[fail] task %s from %s: %s"
     if error.kind is ErrorKind.RUNTIME or (error.kind is ErrorKind.VALIDATION and error.traceback):
         # What was raised in a worker process stayed there; its traceback has come back as text.
-        raised = run.raised or (RemoteTraceback(error.traceback) if error.traceback else None)
-        log.error(text, run.uuid, run.source, error.message, exc_info=raised, extra=_about(run))
+        raised = run.raised
+        if raised is None and error.traceback:
+            raised = RemoteTraceback(error.traceback)
+        # As a tuple: of a bare exception `logging` reads `__traceback__`, which its class may refuse.
+        exc_info = None if raised is None else (type(raised), raised, find_traceback(raised))
+        log.error(text, run.uuid, run.source, error.message, exc_info=exc_info, extra=_about(run))
     elif error.kind in (ErrorKind.TIMEOUT, ErrorKind.SYSTEM):
         log.warning(text, run.uuid, run.source, error.message, extra=_about(run))
 

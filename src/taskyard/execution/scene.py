@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import types
+from multiprocessing.process import current_process
 from typing import Any
 
 import msgspec
@@ -39,6 +40,8 @@ class Scene(msgspec.Struct, frozen=True):
     main_name: str | None = None
     main_path: str | None = None
     log_level: int = logging.WARNING
+    authkey: bytes = b""
+    """The host's key of `multiprocessing`: objects of a `Manager` refuse a process that has another."""
 
     @property
     def has_script(self) -> bool:
@@ -79,6 +82,7 @@ def present_scene() -> Scene:
         main_name=main_name,
         main_path=main_path,
         log_level=logging.getLogger().getEffectiveLevel(),
+        authkey=bytes(current_process().authkey),
     )
 
 
@@ -103,6 +107,7 @@ def enter(scene: Scene, environ: dict[str, str]) -> None:
     _entered = scene
     sys.path[:] = scene.sys_path
     sys.argv[:] = scene.argv
+    current_process().authkey = scene.authkey
     wanted = {**scene.environ, **environ}
     if os.environ != wanted:
         os.environ.clear()

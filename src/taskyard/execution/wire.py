@@ -79,6 +79,8 @@ class Kind(IntEnum):
     LOG = 10
     SETUP = 11
     CHECKPOINT = 12
+    LINES = 13
+    ARTIFACT = 14
 
 
 CALL, CANCEL, EXIT, RESULT = Kind.CALL, Kind.CANCEL, Kind.EXIT, Kind.RESULT

@@ -32,6 +32,7 @@ from taskyard.execution.channel import Channel
 from taskyard.execution.code_loop import close_loop_here, finish
 from taskyard.execution.context import CURRENT
 from taskyard.execution.explain import UNLOADED, UNRETURNED, canceled, explain, in_words, with_exception
+from taskyard.execution.line_capture import keep_capturing, set_worker_run, start_capture
 from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.said import fields_of
 from taskyard.execution.scene import Scene, Setting, WorkerSettings, enter, load_main
@@ -71,7 +72,7 @@ class Worker:
         self._recycles = settings.recycle_rss is not None
         self._is_terminated = False
         self._running = 0
-        self._has_forked = False
+        self._has_forked = self._has_captured = False
         self._functions: list[Callable[..., Any]] = []
         signal.signal(signal.SIGTERM, self._on_term)
 
@@ -105,7 +106,7 @@ class Worker:
             if marks & NAMES_MAIN:
                 load_main(self._scene)
             call: Call = frame.load()
-        except Exception as exc:
+        except BaseException as exc:  # what unpickles is the user's code, and may even call `sys.exit`
             is_lost = marks & NAMES_MAIN and not self._scene.has_script and isinstance(exc, AttributeError)
             self._fail(number, _unloadable(NoScript() if is_lost else exc), time())
             return
@@ -134,6 +135,11 @@ class Worker:
 
     def _run(self, run: WorkerRun, function: Any, args: Any, kwargs: Any, record_first: bool) -> Any:
         """The call, with a run around it."""
+        if not self._has_captured:
+            self._has_captured = True
+            start_capture()
+        keep_capturing()
+        set_worker_run(run)
         mark = CURRENT.set(run)
         try:
             return self._finish(
@@ -141,6 +147,7 @@ class Worker:
             )
         finally:
             run.end()
+            set_worker_run(None)
             CURRENT.reset(mark)
 
     def _finish(self, value: Any) -> Any:
@@ -182,7 +189,7 @@ class Worker:
             if frame.mapped is not None and frame.mapped() is None and not self._has_forked:
                 marks |= IS_FREE
             out = encode(RESULT, number, Bulk.of(value), marks, started_at, time(), shares=self._channel.shares)
-        except Exception as exc:
+        except BaseException as exc:  # what pickles is the user's code, and may even call `sys.exit`
             self._fail(number, _unreturnable(exc), started_at)
         else:
             self._channel.write(out)
@@ -276,7 +283,7 @@ def _serve(channel: Channel, setting: Setting) -> None:
     worker = Worker(channel, settings, scene)
     try:
         _prepare(channel, settings, scene, setup)
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:  # an initializer may call `sys.exit`
         error = explain(exc)
         message = f"a worker process could not start: {in_words(exc)}"
         channel.send(

@@ -5,39 +5,46 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from taskyard.execution.channel import Channel
 from taskyard.execution.context import PROGRESS_EVERY_S, RunContext, fraction_of, number_of
+from taskyard.execution.run_lines import AttemptLines, utc_now
 from taskyard.execution.wire import Kind
+from taskyard.execution.worker_lines import WorkerLines
+from taskyard.model.attempt import Artifact
+from taskyard.model.execution import Fact
 from taskyard.model.task import Claim, TaskRecord
 
 _decode_record = msgspec.msgpack.Decoder(TaskRecord).decode
 
 
-RunCard = tuple[bytes, int, int]
-"""A run as it crosses to a worker: the record as msgpack (a tenth of the price of its pickle), attempt and token."""
+RunCard = tuple[bytes, int, int, str | None]
+"""A run as it crosses to a worker: the record as msgpack (a tenth of the price of its pickle), attempt, token, and the
+folder for its artifacts."""
 
 Call = tuple[Callable[..., Any] | int, tuple[Any, ...], dict[str, Any], RunCard | None, bool]
 """What a CALL frame holds: function, arguments, the run it is part of, and whether that run's record goes before the
 other arguments. A function that this worker has been given before is named by the place it has among the new ones."""
 
 
-def card_of(claim: Claim) -> RunCard:
-    return msgspec.msgpack.encode(claim.record), claim.attempt, claim.token
+def card_of(run: RunContext) -> RunCard:
+    claim = run.claim
+    return msgspec.msgpack.encode(claim.record), claim.attempt, claim.token, run.artifact_folder
 
 
 class WorkerRun(RunContext):
     """Progress is thinned out here, so that a tight loop of reports costs neither side anything."""
 
     def __init__(self, card: RunCard, call: int, channel: Channel) -> None:
-        record, attempt, token = card
+        record, attempt, token, self._folder = card
         self.claim = Claim(_decode_record(record), attempt, token)
         self._call, self._channel = call, channel
         self._lock = threading.Lock()
-        self._latest: tuple[Any, Any, Any] | None = None
+        self._latest: tuple[Any, Any, Any, dict[str, Fact]] | None = None
         self._sent_mono = float("-inf")
         self._ticker: threading.Timer | None = None
 
@@ -45,9 +52,17 @@ class WorkerRun(RunContext):
     def cancelled(self) -> bool:
         return self._channel.is_canceled(self._call)
 
-    def progress(self, fraction: float | None = None, message: str = "", rate: float | None = None) -> None:
-        self._complain_of(fraction, rate)
-        self._latest = (fraction, message, rate)
+    @property
+    def artifact_folder(self) -> str | None:
+        return self._folder
+
+    def _now(self) -> datetime:
+        return utc_now()
+
+    def progress(
+        self, fraction: float | None = None, message: str = "", rate: float | None = None, **facts: Fact
+    ) -> None:
+        self._latest = (fraction, message, rate, self._check_progress(fraction, rate, facts))
         wait_s = self._sent_mono + PROGRESS_EVERY_S - time.monotonic()
         if wait_s <= 0:
             self._send_latest()
@@ -63,7 +78,13 @@ class WorkerRun(RunContext):
     def note(self, text: str) -> None:
         self._say(Kind.NOTE, _text(text))
 
-    def _say(self, kind: Kind, said: str) -> None:
+    def keep_artifact(self, artifact: Artifact) -> None:
+        self._say(Kind.ARTIFACT, msgspec.msgpack.encode(artifact))
+
+    def _make_lines(self) -> AttemptLines:
+        return WorkerLines(self._call, self._channel)
+
+    def _say(self, kind: Kind, said: str | bytes) -> None:
         """Not after the end: a thread that the code left behind may still speak, and the next call has begun."""
         with self._lock:
             if not self.ended:
@@ -79,8 +100,9 @@ class WorkerRun(RunContext):
             if latest is None or self.ended:
                 return
             self._sent_mono = time.monotonic()
-            fraction, message, rate = latest
-            self._channel.send(Kind.PROGRESS, self._call, (fraction_of(fraction), _text(message), number_of(rate)))
+            fraction, message, rate, facts = latest
+            said = (fraction_of(fraction), _text(message), number_of(rate), facts)
+            self._channel.send(Kind.PROGRESS, self._call, said)
 
     def end(self) -> None:
         """The last word goes out before the result does."""
@@ -88,6 +110,8 @@ class WorkerRun(RunContext):
         if ticker is not None:
             ticker.cancel()
         self._send_latest()
+        if self._lines is not None:
+            self._lines.finish()
         with self._lock:
             self.ended = True
 

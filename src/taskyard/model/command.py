@@ -7,29 +7,25 @@ from datetime import datetime
 import msgspec
 
 from taskyard.errors import CommandRefused
-from taskyard.model.event import EventKind
-from taskyard.model.execution import ErrorKind, ExecutionError
+from taskyard.model.blocker import Blocker, blocker_key
+from taskyard.model.event import EventDetail, EventKind, make_detail
 from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move
+from taskyard.model.notes import AuditStamp, CancelCode, CancelRequest, Fact, Note, NoteCode
 from taskyard.model.order import Priority
-from taskyard.model.settle import ASKED_TO_CANCEL, CANCELED_BY_FORCE
 from taskyard.model.state import ENDED, HAS_PLACE, LEGAL, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord, moment
-
-DAMAGED = "what it was writing may be damaged"
-ONLY_IN_LINE = "only what stands in line can be moved"
-WAITS_FOR_OTHERS = "it waits for other tasks, and starts when they have completed"
-
-THEN = "; then "
-"""Between who holds a task and what was done to it since."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Stop it: at once when it waits, by asking its run when it is running. With `force` the run is not asked but
-    killed, where it can be: what it was writing may be damaged."""
+    killed, where it can be: what it was writing may be damaged. `code` and `subject` say what asks, where that is not
+    a person."""
 
     reason: str = ""
     force: bool = False
+    code: CancelCode = CancelCode.REQUESTED
+    subject: str = ""
 
 
 class Retry(msgspec.Struct, frozen=True, tag=True):
@@ -88,7 +84,34 @@ class Reschedule(msgspec.Struct, frozen=True, tag=True):
         msgspec.structs.force_setattr(self, "due_at", moment("at", self.due_at))
 
 
-Command = Cancel | Retry | SetPriority | Hold | Release | Skip | StartNow | MoveBefore | MoveAfter | Reschedule
+class Block(msgspec.Struct, frozen=True, tag=True):
+    """Keep a queued task from starting until this blocker is freed; it keeps its place. A node asks for it."""
+
+    kind: str
+    detail: str
+
+
+class Unblock(msgspec.Struct, frozen=True, tag=True):
+    """Let a task go on that waits for this blocker. A node asks for it."""
+
+    kind: str
+    detail: str
+
+
+Command = (
+    Cancel
+    | Retry
+    | SetPriority
+    | Hold
+    | Release
+    | Skip
+    | StartNow
+    | MoveBefore
+    | MoveAfter
+    | Reschedule
+    | Block
+    | Unblock
+)
 
 VERBS: dict[type[Command], str] = {
     Cancel: "cancel",
@@ -101,6 +124,8 @@ VERBS: dict[type[Command], str] = {
     MoveBefore: "move",
     MoveAfter: "move",
     Reschedule: "reschedule",
+    Block: "block",
+    Unblock: "unblock",
 }
 
 
@@ -117,6 +142,8 @@ FITS: dict[type[Command], frozenset[TaskState]] = {
     MoveBefore: HAS_PLACE,
     MoveAfter: HAS_PLACE,
     Reschedule: WAITING_FOR_TIME | HAS_PLACE,
+    Block: frozenset({QUEUED}),
+    Unblock: frozenset({TaskState.BLOCKED}),
 }
 """The states of a task in which a command may have an effect; in all others `decide` refuses it."""
 
@@ -125,11 +152,10 @@ class AskCancel(msgspec.Struct, frozen=True):
     """No move yet: the run is asked to stop, and settles as canceled when it has."""
 
     at: datetime
-    reason: str = ""
-    note: str | None = None
-    force: bool = False
+    cancel: CancelRequest
+    note: Note | None = None
 
-    kind = EventKind.CANCEL_ASKED
+    kind = EventKind.CANCEL_REQUESTED
 
 
 class Reprioritize(msgspec.Struct, frozen=True):
@@ -137,7 +163,7 @@ class Reprioritize(msgspec.Struct, frozen=True):
 
     at: datetime
     priority: int
-    note: str | None = None
+    note: Note | None = None
 
     kind = EventKind.PRIORITY_CHANGED
 
@@ -150,7 +176,7 @@ class Reorder(msgspec.Struct, frozen=True):
     priority: int
     beside: int | None = None
     before: bool = True
-    note: str | None = None
+    note: Note | None = None
 
     kind = EventKind.REORDERED
 
@@ -160,7 +186,7 @@ class Redate(msgspec.Struct, frozen=True):
 
     at: datetime
     due_at: datetime
-    note: str | None = None
+    note: Note | None = None
 
     kind = EventKind.RESCHEDULED
 
@@ -189,81 +215,76 @@ def decide(record: TaskRecord, asked: Asked) -> Decision:
     """What the command does to `record`, or `CommandRefused` naming the state it found."""
     command, now, by = asked.command, asked.now, asked.by
     if record.state not in FITS[type(command)]:
-        raise _refused(record, command, _hint(record.state, command))
+        raise _refused(record, command, refusal_code(command, record.state))
     match command:
         case Cancel():
             return _cancel(record, command, now, by)
         case Retry(to_head):
-            return Move.queued(at=now, to_head=to_head, note=_note("sent again", by) if by else None)
+            return Move.queued(at=now, to_head=to_head, note=_note(NoteCode.RETRIED, asked))
         case SetPriority(priority):
-            note = _added(record, f"priority changed to {priority.label}", by)
+            note = _note(NoteCode.PRIORITY_CHANGED, asked, priority=priority.label)
             return Reprioritize(at=now, priority=priority.value, note=note)
         case Hold(reason):
-            return Move(state=TaskState.PAUSED, at=now, note=_note("held", by, reason))
+            return Move(state=TaskState.PAUSED, at=now, hold=AuditStamp(by, now, reason))
         case Release():
             # One whose time has come while it was held joins the line as others do that are due.
-            to_tail = record.parked and not _is_tried_again(record)
-            return Move(state=_where_it_belongs(record, now), at=now, to_tail=to_tail, note=_note("released", by))
+            to_tail = record.is_parked and not _is_tried_again(record)
+            return Move(
+                state=_where_it_belongs(record, now), at=now, to_tail=to_tail, note=_note(NoteCode.RELEASED, asked)
+            )
         case Skip(reason):
-            return Move(state=TaskState.SKIPPED, at=now, note=_note("skipped", by, reason))
+            return Move(state=TaskState.SKIPPED, at=now, note=Note(NoteCode.SKIPPED, by, reason, now))
         case StartNow(urgent):
-            return _start_now(record, command, Priority.HIGH.value if urgent else record.priority, now, by)
+            return _start_now(record, asked, Priority.HIGH.value if urgent else record.priority)
         case MoveBefore() | MoveAfter():
             return _beside(record, command, asked)
         case Reschedule(due_at):
-            return _reschedule(record, due_at, now, by)
+            return _reschedule(record, due_at, asked)
+        case Block() | Unblock():
+            return _block(record, command, now, by)
 
 
-def why_unfit(command: Command, state: TaskState) -> str:
-    """What `decide` would say of any task in this state, which the command does not fit."""
-    return CommandRefused("", VERBS[type(command)], state, _hint(state, command)).why
+def _block(record: TaskRecord, command: Block | Unblock, now: datetime, by: str) -> Move:
+    if isinstance(command, Block):
+        return Move(state=TaskState.BLOCKED, at=now, blocker=Blocker(command.kind, command.detail, now), actor=by)
+    if record.blocked_by != blocker_key(command.kind, command.detail):
+        waits_for = "" if record.blocker is None else record.blocker.label
+        raise _refused(record, command, "other_blocker", f"it waits for {waits_for}")
+    return Move(state=QUEUED if record.due_at <= now else TaskState.SCHEDULED, at=now, actor=by)
 
 
-def _hint(state: TaskState, command: Command) -> str:
-    """What to know, or to do instead, where a command does not fit the state."""
+def refusal_code(command: Command, state: TaskState) -> str:
+    """Why `decide` refuses any task in this state, which the command does not fit."""
     match command:
         case Retry():
-            is_over = state in ENDED
-            return "only a failed task can be sent again; submit a new one" if is_over else "it has not ended yet"
+            return "not_failed" if state in ENDED else "not_finished"
         case Hold() if state is RUNNING:
-            return "a running task is never held"
+            return "never_held"
         case StartNow() if state is TaskState.BLOCKED:
-            return WAITS_FOR_OTHERS
+            return "is_blocked"
         case MoveBefore() | MoveAfter():
-            return ONLY_IN_LINE
-    return ""
+            return "not_in_line"
+    return f"is_{state}"
 
 
-def _refused(record: TaskRecord, command: Command, hint: str = "") -> CommandRefused:
-    return CommandRefused(record.uuid, VERBS[type(command)], record.state, hint)
+def _refused(record: TaskRecord, command: Command, code: str, detail: str = "") -> CommandRefused:
+    return CommandRefused(record.uuid, VERBS[type(command)], record.state, code=code, detail=detail)
 
 
-def _note(what: str, by: str, reason: str = "") -> str:
-    return what + (f" by {by}" if by else "") + (f": {reason}" if reason else "")
-
-
-def _added(record: TaskRecord, what: str, by: str) -> str | None:
-    """Who did something that leaves the task in its state. Of one that is held, who holds it and why is told first."""
-    if not by:
-        return None
-    note = _note(what, by)
-    held = (record.note or "").partition(THEN)[0] if record.state is TaskState.PAUSED else ""
-    return f"{held}{THEN}{note}" if held else note
+def _note(code: NoteCode, asked: Asked, **facts: Fact) -> Note | None:
+    """A command that no actor is named for leaves the note as it is."""
+    return Note(code, asked.by, at=asked.now, facts=facts) if asked.by else None
 
 
 def _cancel(record: TaskRecord, command: Cancel, now: datetime, by: str) -> Decision:
-    reason = command.reason
-    if record.state is RUNNING:
-        if command.force:
-            return AskCancel(now, reason, f"{_note(CANCELED_BY_FORCE, by, reason)}; {DAMAGED}", force=True)
-        return AskCancel(now, reason, _note(ASKED_TO_CANCEL, by, reason) if reason or by else None)
-    error = ExecutionError(kind=ErrorKind.CANCELED, message=reason)
-    return Move.canceled(at=now, error=error, note=f"canceled by {by}" if by else None)
+    is_forced = command.force and record.state is RUNNING
+    cancel = CancelRequest(now, by, command.reason, command.code, command.subject, is_forced)
+    return AskCancel(now, cancel) if record.state is RUNNING else Move.canceled(at=now, cancel=cancel)
 
 
 def _where_it_belongs(record: TaskRecord, now: datetime) -> TaskState:
     """The state of a task that nobody holds."""
-    if record.waits:
+    if record.open_dependencies:
         return TaskState.BLOCKED
     if record.due_at <= now:
         return QUEUED
@@ -274,31 +295,33 @@ def _is_tried_again(record: TaskRecord) -> bool:
     return record.retries > 0 and record.error is not None
 
 
-def _start_now(record: TaskRecord, command: Command, priority: int, now: datetime, by: str) -> Decision:
+def _start_now(record: TaskRecord, asked: Asked, priority: int) -> Decision:
+    now, note = asked.now, _note(NoteCode.START_REQUESTED, asked)
     if record.state is QUEUED:
-        return Reorder(at=now, priority=priority, note=_added(record, "started", by))
-    if record.waits:
-        raise _refused(record, command, WAITS_FOR_OTHERS)
+        return Reorder(at=now, priority=priority, note=note)
+    if record.open_dependencies:
+        raise _refused(record, asked.command, "has_dependencies")
     # What is due now waits no longer: it must not seem to have waited since a time that is still to come.
     due_at = min(record.due_at, now)
-    note = _note("started", by) if by else None
     return Move(state=QUEUED, at=now, due_at=due_at, to_head=True, priority=priority, note=note)
 
 
 def _beside(record: TaskRecord, command: MoveBefore | MoveAfter, asked: Asked) -> Reorder:
     anchor = asked.anchor
     if not record.has_place:
-        raise _refused(record, command, ONLY_IN_LINE)
+        raise _refused(record, command, "not_in_line")
     if anchor is None:
-        raise _refused(record, command, f"there is no task {command.other}")
+        raise _refused(record, command, "unknown_task", f"there is no task {command.other}")
     if anchor.uuid == record.uuid:
-        raise _refused(record, command, "it cannot be put beside itself")
+        raise _refused(record, command, "same_task")
     if not anchor.has_place:
-        raise _refused(record, command, f"task {anchor.uuid} is {anchor.state}, and does not stand in line")
+        raise _refused(
+            record, command, "other_not_in_line", f"task {anchor.uuid} is {anchor.state}, and does not stand in line"
+        )
     theirs, own = _row_of(anchor, asked.order), _row_of(record, asked.order)
     if theirs != own:
-        raise _refused(record, command, f"task {anchor.uuid} stands in {theirs}, this one in {own}")
-    note = _added(record, "moved", asked.by)
+        raise _refused(record, command, "other_line", f"task {anchor.uuid} stands in {theirs}, this one in {own}")
+    note = _note(NoteCode.MOVED, asked)
     return Reorder(asked.now, record.priority, anchor.position, isinstance(command, MoveBefore), note)
 
 
@@ -313,11 +336,26 @@ def _row_of(record: TaskRecord, order: QueueOrder) -> str:
             return f"queue {record.queue!r}, bucket {record.bucket or ''!r}"
 
 
-def _reschedule(record: TaskRecord, due_at: datetime, now: datetime, by: str) -> Decision:
-    note = _added(record, "rescheduled", by)
+def _reschedule(record: TaskRecord, due_at: datetime, asked: Asked) -> Decision:
+    now, note = asked.now, _note(NoteCode.RESCHEDULED, asked)
     if record.state is QUEUED and due_at > now:
         return Move(state=TaskState.SCHEDULED, at=now, due_at=due_at, note=note)
     return Redate(at=now, due_at=due_at, note=note)
+
+
+def _merged(first: CancelRequest | None, forced: CancelRequest) -> CancelRequest:
+    """A forced request after another: it keeps the time of the first, and its reason if it brings none."""
+    if first is None:
+        return forced
+    return msgspec.structs.replace(forced, at=first.at, reason=forced.reason or first.reason)
+
+
+def change_detail(record: TaskRecord, change: Change) -> EventDetail | None:
+    """What the event of a change says beyond its kind; `record` is the task before or after it."""
+    if isinstance(change, AskCancel):
+        return make_detail(change.kind, record.state, actor=change.cancel.actor, code=change.cancel.code)
+    actor = "" if change.note is None else change.note.actor
+    return make_detail(change.kind, record.state, actor=actor)
 
 
 def apply_change(record: TaskRecord, change: Change) -> None:
@@ -328,12 +366,10 @@ def apply_change(record: TaskRecord, change: Change) -> None:
             record.priority = change.priority
         case Redate():
             record.due_at = change.due_at
-            if record.state is TaskState.PAUSED and not record.waits and change.due_at > change.at:
-                record.parked = True  # as one that is not held, it leaves the line
+            if record.state is TaskState.PAUSED and not record.open_dependencies and change.due_at > change.at:
+                record.is_parked = True  # as one that is not held, it leaves the line
         case AskCancel():
-            if record.cancel_asked_at is not None and not change.force:
-                return  # it was told already; what was said first stands
-            record.cancel_asked_at = record.cancel_asked_at or change.at
-            record.cancel_forced = record.cancel_forced or change.force
-            record.cancel_reason = change.reason or record.cancel_reason
+            if record.cancel is not None and not change.cancel.is_forced:
+                return  # the first request stands
+            record.cancel = _merged(record.cancel, change.cancel)
     record.note = record.note if change.note is None else change.note

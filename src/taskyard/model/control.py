@@ -7,7 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
-from taskyard.model.event import EventKind
+from taskyard.model.event import EventDetail, EventKind
+from taskyard.model.notes import AuditStamp
 
 
 class QueueState(StrEnum):
@@ -19,22 +20,14 @@ class QueueState(StrEnum):
     PAUSED = "paused"
 
 
-class Said(msgspec.Struct, frozen=True, gc=False):
-    """Whose word it is, since when, and why."""
-
-    by: str
-    at: datetime
-    why: str = ""
-
-
 class QueueControl(msgspec.Struct, frozen=True, kw_only=True):
     """What people have said about a queue. `concurrency` stands in the place of the rule that code has set, until it is
-    lifted; None leaves that rule alone. `said` belongs to the state, `limited` to the concurrency."""
+    lifted; None leaves that rule alone. `state_set` says who set the state, `concurrency_set` who set the limit."""
 
     state: QueueState = QueueState.RUNNING
-    said: Said | None = None
+    state_set: AuditStamp | None = None
     concurrency: int | None = None
-    limited: Said | None = None
+    concurrency_set: AuditStamp | None = None
 
     @property
     def is_open(self) -> bool:
@@ -76,23 +69,25 @@ def steer(control: QueueControl, command: QueueCommand, *, by: str, now: datetim
     with `control` itself, so that the first to say it is remembered."""
     match command:
         case Pause(reason):
-            return _close(control, QueueState.PAUSED, Said(by, now, reason))
+            return _close(control, QueueState.PAUSED, AuditStamp(by, now, reason))
         case StopAfterCurrent(reason):
-            return _close(control, QueueState.STOPPING if running else QueueState.PAUSED, Said(by, now, reason))
+            return _close(control, QueueState.STOPPING if running else QueueState.PAUSED, AuditStamp(by, now, reason))
         case Resume():
             if control.is_open:
                 return control
-            return msgspec.structs.replace(control, state=QueueState.RUNNING, said=Said(by, now))
+            return msgspec.structs.replace(control, state=QueueState.RUNNING, state_set=AuditStamp(by, now))
         case SetConcurrency(concurrency, reason):
             if concurrency == control.concurrency:
                 return control
-            return msgspec.structs.replace(control, concurrency=concurrency, limited=Said(by, now, reason))
+            return msgspec.structs.replace(
+                control, concurrency=concurrency, concurrency_set=AuditStamp(by, now, reason)
+            )
 
 
-def _close(control: QueueControl, state: QueueState, said: Said) -> QueueControl:
-    if control.state is state and control.said is not None and control.said.why == said.why:
+def _close(control: QueueControl, state: QueueState, said: AuditStamp) -> QueueControl:
+    if control.state is state and control.state_set is not None and control.state_set.reason == said.reason:
         return control
-    return msgspec.structs.replace(control, state=state, said=said)
+    return msgspec.structs.replace(control, state=state, state_set=said)
 
 
 def drained(control: QueueControl) -> QueueControl:
@@ -107,10 +102,16 @@ _TOLD = {
 }
 
 
+def control_detail(old: QueueControl, new: QueueControl) -> EventDetail | None:
+    """What the event of a change says beyond its kind: who asked."""
+    stamp = new.concurrency_set if new.concurrency_set != old.concurrency_set else new.state_set
+    return None if stamp is None or not stamp.actor else EventDetail(actor=stamp.actor)
+
+
 def told_as(old: QueueControl, new: QueueControl) -> EventKind | None:
     """The event that tells of a change; None if there is none."""
     if new is old or new == old:
         return None
-    if (new.concurrency, new.limited) != (old.concurrency, old.limited):
+    if (new.concurrency, new.concurrency_set) != (old.concurrency, old.concurrency_set):
         return EventKind.QUEUE_CHANGED
     return _TOLD[new.state]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.move import Move
+from taskyard.model.notes import CancelCode, CancelRequest
 from taskyard.model.state import ENDED, RUNNING, TaskState
 from taskyard.model.task import Dedupe, DedupeScope, TaskRecord
 
@@ -36,4 +36,4 @@ def counts_as_done(holder: TaskState | None) -> bool:
 
 
 def replaced(by: str, *, now: datetime) -> Move:
-    return Move.canceled(at=now, error=ExecutionError(kind=ErrorKind.CANCELED, message=f"replaced by task {by}"))
+    return Move.canceled(at=now, cancel=CancelRequest(now, code=CancelCode.REPLACED, subject=by))

@@ -8,15 +8,14 @@ from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 
 from taskyard.errors import DependencyLost
-from taskyard.model.execution import ErrorKind, ExecutionError
+from taskyard.model.execution import ErrorCode, ErrorKind, ExecutionError
 from taskyard.model.move import Move
+from taskyard.model.notes import DEPENDENCY_ENDED, Fact, Note, NoteCode
 from taskyard.model.state import COMPLETED, ENDED, TaskState
 from taskyard.model.task import OnFailure, TaskRecord
 
 DEPENDENCY_FAILED = "DependencyFailed"
 """The type of the error of a task that failed unrun, because one that it waited for did not complete."""
-
-_HOW = {TaskState.FAILED: "failed", TaskState.CANCELED: "was canceled", TaskState.SKIPPED: "was skipped"}
 
 
 class Stand(StrEnum):
@@ -45,10 +44,10 @@ def unblock(record: TaskRecord, *, now: datetime) -> Move:
 
 def give_up(record: TaskRecord, parent: str, state: TaskState, *, now: datetime) -> Move:
     """One that it waited for, `parent`, has ended as `state` and can no longer complete."""
-    error = lost_to(parent, state)
     if record.on_failure is OnFailure.SKIP:
-        return Move(state=TaskState.SKIPPED, at=now, note=error.message)
-    return Move.failed(at=now, error=error)
+        facts: dict[str, Fact] = {"task": parent, "state": str(state)}
+        return Move(state=TaskState.SKIPPED, at=now, note=Note(NoteCode.DEPENDENCY, facts=facts))
+    return Move.failed(at=now, error=lost_to(parent, state))
 
 
 def lost_to(parent: str, state: str) -> ExecutionError:
@@ -56,14 +55,15 @@ def lost_to(parent: str, state: str) -> ExecutionError:
     of the one that is in the way then.
 
     Of the six kinds of errors an executor knows, `rejected` is the one of a run that never began."""
-    why = f"its dependency {parent} {_HOW[TaskState(state)]}"
     details = {"task": parent, "state": str(state)}
-    return ExecutionError(kind=ErrorKind.REJECTED, message=why, types=(DEPENDENCY_FAILED,), details=details)
+    return ExecutionError(
+        kind=ErrorKind.REJECTED, code=ErrorCode.DEPENDENCY, types=(DEPENDENCY_FAILED,), details=details
+    )
 
 
 def refuse_revival(record: TaskRecord, parent: str, state: TaskState) -> DependencyLost:
     """It cannot be sent again: `parent` would only fail it once more."""
-    return DependencyLost(record.uuid, record.state, parent, state, _HOW[state])
+    return DependencyLost(record.uuid, record.state, parent, state, DEPENDENCY_ENDED[state])
 
 
 def find_cycle(after: Mapping[str, Collection[str]]) -> list[str] | None:

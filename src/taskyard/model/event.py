@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
+from taskyard.model.execution import Progress
 from taskyard.model.state import TaskState
 
 
@@ -26,7 +27,7 @@ class EventKind(StrEnum):
     SKIPPED = "skipped"
     INTERRUPTED = "interrupted"
     PRIORITY_CHANGED = "priority_changed"
-    CANCEL_ASKED = "cancel_asked"
+    CANCEL_REQUESTED = "cancel_requested"
     REORDERED = "reordered"
     RESCHEDULED = "rescheduled"
     PROGRESS = "progress"
@@ -39,15 +40,75 @@ class EventKind(StrEnum):
 TOLD_AS: dict[TaskState, EventKind] = {state: EventKind(state) for state in TaskState if state is not TaskState.CREATED}
 
 
+USUAL_BEFORE: dict[EventKind, TaskState] = {
+    EventKind.SUBMITTED: TaskState.CREATED,
+    EventKind.STARTED: TaskState.QUEUED,
+    EventKind.PROGRESS: TaskState.RUNNING,
+    EventKind.CANCEL_REQUESTED: TaskState.RUNNING,
+    EventKind.COMPLETED: TaskState.RUNNING,
+    EventKind.RETRYING: TaskState.RUNNING,
+    EventKind.INTERRUPTED: TaskState.RUNNING,
+}
+"""The state before most events of a kind, which are stored without it."""
+
+
+class EventDetail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What an event says beyond kind, task and time. Most events of the hot path have none: `before` is left out where
+    it is the usual one."""
+
+    before: TaskState | None = None
+    actor: str = ""
+    code: str = ""
+    progress: Progress | None = None
+    after: TaskState | None = None
+
+
+NO_DETAIL = EventDetail()
+
+
+def make_detail(kind: EventKind, before: TaskState, *, actor: str = "", code: str = "") -> EventDetail | None:
+    """None if there is nothing to say that the kind does not say."""
+    usual = USUAL_BEFORE.get(kind) is before
+    if usual and not actor and not code:
+        return None
+    return EventDetail(None if usual else before, actor, code)
+
+
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """`uuid` and `source` are empty where it is told of a whole queue."""
+    """One thing that happened. `before` is the state of the task until then, `after` from then on; `actor` is who asked
+    for it; `code` is why: the code of a note or of a cancel request, or the class of an error. `progress` comes with
+    progress alone. Where a whole queue is meant, `uuid` and `consumer` are empty."""
 
     seq: int
     at: datetime
     kind: EventKind
     uuid: str
-    source: str
+    consumer: str
     queue: str
+    before: TaskState | None = None
+    after: TaskState | None = None
+    actor: str = ""
+    code: str = ""
+    progress: Progress | None = None
+
+    @classmethod
+    def of(
+        cls, seq: int, at: datetime, kind: EventKind, uuid: str, consumer: str, queue: str, detail: EventDetail | None
+    ) -> Event:
+        detail = detail or NO_DETAIL
+        before = detail.before or USUAL_BEFORE.get(kind)
+        after = detail.after or USUAL_AFTER.get(kind, before)
+        return cls(seq, at, kind, uuid, consumer, queue, before, after, detail.actor, detail.code, detail.progress)
+
+
+USUAL_AFTER: dict[EventKind, TaskState] = {
+    EventKind.SUBMITTED: TaskState.QUEUED,
+    **{kind: state for state, kind in TOLD_AS.items()},
+}
+"""The state after an event of a kind; one that is no change of state leaves the task in the state it had."""
+
+SUBMITTED_AS = {state: EventDetail(after=state) for state in (TaskState.SCHEDULED, TaskState.BLOCKED)}
+"""What the event of a new task says that is not queued."""
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,14 +117,14 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     kinds: frozenset[EventKind] | None = None
     queue: str | None = None
-    source: str | None = None
+    consumer: str | None = None
     uuids: frozenset[str] | None = None
 
     def matches(self, event: Event) -> bool:
         return (
             (self.kinds is None or event.kind in self.kinds)
             and (self.queue is None or event.queue == self.queue)
-            and (self.source is None or event.source == self.source)
+            and (self.consumer is None or event.consumer == self.consumer)
             and (self.uuids is None or event.uuid in self.uuids)
         )
 

@@ -11,8 +11,14 @@ from typing import Any
 
 import msgspec
 
+from taskyard.model.notes import DEPENDENCY_ENDED, Note
+
 INLINE, THREAD, PROCESS, ISOLATED, MOCK, NOOP = "inline", "thread", "process", "isolated", "mock", "noop"
 """Places to run, by the names that consumers and algorithms ask for them."""
+
+INTERNAL_FAULT = "internal_fault"
+"""In an error's details: true if Taskyard or an executor failed, and no worker died. Such an error is `system`. It does
+not count towards quarantine, because the task did nothing wrong."""
 
 
 class ErrorKind(StrEnum):
@@ -24,15 +30,38 @@ class ErrorKind(StrEnum):
     CANCELED = "canceled"
 
 
+class ErrorCode(StrEnum):
+    """Errors that the engine itself gives a task. They have no message: their `details` are facts."""
+
+    DEPENDENCY = "dependency"
+    """A dependency, `task`, finished as `state` instead of completed."""
+    NODE_DIED = "node_died"
+    """The node that ran the task, `node`, died."""
+
+
 class ExecutionError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a run failed. `types` names the exception's class and its bases, nearest first, so that policies can match
-    it without unpickling anything."""
+    """Why a run failed. `message` comes from the code that ran or from its executor; an error of the engine has a
+    `code` instead, and `text` is what people read of either. `types` names the exception's class and its bases,
+    nearest first, so that policies can match it without unpickling anything."""
 
     kind: ErrorKind
-    message: str
+    message: str = ""
+    code: ErrorCode | None = None
     types: tuple[str, ...] = ()
     details: dict[str, Any] = {}
     traceback: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What people read: the message, or the sentence of the code."""
+        match self.code:
+            case ErrorCode.DEPENDENCY:
+                how = DEPENDENCY_ENDED.get(str(self.details.get("state")), "did not complete")
+                return f"its dependency {self.details.get('task')} {how}"
+            case ErrorCode.NODE_DIED:
+                return f"its node {self.details.get('node')} died"
+            case _:
+                return self.message
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,12 +95,18 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     started_at: float = 0.0
     ended_at: float = 0.0
     worker_pid: int | None = None
-    note: str | None = None
+    note: Note | None = None
+
+
+Fact = int | float | str | bool
+"""A value that progress may carry under a name."""
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """How far a run has come: a fraction between 0 and 1, a message, and a rate in whatever the message counts."""
+    """How far a run has come: a fraction between 0 and 1, a message, a rate in whatever the message counts, and other
+    facts by name."""
 
     fraction: float | None = None
     message: str = ""
     rate: float | None = None
+    facts: dict[str, Fact] = {}

@@ -22,7 +22,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     `message` and `newest_at` are of one that failed last."""
 
     error: str
-    source: str
+    consumer: str
     is_quarantined: bool
     count: int
     newest_at: datetime
@@ -35,18 +35,18 @@ def group_failures(records: Iterable[TaskRecord], limit: int) -> list[FailureGro
     groups: dict[tuple[str, str, bool], tuple[int, TaskRecord]] = {}
     for record in records:
         if record.state is TaskState.FAILED:
-            key = "" if record.error is None else record.error.type, record.source, is_quarantined(record)
+            key = "" if record.error is None else record.error.type, record.consumer, is_quarantined(record)
             count, newest = groups.get(key, (0, record))
             groups[key] = count + 1, max(newest, record, key=_ended_at)
     found = [
         FailureGroup(
             error=error,
-            source=source,
+            consumer=source,
             is_quarantined=quarantined,
             count=count,
             newest_at=_ended_at(newest),
             uuid=newest.uuid,
-            message="" if newest.error is None else newest.error.message,
+            message="" if newest.error is None else newest.error.text,
         )
         for (error, source, quarantined), (count, newest) in groups.items()
     ]

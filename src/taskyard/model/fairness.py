@@ -15,16 +15,16 @@ NEVER: tuple[datetime | None, ...] = (None, None, None)
 NOT_PASSED = (0, 0, 0)
 
 
-class Turns(msgspec.Struct, frozen=True, gc=False):
+class FairnessState(msgspec.Struct, frozen=True, gc=False):
     """What a queue remembers, for every node: of each priority, how many higher ones have started since it last had its
     turn while it had a task to start, and when it was last let in before a higher one; and the bucket served last."""
 
-    passed: tuple[int, ...] = NOT_PASSED
-    let_in_at: tuple[datetime | None, ...] = NEVER
+    passed_over: tuple[int, ...] = NOT_PASSED
+    last_favored_at: tuple[datetime | None, ...] = NEVER
     bucket: str | None = None
 
 
-NO_TURNS = Turns()
+NO_FAIRNESS_STATE = FairnessState()
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -48,14 +48,14 @@ class Fairness:
 
     __slots__ = ("_after", "_bucket", "_horizon", "_let_in_at", "_now", "_passed")
 
-    def __init__(self, turns: Turns, patience: Patience, now: datetime) -> None:
-        self._passed, self._let_in_at, self._bucket = list(turns.passed), list(turns.let_in_at), turns.bucket
+    def __init__(self, turns: FairnessState, patience: Patience, now: datetime) -> None:
+        self._passed, self._let_in_at, self._bucket = list(turns.passed_over), list(turns.last_favored_at), turns.bucket
         self._after, self._now = patience.after, now
         self._horizon = None if patience.wait is None else now - patience.wait
 
     @property
-    def turns(self) -> Turns:
-        return Turns(tuple(self._passed), tuple(self._let_in_at), self._bucket)
+    def turns(self) -> FairnessState:
+        return FairnessState(tuple(self._passed), tuple(self._let_in_at), self._bucket)
 
     def choose(self, heads: Heads) -> tuple[int, int | None]:
         """The priority whose first task starts now; and for how many starts in a row that stays so while nothing else

@@ -84,20 +84,20 @@ def due(schedule: Schedule, state: ScheduleState, *, now: datetime, is_busy: boo
     chosen = _choose(schedule, missed_until, now, is_busy=is_busy, has_buffered=buffered_at is not None)
     late = _late(schedule, now)
     fires += [_fire(schedule, at, FireKind.CAUGHT_UP if at < late else FireKind.ON_TIME) for at in chosen.fires]
-    handled_at = state.handled_at
+    watermark_at = state.watermark_at
     if missed or chosen.decided:
-        handled_at = chosen.fires[-1] if chosen.has_more else now
-    if fires or lapsed or handled_at != state.handled_at:
+        watermark_at = chosen.fires[-1] if chosen.has_more else now
+    if fires or lapsed or watermark_at != state.watermark_at:
         state = msgspec.structs.replace(
             state,
-            handled_at=handled_at,
-            reached_at=ahead(state.reached_at, handled_at),
+            watermark_at=watermark_at,
+            max_watermark_at=ahead(state.max_watermark_at, watermark_at),
             buffered_at=chosen.buffer_at or buffered_at,
             fired=state.fired + len(fires),
             missed=state.missed + missed + lapsed,
             skipped=state.skipped + chosen.skipped,
         )
-    look_at = now if chosen.has_more else fire_times.find_next(schedule, max(now, handled_at))
+    look_at = now if chosen.has_more else fire_times.find_next(schedule, max(now, watermark_at))
     return Plan(state=state, look_at=look_at, fires=tuple(fires), cancels=chosen.cancels)
 
 
@@ -230,7 +230,7 @@ def expected(
     if state.paused_at is not None:
         return []
     state = rewind(state, now=now) if is_ahead(state, now=now) else state
-    after = max(now, state.handled_at, state.since or now)
+    after = max(now, state.watermark_at, state.active_since or now)
     taken = set(fired)
     upcoming = fire_times.upcoming(schedule, after=after, count=count + len(taken))
     return [at for at in upcoming if at not in taken][:count]

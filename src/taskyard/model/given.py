@@ -4,7 +4,8 @@ it what others have in there."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -73,6 +74,36 @@ def check_reason(value: Any, *, field: str = "reason") -> str:
             f"{field} must be a text of at most {LONGEST_REASON:,} characters, not of {len(text):,}: {quote(text)}"
         )
     return text
+
+
+LABELS_AT_MOST = 16
+LONGEST_TITLE = 200
+_LABEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+
+
+def check_title(value: Any) -> str:
+    """One line of at most `LONGEST_TITLE` characters."""
+    text = check_text("title", value)
+    if len(text) > LONGEST_TITLE or not text.isprintable():
+        raise InvalidInput(f"title must be one line of at most {LONGEST_TITLE} characters, not {quote(text)}")
+    return text
+
+
+def check_labels(value: Any, *, field: str = "labels") -> dict[str, str]:
+    """Names and values of labels: `{"customer": "42"}`."""
+    if not isinstance(value, Mapping):
+        raise InvalidInput(
+            f"{field} must be a dict of names and texts, such as {{'customer': '42'}}, not {quote(value)}"
+        )
+    if len(value) > LABELS_AT_MOST:
+        raise InvalidInput(f"{field} has at most {LABELS_AT_MOST} names, not {len(value)}")
+    for name, text in value.items():
+        if not isinstance(name, str) or _LABEL_NAME.fullmatch(name) is None:
+            raise InvalidInput(
+                f"the name of a label has 1 to 40 letters, digits, dots, dashes and underscores, unlike {quote(name)}"
+            )
+        check_name(f"label {name}", text)
+    return dict(value)
 
 
 class HasUuid(Protocol):

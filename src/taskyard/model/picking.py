@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
-from taskyard.model.fairness import Fairness, Patience, Turns
+from taskyard.model.fairness import Fairness, FairnessState, Patience
 from taskyard.model.limits import Quota
 from taskyard.model.order import Priority
 
@@ -34,7 +34,7 @@ class Head(Protocol):
     def id(self) -> int: ...
 
     @property
-    def source(self) -> str: ...
+    def lane(self) -> str: ...
 
     @property
     def due_at(self) -> datetime: ...
@@ -65,7 +65,7 @@ class Offer(Protocol[T]):
     queue: str
 
     @property
-    def turns(self) -> Turns: ...
+    def turns(self) -> FairnessState: ...
 
     def bid(self) -> Bid | None:
         """For what it is served next; None if nothing of it may start."""
@@ -78,8 +78,8 @@ class Offer(Protocol[T]):
 
 
 Level = list[tuple[int, int, T, Iterator[T]]]
-"""The lanes of one priority: of each its first task, with place and id, and those that follow. A lane is of one source
-and has only tasks that can start, in the order of their places; to ask for the next one is to take the one before."""
+"""The lanes of one priority: of each its first task, with place and id, and those that follow. A lane has only tasks
+that can start, in the order of their places; to ask for the next one is to take the one before."""
 
 
 class ByPriority(Generic[T]):
@@ -87,7 +87,14 @@ class ByPriority(Generic[T]):
     priority, the lanes of which something may be admitted."""
 
     def __init__(
-        self, queue: str, turns: Turns, patience: Patience, levels: dict[int, Level[T]], *, quota: Quota, now: datetime
+        self,
+        queue: str,
+        turns: FairnessState,
+        patience: Patience,
+        levels: dict[int, Level[T]],
+        *,
+        quota: Quota,
+        now: datetime,
     ) -> None:
         self.queue = queue
         self._fairness = Fairness(turns, patience, now)
@@ -96,7 +103,7 @@ class ByPriority(Generic[T]):
             heapq.heapify(lanes)
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> FairnessState:
         return self._fairness.turns
 
     def bid(self) -> Bid | None:
@@ -108,10 +115,10 @@ class ByPriority(Generic[T]):
         return top, *self._levels[top][0][:2]
 
     def _leave_closed(self) -> None:
-        """A lane whose source is full has nothing more to give: room only ever shrinks while tasks are picked."""
+        """A lane that is full has nothing more to give: room only ever shrinks while tasks are picked."""
         self._closed = self._quota.closed
         for level, lanes in list(self._levels.items()):
-            still = [entry for entry in lanes if self._quota.is_open(self.queue, entry[2].source)]
+            still = [entry for entry in lanes if self._quota.is_open(self.queue, entry[2].lane)]
             heapq.heapify(still)
             self._levels[level] = still
             if not still:
@@ -142,7 +149,7 @@ class ByPriority(Generic[T]):
         while True:
             _, _, head, lane = lanes[0]
             taken.append(head)
-            has_room = admit(queue, head.source)
+            has_room = admit(queue, head.lane)
             following = next(lane, None) if has_room else None  # a lane that is full may be long
             if following is not None:
                 heapq.heapreplace(lanes, (following.position, following.id, following, lane))
@@ -160,7 +167,7 @@ class InTurn(Generic[T]):
     """First in, first out, whatever the priority. The head is never skipped: one that cannot start holds up all behind
     it. `line` has everything that stands in line."""
 
-    def __init__(self, queue: str, turns: Turns, line: Feed[T], *, quota: Quota) -> None:
+    def __init__(self, queue: str, turns: FairnessState, line: Feed[T], *, quota: Quota) -> None:
         self.queue, self.turns = queue, turns
         self._line, self._quota = line, quota
 
@@ -172,7 +179,7 @@ class InTurn(Generic[T]):
         head = self._line.first()
         assert head is not None
         self._line.take()
-        self._quota.admit(self.queue, head.source)
+        self._quota.admit(self.queue, head.lane)
         return [head]
 
 
@@ -180,7 +187,7 @@ class RoundRobin(Generic[T]):
     """Buckets that are served one after the other, each first in, first out. A bucket whose head cannot start is passed
     over. `lines` is in the order of their names."""
 
-    def __init__(self, queue: str, turns: Turns, lines: Sequence[tuple[str, Feed[T]]], *, quota: Quota) -> None:
+    def __init__(self, queue: str, turns: FairnessState, lines: Sequence[tuple[str, Feed[T]]], *, quota: Quota) -> None:
         self.queue, self.turns = queue, turns
         self._quota = quota
         served = 0 if turns.bucket is None else sum(name <= turns.bucket for name, _ in lines)
@@ -199,14 +206,14 @@ class RoundRobin(Generic[T]):
         head = line.first()
         assert head is not None
         self._ring.rotate(-1)
-        self.turns = Turns(self.turns.passed, self.turns.let_in_at, name)
+        self.turns = FairnessState(self.turns.passed_over, self.turns.last_favored_at, name)
         line.take()
-        self._quota.admit(self.queue, head.source)
+        self._quota.admit(self.queue, head.lane)
         return [head]
 
 
 def _may_start(head: Head | None, queue: str, quota: Quota) -> bool:
-    return head is not None and head.can_start and quota.is_open(queue, head.source)
+    return head is not None and head.can_start and quota.is_open(queue, head.lane)
 
 
 def _bid(head: Head) -> Bid:

@@ -22,6 +22,7 @@ GIVE_UP_ON = (
     "InvalidOutput",
     "NotJson",
     "PayloadTooLarge",
+    "ResultsPruned",
 )
 """Trying again cannot help: bad arguments, missing or corrupt input, code that is not there, a result that cannot be
 kept."""

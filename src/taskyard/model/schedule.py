@@ -55,7 +55,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     rule: Rule
-    source: str
+    consumer: str
     args: str = "{}"
     queue: str | None = None
     priority: Priority = Priority.NORMAL
@@ -98,7 +98,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"end_at={self.end_at} must be later than start_at={self.start_at}")
 
     def _check_task(self) -> None:
-        check_name("source", self.source)
+        check_name("source", self.consumer)
         for field, text in (("queue", self.queue), ("key", self.key)):
             if text is not None:
                 check_name(field, text)

@@ -1,8 +1,8 @@
 """How far a schedule has come, and what else than firing moves it: a person, another rule, a clock that was wrong.
 
-Every fire time is decided once: fired, missed or skipped, or kept back until the task before it has ended. `handled_at`
-says how far that has come. It goes back only where a clock was ahead, and never behind `since`, so a clock that is set
-back fires nothing twice, nor what lies before the schedule.
+Every fire time is decided once: fired, missed, skipped, or held back until the task before it finishes. `watermark_at`
+says how far the decisions came. It goes back only after a clock was ahead, and never behind `active_since`. So a clock
+that is set back fires nothing twice, and nothing from before the schedule.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a schedule has come. All fire times up to `handled_at` are decided: they are counted as fired, missed or
-    skipped, but for the one at `buffered_at`, which waits for the task before it. What a person fires, now or for
-    times long past, is not counted. Of fire times up to `forgotten_at` the store no longer knows which have fired.
+    """How far a schedule has come. All fire times up to `watermark_at` are decided: each is counted as fired, missed or
+    skipped, except the one at `buffered_at`, which waits for the task before it. Fires by a person, now or for past
+    times, are not counted. For fire times up to `forgotten_at` the store no longer knows which of them fired.
 
-    Of times up to `since` nothing ever fires: it was begun, resumed, or given another rule then. `reached_at` is how
-    far it had come before it was sent back."""
+    No time up to `active_since` ever fires: the schedule was created, resumed or changed then. `max_watermark_at` is
+    the watermark before it was set back."""
 
-    handled_at: Moment
-    since: Moment | None = None
-    reached_at: Moment | None = None
+    watermark_at: Moment
+    active_since: Moment | None = None
+    max_watermark_at: Moment | None = None
     buffered_at: Moment | None = None
     paused_at: Moment | None = None
     paused_by: str = ""
@@ -51,7 +51,7 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def begin(cls, now: datetime) -> ScheduleState:
         """Of a schedule that is made now: it fires from here on."""
-        return cls(handled_at=aware("now", now), since=now)
+        return cls(watermark_at=aware("now", now), active_since=now)
 
 
 def pause(state: ScheduleState, *, now: datetime, note: str = "", by: str = "") -> ScheduleState:
@@ -65,8 +65,8 @@ def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> Schedu
     if state.paused_at is None:
         return state
     state = skip(schedule, _begin_at(state, now), now)
-    handled_at = max(state.handled_at, now)
-    return msgspec.structs.replace(state, handled_at=handled_at, paused_at=None, paused_by="", note="")
+    watermark_at = max(state.watermark_at, now)
+    return msgspec.structs.replace(state, watermark_at=watermark_at, paused_at=None, paused_by="", note="")
 
 
 def amend(old: Schedule | None, state: ScheduleState, *, now: datetime) -> ScheduleState:
@@ -75,27 +75,29 @@ def amend(old: Schedule | None, state: ScheduleState, *, now: datetime) -> Sched
     kept = state.buffered_at is not None
     if old is not None:
         state = skip(old, state, now)
-    handled_at = max(state.handled_at, now)
-    state = msgspec.structs.replace(state, handled_at=handled_at, buffered_at=None, skipped=state.skipped + kept)
+    watermark_at = max(state.watermark_at, now)
+    state = msgspec.structs.replace(state, watermark_at=watermark_at, buffered_at=None, skipped=state.skipped + kept)
     return _begin_at(state, now)
 
 
 def _begin_at(state: ScheduleState, now: datetime) -> ScheduleState:
-    return msgspec.structs.replace(state, since=now if state.since is None else max(state.since, now))
+    return msgspec.structs.replace(
+        state, active_since=now if state.active_since is None else max(state.active_since, now)
+    )
 
 
 def rewind(state: ScheduleState, *, now: datetime) -> ScheduleState:
     """For a clock that was far ahead, and is right again: what lies after `now` may be decided once more. What has
     fired of it does not fire again, by the store's unique row; so it goes back no further than there are rows. Nor
-    behind `since`, for it may be the clock of now that is wrong, unless that is too far ahead to be true."""
-    since = state.since
+    behind `active_since`, for it may be the clock of now that is wrong, unless that is too far ahead to be true."""
+    since = state.active_since
     if since is not None and since > now + FARTHEST:
         since = now
     back_to = max(now, since or now, state.forgotten_at or now)
-    if back_to >= state.handled_at:
+    if back_to >= state.watermark_at:
         return state
-    reached_at = max(state.handled_at, state.reached_at or state.handled_at)
-    return msgspec.structs.replace(state, handled_at=back_to, since=since, reached_at=reached_at)
+    max_watermark_at = max(state.watermark_at, state.max_watermark_at or state.watermark_at)
+    return msgspec.structs.replace(state, watermark_at=back_to, active_since=since, max_watermark_at=max_watermark_at)
 
 
 def forget(state: ScheduleState, fire_at: datetime | None) -> ScheduleState:
@@ -107,12 +109,12 @@ def forget(state: ScheduleState, fire_at: datetime | None) -> ScheduleState:
 
 def is_ahead(state: ScheduleState, *, now: datetime) -> bool:
     """Whether it is to be sent back: a clock that was far ahead has handled it."""
-    return state.handled_at > now + AHEAD
+    return state.watermark_at > now + AHEAD
 
 
 def is_unsure(state: ScheduleState, *, now: datetime) -> bool:
     """Whether some of the fire times that are still to come may have fired already."""
-    return max(state.handled_at, state.reached_at or state.handled_at) > now
+    return max(state.watermark_at, state.max_watermark_at or state.watermark_at) > now
 
 
 def skip(schedule: Schedule, state: ScheduleState, now: datetime) -> ScheduleState:
@@ -120,19 +122,21 @@ def skip(schedule: Schedule, state: ScheduleState, now: datetime) -> ScheduleSta
     skipped = fire_times.count(schedule, decided_until(state, now), now)
     if not skipped:
         return state
-    reached_at = ahead(state.reached_at, now)
-    return msgspec.structs.replace(state, handled_at=now, reached_at=reached_at, skipped=state.skipped + skipped)
+    max_watermark_at = ahead(state.max_watermark_at, now)
+    return msgspec.structs.replace(
+        state, watermark_at=now, max_watermark_at=max_watermark_at, skipped=state.skipped + skipped
+    )
 
 
 def decided_until(state: ScheduleState, now: datetime) -> datetime:
     """Seen at `now`, how far. What lies before the place from which it was sent back may fire at its time, and is not
     made up for once that is past: it was decided, and a clock that was set back for a while is no reason to do so
     again."""
-    if state.reached_at is None or state.reached_at > now:
-        return state.handled_at
-    return max(state.handled_at, state.reached_at)
+    if state.max_watermark_at is None or state.max_watermark_at > now:
+        return state.watermark_at
+    return max(state.watermark_at, state.max_watermark_at)
 
 
-def ahead(reached_at: datetime | None, handled_at: datetime) -> datetime | None:
+def ahead(max_watermark_at: datetime | None, watermark_at: datetime) -> datetime | None:
     """How far it had come, unless it has come as far again."""
-    return None if reached_at is None or reached_at <= handled_at else reached_at
+    return None if max_watermark_at is None or max_watermark_at <= watermark_at else max_watermark_at

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-import msgspec
-
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+from taskyard.model.execution import INTERNAL_FAULT, ErrorCode, ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.move import Move
+from taskyard.model.notes import Note, NoteCode
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
@@ -22,12 +21,6 @@ LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 SHORTEST_SENSIBLE_WAIT_S = 1.0
 
-ASKED_TO_CANCEL, CANCELED_BY_FORCE = "asked to cancel", "canceled by force"
-"""How the note begins of a task that runs and is to be canceled."""
-
-TOO_LATE = "a cancel was asked, but the task completed all the same"
-FAILED_FIRST = "a cancel was asked, but the task had failed by then"
-
 
 def settle(
     record: TaskRecord,
@@ -41,31 +34,31 @@ def settle(
 ) -> Move:
     """The move that `result` asks for. `result_json` is the value to keep; `jitter` is drawn from [0, 1)."""
     if result.success:
-        return settle_success(result, now=now, result_json=result_json, cancel_asked=cancel_asked)
+        return settle_success(result, now=now, result_json=result_json)
     error = result.error or ExecutionError(kind=ErrorKind.RUNTIME, message="it failed without saying why")
     if error.kind is ErrorKind.CANCELED:
         return Move.canceled(at=now, error=error, note=result.note)
     if cancel_asked:
-        return Move.canceled(at=now, error=error, note="it failed while it was being canceled")
+        return Move.canceled(at=now, error=error, note=Note(NoteCode.FAILED_WHILE_CANCELING))
     if error.kind is ErrorKind.REJECTED:
-        return Move.given_back(at=now, note=error.message)
+        return Move.given_back(at=now, note=Note(NoteCode.RETURNED, reason=error.text))
     if error.type == RETRY_LATER:
         due = _later(now, _asked_s(error, or_else_s=retry.delay(record.retries, jitter)))
         return Move.retrying(at=now, due_at=due, error=error, retried=False)
     return _settle_failure(record, error, retry=retry, now=now, jitter=jitter, note=result.note)
 
 
-def settle_success(result: ExecutionResult, *, now: datetime, result_json: str, cancel_asked: bool = False) -> Move:
+def settle_success(result: ExecutionResult, *, now: datetime, result_json: str) -> Move:
     """The move of a run that went well: most do, and it depends on neither record nor policy."""
-    return Move.completed(at=now, result=result_json, note=TOO_LATE if cancel_asked else result.note)
+    return Move(state=TaskState.COMPLETED, at=now, result=result_json, note=result.note, worker_pid=result.worker_pid)
 
 
 def _settle_failure(
-    record: TaskRecord, error: ExecutionError, *, retry: RetryPolicy, now: datetime, jitter: float, note: str | None
+    record: TaskRecord, error: ExecutionError, *, retry: RetryPolicy, now: datetime, jitter: float, note: Note | None
 ) -> Move:
-    crashed = error.kind is ErrorKind.SYSTEM
+    crashed = error.kind is ErrorKind.SYSTEM and not error.details.get(INTERNAL_FAULT)
     if crashed and record.crashes + 1 >= QUARANTINE_AFTER:
-        note = f"quarantined: it took down {record.crashes + 1} workers"
+        note = Note(NoteCode.QUARANTINED, facts={"crashes": record.crashes + 1})
         return Move.failed(at=now, error=error, crashed=True, note=note)
     if retry.exhausted(record.retries, error):
         return Move.failed(at=now, error=error, crashed=crashed, note=note)
@@ -85,46 +78,40 @@ def _later(now: datetime, delay_s: float) -> datetime:
     return now + timedelta(seconds=min(delay_s, LONGEST_WAIT_S))
 
 
-def heed_cancel(move: Move, reason: str = "", note: str | None = None) -> Move:
-    """What `move` becomes when a cancel was asked of the run it ends: what would run again is canceled instead, what
-    completed or failed says that it was asked, and what was canceled says why. `note` is that of the task: if it says
-    who asked, and perhaps by force, it stays."""
-    if move.state is TaskState.COMPLETED:
-        return Move.completed(at=move.at, result=move.result or "null", note=TOO_LATE)
-    if move.state is TaskState.FAILED:
-        return msgspec.structs.replace(move, note=FAILED_FIRST if move.note is None else f"{move.note}; {FAILED_FIRST}")
-    error = _because(reason, move.error)
+def heed_cancel(move: Move) -> Move:
+    """What `move` becomes if a cancel was requested of the run that it ends. A task that would run again is canceled
+    instead. The request itself stays with the task, so nothing else has to say that there was one."""
     if move.state is TaskState.CANCELED:
-        how = None if move.error is None or move.error.types else move.error.message
-        return Move.canceled(at=move.at, error=error, note=_who_and_how(note, move.note or how))
+        error = move.error
+        if error is None or error.types:
+            return move
+        # The executor's words for having carried out the request: how it did, not why.
+        note = move.note or (Note(NoteCode.STOPPED_BY_CANCEL, reason=error.message) if error.message else None)
+        return _canceled(move, note)
     if move.state not in {TaskState.QUEUED, TaskState.RETRYING}:
         return move
-    return Move.canceled(
-        at=move.at, error=error, note=_who_and_how(note, "it was asked to cancel, and would have run again")
+    error = move.error if move.error is not None and move.error.types else None
+    return _canceled(move, Note(NoteCode.CANCELED_INSTEAD_OF_RETRY), error)
+
+
+def _canceled(move: Move, note: Note | None, error: ExecutionError | None = None) -> Move:
+    """A cancel in place of `move`, by the same attempt."""
+    return Move(
+        state=TaskState.CANCELED, at=move.at, error=error, note=note, worker_pid=move.worker_pid, device=move.device
     )
 
 
-def _who_and_how(note: str | None, how: str | None) -> str | None:
-    if note is None or how is None or not note.startswith((ASKED_TO_CANCEL, CANCELED_BY_FORCE)):
-        return how
-    return f"{note}; {how}"
-
-
-def _because(reason: str, error: ExecutionError | None) -> ExecutionError:
-    """Why a task was canceled. What its code raised meanwhile is told as well; words of our own only say how."""
-    if error is None or not error.types:
-        return ExecutionError(kind=ErrorKind.CANCELED, message=reason)
-    return msgspec.structs.replace(error, message=f"{reason}; {error.message}") if reason else error
-
-
-def rescue(record: TaskRecord, *, auto_recover: int, now: datetime, why: str) -> tuple[Move, Move]:
-    """What becomes of a task whose node died: it is interrupted, then recovered to the front, or failed."""
-    first = Move.interrupted(at=now, note=why)
-    if record.cancel_asked_at is not None:
-        reason = record.cancel_reason or "a cancel was asked"
-        error = ExecutionError(kind=ErrorKind.CANCELED, message=f"{reason}, then {why}")
-        return first, Move.canceled(at=now, error=error)
+def rescue(record: TaskRecord, *, auto_recover: int, now: datetime, node: str) -> tuple[Move, Move]:
+    """What becomes of a task whose node died: it is interrupted, then recovered to the front, failed, or canceled if
+    that was requested. `node` is the label of the node."""
+    first = Move.interrupted(at=now, note=Note(NoteCode.NODE_DIED, facts={"node": node}))
+    if record.cancel is not None:
+        return first, Move.canceled(at=now)
     if record.recoveries < auto_recover:
         return first, Move.recover(at=now)
-    error = ExecutionError(kind=ErrorKind.SYSTEM, message=why, types=(TaskState.INTERRUPTED.capitalize(),))
-    return first, Move.failed(at=now, error=error)
+    return first, Move.failed(at=now, error=node_died(node))
+
+
+def node_died(node: str) -> ExecutionError:
+    types = (TaskState.INTERRUPTED.capitalize(),)
+    return ExecutionError(kind=ErrorKind.SYSTEM, code=ErrorCode.NODE_DIED, types=types, details={"node": node})

@@ -8,14 +8,24 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
 from itertools import count, islice
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 
 from taskyard.errors import InvalidInput, NaiveDatetime, NotJson, quote
-from taskyard.model.execution import ExecutionError, Progress
+from taskyard.model.blocker import Blocker, BlockerKind, decode_requirements, lane_of, split_key
+from taskyard.model.execution import ErrorKind, ExecutionError, Progress
+from taskyard.model.notes import (
+    AuditStamp,
+    CancelRequest,
+    Note,
+    cancel_reason,
+    describe_cancel,
+    describe_hold,
+    describe_note,
+)
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import HAS_PLACE, STANDS_IN_LINE, TaskState
@@ -213,60 +223,152 @@ class OnFailure(StrEnum):
     IGNORE = "ignore"
 
 
+class Mark(Flag):
+    """Who writes a field of a record, and which tasks have it. Stores derive their columns from these marks."""
+
+    INSERT = auto()
+    """An insert writes it."""
+    STORE = auto()
+    """The store computes it at the insert."""
+    MOVE = auto()
+    """A move or a command may change it."""
+    CLAIM = auto()
+    """A claim sets or clears it, so a claim does not read it."""
+    REPORT = auto()
+    """A running attempt reports it."""
+    RELATION = auto()
+    """Only tasks with a group, a dependency or a dedupe slot have it."""
+    RARE = auto()
+    """Most tasks do not have it when they are inserted."""
+    LIVE = auto()
+    """Only unfinished tasks have it."""
+    FINAL = auto()
+    """Only finished tasks have it."""
+
+
+_I, _S, _M, _C, _P = Mark.INSERT, Mark.STORE, Mark.MOVE, Mark.CLAIM, Mark.REPORT
+_R, _X, _L, _F = Mark.RELATION, Mark.RARE, Mark.LIVE, Mark.FINAL
+
+
+class TaskExtra(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Fields of a task that no rule of a store reads, in one JSON column. They are written at the insert and never
+    changed. To add one: a line here, the submit option, the documentation."""
+
+    title: str = ""
+    labels: dict[str, str] = {}
+    trace: str = ""
+
+
+NO_EXTRA = TaskExtra()
+
+
 class TaskRecord(msgspec.Struct, gc=False):
     """Everything the store keeps of one task. `args`, `result` and `checkpoint` are JSON text; the last is what a run
     has saved for the next one, until the task is completed. `id` orders tasks as they were added.
 
     `attempt` counts the runs started; `retries` those that failed and were tried again; `crashes` the workers this task
-    took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run. `bucket`
-    counts in queues that are ordered by buckets.
+    took down; `recoveries` how often it was taken back from a dead node. `token` fences the present run, `worker_pid`
+    is its worker process, once that is known. `bucket` counts in queues that are ordered by buckets.
 
-    `dedupe_slot` is the work it stands for now; `dedupe_key` the same, remembered when it no longer does. `waits`
-    counts the tasks that it waits for. `group_id` is the uuid of the group's summary, where it has one. `origin` is the
-    ended task that this one was made of, to run it again. `cancel_forced`: its run is not to be asked, but killed.
+    `dedupe_slot` is the work it stands for now; `dedupe_key` the same, remembered when it no longer does.
+    `open_dependencies` counts the tasks that it waits for. `group_id` is the uuid of the group's summary, where it has
+    one. `origin` is the ended task that this one was made of, to run it again. `hold` says who holds a paused task,
+    `cancel` who asked to cancel it: that stays when the task has finished. `extra` has the fields that no rule reads.
 
-    `parked`: it is queued and its key is taken; or it is held and does not stand in line, because it was to wait for
+    `blocked_by` is the key of the blocker that keeps it from starting, `blocked_at` since when. A task that only waits
+    for others has none. `requires` are the labels that a place must have to run it, as canonical JSON. `device` is the
+    place where the present run is.
+
+    `is_parked`: it is queued and its key is taken; or it is held and does not stand in line, because it was to wait for
     its time as well."""
 
-    uuid: str
-    source: str
-    due_at: datetime
-    created_at: datetime
-    updated_at: datetime
-    id: int = 0
-    queue: str = DEFAULT_QUEUE
-    args: str = "{}"
-    state: TaskState = TaskState.CREATED
-    priority: int = Priority.NORMAL.value
-    position: int = 0
-    parked: bool = False
-    key: str | None = None
-    dedupe_slot: str | None = None
-    timeout_s: float | None = None
-    retry: RetryPolicy | None = None
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    attempt: int = 0
-    retries: int = 0
-    crashes: int = 0
-    recoveries: int = 0
-    token: int | None = None
-    node: str | None = None
-    cancel_asked_at: datetime | None = None
-    progress: Progress | None = None
-    result: str | None = None
-    error: ExecutionError | None = None
-    note: str | None = None
-    cancel_reason: str | None = None
-    checkpoint: str | None = None
-    bucket: str | None = None
-    group_id: str | None = None
-    waits: int = 0
-    on_failure: OnFailure | None = None
-    dedupe_key: str | None = None
-    dedupe_scope: DedupeScope | None = None
-    origin: str | None = None
-    cancel_forced: bool = False
+    uuid: Annotated[str, _I]
+    consumer: Annotated[str, _I]
+    due_at: Annotated[datetime, _I | _M]
+    created_at: Annotated[datetime, _I]
+    updated_at: Annotated[datetime, _I | _S | _M | _C]
+    id: Annotated[int, _I | _S] = 0
+    queue: Annotated[str, _I] = DEFAULT_QUEUE
+    args: Annotated[str, _I] = "{}"
+    state: Annotated[TaskState, _I | _S | _M | _C] = TaskState.CREATED
+    priority: Annotated[int, _I | _M] = Priority.NORMAL.value
+    position: Annotated[int, _I | _S | _M] = 0
+    is_parked: Annotated[bool, _I | _S | _M | _C | _L] = False
+    key: Annotated[str | None, _I] = None
+    dedupe_slot: Annotated[str | None, _I | _M | _L] = None
+    timeout_s: Annotated[float | None, _I] = None
+    retry: Annotated[RetryPolicy | None, _I] = None
+    started_at: Annotated[datetime | None, _C] = None
+    finished_at: Annotated[datetime | None, _M | _C | _F] = None
+    attempt: Annotated[int, _M] = 0
+    retries: Annotated[int, _M] = 0
+    crashes: Annotated[int, _M] = 0
+    recoveries: Annotated[int, _M] = 0
+    token: Annotated[int | None, _M | _C | _L] = None
+    node: Annotated[str | None, _M | _C | _L] = None
+    worker_pid: Annotated[int | None, _M | _C | _P | _L] = None
+    device: Annotated[str | None, _M | _C | _L] = None
+    progress: Annotated[Progress | None, _P] = None
+    result: Annotated[str | None, _M | _C | _F] = None
+    error: Annotated[ExecutionError | None, _M] = None
+    note: Annotated[Note | None, _I | _M | _C | _P | _X] = None
+    hold: Annotated[AuditStamp | None, _M | _C | _L] = None
+    cancel: Annotated[CancelRequest | None, _M | _C] = None
+    blocked_by: Annotated[str | None, _M | _C | _L] = None
+    blocked_at: Annotated[datetime | None, _M | _C | _L] = None
+    checkpoint: Annotated[str | None, _P] = None
+    bucket: Annotated[str | None, _I | _X] = None
+    requires: Annotated[str | None, _I | _X] = None
+    group_id: Annotated[str | None, _I | _R] = None
+    open_dependencies: Annotated[int, _I | _S | _M | _C | _R] = 0
+    on_failure: Annotated[OnFailure | None, _I | _R] = None
+    dedupe_key: Annotated[str | None, _I | _R] = None
+    dedupe_scope: Annotated[DedupeScope | None, _I | _R] = None
+    origin: Annotated[str | None, _I | _X] = None
+    extra: Annotated[TaskExtra | None, _I | _X] = None
+
+    @property
+    def lane(self) -> str:
+        """The lane that it waits in with those of its consumer that require the same."""
+        return self.consumer if self.requires is None else lane_of(self.consumer, self.requires)
+
+    @property
+    def requirements(self) -> dict[str, str]:
+        """The labels that a place must have to run it."""
+        return decode_requirements(self.requires)
+
+    @property
+    def blocker(self) -> Blocker | None:
+        """What it waits for, if it is blocked."""
+        if self.state is not TaskState.BLOCKED:
+            return None
+        if self.blocked_by is None:
+            return Blocker(BlockerKind.DEPENDENCY, str(self.open_dependencies), self.created_at)
+        return Blocker(*split_key(self.blocked_by), self.blocked_at or self.updated_at)
+
+    @property
+    def title(self) -> str:
+        return "" if self.extra is None else self.extra.title
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {} if self.extra is None else self.extra.labels
+
+    @property
+    def trace(self) -> str:
+        """The trace context of the submit, as a W3C traceparent; empty if it had none."""
+        return "" if self.extra is None else self.extra.trace
+
+    @property
+    def remarks(self) -> str:
+        """What people read: who holds the task, who asked to cancel it, what happened to it last."""
+        is_canceled = self.state is TaskState.CANCELED
+        said = (
+            "" if self.hold is None else describe_hold(self.hold),
+            "" if self.cancel is None else describe_cancel(self.cancel, is_canceled=is_canceled),
+            "" if self.note is None else describe_note(self.note),
+        )
+        return "; ".join(filter(None, said))
 
     def clone(self) -> TaskRecord:
         """A copy, at half the price of `copy.copy`: records are copied on the hot path."""
@@ -276,21 +378,21 @@ class TaskRecord(msgspec.Struct, gc=False):
     @property
     def stands_in_line(self) -> bool:
         """Whether those behind it wait for it, where places alone count."""
-        return self.state in STANDS_IN_LINE and self.has_place
+        return (self.state in STANDS_IN_LINE or self.blocked_by is not None) and self.has_place
 
     @property
     def has_place(self) -> bool:
         """Whether it has a place that counts, now or once nothing else holds it."""
-        return self.state in HAS_PLACE and not (self.parked and self.state is TaskState.PAUSED)
+        return self.state in HAS_PLACE and not (self.is_parked and self.state is TaskState.PAUSED)
 
     @property
     def can_start(self) -> bool:
         """As far as it says itself: its queue and its source may have no room."""
-        return self.state is TaskState.QUEUED and not self.parked
+        return self.state is TaskState.QUEUED and not self.is_parked
 
     @property
     def task(self) -> Task:
-        return Task(source=self.source, args=msgspec.json.decode(self.args), schedule_at=self.due_at, uuid=self.uuid)
+        return Task(source=self.consumer, args=msgspec.json.decode(self.args), schedule_at=self.due_at, uuid=self.uuid)
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
@@ -305,16 +407,20 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
         return self.record.uuid
 
 
-class Run(msgspec.Struct, frozen=True, gc=False):
-    """One attempt as recorded when it ended. `state` is what the task became; a run cut short says interrupted."""
+class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """One execution of a task, from its claim on. `token` is its identity: no two attempts of a store have the same.
+    `state` is running until it has finished, then what the task became; an attempt that was cut short says interrupted.
+    `worker_pid` is the worker process that ran it, `device` the place, where its consumer has places."""
 
     attempt: int
     token: int
     node: str
     state: TaskState
     started_at: datetime
-    ended_at: datetime
+    finished_at: datetime | None = None
     error: ExecutionError | None = None
+    worker_pid: int | None = None
+    device: str | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -324,3 +430,14 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     state: TaskState
     result: str | None = None
     error: ExecutionError | None = None
+    cancel: CancelRequest | None = None
+
+    @property
+    def cancel_text(self) -> str:
+        """Why the task was canceled: what the request says, and what the code raised meanwhile."""
+        asked = "" if self.cancel is None else cancel_reason(self.cancel)
+        is_own = self.error is not None and self.error.kind is ErrorKind.CANCELED
+        raised = self.error.text if self.error is not None and is_own else ""
+        if self.cancel is not None and self.error is not None and not self.error.types:
+            raised = ""  # the executor's words for having carried out the request
+        return "; ".join(filter(None, (asked, raised)))

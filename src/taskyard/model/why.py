@@ -13,20 +13,27 @@ from enum import StrEnum
 
 import msgspec
 
+from taskyard.model.blocker import Blocker, Labels, remedy_of, satisfies
 from taskyard.model.control import UNTOUCHED, QueueControl, QueueState
 from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.notes import describe_hold
 from taskyard.model.settle import RETRY_LATER
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 
 
 class Reason(StrEnum):
-    """What holds a task. What is asked of resources (a disk, an output, a device) is to stand beside these."""
+    """What holds a task."""
 
     HELD = "held"
     SCHEDULED = "scheduled"
     BACKOFF = "backoff"
     DEPENDENCY = "dependency"
+    BLOCKED = "blocked"
+    """A node checked whether it may start, and named what it has to wait for: a disk, a file lock."""
+    NO_PLACE = "no place"
+    """No node has a place with the labels that it requires."""
+    PLACES_BUSY = "places busy"
     QUEUE_PAUSED = "queue paused"
     NO_NODE = "no node"
     KEY_BUSY = "key busy"
@@ -83,17 +90,28 @@ class QueueScene(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeScene(msgspec.Struct, frozen=True, kw_only=True):
     """A node that lives: what it serves, how much of it at once, and what it runs, by source. A source that is missing
-    in `limits` has none of its own; `executors` and `capacities` are those that have a limit."""
+    in `limits` has none of its own; `executors` and `capacities` are those that have a limit. `places` are the labels
+    of each place of a consumer that has places; `checks` the requirements that an admission check judges."""
 
     label: str
-    sources: Sequence[str]
+    consumers: Sequence[str]
     limits: Mapping[str, int] = {}
     max_running: int | None = None
     executors: Mapping[str, str] = {}
     capacities: Mapping[str, int] = {}
+    places: Mapping[str, Sequence[Labels]] = {}
+    checks: Sequence[str] = ()
     is_draining: bool = False
     is_stopping: bool = False
     running: Mapping[str, Busy] = {}
+
+    def count_places(self, record: TaskRecord) -> int | None:
+        """How many of its places fit the task; None if its consumer has no places and it requires none."""
+        requires = {name: value for name, value in record.requirements.items() if name not in self.checks}
+        places = self.places.get(record.consumer)
+        if places is None:
+            return 0 if requires else None
+        return sum(satisfies(labels, requires) for labels in places)
 
     @property
     def takes_tasks(self) -> bool:
@@ -145,7 +163,8 @@ class First(msgspec.Struct, frozen=True, gc=False):
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """What stands around some tasks, at `now`: their queues; the nodes that live; by incarnation, those that have died
     or are silent (which live until they are given up); by queue and key, who holds the key or goes first; by the uuid
-    of a task, the first that it waits for; and by queue and line, who stands first where nobody is passed over."""
+    of a task, the first that it waits for; by queue and line, who stands first where nobody is passed over; and by
+    queue and lane, the blocker of the oldest task that is blocked there."""
 
     now: datetime
     queues: Mapping[str, QueueScene]
@@ -154,6 +173,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     holders: Mapping[tuple[str, str], Holder] = {}
     parents: Mapping[str, tuple[str, TaskState]] = {}
     heads: Mapping[tuple[str, str], First] = {}
+    lane_blockers: Mapping[tuple[str, str], Blocker] = {}
 
 
 def line_of(record: TaskRecord, settings: QueueSettings) -> str | None:
@@ -170,6 +190,8 @@ def explain_wait(record: TaskRecord, scene: Scene) -> Why | None:
             return _explain_silence(record, scene)
         case TaskState.PAUSED:
             return _explain_hold(record)
+        case TaskState.BLOCKED if record.blocked_by is not None:
+            return _explain_blocker(record, scene)
         case TaskState.BLOCKED:
             return _explain_dependency(record, scene)
         case TaskState.SCHEDULED | TaskState.RETRYING if record.due_at > scene.now:
@@ -212,7 +234,10 @@ def _explain_turn(record: TaskRecord, scene: Scene) -> Why:
         or _explain_key(record, scene)
         or _explain_queue(record, queue)
         or _explain_head(record, queue, scene)
+        or _explain_places(record, scene)
         or _explain_rooms(record, scene)
+        or _explain_lane(record, scene)
+        or _explain_busy_places(record, scene)
         or Why(
             reason=Reason.TURN,
             text="nothing holds it: it starts when those before it have, of its queue and, by priority, of others",
@@ -229,9 +254,10 @@ def _ready_at(record: TaskRecord, at: datetime | None = None) -> datetime:
 
 
 def _explain_hold(record: TaskRecord) -> Why:
-    # The note of a hold says who and why: "held by ann: wait for the disk".
-    text = f"it is {record.note}" if record.note is not None and record.note.startswith("held") else "it is held"
-    return Why(reason=Reason.HELD, text=text, remedy="release it, or cancel it", since=record.updated_at)
+    hold = record.hold
+    text = "it is held" if hold is None else f"it is {describe_hold(hold)}"
+    since = record.updated_at if hold is None else hold.at
+    return Why(reason=Reason.HELD, text=text, remedy="release it, or cancel it", since=since)
 
 
 def _explain_time(record: TaskRecord) -> Why:
@@ -251,7 +277,7 @@ def _explain_time(record: TaskRecord) -> Why:
 
 def _explain_dependency(record: TaskRecord, scene: Scene) -> Why:
     parent = scene.parents.get(record.uuid)
-    others = f" and {record.waits - 1} more" if record.waits > 1 else ""
+    others = f" and {record.open_dependencies - 1} more" if record.open_dependencies > 1 else ""
     if parent is None:
         # It has ended since the scene was read, or is just being told.
         text, blocker = "those that it waits for have ended, and it is about to be queued", None
@@ -267,36 +293,85 @@ def _explain_dependency(record: TaskRecord, scene: Scene) -> Why:
     )
 
 
+def _explain_blocker(record: TaskRecord, scene: Scene) -> Why:
+    """What the node that checked the task said."""
+    blocker = record.blocker
+    assert blocker is not None
+    remedy = remedy_of(blocker.kind)
+    if not any(record.consumer in node.consumers for node in scene.nodes):
+        remedy = f"start a worker whose app has the consumer {record.consumer!r}: only that checks it again"
+    return Why(reason=Reason.BLOCKED, text=f"it waits for {blocker.label}", remedy=remedy, since=blocker.since)
+
+
+def _explain_lane(record: TaskRecord, scene: Scene) -> Why | None:
+    """Others like it wait for something, and it would too: not each of them is checked."""
+    blocker = scene.lane_blockers.get((record.queue, record.lane))
+    if blocker is None:
+        return None
+    text = f"others of {record.consumer!r} before it wait for {blocker.label}"
+    since = _ready_at(record, blocker.since)
+    return Why(reason=Reason.BLOCKED, text=text, remedy=remedy_of(blocker.kind), since=since)
+
+
+def _explain_places(record: TaskRecord, scene: Scene) -> Why | None:
+    able = [node for node in scene.nodes if record.consumer in node.consumers and node.takes_tasks]
+    fitting = [node.count_places(record) for node in able]
+    if any(n is None or n > 0 for n in fitting):
+        return None
+    what = f"no node has a place for {record.consumer!r}{_with_labels(record)}"
+    return Why(
+        reason=Reason.NO_PLACE, text=what, remedy="add such a place, or cancel the task", since=_ready_at(record)
+    )
+
+
+def _explain_busy_places(record: TaskRecord, scene: Scene) -> Why | None:
+    """Nothing else holds it: then those that fit are taken, or not ready."""
+    able = [node for node in scene.nodes if record.consumer in node.consumers and node.takes_tasks]
+    fitting = sum(node.count_places(record) or 0 for node in able)
+    if not fitting or any(node.count_places(record) is None for node in able):
+        return None
+    running = sum(busy.count for node in able if (busy := node.running.get(record.consumer)) is not None)
+    if not running and not record.requirements:
+        return None
+    text = f"{fitting} of the places{_with_labels(record)} fit, and none is free"
+    return Why(reason=Reason.PLACES_BUSY, text=text, remedy="wait, or add a place", since=_ready_at(record))
+
+
+def _with_labels(record: TaskRecord) -> str:
+    labels = ", ".join(f"{name}={value}" for name, value in record.requirements.items())
+    return f" with {labels}" if labels else ""
+
+
 def _explain_pause(record: TaskRecord, queue: QueueScene) -> Why | None:
     control = queue.control
     if control.is_open:
         return None
     state = "is stopping" if control.state is QueueState.STOPPING else "is paused"
     text = f"queue {record.queue!r} {state}"
-    if control.said is not None:
-        why = f": {control.said.why}" if control.said.why else ""
-        text += f" since {_moment(control.said.at)} by {control.said.by}{why}"
-    since = _ready_at(record, None if control.said is None else control.said.at)
+    if control.state_set is not None:
+        why = f": {control.state_set.reason}" if control.state_set.reason else ""
+        text += f" since {_moment(control.state_set.at)} by {control.state_set.actor}{why}"
+    since = _ready_at(record, None if control.state_set is None else control.state_set.at)
     return Why(reason=Reason.QUEUE_PAUSED, text=text, remedy=f"resume queue {record.queue!r}", since=since)
 
 
 def _explain_nodes(record: TaskRecord, scene: Scene) -> Why | None:
-    able = [node for node in scene.nodes if record.source in node.sources]
+    able = [node for node in scene.nodes if record.consumer in node.consumers]
     if any(node.takes_tasks for node in able):
         return None
     if able:
         names = ", ".join(f"{node.label} {'is stopping' if node.is_stopping else 'is drained'}" for node in able[:3])
-        text = f"all that serve {record.source!r} take nothing new: {names}"
+        text = f"all that serve {record.consumer!r} take nothing new: {names}"
         remedy = "start another worker, or take the draining back"
     else:
         others = f" ({len(scene.nodes)} serve other consumers)" if scene.nodes else ""
-        text = f"no node that serves {record.source!r} is alive{others}"
-        remedy = f"start a worker whose app has the consumer {record.source!r}"
+        text = f"no node that serves {record.consumer!r} is alive{others}"
+        remedy = f"start a worker whose app has the consumer {record.consumer!r}"
     return Why(reason=Reason.NO_NODE, text=text, remedy=remedy, since=_ready_at(record))
 
 
 def _explain_key(record: TaskRecord, scene: Scene) -> Why | None:
-    if not record.parked or record.key is None:
+    if not record.is_parked or record.key is None:
         return None
     holder = scene.holders.get((record.queue, record.key))
     since = _ready_at(record)
@@ -348,8 +423,8 @@ def _explain_queue(record: TaskRecord, queue: QueueScene) -> Why | None:
 
 def _explain_rooms(record: TaskRecord, scene: Scene) -> Why | None:
     """Every node that could take it is full: of its source, of what runs where it would, or of anything."""
-    source = record.source
-    able = [node for node in scene.nodes if source in node.sources and node.takes_tasks]
+    source = record.consumer
+    able = [node for node in scene.nodes if source in node.consumers and node.takes_tasks]
     by_source = [node.running[source] for node in able if node.is_full_of(source)]
     by_executor = [
         busy for node in able if not node.is_full_of(source) and (busy := node.fills_executor_of(source)) is not None

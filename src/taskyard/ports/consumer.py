@@ -12,6 +12,7 @@ from typing import Any
 from taskyard.errors import DuplicateConsumer, InvalidConsumer, UnknownConsumer
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord
+from taskyard.ports.places import Places
 
 log = logging.getLogger("taskyard")
 
@@ -25,7 +26,8 @@ class Consumer:
     when `is_async`. `produce`, where there is one, makes the task of the arguments first; `warm_up` does what would
     otherwise hold up the first run, `close` lets go of what runs here have left loaded. `remote` is `call` in a form
     that can be pickled, for executors in other processes. `takes_results` says that it has an argument `results`, which
-    is filled when it is a group's summary."""
+    is filled when it is a group's summary. `places` are where its tasks run, one at a time each; without any, as many
+    run at once as `concurrent_count` says."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -42,6 +44,7 @@ class Consumer:
     remote: Callable[[TaskRecord], Any] | None = None
     takes_results: bool = False
     encode_many: Callable[[Iterable[Mapping[str, Any]]], list[str]] | None = None
+    places: Places | None = None
 
 
 class BaseTaskConsumer(ABC):

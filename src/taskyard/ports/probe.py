@@ -15,7 +15,8 @@ class Probes:
     turn, never once a task: `claimed`, `settled`, `reported` and `rescued` with the tasks' ids, `idle` when the
     dispatcher has nothing left to do, `outage` with the error of a turn that failed, `stumbled` with the name of a loop
     that had to be started again, `fenced` and `rejoined` with the incarnation that was lost and the one that follows
-    it. `fired` with the tasks that schedules have made, `looked` with the time at which the next is due."""
+    it. `fired` with the tasks that schedules have made, `looked` with the time at which the next is due;
+    `freed` with the key of a blocker that was freed."""
 
     claimed: Probe = staticmethod(_silent)
     settled: Probe = staticmethod(_silent)
@@ -28,6 +29,7 @@ class Probes:
     rejoined: Probe = staticmethod(_silent)
     fired: Probe = staticmethod(_silent)
     looked: Probe = staticmethod(_silent)
+    freed: Probe = staticmethod(_silent)
 
 
 SILENT = Probes()

@@ -95,5 +95,5 @@ class ScheduleStore(Protocol):
 
         A fire time that has a task already makes no other one, whatever the version, and is not counted as fired. Of
         each schedule the last `KEEP_FIRES` fire times are known for certain, all whose tasks have not ended, and all
-        after the state's `handled_at`."""
+        after the state's `watermark_at`."""
         ...

@@ -17,19 +17,22 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from taskyard.errors import ChangedMeanwhile, ClaimLost, InvalidInput, TaskyardError, quote
+from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine, LogLine, join_artifacts, join_lines
+from taskyard.model.blocker import split_key
 from taskyard.model.command import VERBS, Command
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
 from taskyard.model.failures import FailureGroup, is_quarantined
-from taskyard.model.given import check_text, check_time
+from taskyard.model.given import check_labels, check_text, check_time
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import Note
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, Dedupe, Outcome, Run, TaskRecord
+from taskyard.model.task import Attempt, Claim, Dedupe, Outcome, TaskRecord
 from taskyard.model.why import Scene
 
-RUNS_KEPT = 100
+ATTEMPTS_KEPT = 100
 """Runs kept of one task, the latest: a task that postpones itself for ever must not grow for ever."""
 
 PROMOTE_AT_MOST = 1000
@@ -54,15 +57,16 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One process on the store. `incarnation` is random: a reused name is another node. `queues` are those its
     consumers belong to; a task of theirs that was put on another queue is served as well. `limits` says how many tasks
     of a source it runs at once, `max_running` how many of all, `capacities` how many each of its executors does, where
-    that has a limit, and `executors` which of them a source uses: for people to see, it keeps to them by itself. One
-    that `is_stopping` takes nothing new, and leaves when what it runs has ended; one that `is_draining` has heard that
-    it is drained."""
+    that has a limit, and `executors` which of them a source uses: for people to see, it keeps to them by itself.
+    `places` are the labels of each place of a consumer that has places; `checks` the requirements that it judges by an
+    admission check. One that `is_stopping` takes nothing new, and leaves when what it runs has ended; one that
+    `is_draining` has heard that it is drained."""
 
     incarnation: str
     name: str
     pid: int
     host: str
-    sources: tuple[str, ...] = ()
+    consumers: tuple[str, ...] = ()
     started_at: datetime | None = None
     version: str = ""
     queues: tuple[str, ...] = ()
@@ -70,6 +74,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int | None = None
     executors: dict[str, str] = {}
     capacities: dict[str, int] = {}
+    places: dict[str, list[dict[str, str]]] = {}
+    checks: tuple[str, ...] = ()
     is_stopping: bool = False
     is_draining: bool = False
 
@@ -150,12 +156,19 @@ class Added(msgspec.Struct, frozen=True, gc=False):
 
 class Report(msgspec.Struct, frozen=True, gc=False):
     """What a run says of itself while it runs; what is None stays as it was. Fenced like a settle, but never worth an
-    error. `checkpoint` is JSON text for the task's next run."""
+    error. `checkpoint` is JSON text for the task's next run. `lines` and `artifacts` are added to those of the attempt;
+    an artifact replaces one of the same name. The store keeps the latest `LINES_KEPT` lines of an attempt. After a turn
+    that went unanswered the same lines may come again: within an attempt `LogLine.at` tells them apart, and a line that
+    is there already is left as it is. `worker_pid` is the process that runs the attempt, if that is not the node's own;
+    a settle with another one wins."""
 
     claim: Claim
     progress: Progress | None = None
-    note: str | None = None
+    note: Note | None = None
     checkpoint: str | None = None
+    lines: tuple[LogLine, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
+    worker_pid: int | None = None
 
     def after(self, earlier: Report) -> Report:
         """Both in one: the later says more."""
@@ -164,6 +177,9 @@ class Report(msgspec.Struct, frozen=True, gc=False):
             earlier.progress if self.progress is None else self.progress,
             earlier.note if self.note is None else self.note,
             earlier.checkpoint if self.checkpoint is None else self.checkpoint,
+            join_lines(earlier.lines, self.lines) if earlier.lines and self.lines else earlier.lines or self.lines,
+            join_artifacts(earlier.artifacts, self.artifacts),
+            earlier.worker_pid if self.worker_pid is None else self.worker_pid,
         )
 
 
@@ -187,15 +203,26 @@ class Applied(msgspec.Struct, frozen=True):
     refused: TaskyardError | None = None
 
 
+class BlockedGroup(msgspec.Struct, frozen=True):
+    """The tasks of one consumer that one blocker keeps from starting: how many, and the uuid of the oldest."""
+
+    key: str
+    consumer: str
+    count: int
+    first: str
+
+
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks to list, or to ask something of; None means any. `node` is the incarnation that runs the task;
     `error` the name of a class among those of its last error, its bases included, or the kind of one that nobody
     raised, such as "system"; `uuid` how its id begins or ends; `quarantined` whether it was failed because it took its
-    workers down."""
+    workers down; `labels` those that it must have, all of them; `blocker` a kind, such as "disk", or
+    a kind and a detail, such as "disk:/data". It finds what an admission check blocks, not what waits for other
+    tasks."""
 
     states: tuple[TaskState, ...] | None = None
     queue: str | None = None
-    source: str | None = None
+    consumer: str | None = None
     group: str | None = None
     key: str | None = None
     node: str | None = None
@@ -206,12 +233,14 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     finished_after: datetime | None = None
     finished_before: datetime | None = None
     quarantined: bool | None = None
+    labels: dict[str, str] = {}
+    blocker: str | None = None
 
     def __post_init__(self) -> None:
         """What is no filter is told at once: it would match nothing, or fail within a store."""
         if self.states is not None:
             force_setattr(self, "states", _states(self.states))
-        for name in ("queue", "source", "group", "key", "node", "error", "uuid"):
+        for name in ("queue", "consumer", "group", "key", "node", "error", "uuid", "blocker"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 hint = f"; give its name, {value.__name__!r}" if isinstance(value, type) else ""
@@ -221,6 +250,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("created_after", "created_before", "finished_after", "finished_before"):
             if (at := getattr(self, name)) is not None:
                 force_setattr(self, name, check_time(name, at))
+        if self.labels:
+            force_setattr(self, "labels", check_labels(self.labels))
         if self.quarantined not in (None, True, False):
             raise InvalidInput(f"quarantined must be True, False, or None for any, not {quote(self.quarantined)}")
 
@@ -229,7 +260,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         return (
             (self.states is None or record.state in self.states)
             and (self.queue is None or record.queue == self.queue)
-            and (self.source is None or record.source == self.source)
+            and (self.consumer is None or record.consumer == self.consumer)
             and (self.group is None or record.group_id == self.group)
             and (self.key is None or record.key == self.key)
             and (self.node is None or record.node == self.node)
@@ -238,15 +269,18 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             and _is_within(record.created_at, self.created_after, self.created_before)
             and _is_within(record.finished_at, self.finished_after, self.finished_before)
             and (self.quarantined is None or is_quarantined(record) is self.quarantined)
+            and (not self.labels or self.labels.items() <= record.labels.items())
+            and (self.blocker is None or _is_blocked_by(record.blocked_by, self.blocker))
         )
 
     def check(self, record: TaskRecord, command: Command) -> None:
         """`ChangedMeanwhile` if the record is not, or no longer, among those that the command is for."""
         if self is not ANY and not self.matches(record):
-            hint = "it is not among those that were meant, or no longer"
+            why = "it does not match the filter, or no longer does"
             if self.queue is not None and self.queue != record.queue:
-                hint = f"it is in queue {quote(record.queue)}, and this is for {quote(self.queue)}"
-            raise ChangedMeanwhile(record.uuid, VERBS[type(command)], record.state, hint)
+                why = f"it is in queue {quote(record.queue)}, and this command is for {quote(self.queue)}"
+            verb, detail = VERBS[type(command)], f"it is {record.state}; {why}"
+            raise ChangedMeanwhile(record.uuid, verb, record.state, code="changed_meanwhile", detail=detail)
 
 
 def _states(given: Any) -> tuple[TaskState, ...]:
@@ -263,6 +297,10 @@ def _is_within(at: datetime | None, after: datetime | None, before: datetime | N
     if at is None:
         return after is None and before is None
     return (after is None or at >= after) and (before is None or at < before)
+
+
+def _is_blocked_by(key: str | None, wanted: str) -> bool:
+    return key is not None and wanted in (key, split_key(key)[0])
 
 
 ANY = TaskFilter()
@@ -293,7 +331,7 @@ class Store(Protocol):
 
     async def queues(self) -> list[QueueStatus]:
         """Every queue that has rules, tasks, or something said about it, by name. `oldest_due_at` is the earliest due
-        time among those that are first of their source and priority, by place, and that no key holds back."""
+        time among those that are first of their lane, by place, and that no key holds back."""
         ...
 
     async def join(self, node: Node) -> None:
@@ -361,6 +399,20 @@ class Store(Protocol):
         Two turns of one node may be on their way at the same time: each is carried out as if it were alone."""
         ...
 
+    async def preview(self, demand: Demand) -> list[TaskRecord]:
+        """The tasks that a turn with this demand would claim now, first to start first. Nothing is changed: what is due
+        is not promoted for it."""
+        ...
+
+    async def list_lanes(self) -> list[str]:
+        """The lanes that may have tasks to start, over all queues (`lane_of`), each once. A lane that has none any more
+        may still be among them."""
+        ...
+
+    async def list_blockers(self) -> list[BlockedGroup]:
+        """What tasks are blocked by, apart from other tasks, by key and consumer."""
+        ...
+
     async def apply(
         self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
     ) -> list[Applied]:
@@ -411,8 +463,22 @@ class Store(Protocol):
         """Those of these tasks that others were made of (`origin`), as far as the others are still kept."""
         ...
 
-    async def list_runs(self, uuid: str) -> list[Run]:
-        """The attempts of a task that have ended, in order, the latest `RUNS_KEPT`."""
+    async def list_attempts(self, uuid: str) -> list[Attempt]:
+        """The attempts of a task in order, the latest `ATTEMPTS_KEPT`. An attempt that runs is the last one: its state
+        is running and its `finished_at` is None. An older attempt is forgotten with its lines and artifacts."""
+        ...
+
+    async def list_lines(self, uuid: str, *, token: int | None = None, limit: int = 1000) -> list[AttemptLine]:
+        """The latest `limit` log lines of a task, oldest first: by attempt, then by time. `token` asks for those of one
+        attempt. No lines if the task is not in the store."""
+        ...
+
+    async def list_artifacts(self, uuid: str) -> list[AttemptArtifact]:
+        """The artifacts of a task, by attempt and name, without their data."""
+        ...
+
+    async def find_artifact(self, uuid: str, token: int, name: str) -> Artifact | None:
+        """The artifact of this name that this attempt of the task has made, with its data if that is in the store."""
         ...
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
@@ -441,7 +507,8 @@ class Store(Protocol):
         ...
 
     async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
-        """Forget at most `limit` tasks that ended before then, with their runs, oldest first; how many they were. Where
+        """Forget at most `limit` tasks that ended before then, with their attempts, log lines and artifacts, oldest
+        first; how many they were. Files of artifacts are left alone: they are on the machines of the nodes. Where
         several machines share a store, none that is younger than that by the clock of its server. None that one which
         has not ended waits, or has waited, for. Slots whose window is over are forgotten with them. `failed`
         means those that failed, or the others alone."""
@@ -515,8 +582,8 @@ class LeasedStore(Protocol):
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):
-    """The version a store's tables have, 0 if there are none yet; the newest this program knows; and the names of the
-    migrations in between, in order."""
+    """The version of a store's tables, 0 if there are none yet; the newest that this program knows; and the names of
+    the migrations in between, in order, and of the bundle if the store has an older one."""
 
     version: int
     newest: int

@@ -1,175 +1,307 @@
-"""How much this node may start now: running tasks counted in total and per source, told to the store as a `Demand`.
+"""Which tasks may start here, decided before the store starts them.
 
-It only counts. Limits that hold across nodes (of queues, of keys) are the store's.
+A node that has places or admission checks claims in two steps. It asks the store what it would claim, gives each of
+these tasks a place and runs the checks, and then claims exactly the tasks that passed. So no task starts that has no
+place, none is started and put back, and the order of every queue holds. A task that a check refuses is stored as
+blocked, and leaves the line, or holds it where the order is strict.
+
+A node without places and checks claims in one step: nothing here is asked then.
+
+Invariants: at most `LOOKS_AT_MOST` tasks of a lane are checked for one blocker until that is freed. An admission is
+claimed by the next turn, or dropped: it is never kept while the store is away, the node drains or a place changes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from enum import Enum, auto
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
+from taskyard.errors import StoreError
+from taskyard.model.blocker import satisfies, split_key, split_lane
+from taskyard.model.command import Block
 from taskyard.model.limits import Demand
+from taskyard.model.task import TaskRecord
+from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
+from taskyard.ports.places import Place, Places
+from taskyard.ports.store import Store, Turned
+from taskyard.queueing.blockers import LOOKS_AT_MOST, BlockerLoop
+from taskyard.queueing.capacity import Slots
+from taskyard.queueing.checks import Checks
 
-NO_LIMITS: Mapping[str, int | None] = {}
+log = logging.getLogger("taskyard")
+
+JUDGE_S = 0.05
+"""When a look takes longer and some tasks have passed, those are claimed before the look goes on."""
+RECHECK_WAIT_S = 1.0
+"""How long a node that starts waits for its first round of rechecks before it looks at tasks."""
+FRUITLESS_FIRST_S, FRUITLESS_CAP_S = 0.01, 1.0
+"""The pause after a claim that brought nothing; it doubles until one brings something."""
+
+_read_lane = lru_cache(maxsize=1024)(split_lane)
 
 
-class Hold(Enum):
-    """Why a node claims nothing for a while: somebody drains it, or it cannot tell whether it still counts as alive."""
+class Admitted(NamedTuple):
+    """Tasks that passed, by id, with their places."""
 
-    DRAIN = auto()
-    FENCE = auto()
+    places: dict[int, str | None]
+    lanes: list[str]
+    taken: list[tuple[str, str]]
+    """The consumer and the place of each task that has one."""
 
 
-class Slots:
-    """`consumers` may come and go while the node runs: say `learn` then. What runs of one that has gone is counted
-    until it ends, also against the slots of one that comes under the same name. `others` is the room for sources that
-    are not among them. `capacities` is what each executor runs at once, where it has a limit: no source is asked for
-    beyond what its executor has free. Sources that share an executor may together get more than that; it waits there,
-    and goes back at a stop."""
+class Pending(NamedTuple):
+    """What the next turn claims, and how many claims it brought."""
+
+    demand: Demand
+    taken: Sequence[tuple[str, str]]
+    answer: asyncio.Future[int]
+
+
+class AdmissionControl:
+    """`consumers` may come and go: say `learn` then. `node` names this node in events. `announce` is called after tasks
+    were blocked or freed. `run` and `blockers.run` are the loops; all other calls are made on their event loop."""
 
     def __init__(
         self,
-        consumers: Mapping[str, Consumer],
+        store: Store,
+        slots: Slots,
+        blockers: BlockerLoop,
         *,
-        max_running: int,
-        others: int = 0,
-        capacities: Mapping[str, int | None] = NO_LIMITS,
+        consumers: Mapping[str, Consumer],
+        checks: Checks,
+        node: str,
+        announce: Callable[[], None],
+        clock: Clock,
     ) -> None:
-        self._consumers = consumers
-        self._total = max_running
-        self._others = others
-        self._limits: dict[str, int] = {}
-        """How many of each source that is served may run."""
-        self._sources: dict[str, int] = {}
-        """How many more may start; less than none where a source has gone and some of it still runs."""
-        self._capacities = {executor: limit for executor, limit in capacities.items() if limit is not None}
-        self._room = dict(self._capacities)
-        self._executors: dict[str, str] = {}
-        self._strangers: Counter[str] = Counter()
-        self._demand: Demand | None = None
-        self._stale = True
-        self._stopped = False
-        self._holds: set[Hold] = set()
-        self.learn()
+        self._store, self._slots, self._consumers = store, slots, consumers
+        self._checks, self._node, self._announce, self._clock = checks, node, announce, clock
+        self.blockers, self._known = blockers, blockers.known
+        self._claim: Callable[[], None] = lambda: None
+        self._wake = asyncio.Event()
+        self._pending: Pending | None = None
+        self._fruitless = 0
+        self._is_in_doubt = False
+        self._cut_lanes: set[str] = set()
+        """The lanes of tasks that passed and were not claimed, because others came before them meanwhile."""
+        self.is_active = bool(checks)
 
-    @property
-    def is_stopped(self) -> bool:
-        return self._stopped
-
-    def stop(self) -> None:
-        """Ask for nothing from here on."""
-        self._stopped = True
-        self._demand, self._stale = None, False
-
-    @property
-    def is_draining(self) -> bool:
-        return Hold.DRAIN in self._holds
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether this node may hold nothing: neither claim, nor begin what it had claimed."""
-        return Hold.FENCE in self._holds
-
-    def hold(self, why: Hold) -> None:
-        """Ask for nothing until `release`, of every reason there is."""
-        self._holds.add(why)
-        self._stale = not self._stopped
-
-    def release(self, why: Hold) -> None:
-        self._holds.discard(why)
-        self._stale = not self._stopped
-
-    def demand(self) -> Demand | None:
-        """What there is room for, or None. Asked on every turn, so it is made anew only when something has changed."""
-        if self._stale:
-            self._demand = self._count()
-            self._stale = False
-        return self._demand
-
-    def limits(self) -> dict[str, int]:
-        """How many tasks of each source may run here at once, as far as its own limit goes."""
-        return dict(self._limits)
-
-    def executors(self) -> dict[str, str]:
-        """Where each source runs, of those whose executor has a limit."""
-        return {source: executor for source, executor in self._executors.items() if source in self._limits}
-
-    def capacities(self) -> dict[str, int]:
-        """How many tasks each executor runs at once, where it has a limit."""
-        return dict(self._capacities)
-
-    def take(self, source: str) -> None:
-        self._total -= 1
-        if source in self._limits:
-            self._sources[source] -= 1
-            if source in self._executors:
-                self._room[self._executors[source]] -= 1
-        else:
-            self._others -= 1
-            self._strangers[source] += 1
-        self._stale = not self._stopped
-
-    def free(self, source: str) -> None:
-        self._total += 1
-        # A source may have been registered since its task was taken as one of the others: it goes back there.
-        if self._strangers and self._strangers[source]:
-            self._others += 1
-            self._strangers[source] -= 1
-        else:
-            self._sources[source] += 1
-            if source in self._executors:
-                self._room[self._executors[source]] += 1
-            if source not in self._limits:
-                self._forget_if_over(source)
-        self._stale = not self._stopped
+    def connect(self, claim: Callable[[], None]) -> None:
+        """`claim` makes the dispatcher take a turn."""
+        self._claim = claim
 
     def learn(self) -> None:
-        """Consumers have come or gone: those that are there have their slots, the others none."""
-        for name in self._limits.keys() - self._consumers.keys():
-            self._sources[name] -= self._limits.pop(name)
-            self._forget_if_over(name)
-        for name, consumer in list(self._consumers.items()):  # a thread may be registering another
-            limit = _sensible(consumer.concurrent_count)
-            self._sources[name] = self._sources.get(name, 0) + limit - self._limits.get(name, 0)
-            self._limits[name] = limit
-            self._settle_in(name, consumer.executor)
-        self._stale = not self._stopped
+        """Consumers or their places have changed."""
+        self.is_active = bool(self._checks) or self._slots.has_places
+        self._look()
 
-    def _settle_in(self, source: str, executor: str) -> None:
-        """Let the source count for its executor. What runs of an earlier one of that name counts for the same: at worst
-        a few wait for a thread or a worker that another has."""
-        before, after = self._executors.get(source), executor if executor in self._capacities else None
-        if before == after:
-            return
-        running = self._limits[source] - self._sources[source]
-        if before is not None:
-            self._room[self._executors.pop(source)] += running
-        if after is not None:
-            self._executors[source] = after
-            self._room[after] -= running
+    # --- what the dispatcher asks -------------------------------------------------------------------------------------
 
-    def _forget_if_over(self, source: str) -> None:
-        """Nothing is left to be known of a source that has gone when the last of it has ended."""
-        if self._sources[source] == 0:
-            del self._sources[source]
-            self._executors.pop(source, None)
-
-    def _count(self) -> Demand | None:
-        if self._total <= 0 or self._holds:
+    def demand(self) -> Demand | None:
+        """What the next turn claims for: what was admitted, or all there is room for where nothing has to be."""
+        room = self._slots.demand()
+        if not self.is_active:
+            return room
+        pending = self._pending
+        if pending is None:
             return None
-        sources = {source: max(0, self._sources[source]) for source in self._limits}
-        for source, executor in self._executors.items():
-            if source in sources:
-                sources[source] = max(0, min(sources[source], self._room[executor]))
-        if self._others > 0:
-            # Full sources are listed too: one that is not listed would be taken for unknown.
-            return Demand(self._total, sources, self._others)
-        free = {source: n for source, n in sources.items() if n > 0}
-        return Demand(self._total, free) if free else None
+        if room is None or not self._slots.are_free(pending.taken):
+            # The node drains or stops, or a place has changed: what was admitted is judged again.
+            self._answer(pending, 0)
+            return None
+        return pending.demand
+
+    def _look(self) -> None:
+        """Something may have become startable."""
+        if self.is_active:
+            self._wake.set()
+
+    def turned(self, demand: Demand | None, turned: Turned, *, has_written: bool) -> None:
+        """The store has answered a turn. `has_written` says that it carried settles or adds."""
+        self._is_in_doubt = False
+        pending = self._pending
+        is_ours = demand is not None and pending is not None and demand is pending.demand
+        if is_ours and pending is not None:
+            self._answer(pending, len(turned.claims))
+        if has_written or turned.claims or not is_ours:
+            self._look()
+
+    def failed(self, demand: Demand | None) -> None:
+        """A turn was not answered. The dispatcher finds what it may have claimed before its next turn; until that is
+        answered, what seems free may be taken."""
+        pending = self._pending
+        if pending is not None and demand is pending.demand:
+            self._is_in_doubt = True
+            self._answer(pending, 0)
+
+    def _answer(self, pending: Pending, claims: int) -> None:
+        self._pending = None
+        if not pending.answer.done():
+            pending.answer.set_result(claims)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Admit tasks until cancelled."""
+        self._pending = None
+        until = self._clock.monotonic() + RECHECK_WAIT_S
+        if self._checks:
+            await self._clock.wait(self.blockers.has_rechecked, until)
+        while True:
+            self._wake.clear()
+            while self.is_active and await self._admit_some():
+                pass
+            await self._clock.wait(self._wake, None)
+
+    async def _admit_some(self) -> bool:
+        """Look at what would start next; whether there may be more."""
+        room = None if self._is_in_doubt else self._slots.demand()
+        demand = None if room is None else self._by_lane(room, await self._store.list_lanes())
+        if demand is None:
+            self._cut_lanes.clear()
+            return False
+        picked = await self._store.preview(demand)
+        self.blockers.freed_meanwhile.clear()
+        admitted, blocked = await self._judge(picked)
+        await self._block(blocked)
+        was_cut = bool(self._cut_lanes)
+        self._cut_lanes.clear()
+        if not admitted.places:
+            return bool(blocked) or was_cut
+        claims = await self._claim_all(admitted, demand)
+        self._fruitless = 0 if claims else self._fruitless + 1
+        if claims < len(admitted.lanes):
+            # Others came first meanwhile. Of these lanes alone the next look is not disturbed by those of other lanes.
+            self._cut_lanes.update(admitted.lanes[claims:])
+        await self._pause()
+        return True
+
+    async def _claim_all(self, admitted: Admitted, demand: Demand) -> int:
+        """Let the next turn claim these; how many it claimed. What it asks for is what the preview was asked, so that
+        it finds the tasks in the same order."""
+        lanes = {lane: room for lane, room in demand.per_lane.items() if self._known.is_open(lane, _read_lane(lane)[1])}
+        only = Demand(len(admitted.places), lanes, demand.others, admitted.places)
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._pending = pending = Pending(only, admitted.taken, answer)
+        try:
+            self._claim()
+            return await answer
+        finally:
+            if self._pending is pending:
+                self._pending = None
+
+    async def _pause(self) -> None:
+        """If claims brought nothing, others are faster, or this node counts as dead. The first look is at once."""
+        if self._fruitless > 1:
+            pause_s = min(FRUITLESS_CAP_S, FRUITLESS_FIRST_S * 2 ** min(self._fruitless, 10))
+            await self._clock.wait(asyncio.Event(), self._clock.monotonic() + pause_s)
+
+    async def _block(self, blocked: Mapping[str, Sequence[str]]) -> None:
+        """Store these tasks as blocked, by key of the blocker."""
+        for key, uuids in blocked.items():
+            try:
+                await self._store.apply(uuids, Block(*split_key(key)), by=self._node)
+            except StoreError:
+                raise
+            except Exception:
+                log.exception("tasks could not be blocked by %r; they are looked at again", key)
+            if key in self.blockers.freed_meanwhile:
+                # Race: it was freed after the check had named it, and before the tasks were stored as blocked.
+                self.blockers.free_key(key)
+        if blocked:
+            self._announce()
+
+    def _by_lane(self, demand: Demand, lanes: Iterable[str]) -> Demand | None:
+        """The same room by lanes: of each, as much as its consumer has, or as it has places that fit."""
+        rooms: dict[str, int] = {}
+        for lane in self._cut_lanes or {*lanes, *demand.per_lane}:
+            consumer, requires = _read_lane(lane)
+            room = self._room(consumer, requires, demand) if self._known.is_open(lane, requires) else 0
+            if room > 0 or demand.others:  # where others are served, a lane that is not listed is one of them
+                rooms[lane] = room
+        if not any(rooms.values()) and not demand.others:
+            return None
+        return Demand(demand.total, rooms, demand.others)
+
+    def _room(self, name: str, requires: Mapping[str, str], demand: Demand) -> int:
+        room = demand.per_lane.get(name, 0)
+        needs = self._labels_of(requires)
+        consumer = self._consumers.get(name)
+        if consumer is not None and consumer.places is not None:
+            return min(room, sum(satisfies(place.labels, needs) for place in self._slots.free_places(name)))
+        return 0 if needs else room
+
+    def _labels_of(self, requires: Mapping[str, str]) -> dict[str, str]:
+        """What a place must have of these. The rest is for the checks."""
+        return {name: value for name, value in requires.items() if name not in self._checks.kinds}
+
+    # --- each task ----------------------------------------------------------------------------------------------------
+
+    async def _judge(self, picked: Sequence[TaskRecord]) -> tuple[Admitted, dict[str, list[str]]]:
+        """Of these tasks, in order: those that may start; and the others, by key of the blocker."""
+        admitted = Admitted({}, [], [])
+        blocked: dict[str, list[str]] = {}
+        free = _Free(self._slots, self._consumers)
+        until = self._clock.monotonic() + JUDGE_S
+        for record in picked:
+            if admitted.places and self._clock.monotonic() > until:
+                break
+            place = free.find(record, self._labels_of(record.requirements))
+            if place is None:
+                break  # what follows may have to wait for this one
+            if not self._known.is_open(record.lane, record.requirements):
+                continue
+            blocker = await self._checks.find_blocker(record)
+            if blocker is not None:
+                self._known.note(blocker.key, record.lane, LOOKS_AT_MOST if self._checks.is_slow else 1)
+                blocked.setdefault(blocker.key, []).append(record.uuid)
+                continue
+            name = free.take(record, place)
+            admitted.places[record.id] = name
+            admitted.lanes.append(record.lane)
+            if name is not None:
+                admitted.taken.append((record.consumer, name))
+        return admitted, blocked
 
 
-def _sensible(count: object) -> int:
-    """A count that is missing or makes no sense is 1, whatever its annotation promised."""
-    return count if isinstance(count, int) and count >= 1 else 1
+class _Free:
+    """What is free while tasks are judged. Consumers may share their places."""
+
+    def __init__(self, slots: Slots, consumers: Mapping[str, Consumer]) -> None:
+        self._slots, self._consumers = slots, consumers
+        self._rooms: dict[str, int] = {}
+        self._places: dict[Places, list[Place]] = {}
+
+    def find(self, record: TaskRecord, needs: Mapping[str, str]) -> Place | bool | None:
+        """A place that fits, or True where the consumer has no places and has room; else None."""
+        consumer = self._consumers.get(record.consumer)
+        if consumer is not None and consumer.places is not None:
+            if consumer.places not in self._places:
+                self._places[consumer.places] = self._slots.free_places(consumer.name)
+            return _choose(self._places[consumer.places], needs)
+        return self._room(record.consumer) > 0 or None
+
+    def take(self, record: TaskRecord, place: Place | bool) -> str | None:
+        """Take what was found; the name of the place."""
+        if not isinstance(place, Place):
+            self._rooms[record.consumer] = self._room(record.consumer) - 1
+            return None
+        places = self._consumers[record.consumer].places
+        assert places is not None
+        self._places[places].remove(place)
+        return place.name
+
+    def _room(self, name: str) -> int:
+        if name not in self._rooms:
+            demand = self._slots.demand()
+            self._rooms[name] = 0 if demand is None else demand.per_lane.get(name, demand.others)
+        return self._rooms[name]
+
+
+def _choose(places: Sequence[Place], needs: Mapping[str, str]) -> Place | None:
+    """Of the places that fit, one with the fewest labels: others may need what the rest have."""
+    fitting = [place for place in places if satisfies(place.labels, needs)]
+    return min(fitting, key=lambda place: len(place.labels), default=None)

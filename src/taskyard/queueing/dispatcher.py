@@ -28,14 +28,16 @@ import msgspec
 from taskyard.errors import ClaimLost, OutcomeUnknown, StoreError, StoreReplaced, StoreUnavailable
 from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.move import Move
+from taskyard.model.notes import Note, NoteCode
 from taskyard.model.state import COMPLETED, TaskState
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.paging import task_pages
 from taskyard.ports.probe import SILENT, Probes
 from taskyard.ports.store import LeasedStore, Store, TaskFilter, Turned
-from taskyard.queueing.admission import Slots
+from taskyard.queueing.admission import AdmissionControl
 from taskyard.queueing.blame import Blame
+from taskyard.queueing.capacity import Slots
 from taskyard.queueing.inbox import Batch, Inbox, Settle
 
 log = logging.getLogger("taskyard")
@@ -78,7 +80,7 @@ class _Sent:
 
 
 class Dispatcher:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it works with, each part with a name
         self,
         store: Store,
         node: str,
@@ -86,6 +88,7 @@ class Dispatcher:
         slots: Slots,
         clock: Clock,
         jitter: Callable[[], float],
+        admission: AdmissionControl | None = None,
         probes: Probes = SILENT,
         many: int = MANY,
         many_ends: int = MANY_ENDS,
@@ -93,7 +96,10 @@ class Dispatcher:
         self._store, self._node, self._slots, self._clock = store, node, slots, clock
         self._jitter, self._probes = jitter, probes
         self._hooks: Hooks
-        self.inbox = Inbox(store, slots)
+        self._admission = admission
+        self.inbox = Inbox(store, slots, admission)
+        if admission is not None:
+            admission.connect(self.inbox.claim)
         self._blame = Blame(self.inbox)
         self._former: set[str] = set()
         self._sent: list[_Sent] = []
@@ -232,6 +238,8 @@ class Dispatcher:
         # What may run goes ahead of whoever submitted it: the one is to start on time, the other has all it wanted.
         if turned.claims:
             self._accept(turned.claims)
+        if self._admission is not None:
+            self._admission.turned(batch.demand, turned, has_written=bool(batch.settles or batch.adds))
         if batch.waiting:
             batch.answer(turned.added)
         if batch.settles:
@@ -266,7 +274,7 @@ class Dispatcher:
         now = 0 if self._held or len(self.inbox.settles) * 2 >= len(claims) else len(claims) // 2
         self._begin(claims[:now])
         for claim in claims[now:]:
-            self._slots.take(claim.record.source)
+            self._slots.take(claim.record.consumer, claim.record.device)
         self._held += claims[now:]
 
     def _begin_beside(self) -> None:
@@ -284,7 +292,7 @@ class Dispatcher:
         held = self._held[:at_most]
         del self._held[:at_most]
         for claim in held:
-            self._slots.free(claim.record.source)
+            self._slots.free(claim.record.consumer, claim.record.device)
         self._begin(held)
 
     def _begin(self, claims: list[Claim]) -> None:
@@ -292,7 +300,7 @@ class Dispatcher:
             claims = self._give_back_unwanted(claims)
         take, start = self._slots.take, self._hooks.start
         for claim in claims:
-            take(claim.record.source)
+            take(claim.record.consumer, claim.record.device)
             try:
                 start(claim)
             except Exception as error:  # a bug of ours, which is to cost this task alone
@@ -310,9 +318,9 @@ class Dispatcher:
             if not is_stale and not self._slots.is_stopped:
                 wanted.append(claim)
                 continue
-            note = "its node had lost its lease" if is_stale else "the node was stopping"
-            self._slots.take(claim.record.source)
-            self.inbox.settle(claim, Move.given_back(at=self._clock.now(), note=note))
+            code = NoteCode.LEASE_LOST if is_stale else NoteCode.NODE_STOPPED
+            self._slots.take(claim.record.consumer, claim.record.device)
+            self.inbox.settle(claim, Move.given_back(at=self._clock.now(), note=Note(code)))
         return wanted
 
     # --- when the store is away ---------------------------------------------------------------------------------------
@@ -323,6 +331,8 @@ class Dispatcher:
             self._doubtful.update(claim.token for claim, _ in batch.settles)
             self._claims_in_doubt |= batch.demand is not None
         self.inbox.put_back(batch)
+        if self._admission is not None:
+            self._admission.failed(batch.demand)
         if not self._blame.is_apart and batch.settles and _is_refusal(error):
             # It may be a settle that is at fault: who submits is told when his tasks have been refused by themselves.
             self.inbox.put_back_adds(batch)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,7 +22,7 @@ from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.task import Claim, Dedupe
 from taskyard.ports.store import Add, Added, PromptStore, Report, Store
-from taskyard.queueing.admission import Slots
+from taskyard.queueing.capacity import Slots
 
 ADDS_AT_MOST = 1000
 """Tasks one turn adds, unless a single caller hands in more: a burst of submits must not keep claims waiting."""
@@ -35,6 +35,15 @@ REPLACE = Dedupe.REPLACE  # looked at once, not once per submit
 
 Settle = tuple[Claim, Move]
 Waiter = asyncio.Future[list[Added]]
+
+
+class DemandSource(Protocol):
+    """What the next turn claims for."""
+
+    is_active: bool
+    """Whether what is claimed has to be prepared."""
+
+    def demand(self) -> Demand | None: ...
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -64,8 +73,9 @@ class Inbox:
     """`settles`, `adds` and `reports` are what is there now, for looking; in `settles` who finds a fault may also put
     one in the place of another."""
 
-    def __init__(self, store: Store, slots: Slots) -> None:
+    def __init__(self, store: Store, slots: Slots, demands: DemandSource | None = None) -> None:
         self._slots = slots
+        self._demands = demands
         self.settles: list[Settle] = []
         self.adds: deque[tuple[Add, Waiter]] = deque()
         self.reports: dict[int, Report] = {}
@@ -119,7 +129,7 @@ class Inbox:
 
     def settle(self, claim: Claim, move: Move) -> None:
         """The run of `claim` has ended: its slot is free, and `move` will be written, however long that takes."""
-        self._slots.free(claim.record.source)
+        self._slots.free(claim.record.consumer, claim.record.device)
         self.settles.append((claim, move))
         if self._waiter is not None:
             self.rouse()
@@ -132,10 +142,21 @@ class Inbox:
             self.rouse()
 
     def look(self) -> None:
-        """Something may have become startable elsewhere: claim if there is room."""
+        """Something may have become startable elsewhere: claim if there is room. What is prepared first is prepared
+        after a turn, which queues what is due and answers when the next task is."""
+        if self._demands is None or not self._demands.is_active:
+            self.claim()
+        elif self._slots.demand() is not None:
+            self.promote()
+
+    def claim(self) -> None:
+        """Take a turn if there is anything to claim for."""
         self._look = True
-        if self._waiter is not None and self._slots.demand() is not None:
+        if self._waiter is not None and self._demand() is not None:
             self.rouse()
+
+    def _demand(self) -> Demand | None:
+        return self._slots.demand() if self._demands is None else self._demands.demand()
 
     def promote(self) -> None:
         """Something is due: take a turn even without room, so that it joins its queue."""
@@ -157,7 +178,7 @@ class Inbox:
         """Whether there is anything to take a turn for."""
         if self.settles or self.adds or self.reports or self._must_turn:
             return True
-        return self._look and self._slots.demand() is not None
+        return self._look and self._demand() is not None
 
     async def wait(self) -> None:
         """Return when something is handed in. Called when there is no work, by one at a time."""
@@ -182,7 +203,7 @@ class Inbox:
         reports = self._take_reports()
         self._look = self._must_turn = False
         self._submitter = None  # who submits may be answered on the spot as often again
-        return Batch(settles, adds, waiting, reports, self._slots.demand())
+        return Batch(settles, adds, waiting, reports, self._demand())
 
     def take_settles(self, count: int) -> list[Settle]:
         """A turn settles first, and what a run says after its end is ignored: its last word goes one turn ahead."""
@@ -203,7 +224,7 @@ class Inbox:
         """What there is room for, without the rest."""
         self._look = self._must_turn = False
         self._submitter = None
-        return Batch(demand=self._slots.demand())
+        return Batch(demand=self._demand())
 
     def _take_reports(self) -> list[Report]:
         if not self.reports:

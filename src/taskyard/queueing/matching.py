@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from taskyard.errors import ChangedMeanwhile, CommandRefused, DependencyLost, TaskyardError
+from taskyard.errors import ChangedMeanwhile, CommandRefused, DependencyLost, TaskyardError, describe_refusal
 from taskyard.model.command import (
     FITS,
     Cancel,
@@ -23,7 +23,7 @@ from taskyard.model.command import (
     SetPriority,
     Skip,
     StartNow,
-    why_unfit,
+    refusal_code,
 )
 from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.given import check_by, check_priority, check_reason, check_time
@@ -47,13 +47,14 @@ all that match are changed, the others keep two thirds of what they had at least
 
 class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
     """What became of all that match: how many were found, how many of them were changed, how many changed meanwhile so
-    that they are not meant any more, and how many the command does not fit, by why. `quarantined` were left out from
-    the start: they took their workers down, and would again."""
+    that they are not meant any more, and how many the command does not fit, by code; `reasons` has a sentence for each
+    code. `quarantined` were left out from the start: they took their workers down, and would again."""
 
     matched: int = 0
     moved: int = 0
     changed_meanwhile: int = 0
     unfit: dict[str, int] = {}
+    reasons: dict[str, str] = {}
     quarantined: int = 0
 
     @property
@@ -80,20 +81,25 @@ class Tally:
     def __init__(self) -> None:
         self.matched = self.moved = self.changed_meanwhile = self.quarantined = 0
         self.unfit: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
         self.first_refused: TaskyardError | None = None
 
     def refuse(self, refused: TaskyardError) -> None:
         self.first_refused = self.first_refused or refused
         if isinstance(refused, CommandRefused) and not isinstance(refused, ChangedMeanwhile):
-            self.unfit[refused.why] += 1
+            self.set_unfit(refused.code, describe_refusal(refused.code))
         else:
             self.changed_meanwhile += 1  # it may even be forgotten by now
 
-    def set_aside(self, why: str, count: int) -> None:
+    def set_unfit(self, code: str, reason: str, count: int = 1) -> None:
+        self.unfit[code] += count
+        self.reasons.setdefault(code, reason)
+
+    def set_aside(self, code: str, count: int) -> None:
         """Found, but not to be asked."""
         if count:
             self.matched += count
-            self.unfit[why] += count
+            self.set_unfit(code, describe_refusal(code), count)
 
     def report(self) -> BulkReport:
         return BulkReport(
@@ -101,6 +107,7 @@ class Tally:
             moved=self.moved,
             changed_meanwhile=self.changed_meanwhile,
             unfit=dict(self.unfit),
+            reasons=dict(self.reasons),
             quarantined=self.quarantined,
         )
 
@@ -235,7 +242,7 @@ class Matching:
         named, fits = self.where.states, FITS[type(command)]
         for state in named or ():
             if state not in fits:
-                tally.set_aside(why_unfit(command, state), await self._count(replace(self.where, states=(state,))))
+                tally.set_aside(refusal_code(command, state), await self._count(replace(self.where, states=(state,))))
         meant = replace(self.where, states=tuple(state for state in named or TaskState if state in fits))
         if isinstance(command, Retry) and meant.quarantined is None and not even_quarantined:
             tally.quarantined = await self._count(replace(meant, quarantined=True))

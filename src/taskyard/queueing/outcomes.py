@@ -152,7 +152,7 @@ class OutcomeWatcher:
     def ended(self, record: TaskRecord) -> None:
         """A command carried out by this process has ended the task."""
         if record.uuid in self._waiting and record.state in ENDED:
-            self._tell(Outcome(record.uuid, record.state, record.result, record.error))
+            self._tell(Outcome(record.uuid, record.state, record.result, record.error, record.cancel))
 
     def changed(self) -> None:
         """Somebody else may have written to the store."""

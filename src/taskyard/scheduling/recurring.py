@@ -152,7 +152,7 @@ class RecurringLoop:
         state = status.state
         back = rewind(state, now=now) if is_ahead(state, now=now) else state
         if back != state and await self._is_leader(schedule):
-            log.warning("schedule %s was handled until %s, which is still to come", status.name, state.handled_at)
+            log.warning("schedule %s was handled until %s, which is still to come", status.name, state.watermark_at)
             await self._store.fire(status.name, version=status.version, state=back)
             return now
         version, look_at = self._quiet.get(status.name, ("", None))
@@ -170,7 +170,7 @@ class RecurringLoop:
     async def _is_leader(self, schedule: Schedule) -> bool:
         if self._leads is None:
             self._leads = await self._look_for_leader()
-        return self._leads(schedule.source)
+        return self._leads(schedule.consumer)
 
     def _is_overdue(self, status: ScheduleStatus) -> bool:
         """Whether the leader has had its time. By the monotonic clock: that of the wall may have been set just now."""
@@ -183,11 +183,11 @@ class RecurringLoop:
     async def _carry_out(
         self, schedule: Schedule, status: ScheduleStatus, plan: Plan, *, now: datetime, is_leader: bool
     ) -> datetime | None:
-        consumer = self._consumers.get(schedule.source)
+        consumer = self._consumers.get(schedule.consumer)
         if consumer is None and plan.fires:
             if not is_leader:
                 return None  # others have it
-            raise UnknownConsumer(schedule.source, self._consumers)
+            raise UnknownConsumer(schedule.consumer, self._consumers)
         fires = [(fire, make_record(schedule, consumer, fire, now=now)) for fire in plan.fires if consumer is not None]
         fired = await self._store.fire(
             status.name, version=status.version, state=plan.state, fires=fires, cancels=plan.cancels
@@ -223,7 +223,7 @@ def make_record(schedule: Schedule, consumer: Consumer, fire: Fire, *, now: date
     limits = [limit for limit in (schedule.timeout_s, consumer.timeout_s) if limit is not None]
     return TaskRecord(
         uuid=new_uuid(),
-        source=schedule.source,
+        consumer=schedule.consumer,
         due_at=fire.due_at,
         created_at=now,
         updated_at=now,

@@ -8,6 +8,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from taskyard.model.blocker import Blocker
 from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
@@ -22,16 +23,17 @@ Held = tuple[str, str]
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Whom to look for: those who hold these keys, those whom these tasks (by id) wait for, and the first of these
-    lines."""
+    """What to look for: the tasks that hold these keys, those that these tasks (by id) wait for, the first of these
+    lines, and the oldest task that is blocked in each of these lanes."""
 
     keys: list[Held]
     children: list[int]
     lines: list[Held]
+    lanes: list[Held]
 
     @classmethod
     def of(cls, records: Sequence[TaskRecord], rules: Mapping[str, QueueSettings]) -> Self:
-        keys = {(record.queue, record.key) for record in records if record.parked and record.key is not None}
+        keys = {(record.queue, record.key) for record in records if record.is_parked and record.key is not None}
         lines = {
             (record.queue, line)
             for record in records
@@ -39,8 +41,9 @@ class Wanted(msgspec.Struct, frozen=True):
             and record.queue in rules
             and (line := line_of(record, rules[record.queue])) is not None
         }
-        children = [record.id for record in records if record.state is TaskState.BLOCKED]
-        return cls(sorted(keys), children, sorted(lines))
+        children = [record.id for record in records if record.state is TaskState.BLOCKED and record.blocked_by is None]
+        lanes = {(record.queue, record.lane) for record in records if record.state is TaskState.QUEUED}
+        return cls(sorted(keys), children, sorted(lines), sorted(lanes))
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -49,6 +52,7 @@ class Found(msgspec.Struct, frozen=True):
     holders: dict[Held, Holder] = {}
     parents: dict[int, tuple[str, TaskState]] = {}
     heads: dict[Held, First] = {}
+    lane_blockers: dict[Held, Blocker] = {}
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -60,7 +64,7 @@ class Running(msgspec.Struct, frozen=True):
     busy: Busy
 
 
-class Places(msgspec.Struct, frozen=True):
+class ClusterState(msgspec.Struct, frozen=True):
     """The queues that have rules or of which something was said, the nodes that live and whether they are drained, what
     runs, and by incarnation the nodes that are silent."""
 
@@ -71,7 +75,7 @@ class Places(msgspec.Struct, frozen=True):
     silent: Mapping[str, Silence] = {}
 
 
-def make_scene(records: Sequence[TaskRecord], places: Places, found: Found, *, now: datetime) -> Scene:
+def make_scene(records: Sequence[TaskRecord], places: ClusterState, found: Found, *, now: datetime) -> Scene:
     in_queue = _sum((one.queue, one.busy) for one in places.running)
     on_node = _sum(((one.node, one.source), one.busy) for one in places.running)
     by_id = {record.id: record.uuid for record in records}
@@ -86,11 +90,13 @@ def make_scene(records: Sequence[TaskRecord], places: Places, found: Found, *, n
     nodes = [
         NodeScene(
             label=node.label,
-            sources=node.sources,
+            consumers=node.consumers,
             limits=node.limits,
             max_running=node.max_running,
             executors=node.executors,
             capacities=node.capacities,
+            places=node.places,
+            checks=node.checks,
             is_draining=is_draining,
             is_stopping=node.is_stopping,
             running={source: busy for (name, source), busy in on_node.items() if name == node.incarnation},
@@ -105,6 +111,7 @@ def make_scene(records: Sequence[TaskRecord], places: Places, found: Found, *, n
         holders=found.holders,
         parents={by_id[child]: parent for child, parent in found.parents.items()},
         heads=found.heads,
+        lane_blockers=found.lane_blockers,
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 from taskyard.errors import TaskyardError
 from taskyard.model.command import Cancel
 from taskyard.model.firing import Fire, uncount
+from taskyard.model.notes import CancelCode
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import ScheduleState
 from taskyard.model.task import TaskRecord
@@ -57,4 +58,4 @@ def correct(state: ScheduleState, fires: Fires, made: Collection[datetime]) -> S
 
 
 def cancel_for(name: str) -> Cancel:
-    return Cancel(f"the next run of schedule {name} has come due")
+    return Cancel(code=CancelCode.OVERLAP, subject=name)

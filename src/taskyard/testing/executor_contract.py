@@ -142,7 +142,9 @@ class ExecutorContract(CodeContract):
             async with asyncio.timeout(PATIENCE_S):
                 await host.has_reported.wait()
             assert host.run.cancelled
-            assert "cannot be stopped" in (host.reports[-1].note or "")
+            note = host.reports[-1].note
+            assert note is not None
+            assert "cannot be stopped" in note.reason
             assert not running.done()
             hold.let_go()
         error = (await running).error

@@ -27,7 +27,7 @@ import msgspec
 
 from taskyard.execution.context import RunContext
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import Run, TaskRecord
+from taskyard.model.task import Attempt, TaskRecord
 from taskyard.ports.store import Store
 
 LINE = 256
@@ -182,7 +182,7 @@ class Stored(msgspec.Struct, frozen=True):
     """What the store says of one task, in the end."""
 
     record: TaskRecord
-    runs: list[Run]
+    runs: list[Attempt]
 
 
 async def read_store(store: Store) -> dict[str, Stored]:
@@ -191,7 +191,7 @@ async def read_store(store: Store) -> dict[str, Stored]:
     before: int | None = None
     while page := await store.list_tasks(before_id=before, limit=500):
         for record in page:
-            stored[record.uuid] = Stored(record, await store.list_runs(record.uuid))
+            stored[record.uuid] = Stored(record, await store.list_attempts(record.uuid))
         before = page[-1].id
     return stored
 
@@ -321,7 +321,7 @@ def _compare_task(history: History, uuid: str, one: Stored) -> Iterator[str]:
     yield from _compare_attempts(record, runs, history.has_stops)
 
 
-def _compare_attempts(record: TaskRecord, runs: list[Run], has_stops: bool) -> Iterator[str]:
+def _compare_attempts(record: TaskRecord, runs: list[Attempt], has_stops: bool) -> Iterator[str]:
     if any(run.state is TaskState.COMPLETED for run in runs[:-1]):
         yield "was run again after it had completed"
     if runs and record.state is TaskState.COMPLETED and runs[-1].state is not TaskState.COMPLETED:

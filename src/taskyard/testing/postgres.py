@@ -42,16 +42,17 @@ FAST = ("fsync=off", "full_page_writes=off", "synchronous_commit=off")
 
 UNSEEN = """
 SELECT t.uuid FROM taskyard.task AS t
-LEFT JOIN taskyard.lane AS l ON l.queue = t.queue AND l.source = t.source
+LEFT JOIN taskyard.lane AS l ON l.queue = t.queue AND l.lane = t.lane
 LEFT JOIN taskyard.queue AS q ON q.name = t.queue
 LEFT JOIN LATERAL (
-    SELECT * FROM taskyard.mark AS m WHERE m.queue = t.queue AND m.source = t.source ORDER BY m.n DESC LIMIT 1
+    SELECT * FROM taskyard.watermark AS m WHERE m.queue = t.queue AND m.lane = t.lane ORDER BY m.n DESC LIMIT 1
 ) AS m ON true
-WHERE t.state = 'queued' AND NOT t.parked AND (
+WHERE t.state = 'queued' AND NOT t.is_parked AND (
     (CASE t.priority WHEN 0 THEN l.low_0 WHEN 1 THEN l.low_1 ELSE l.low_2 END) IS NULL
     OR t.position < coalesce(CASE t.priority WHEN 0 THEN m.low_0 WHEN 1 THEN m.low_1 ELSE m.low_2 END, 0)
     OR q.ordering <> 'priority' AND (
-        t.line IS NULL OR q.lined_to IS NULL AND t.line <> taskyard.line_1(q.lines, t.bucket)))
+        t.fifo_bucket IS NULL
+        OR q.rollout_task_id IS NULL AND t.fifo_bucket <> taskyard.fifo_bucket_of(q.target_ordering, t.bucket)))
 """
 """Tasks that may start and that no claim would come across: in a lane that is not known, below its mark, or in another
 line than that of its queue's order. There must never be any; they would be queued for ever."""
@@ -154,10 +155,18 @@ async def _empty(conn: asyncpg.Connection) -> None:
     )
     names = await conn.fetch(
         "SELECT relname FROM pg_class WHERE relnamespace = 'taskyard'::regnamespace AND relkind = 'r' "
-        "AND relname NOT IN ('migration', 'tidied')"
+        "AND relname NOT IN ('migration', 'bundle', 'compaction')"
     )
-    tables = ", ".join(f"taskyard.{name}" for (name,) in names)
-    await conn.execute(f"TRUNCATE {tables}; UPDATE taskyard.tidied SET trimmed = 0")
+    tables = [f"taskyard.{name}" for (name,) in names]
+    async with conn.transaction():
+        await conn.execute(f"LOCK TABLE {', '.join(tables)}")  # whoever still writes is waited for
+        # To empty those that are empty would take longer than most tests.
+        filled = await conn.fetch(
+            "SELECT name FROM unnest($1::text[]) AS name WHERE pg_relation_size(name::regclass) > 0", tables
+        )
+        if filled:
+            await conn.execute(f"TRUNCATE {', '.join(name for (name,) in filled)}")
+        await conn.execute("UPDATE taskyard.compaction SET trimmed = 0")
 
 
 class Server:
@@ -242,7 +251,7 @@ class Server:
         (self._data / "standby.signal").touch()
 
     def stop(self) -> None:
-        self.halt()
+        self.halt(signal.SIGQUIT)  # what it would write down first is removed with its folder
         self._folder.cleanup()
 
     def _run(self, program: str, *arguments: str) -> None:

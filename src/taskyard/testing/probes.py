@@ -55,3 +55,4 @@ class Probes(probe.Probes):
         self.rejoined: Signal = Signal("rejoined")
         self.fired: Signal = Signal("fired")
         self.looked: Signal = Signal("looked")
+        self.freed: Signal = Signal("freed")

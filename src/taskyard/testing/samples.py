@@ -21,7 +21,7 @@ def seconds(n: float) -> timedelta:
 def a_record(at: datetime = NOON, **fields: Any) -> TaskRecord:
     """A record as a submit makes it, due `at` unless `due_at` says otherwise."""
     return TaskRecord(
-        **{"uuid": new_uuid(), "source": "fetch", "due_at": at, "created_at": at, "updated_at": at, **fields}
+        **{"uuid": new_uuid(), "consumer": "fetch", "due_at": at, "created_at": at, "updated_at": at, **fields}
     )
 
 
@@ -35,7 +35,7 @@ def a_node(name: str) -> Node:
         name=name,
         pid=1,
         host="host",
-        sources=("fetch", "shrink"),
+        consumers=("fetch", "shrink"),
         started_at=NOON,
         version="1.2",
         queues=("cpu", "default"),

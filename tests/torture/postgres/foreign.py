@@ -8,7 +8,7 @@ import random
 import time
 from pathlib import Path
 
-from taskyard.stores.locks import Lock
+from taskyard.stores.postgres.constants import Lock
 from taskyard.testing.postgres import Databases
 from tests.torture.figures import Figures
 from tests.torture.postgres.crew import Crew

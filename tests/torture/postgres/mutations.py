@@ -5,7 +5,7 @@ from pathlib import Path
 
 import asyncpg
 
-from taskyard.stores.locks import Lock
+from taskyard.stores.postgres.constants import Lock
 from taskyard.stores.postgres.schema import migrate
 from tests.torture.postgres.site import Site
 from tests.torture.work import address_of
@@ -27,9 +27,9 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "forget-what-runs": [(r"p_concurrency - coalesce\(sum\(t\.n\), 0\)", "p_concurrency + 0 * count(*)")],
     # Turns do not wait for each other, and take their time between looking for room and filling it.
     "drop-the-queue-lock": [
-        (rf"PERFORM pg_advisory_xact_lock\((?:{Lock.QUEUE}|{Lock.ENDS}), h\)\s+FROM", "PERFORM FROM"),
-        (rf"pg_advisory_xact_lock\((?:{Lock.QUEUE}|{Lock.ENDS}), hashtext\(v_queues\[1\]\)\)", "NULL"),
-        (r"(v_ids := taskyard\.pick_\d+\([^;]*\);)", r"\1 PERFORM pg_sleep(0.5);"),
+        (rf"PERFORM pg_advisory_xact_lock\((?:{Lock.QUEUE}|{Lock.COMPLETIONS}), h\)\s+FROM", "PERFORM FROM"),
+        (rf"pg_advisory_xact_lock\((?:{Lock.QUEUE}|{Lock.COMPLETIONS}), hashtext\(v_queues\[1\]\)\)", "NULL"),
+        (r"(v_ids := taskyard\.pick\([^;]*\);)", r"\1 PERFORM pg_sleep(0.5);"),
     ],
     # Neither the version of a schedule nor the row of a fire time keeps a second task out.
     "fire-without-looking": [

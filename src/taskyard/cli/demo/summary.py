@@ -39,8 +39,8 @@ def _by_source(records: Sequence[TaskRecord]) -> Table:
     table = Table.grid(padding=(0, 3, 0, 0))
     for _ in range(3):
         table.add_column(no_wrap=True)
-    for source in dict.fromkeys(record.source for record in records):
-        own = [record for record in records if record.source == source]
+    for source in dict.fromkeys(record.consumer for record in records):
+        own = [record for record in records if record.consumer == source]
         ran = [seconds_between(r.started_at, r.finished_at) or 0.0 for r in own if r.started_at and r.finished_at]
         done = sum(record.state is TaskState.COMPLETED for record in own)
         again = sum(record.retries for record in own)
@@ -59,7 +59,7 @@ def _remarks(script: Script, records: Sequence[TaskRecord]) -> list[RenderableTy
     for record in records:
         if record.state in ENDED and record.state is not TaskState.COMPLETED:
             why = detail_text(record, record.updated_at, 200)
-            table.add_row(sign(record.state), Text.assemble(f"{record.source} {record.state}: ", why))
+            table.add_row(sign(record.state), Text.assemble(f"{record.consumer} {record.state}: ", why))
     left = sum(record.state not in ENDED for record in records)
     if left:
         stay = "it stays in the store until a worker takes it" if left == 1 else "they stay until a worker takes them"
@@ -78,7 +78,7 @@ def _overtaken(script: Script, records: Sequence[TaskRecord]) -> int:
     return sum(
         1
         for record in records
-        if record.id < urgent.id and record.source == urgent.source and record.attempt
+        if record.id < urgent.id and record.consumer == urgent.consumer and record.attempt
         and record.started_at is not None and record.started_at > urgent.started_at
     )  # fmt: skip
 

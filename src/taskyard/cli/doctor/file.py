@@ -12,7 +12,7 @@ import apsw
 
 from taskyard.cli.doctor.finding import Finding, problem, warning
 from taskyard.cli.text import duration, size
-from taskyard.stores.migrate import newest
+from taskyard.stores.migrations import newest
 from taskyard.stores.sqlite.place import APPLICATION_ID
 
 CHECK_S = 20.0

@@ -21,7 +21,7 @@ from taskyard.model.state import TaskState
 from taskyard.ports.store import Node, NodeStatus, TaskFilter
 from taskyard.resources.cpu import cpu_budget
 from taskyard.resources.database import database_pool
-from taskyard.stores.migrate import schema_at
+from taskyard.stores.migrations import newest
 from taskyard.stores.postgres import reader
 from taskyard.stores.postgres.connection import connect
 from taskyard.stores.postgres.errors import LOST, typed_errors
@@ -103,7 +103,7 @@ async def _inside(conn: Conn) -> AsyncIterator[Finding]:
         yield finding
     version = await find_version(conn)
     yield _schema(version)
-    if version != schema_at(version, "postgres").newest:
+    if version != newest("postgres"):
         return
     async for finding in _traffic(conn):
         yield finding
@@ -180,15 +180,15 @@ async def _in_the_way(conn: Conn, *, besides: Sequence[int]) -> AsyncIterator[Fi
 
 
 def _schema(version: int) -> Finding:
-    found = schema_at(version, "postgres")
-    if version > found.newest:
-        text = f"version {version}, while this Taskyard knows up to {found.newest}"
+    latest = newest("postgres")
+    if version > latest:
+        text = f"version {version}, while this Taskyard knows up to {latest}"
         return problem("schema", text, "upgrade Taskyard here; nothing was changed", schema=version)
     if version == 0:
         advice = "correct the address; `taskyard migrate`, or the first worker, makes it"
         return problem("schema", "none yet: there are no tables of Taskyard's in this database", advice, schema=0)
-    if found.pending:
-        text = f"version {version}; `taskyard migrate`, or whoever opens it next, brings it to {found.newest}"
+    if version < latest:
+        text = f"version {version}; `taskyard migrate`, or whoever opens it next, brings it to {latest}"
     else:
         text = f"version {version}"
     return Finding("schema", text, data={"schema": version})
@@ -211,8 +211,9 @@ async def _traffic(conn: Conn) -> AsyncIterator[Finding]:
             advice = "keep all clocks right with NTP, and restart it: a task is due by the clock of the node that looks"
             yield warning("clock", text, advice, incarnation=status.node.incarnation, ahead_s=status.ahead_s)
     waiting = await conn.fetch(
-        "SELECT source FROM taskyard.lane AS l WHERE EXISTS (SELECT FROM taskyard.task AS t "
-        "WHERE t.queue = l.queue AND t.source = l.source AND t.state = 'queued' AND NOT t.parked)"
+        "SELECT DISTINCT w.consumer FROM taskyard.lane AS l "
+        "CROSS JOIN LATERAL (SELECT t.consumer FROM taskyard.task AS t "
+        "WHERE t.queue = l.queue AND t.lane = l.lane AND t.state = 'queued' AND NOT t.is_parked LIMIT 1) AS w"
     )
     seen = Work(
         counts=sum_states(await reader.count(conn)),
@@ -233,7 +234,7 @@ def _node(status: NodeStatus, now: datetime) -> Finding:
     since = duration(seconds_between(node.started_at, now)) or "an unknown time"
     who = f"{clean(node.label)} on {clean(node.host)} (pid {node.pid}), since {since}"
     if not status.is_silent:
-        state = "drains" if status.is_draining else f"runs {', '.join(map(clean, node.sources)) or 'nothing'}"
+        state = "drains" if status.is_draining else f"runs {', '.join(map(clean, node.consumers)) or 'nothing'}"
         return Finding("worker", f"{who}, {state}", data={"incarnation": node.incarnation})
     silent = duration(seconds_between(status.beat_at, now))
     text = f"{who}, has said nothing for {silent} and holds {counted(status.running, 'task')}"

@@ -17,7 +17,7 @@ from taskyard.cli.locks import find_node_holder, node_file
 from taskyard.cli.text import clean, counted, duration, seconds_between
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Node, TaskFilter
-from taskyard.stores.rows import from_us
+from taskyard.stores.records import from_us
 from taskyard.stores.sqlite.reader import SqliteReader
 from taskyard.stores.sqlite.schedules import read_schedules
 from taskyard.stores.sqlite.sidecar import LockFile
@@ -72,7 +72,7 @@ class Traffic:
             text = f"{self._describe(node)}, lives, but its file beside the store was removed: others cannot wake it"
             return warning("worker", text, "start it again, which makes the file anew; no task is lost", pid=node.pid)
         if holder is None or not holder.is_stopped:
-            sources = ", ".join(map(clean, node.sources)) or "nothing"
+            sources = ", ".join(map(clean, node.consumers)) or "nothing"
             return Finding("worker", f"{self._describe(node)}, runs {sources}")
         held = self._held(node)
         grip = f"holds {counted(held, 'task')}, which nobody else may run" if held else "takes no tasks"
@@ -96,7 +96,9 @@ class Traffic:
     # --- tasks --------------------------------------------------------------------------------------------------------
 
     def tasks(self) -> Iterator[Finding]:
-        rows = self._conn.execute("SELECT DISTINCT source FROM task WHERE state = 'queued' AND parked = 0").fetchall()
+        rows = self._conn.execute(
+            "SELECT DISTINCT consumer FROM task WHERE state = 'queued' AND is_parked = 0"
+        ).fetchall()
         due = self._conn.execute("SELECT min(due_at) FROM task WHERE state IN ('scheduled', 'retrying')").get
         newest = self._conn.execute("SELECT max(updated_at) FROM task").get
         yield from work(

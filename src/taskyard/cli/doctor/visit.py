@@ -24,7 +24,7 @@ from taskyard.cli.target import Target, describe_store, store_path
 from taskyard.cli.text import clean, counted
 from taskyard.errors import StoreError
 from taskyard.settings import POSTGRES, find_store_url
-from taskyard.stores.migrate import newest
+from taskyard.stores.migrations import newest
 from taskyard.stores.sqlite.place import check_place, to_store_error
 from taskyard.yard import Yard
 

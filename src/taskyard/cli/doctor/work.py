@@ -47,17 +47,17 @@ def _oldest_running(seen: Work) -> Iterator[Finding]:
     if seen.running:
         task = min(seen.running, key=lambda task: task.started_at or seen.now)
         since = seconds_between(task.started_at, seen.now)
-        text = f"{clean(task.source)} {clean(task.uuid)}, for {duration(since)}"
+        text = f"{clean(task.consumer)} {clean(task.uuid)}, for {duration(since)}"
         yield Finding("oldest running", text, data={"uuid": task.uuid, "running_s": since})
 
 
 def _unserved(seen: Work) -> Iterator[Finding]:
     """Tasks that wait for a consumer which no living worker has."""
-    served = {source for node in seen.workers for source in node.sources}
+    served = {source for node in seen.workers for source in node.consumers}
     for source in sorted(set(seen.waiting) - served):
         what = "no worker runs" if not seen.workers else "no running worker has this consumer"
         advice = "start a worker whose app has it: taskyard worker module:yard"
-        yield warning("unserved", f"tasks for {clean(source)!r} wait, and {what}", advice, source=source)
+        yield warning("unserved", f"tasks for {clean(source)!r} wait, and {what}", advice, consumer=source)
 
 
 def _overdue(seen: Work) -> Iterator[Finding]:

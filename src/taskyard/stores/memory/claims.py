@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 
+import msgspec
+
 from taskyard.model.event import EventKind
-from taskyard.model.fairness import NO_TURNS, Turns
+from taskyard.model.fairness import NO_FAIRNESS_STATE, FairnessState
 from taskyard.model.limits import Demand, QueueOrder, Quota, rooms
 from taskyard.model.picking import ByPriority, InTurn, Level, Offer, RoundRobin, pick
 from taskyard.model.state import QUEUED, RUNNING
@@ -28,16 +31,36 @@ OpenLanes = dict[str, dict[int, Level[TaskRecord]]]
 class Claims(Tasks):
     def __init__(self, keep_ended: int | None) -> None:
         super().__init__(keep_ended)
-        self._turns: dict[str, Turns] = {}
+        self._turns: dict[str, FairnessState] = {}
 
     def _claim(self, node: str, demand: Demand, now: datetime) -> list[Claim]:
+        if demand.only is not None:
+            allowed = demand.count_allowed(record.id for record in self._preview(demand, now))
+            demand = msgspec.structs.replace(demand, total=allowed)
+        return self._start(self._pick_all(demand, now), node, now, demand.only)
+
+    def _preview(self, demand: Demand, now: datetime) -> list[TaskRecord]:
+        """What would be claimed, put back at once."""
+        turns = self._turns.copy()
+        picked = self._pick_all(demand, now)
+        self._turns = turns
+        for record in picked:
+            record.state = QUEUED
+            self._offer(record)
+            self._line_up(record)
+        return picked
+
+    def _pick_all(self, demand: Demand, now: datetime) -> list[TaskRecord]:
         quota = Quota(demand, rooms(self._queues, self._controls, self._running_in))
         opened = self._open_lanes(quota.select(self._lanes))
         if self._strict or not self._is_plain(opened):
-            picked = self._pick_in_turn(opened, quota, now)
-        else:
-            picked = self._pick(opened, quota)
-        return self._start(picked, node, now)
+            return self._pick_in_turn(opened, quota, now)
+        return self._pick(opened, quota)
+
+    def list_lanes(self) -> list[str]:
+        lines = (line for lines in self._strict.values() for line in lines.values())
+        heads = {head.lane for line in lines if (head := self.first_in_line(line)) is not None}
+        return sorted({lane for _, lane in self._lanes} | heads)
 
     def _open_lanes(self, lanes: list[Lane]) -> OpenLanes:
         opened: OpenLanes = {}
@@ -70,14 +93,14 @@ class Claims(Tasks):
         for queue, levels in opened.items():
             if len(levels) > 1 and not self._settings(queue).patience.is_endless:
                 return False
-            if queue in self._turns and any(self._turns[queue].passed[level] for level in levels):
+            if queue in self._turns and any(self._turns[queue].passed_over[level] for level in levels):
                 return False
         return True
 
     def _pick(self, opened: OpenLanes, quota: Quota) -> list[TaskRecord]:
         """What goes next over all lanes, by priority and place, for as long as the quota lasts."""
         heads = [
-            ((priority, position, task_id), queue, first.source, self._lanes[queue, first.source][priority])
+            ((priority, position, task_id), queue, first.lane, self._lanes[queue, first.lane][priority])
             for queue, levels in opened.items()
             for priority, lanes in levels.items()
             for position, task_id, first, _ in lanes
@@ -107,7 +130,7 @@ class Claims(Tasks):
     def _pick_in_turn(self, opened: OpenLanes, quota: Quota, now: datetime) -> list[TaskRecord]:
         offers: list[Offer[TaskRecord]] = [self._strict_offer(queue, quota) for queue in self._strict]
         for queue, levels in opened.items():
-            patience, turns = self._settings(queue).patience, self._turns.get(queue, NO_TURNS)
+            patience, turns = self._settings(queue).patience, self._turns.get(queue, NO_FAIRNESS_STATE)
             offers.append(ByPriority(queue, turns, patience, levels, quota=quota, now=now))
         picked = pick(offers, quota)
         for record in picked:
@@ -116,7 +139,7 @@ class Claims(Tasks):
         return picked
 
     def _strict_offer(self, queue: str, quota: Quota) -> Offer[TaskRecord]:
-        turns, lines = self._turns.get(queue, NO_TURNS), self._strict[queue]
+        turns, lines = self._turns.get(queue, NO_FAIRNESS_STATE), self._strict[queue]
         if self._settings(queue).order is QueueOrder.FIFO:
             return InTurn(queue, turns, _LineFeed(self, lines.setdefault("", [])), quota=quota)
         return RoundRobin(
@@ -136,19 +159,24 @@ class Claims(Tasks):
         return None
 
     def _oldest_due_at(self, queue: str) -> datetime | None:
-        """Among those that are first of their source and priority."""
+        """Among those that are first of their lane."""
         firsts: dict[tuple[str, int], TaskRecord] = {}
         for record in self._by_id.values():
-            if record.queue == queue and record.state is QUEUED and not record.parked:
-                lane = record.source, record.priority
+            if record.queue == queue and record.state is QUEUED and not record.is_parked:
+                lane = record.lane, record.priority
                 if lane not in firsts or record.position < firsts[lane].position:
                     firsts[lane] = record
         return min((record.due_at for record in firsts.values()), default=None)
 
     # --- starting -------------------------------------------------------------------------------------------------
 
-    def _start(self, records: list[TaskRecord], node: str, now: datetime) -> list[Claim]:
+    def _start(
+        self, records: list[TaskRecord], node: str, now: datetime, places: Mapping[int, str | None] | None
+    ) -> list[Claim]:
         claims = []
+        if places is not None:
+            for record in records:
+                record.device = places[record.id]
         token = self._seq
         for record in records:
             token += 1
@@ -162,7 +190,7 @@ class Claims(Tasks):
                 record.dedupe_slot = None
             claims.append(Claim(record.clone(), attempt, token))
         self._seq = token
-        self._events.extend([(STARTED, record, now) for record in records])
+        self._events.extend([(STARTED, record, now, None) for record in records])
         self.event_seq += len(records)
         self._running[node].update([record.id for record in records])
         for queue, n in Counter([record.queue for record in records]).items():

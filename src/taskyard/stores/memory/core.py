@@ -16,9 +16,28 @@ from taskyard.errors import (
     UnknownNode,
     UnknownTask,
 )
-from taskyard.model.command import Asked, Change, Command, Redate, Reorder, anchor_of, apply_change, decide
-from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, QueueState, drained, steer, told_as
-from taskyard.model.event import EventKind
+from taskyard.model.command import (
+    Asked,
+    Change,
+    Command,
+    Redate,
+    Reorder,
+    anchor_of,
+    apply_change,
+    change_detail,
+    decide,
+)
+from taskyard.model.control import (
+    UNTOUCHED,
+    QueueCommand,
+    QueueControl,
+    QueueState,
+    control_detail,
+    drained,
+    steer,
+    told_as,
+)
+from taskyard.model.event import SUBMITTED_AS, EventDetail, EventKind
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import GAP, head_position, tail_position
@@ -87,6 +106,9 @@ class MemoryCore(Claims, Dependencies, Sight):
         """One add and nothing else."""
         return self._add(add, self._clock.now())
 
+    def preview(self, demand: Demand) -> list[TaskRecord]:
+        return [record.clone() for record in self._preview(demand, self._clock.now())]
+
     def _held(self, claim: Claim) -> TaskRecord | None:
         """The record the claim still holds, or None."""
         record = self._by_id.get(claim.record.id)
@@ -99,8 +121,8 @@ class MemoryCore(Claims, Dependencies, Sight):
         if record is None:
             return ClaimLost(claim.uuid, claim.token)
         # Race: a cancel may be asked after the run has ended and before its node could know.
-        if record.cancel_asked_at is not None:
-            move = heed_cancel(move, record.cancel_reason or "", record.note)
+        if record.cancel is not None:
+            move = heed_cancel(move)
         if move.state is COMPLETED and record.key is None and record.dedupe_slot is None and not self._placed:
             self._complete(record, move)
         else:
@@ -113,11 +135,17 @@ class MemoryCore(Claims, Dependencies, Sight):
             return
         if report.progress is not None:
             record.progress = report.progress
-            self._tell(EventKind.PROGRESS, record, now)
+            self._tell(EventKind.PROGRESS, record, now, EventDetail(progress=report.progress))
         if report.note is not None:
             record.note = report.note
         if report.checkpoint is not None:
             record.checkpoint = report.checkpoint
+        if report.worker_pid is not None:
+            record.worker_pid = report.worker_pid
+        if report.lines:
+            self._outputs.add_lines(record.id, report.claim.token, report.lines)
+        if report.artifacts:
+            self._outputs.add_artifacts(record.id, report.claim.token, report.artifacts)
         record.updated_at = now
 
     def _add(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
@@ -202,7 +230,7 @@ class MemoryCore(Claims, Dependencies, Sight):
         if record.group_id is not None:
             self._groups[record.group_id][seq] = record
         record.updated_at = now
-        if record.waits:
+        if record.open_dependencies:
             record.state = TaskState.BLOCKED
         elif record.due_at > now:
             record.state = TaskState.SCHEDULED
@@ -216,7 +244,7 @@ class MemoryCore(Claims, Dependencies, Sight):
         if self._strict and record.state in STANDS_IN_LINE:
             self._line_up(record)
         self._counts[record.queue][record.state] += 1
-        self._events.append((SUBMITTED, record, now))
+        self._events.append((SUBMITTED, record, now, SUBMITTED_AS.get(record.state)))
         self.event_seq += 1
 
     def _promote(self, now: datetime) -> None:
@@ -267,10 +295,11 @@ class MemoryCore(Claims, Dependencies, Sight):
         return self._queue_status(queue)
 
     def _set_control(self, queue: str, control: QueueControl, now: datetime) -> None:
-        kind = told_as(self._controls.get(queue, UNTOUCHED), control)
+        old = self._controls.get(queue, UNTOUCHED)
+        kind = told_as(old, control)
         if kind is not None:
             self._controls[queue] = control
-            self._tell_of_queue(kind, queue, now)
+            self._tell_of_queue(kind, queue, now, control_detail(old, control))
 
     def _note_drained(self, now: datetime) -> None:
         """Runs have ended: a queue that was stopping and has none left is paused."""
@@ -324,7 +353,7 @@ class MemoryCore(Claims, Dependencies, Sight):
             case Redate() if record.state in WAITING_FOR_TIME:
                 heapq.heappush(self._due, (record.due_at, record.id))
         self._reordered(record)
-        self._tell(change.kind, record, change.at)
+        self._tell(change.kind, record, change.at, change_detail(record, change))
 
     def _place(self, record: TaskRecord, asked: Reorder) -> None:
         if asked.beside is None:
@@ -379,12 +408,12 @@ class MemoryCore(Claims, Dependencies, Sight):
 
     def rescue(self, incarnation: str) -> list[str]:
         now = self._clock.now()
-        node = self._nodes.get(incarnation)
-        why = f"its node {incarnation[:8] if node is None else node.label} died"
+        known = self._nodes.get(incarnation)
+        node = incarnation[:8] if known is None else known.label
         rescued = [self._by_id[task_id] for task_id in self._running.get(incarnation, ())]
         rescued.sort(key=lambda record: record.position, reverse=True)  # the last to be put at the head stands first
         for record in rescued:
-            for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
+            for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, node=node):
                 self._move(record, move)
         self._release(now)
         self._note_drained(now)

@@ -43,7 +43,7 @@ class Dependencies(Tasks):
     def _weigh(self, plan: Plan) -> None:
         """Set of each new task for how many it waits. Those that come with it have not ended."""
         for record in plan.new:
-            record.waits = sum(
+            record.open_dependencies = sum(
                 self._stand(parent, record) is not Stand.DONE for parent in plan.after.get(record.uuid, ())
             )
 
@@ -82,8 +82,8 @@ class Dependencies(Tasks):
         if stand_of(state, record.on_failure) is Stand.LOST:
             self._lose(record, give_up(record, parent, state, now=now))
             return
-        record.waits -= 1
-        if record.waits == 0 and record.state is TaskState.BLOCKED:
+        record.open_dependencies -= 1
+        if record.open_dependencies == 0 and record.state is TaskState.BLOCKED:
             self._move(record, unblock(record, now=now))
 
     def _lose(self, record: TaskRecord, move: Move) -> None:
@@ -108,10 +108,10 @@ class Dependencies(Tasks):
         for parent, stand in stands:
             if stand is Stand.OPEN:
                 self._edges.add(record.id, parent.id, is_open=True)
-                record.waits += 1
+                record.open_dependencies += 1
             else:
                 self._edges.close(record.id, parent.id)
         self._move(record, move)
-        if record.waits:
+        if record.open_dependencies:
             self._move(record, Move(state=TaskState.BLOCKED, at=move.at))
         return None

@@ -12,7 +12,7 @@ from taskyard.model.state import QUEUED, RUNNING
 from taskyard.model.task import TaskRecord
 
 Lane = tuple[str, str]
-"""Queue and source; it has a line for each priority."""
+"""Queue and lane; it has a line for each priority."""
 
 Entry = tuple[int, int, int]
 """Priority, position and id of a task: the order in which tasks start."""
@@ -53,7 +53,7 @@ class Line:
                 and record.state is QUEUED
                 and record.position == position
                 and record.priority == priority
-                and not record.parked
+                and not record.is_parked
             ):
                 yield record
                 record.state = RUNNING
@@ -85,7 +85,9 @@ class Line:
 def _stands_at(record: TaskRecord, entry: Entry) -> bool:
     """Whether an entry of a lane still counts."""
     priority, position, _ = entry
-    return record.state is QUEUED and not record.parked and record.position == position and record.priority == priority
+    return (
+        record.state is QUEUED and not record.is_parked and record.position == position and record.priority == priority
+    )
 
 
 class HandPlaced:

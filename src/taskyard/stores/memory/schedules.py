@@ -85,7 +85,7 @@ class ScheduleBook:
         """The last of the fire times that are forgotten, if any are."""
         rows, pending = self._rows[name], set(self._open[name])
         oldest = list(islice(rows.values(), max(0, len(rows) - KEEP_FIRES)))
-        spare = [row.fire_at for row in oldest if row.fire_at <= state.handled_at and row.task not in pending]
+        spare = [row.fire_at for row in oldest if row.fire_at <= state.watermark_at and row.task not in pending]
         for at in spare:
             del rows[at]
         return max(spare, default=None)

@@ -5,28 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from taskyard.model.blocker import Blocker
 from taskyard.model.state import RUNNING, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene
 from taskyard.stores.memory.tasks import Tasks
-from taskyard.stores.scene import Found, Held, Places, Running, Wanted, make_scene
+from taskyard.stores.scene import ClusterState, Found, Held, Running, Wanted, make_scene
 
 
 class Sight(Tasks):
     def _find_scene(self, records: Sequence[TaskRecord], now: datetime) -> Scene:
         nodes = [(node, incarnation in self._draining) for incarnation, node in sorted(self._nodes.items())]
-        places = Places(self._queues, self._controls, nodes, list(self._all_running()))
+        places = ClusterState(self._queues, self._controls, nodes, list(self._all_running()))
         wanted = Wanted.of(records, self._queues)
         holders = {key: holder for key in wanted.keys if (holder := self._key_holder(key)) is not None}
         parents = {child: parent for child in wanted.children if (parent := self._first_parent(child)) is not None}
         heads = {line: head for line in wanted.lines if (head := self._first_of(line)) is not None}
-        return make_scene(records, places, Found(holders, parents, heads), now=now)
+        lanes = self._find_lane_blockers(wanted.lanes)
+        return make_scene(records, places, Found(holders, parents, heads, lanes), now=now)
+
+    def _find_lane_blockers(self, lanes: Sequence[Held]) -> dict[Held, Blocker]:
+        oldest: dict[Held, TaskRecord] = {}
+        for task_id in (task_id for ids in self._blocked.values() for task_id in ids):
+            record = self._by_id[task_id]
+            lane = record.queue, record.lane
+            if lane in lanes and (lane not in oldest or record.id < oldest[lane].id):
+                oldest[lane] = record
+        return {lane: record.blocker for lane, record in oldest.items() if record.blocker is not None}
 
     def _all_running(self) -> Iterator[Running]:
         for node, ids in self._running.items():
             for record in map(self._by_id.__getitem__, ids):
                 assert record.started_at is not None
-                yield Running(record.queue, record.source, node, Busy(1, record.uuid, record.started_at))
+                yield Running(record.queue, record.consumer, node, Busy(1, record.uuid, record.started_at))
 
     def _key_holder(self, key: Held) -> Holder | None:
         """Who runs, else who is tried again, else who may start; the first added of them."""

@@ -9,6 +9,7 @@ from types import MethodType
 from weakref import WeakMethod
 
 from taskyard.errors import TaskyardError
+from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
@@ -16,7 +17,7 @@ from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
 from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
@@ -24,6 +25,7 @@ from taskyard.ports.store import (
     Add,
     Added,
     Applied,
+    BlockedGroup,
     News,
     Node,
     NodeStatus,
@@ -114,6 +116,15 @@ class MemoryStore(ScheduleVerbs):
     def outcome_now(self, uuid: str) -> Outcome | None:
         return self._core.outcome(uuid)
 
+    async def preview(self, demand: Demand) -> list[TaskRecord]:
+        return self._core.preview(demand)
+
+    async def list_lanes(self) -> list[str]:
+        return self._core.list_lanes()
+
+    async def list_blockers(self) -> list[BlockedGroup]:
+        return self._core.list_blockers()
+
     async def apply(
         self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
     ) -> list[Applied]:
@@ -149,8 +160,17 @@ class MemoryStore(ScheduleVerbs):
     async def list_origins(self, uuids: Sequence[str]) -> set[str]:
         return self._core.list_origins(uuids)
 
-    async def list_runs(self, uuid: str) -> list[Run]:
-        return self._core.list_runs(uuid)
+    async def list_attempts(self, uuid: str) -> list[Attempt]:
+        return self._core.list_attempts(uuid)
+
+    async def list_lines(self, uuid: str, *, token: int | None = None, limit: int = 1000) -> list[AttemptLine]:
+        return self._core.list_lines(uuid, token, limit)
+
+    async def list_artifacts(self, uuid: str) -> list[AttemptArtifact]:
+        return self._core.list_artifacts(uuid)
+
+    async def find_artifact(self, uuid: str, token: int, name: str) -> Artifact | None:
+        return self._core.find_artifact(uuid, token, name)
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         return self._core.scene(records)

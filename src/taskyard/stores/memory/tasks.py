@@ -10,17 +10,21 @@ from datetime import datetime
 from functools import partial
 from itertools import islice, takewhile
 
+import msgspec
+
+from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.control import QueueControl
 from taskyard.model.dedupe import counts_as_done
-from taskyard.model.event import TOLD_AS, Event, EventKind, EventPage
+from taskyard.model.event import TOLD_AS, Event, EventDetail, EventKind, EventPage
 from taskyard.model.failures import FailureGroup, group_failures
 from taskyard.model.limits import QueueOrder, QueueSettings
-from taskyard.model.move import Move, apply_completed, apply_move
+from taskyard.model.move import Move, apply_completed, apply_move, event_detail
 from taskyard.model.order import GAP, head_position, tail_position
 from taskyard.model.places import Put
 from taskyard.model.state import COMPLETED, ENDED, FAILED, HOLDS_KEY, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
-from taskyard.model.task import Outcome, Run, TaskRecord
-from taskyard.ports.store import RUNS_KEPT, Node, NodeStatus, Signals, TaskFilter
+from taskyard.model.task import Attempt, Outcome, TaskRecord
+from taskyard.ports.store import ATTEMPTS_KEPT, BlockedGroup, Node, NodeStatus, Signals, TaskFilter
+from taskyard.stores.memory.attempts import AttemptOutputs
 from taskyard.stores.memory.edges import Edges
 from taskyard.stores.memory.lines import Entry, HandPlaced, KeyLine, Lane, Line, Place
 from taskyard.stores.memory.slots import Slots
@@ -60,6 +64,8 @@ class Tasks:
         self._needed: defaultdict[int, Ends] = defaultdict(list)
         """By a task that has not ended: what would be forgotten, but for the one that waits, or has waited, for it."""
         self._keyed: defaultdict[tuple[str, str], KeyLine] = defaultdict(KeyLine)
+        self._blocked: defaultdict[str, dict[int, None]] = defaultdict(dict)
+        """The tasks that an admission check blocks, by the key of the blocker."""
         self._groups: defaultdict[str, dict[int, TaskRecord]] = defaultdict(dict)
         self._slots = Slots(lambda uuid: uuid not in self._tasks or counts_as_done(self._tasks[uuid].state))
         self._edges = Edges()
@@ -69,12 +75,13 @@ class Tasks:
         # A Counter, which has a `__delitem__` of its own, takes three times as long to count one more.
         self._running_in: defaultdict[str, int] = defaultdict(int)
         self._counts: defaultdict[str, defaultdict[TaskState, int]] = defaultdict(partial(defaultdict, int))
-        self._last_runs: dict[int, Run] = {}
-        self._earlier_runs: dict[int, tuple[Run, ...]] = {}
+        self._last_runs: dict[int, Attempt] = {}
+        self._earlier_runs: dict[int, tuple[Attempt, ...]] = {}
         """Of the few tasks that have run more than once: a tuple for each would be one more for the collector."""
+        self._outputs = AttemptOutputs()
         self._nodes: dict[str, Node] = {}
         self._draining: set[str] = set()
-        self._events: deque[tuple[str, TaskRecord, datetime]] = deque(maxlen=RING)
+        self._events: deque[tuple[str, TaskRecord, datetime, EventDetail | None]] = deque(maxlen=RING)
         self.event_seq = 0
 
     # --- one move -------------------------------------------------------------------------------------------------
@@ -82,7 +89,8 @@ class Tasks:
     def _move(self, record: TaskRecord, move: Move) -> None:
         old = record.state
         slot, token, node = record.dedupe_slot, record.token, record.node
-        attempt = record.attempt
+        attempt, worker_pid, device = record.attempt, record.worker_pid, record.device
+        blocked_by = record.blocked_by
         if self._placed:
             self._leave_place(record, move)
         apply_move(record, move)
@@ -91,7 +99,10 @@ class Tasks:
         counts[old] -= 1
         counts[new] += 1
         if old is RUNNING:
-            self._end_run(record, move, attempt, token or 0, node or "")
+            run = Attempt(attempt, token or 0, node or "", move.run or move.state, record.started_at or move.at)
+            self._end_run(record, move, run, worker_pid, device)
+        if blocked_by != record.blocked_by:
+            self._track_blocker(record, blocked_by)
         if slot != record.dedupe_slot:
             self._slots.swap(record.uuid, slot, record.dedupe_slot)
         if new is QUEUED:
@@ -102,7 +113,7 @@ class Tasks:
             self._line_up(record)
         if record.key is not None:
             self._track_key(record)
-        self._events.append((TOLD_PLAINLY[new], record, move.at))
+        self._events.append((TOLD_PLAINLY[new], record, move.at, event_detail(old, move)))
         self.event_seq += 1
         if new in ENDED:
             self._rest(record, move.at)
@@ -112,7 +123,9 @@ class Tasks:
         without looking for all that, in half the time."""
         assert record.started_at is not None
         task_id, queue, node, at = record.id, record.queue, record.node or "", move.at
-        run = Run(record.attempt, record.token or 0, node, COMPLETED, record.started_at, at)
+        worker_pid, device = move.worker_pid or record.worker_pid, move.device or record.device
+        token = record.token or 0
+        run = Attempt(record.attempt, token, node, COMPLETED, record.started_at, at, None, worker_pid, device)
         apply_completed(record, move)
         self._running[node].discard(task_id)
         self._running_in[queue] -= 1
@@ -120,7 +133,7 @@ class Tasks:
         counts[RUNNING] -= 1
         counts[COMPLETED] += 1
         self._keep_run(task_id, run)
-        self._events.append((TOLD_COMPLETED, record, at))
+        self._events.append((TOLD_COMPLETED, record, at, None if move.note is None else event_detail(RUNNING, move)))
         self.event_seq += 1
         self._rest(record, at)
 
@@ -155,23 +168,40 @@ class Tasks:
         if record.position % GAP:
             self._placed[record.queue].discard(Put(record.position, record.id))
 
-    def _end_run(self, record: TaskRecord, move: Move, attempt: int, token: int, node: str) -> None:
-        self._running[node].discard(record.id)
-        self._running_in[record.queue] -= 1
-        assert record.started_at is not None
-        run = Run(attempt, token, node, move.run or move.state, record.started_at, move.at, move.error)
-        self._keep_run(record.id, run)
+    def _track_blocker(self, record: TaskRecord, before: str | None) -> None:
+        if before is not None:
+            del self._blocked[before][record.id]
+            if not self._blocked[before]:
+                del self._blocked[before]
+        if record.blocked_by is not None:
+            self._blocked[record.blocked_by][record.id] = None
 
-    def _keep_run(self, task_id: int, run: Run) -> None:
+    def _end_run(
+        self, record: TaskRecord, move: Move, run: Attempt, worker_pid: int | None, device: str | None
+    ) -> None:
+        self._running[run.node].discard(record.id)
+        self._running_in[record.queue] -= 1
+        ended = msgspec.structs.replace(
+            run,
+            finished_at=move.at,
+            error=move.error,
+            worker_pid=move.worker_pid or worker_pid,
+            device=move.device or device,
+        )
+        self._keep_run(record.id, ended)
+
+    def _keep_run(self, task_id: int, run: Attempt) -> None:
         if (last := self._last_runs.get(task_id)) is not None:
-            earlier = self._earlier_runs.get(task_id, ())
-            self._earlier_runs[task_id] = (*earlier, last)[1 - RUNS_KEPT :]
+            earlier = (*self._earlier_runs.get(task_id, ()), last)
+            for old in earlier[: 1 - ATTEMPTS_KEPT]:
+                self._outputs.forget_attempt(task_id, old.token)
+            self._earlier_runs[task_id] = earlier[1 - ATTEMPTS_KEPT :]
         self._last_runs[task_id] = run
 
     def _offer(self, record: TaskRecord) -> None:
         """It may start. Where places alone count, it stands in line already."""
         if record.queue not in self._strict:
-            lane = self._lanes[record.queue, record.source]
+            lane = self._lanes[record.queue, record.lane]
             line = lane.get(record.priority)
             if line is None:
                 lane[record.priority] = line = Line(self._by_id.get)
@@ -194,7 +224,7 @@ class Tasks:
         for record in self._by_id.values():
             if record.queue == queue and record.stands_in_line:
                 self._line_up(record)
-                if record.state is QUEUED and not record.parked:
+                if record.state is QUEUED and not record.is_parked:
                     self._offer(record)
 
     # --- keys -----------------------------------------------------------------------------------------------------
@@ -206,7 +236,7 @@ class Tasks:
         line.offered.discard(record.id)
         line.holding.discard(record.id)
         if record.state is not TaskState.PAUSED:
-            record.parked = record.state is QUEUED
+            record.is_parked = record.state is QUEUED
         if record.state is QUEUED:
             heapq.heappush(line.waiting, self._turn_of(record))
         elif record.state in HOLDS_KEY:
@@ -229,9 +259,9 @@ class Tasks:
         for entry in first.values():
             heapq.heappush(line.waiting, entry)
         for task_id in line.offered - first.keys():
-            self._by_id[task_id].parked = True
+            self._by_id[task_id].is_parked = True
         for task_id in first.keys() - line.offered:
-            self._by_id[task_id].parked = False
+            self._by_id[task_id].is_parked = False
             self._offer(self._by_id[task_id])
         line.offered = set(first)
 
@@ -269,6 +299,7 @@ class Tasks:
         del self._tasks[record.uuid], self._by_id[task_id]
         self._last_runs.pop(task_id, None)
         self._earlier_runs.pop(task_id, None)
+        self._outputs.forget(task_id)
         self._edges.forget(task_id)
         if record.group_id is not None:
             del self._groups[record.group_id][task_id]
@@ -286,8 +317,8 @@ class Tasks:
 
     def signals(self, node: str) -> Signals:
         running = (self._by_id[task_id] for task_id in sorted(self._running.get(node, ())))
-        asked = [record for record in running if record.cancel_asked_at is not None]
-        forced = tuple(record.uuid for record in asked if record.cancel_forced)
+        asked = [record for record in running if record.cancel is not None]
+        forced = tuple(record.uuid for record in asked if record.cancel is not None and record.cancel.is_forced)
         return Signals([record.uuid for record in asked], is_draining=node in self._draining, forced=forced)
 
     def outcomes(self, uuids: Iterable[str]) -> list[Outcome | None]:
@@ -295,7 +326,7 @@ class Tasks:
 
     def outcome(self, uuid: str) -> Outcome | None:
         record = self._tasks.get(uuid)
-        return None if record is None else Outcome(uuid, record.state, record.result, record.error)
+        return None if record is None else Outcome(uuid, record.state, record.result, record.error, record.cancel)
 
     def events(self, after: int, limit: int) -> EventPage:
         if after < 0 or not self._events or after > self.event_seq:
@@ -304,17 +335,17 @@ class Tasks:
         start = max(first, after + 1)
         kept = islice(self._events, start - first, start - first + limit)
         page = [
-            Event(seq, at, EventKind(kind), record.uuid, record.source, record.queue)
-            for seq, (kind, record, at) in enumerate(kept, start)
+            Event.of(seq, at, EventKind(kind), record.uuid, record.consumer, record.queue, detail)
+            for seq, (kind, record, at, detail) in enumerate(kept, start)
         ]
         return EventPage(page, page[-1].seq if page else self.event_seq, missed=after + 1 < first)
 
-    def _tell(self, kind: EventKind, record: TaskRecord, at: datetime) -> None:
+    def _tell(self, kind: EventKind, record: TaskRecord, at: datetime, detail: EventDetail | None) -> None:
         self.event_seq += 1
-        self._events.append((kind.value, record, at))
+        self._events.append((kind.value, record, at, detail))
 
-    def _tell_of_queue(self, kind: EventKind, queue: str, at: datetime) -> None:
-        self._tell(kind, TaskRecord("", "", at, at, at, queue=queue), at)
+    def _tell_of_queue(self, kind: EventKind, queue: str, at: datetime, detail: EventDetail | None) -> None:
+        self._tell(kind, TaskRecord("", "", at, at, at, queue=queue), at, detail)
 
     def find(self, uuid: str) -> TaskRecord | None:
         record = self._tasks.get(uuid)
@@ -330,6 +361,10 @@ class Tasks:
         return [(record.id, record.uuid) for record in self._page(where, before_id, limit)]
 
     def _page(self, where: TaskFilter, before_id: int | None, limit: int) -> Iterator[TaskRecord]:
+        if where.blocker is not None and ":" in where.blocker:
+            found = sorted(self._blocked.get(where.blocker, ()), reverse=True)
+            blocked = (self._by_id[task_id] for task_id in found if before_id is None or task_id < before_id)
+            return islice(filter(where.matches, blocked), limit)
         if where.group is None:
             return islice(filter(where.matches, self._newest_first(before_id)), limit)
         members = reversed(self._groups.get(where.group, {}).values())
@@ -350,14 +385,38 @@ class Tasks:
             if (record := self._by_id.get(self._ids[at])) is not None:
                 yield record
 
+    def list_blockers(self) -> list[BlockedGroup]:
+        groups: dict[tuple[str, str], list[int]] = {}
+        for key, ids in self._blocked.items():
+            for task_id in ids:
+                groups.setdefault((key, self._by_id[task_id].consumer), []).append(task_id)
+        return [BlockedGroup(*group, len(ids), self._by_id[min(ids)].uuid) for group, ids in sorted(groups.items())]
+
     def list_origins(self, uuids: Sequence[str]) -> set[str]:
         return {record.origin for record in self._by_id.values() if record.origin is not None}.intersection(uuids)
 
-    def list_runs(self, uuid: str) -> list[Run]:
+    def list_attempts(self, uuid: str) -> list[Attempt]:
         record = self._tasks.get(uuid)
-        if record is None or record.id not in self._last_runs:
+        if record is None:
             return []
-        return [*self._earlier_runs.get(record.id, ()), self._last_runs[record.id]]
+        attempts = list(self._earlier_runs.get(record.id, ()))
+        if record.id in self._last_runs:
+            attempts.append(self._last_runs[record.id])
+        if record.state is RUNNING:
+            attempts.append(_running_attempt(record))
+        return attempts[-ATTEMPTS_KEPT:]
+
+    def list_lines(self, uuid: str, token: int | None, limit: int) -> list[AttemptLine]:
+        record = self._tasks.get(uuid)
+        return [] if record is None else self._outputs.list_lines(record.id, token, limit)
+
+    def list_artifacts(self, uuid: str) -> list[AttemptArtifact]:
+        record = self._tasks.get(uuid)
+        return [] if record is None else self._outputs.list_artifacts(record.id)
+
+    def find_artifact(self, uuid: str, token: int, name: str) -> Artifact | None:
+        record = self._tasks.get(uuid)
+        return None if record is None else self._outputs.find_artifact(record.id, token, name)
 
     def find_end(self, n: int, failed: bool | None = None) -> datetime | None:
         ends = (
@@ -387,3 +446,16 @@ class Tasks:
             )
             for incarnation, node in self._nodes.items()
         ]
+
+
+def _running_attempt(record: TaskRecord) -> Attempt:
+    assert record.started_at is not None
+    return Attempt(
+        record.attempt,
+        record.token or 0,
+        record.node or "",
+        RUNNING,
+        record.started_at,
+        worker_pid=record.worker_pid,
+        device=record.device,
+    )

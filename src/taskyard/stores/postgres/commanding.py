@@ -8,18 +8,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+import asyncpg
 import msgspec
 
-from taskyard.model.command import Asked, Command, Retry, anchor_of
-from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer, told_as
+from taskyard.errors import InvalidInput, StoreError, quote
+from taskyard.model.blocker import blocker_key
+from taskyard.model.command import Asked, Block, Command, Retry, Unblock, anchor_of
+from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, control_detail, steer, told_as
 from taskyard.model.limits import QueueSettings
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Applied, QueueStatus, TaskFilter
 from taskyard.stores.postgres import commands, reader
+from taskyard.stores.postgres.constants import LONGEST_NAME_BYTES
 from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.errors import busy
 from taskyard.stores.postgres.patience import TRIES, give_way
+from taskyard.stores.postgres.rows import clean, to_text
 
 APPLY_AT_MOST = 500
 
@@ -34,6 +40,8 @@ class Commanding:
         self._speaking = asyncio.Lock()  # of this event loop
 
     async def apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
+        if isinstance(command, Block | Unblock):
+            command = _storable(command)
         applied: list[Applied] = []
         for start in range(0, len(uuids), APPLY_AT_MOST):
             applied += await self._apply(uuids[start : start + APPLY_AT_MOST], command, by, where)
@@ -50,7 +58,7 @@ class Commanding:
             decided = await self._decide_on([uuids[i] for i in left], command, by, where)
             stale: list[str] = []
             if not decided.changes_nothing:
-                row = await self._db.write(commands.CHANGE, *decided.arguments())
+                row = await self._write(decided)
                 decided.place(row["places"])
                 stale = row["stale"]
                 self._db.hints.tell()
@@ -63,6 +71,14 @@ class Commanding:
             if n == TRIES - 1:
                 answers |= {i: decided.give_up(uuids[i]) for i in left}
         return [answers[i] for i in range(len(uuids))]
+
+    async def _write(self, decided: commands.Decided) -> Any:
+        try:
+            return await self._db.write(commands.CHANGE, *decided.arguments())
+        except StoreError as exc:
+            if isinstance(exc.__cause__, asyncpg.ProgramLimitExceededError):
+                raise InvalidInput(f"{exc.__cause__}; move it elsewhere") from exc  # `place` found no free position
+            raise
 
     async def _decide_on(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> commands.Decided:
         asked, other = Asked(command=command, now=self._clock.now(), by=by), anchor_of(command)
@@ -100,8 +116,19 @@ class Commanding:
             if kind is None:
                 return old
             said = msgspec.json.encode(new).decode()
-            row = await self._db.write(commands.CONTROL, queue, settings, text, said, kind, now)
+            row = await self._db.write(
+                commands.CONTROL, queue, settings, text, said, kind, to_text(control_detail(old, new)), now
+            )
             if row["done"]:
                 self._db.hints.tell()
                 return msgspec.json.decode(row["said"], type=QueueControl)
         raise busy(self._db.url)
+
+
+def _storable(command: Block | Unblock) -> Block | Unblock:
+    """The command with the name of its blocker as it is stored: the name of a file need not be text. `InvalidInput` if
+    the name is too long for an index."""
+    kind, detail = clean(command.kind) or "", clean(command.detail) or ""
+    if len(blocker_key(kind, detail).encode()) > LONGEST_NAME_BYTES:
+        raise InvalidInput(f"the blocker {kind} {quote(detail)} is longer than {LONGEST_NAME_BYTES} bytes")
+    return msgspec.structs.replace(command, kind=kind, detail=detail)

@@ -13,29 +13,27 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import ChangedMeanwhile, CommandRefused, DependencyLost, SlotTaken, UnknownTask
-from taskyard.model.command import VERBS, Asked, Change, Reorder, apply_change, decide
+from taskyard.model.command import VERBS, Asked, Change, Reorder, apply_change, change_detail, decide
 from taskyard.model.dependency import Stand, lost_to, refuse_revival, stand_of
-from taskyard.model.event import TOLD_AS, EventKind
+from taskyard.model.event import TOLD_AS, EventDetail, EventKind
 from taskyard.model.execution import ExecutionError
 from taskyard.model.limits import QueueOrder
-from taskyard.model.move import Move, apply_move
+from taskyard.model.move import Move, apply_move, event_detail
 from taskyard.model.settle import rescue
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Applied, Node, TaskFilter
-from taskyard.stores.migrate import REASON
 from taskyard.stores.postgres.connection import Connection
-from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
-from taskyard.stores.rows import json_or_none
+from taskyard.stores.postgres.rows import FINISHED, HOT, clean, from_row, to_text
 
-CHANGE = "CALL taskyard.change_1($1, $2, $3, $4, $5, $6, $7, false, NULL, NULL, NULL)"
+CHANGE = "CALL taskyard.apply_commands_1($1, $2, $3, $4, $5, $6, $7, $8, false, NULL, NULL, NULL)"
 EXPLAIN = (
-    "UPDATE taskyard.ended AS e SET error = l.error FROM unnest($1::bigint[], $2::text[], $3::text[]) "
+    "UPDATE taskyard.finished AS e SET error = l.error FROM unnest($1::bigint[], $2::text[], $3::text[]) "
     "AS l(id, version, error) WHERE e.id = l.id AND e.xmin::text = l.version"
 )
-CONTROL = "CALL taskyard.control_1($1, $2, $3, $4, $5, $6, NULL, NULL, NULL)"
-RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL)"
+CONTROL = "CALL taskyard.control_queue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL)"
+RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, NULL, NULL)"
 
 
 class Decided:
@@ -48,7 +46,7 @@ class Decided:
         self._asked, self._where, self._now = asked, where, asked.now
         self._bonds, self._anchor = bonds, anchor
         self._changes: dict[int, dict[str, Any]] = {}
-        self._events: list[tuple[EventKind, TaskRecord]] = []
+        self._events: list[tuple[EventKind, TaskRecord, EventDetail | None]] = []
         self._queues: set[str] = set()
         self._found: dict[str, TaskState] = {}
         self.applied: list[Applied] = []
@@ -81,30 +79,32 @@ class Decided:
                     self._explain(record, version, lost_to(refusal.parent, refusal.ended))
                 self.applied.append(Applied(uuid, refused=refusal))
                 return
+            detail = event_detail(record.state, decision)
             kind = self._move(record, decision, change)
         else:
+            detail = change_detail(record, decision)
             kind = self._change(record, decision, change)
-        record.note, record.cancel_reason = clean(record.note), clean(record.cancel_reason)
         self._changes[record.id] = {
             "priority": record.priority,
-            "cancel_asked_at": record.cancel_asked_at,
-            "cancel_reason": record.cancel_reason,
-            "note": record.note,
-            "cancel_forced": record.cancel_forced,
+            "hold": to_text(record.hold),
+            "cancel": to_text(record.cancel),
+            "blocked_by": record.blocked_by,
+            "blocked_at": record.blocked_at,
+            "note": to_text(record.note),
             "state": record.state,
-            "error": json_or_none(record.error),
+            "error": to_text(record.error),
             "due_at": record.due_at,
-            "waits": record.waits,
-            "aside": record.parked and record.state is TaskState.PAUSED,
+            "open_dependencies": record.open_dependencies,
+            "aside": record.is_parked and record.state is TaskState.PAUSED,
         } | change
-        self._events.append((kind, record))
+        self._events.append((kind, record, detail))
         self._queues.add(record.queue)
         self.applied.append(Applied(uuid, record=record))
 
     def _explain(self, record: TaskRecord, version: str, error: ExecutionError) -> None:
         if record.error != error:
             record.error = error
-            self.lost.append((record.id, version, json_or_none(error)))
+            self.lost.append((record.id, version, to_text(error)))
 
     def _move(self, record: TaskRecord, move: Move, change: dict[str, Any]) -> EventKind:
         is_again = record.state in ENDED_STATES
@@ -114,9 +114,9 @@ class Decided:
             change["how"] = "end"
         change |= {"to_head": move.to_head, "to_tail": move.to_tail and move.state is TaskState.QUEUED}
         apply_move(record, move)
-        record.parked = record.parked and record.state is TaskState.PAUSED  # if it waits for a key, `place` says
+        record.is_parked = record.is_parked and record.state is TaskState.PAUSED  # if it waits for a key, `place` says
         if is_again and self._bonds.revive(record):
-            self._events.append((TOLD_AS[record.state], record))
+            self._events.append((TOLD_AS[record.state], record, event_detail(TaskState.FAILED, move)))
             apply_move(record, Move(state=TaskState.BLOCKED, at=self._now))
         change["slot"] = record.dedupe_slot
         return TOLD_AS[record.state]
@@ -125,7 +125,7 @@ class Decided:
         before = record.note
         apply_change(record, decision)
         # Its run may say another by now.
-        change["note"] = clean(record.note) if record.note != before else self._said(record, "note")
+        change["note"] = to_text(record.note) if record.note != before else self._said(record, "note")
         if isinstance(decision, Reorder):
             change["to_head"] = decision.beside is None
             if decision.beside is not None and self._anchor is not None:
@@ -147,24 +147,26 @@ class Decided:
         return (
             list(self._queues),
             msgspec.json.encode([*self._changes.values(), *self._looks()]).decode(),
-            [str(kind) for kind, _ in self._events],
-            [record.uuid for _, record in self._events],
-            [record.queue for _, record in self._events],
-            [record.source for _, record in self._events],
+            [str(kind) for kind, *_ in self._events],
+            [record.uuid for _, record, _ in self._events],
+            [record.queue for _, record, _ in self._events],
+            [record.consumer for _, record, _ in self._events],
+            [to_text(detail) for *_, detail in self._events],
             self._now,
         )
 
     def give_up(self, uuid: str) -> Applied:
         """The answer for a task that was another one each time it came to it."""
-        verb, hint = VERBS[type(self._asked.command)], "others change it all the time; try again"
-        return Applied(uuid, refused=ChangedMeanwhile(uuid, verb, self._found[uuid], hint))
+        verb, detail = VERBS[type(self._asked.command)], "others change it all the time; try again"
+        refused = ChangedMeanwhile(uuid, verb, self._found[uuid], code="changed_meanwhile", detail=detail)
+        return Applied(uuid, refused=refused)
 
     def place(self, places: str | None) -> None:
         """Where the tasks stand now: what the database decided."""
         stand = {id_: (position, parked) for id_, position, parked in msgspec.json.decode(places or "[]")}
         for one in self.applied:
             if one.record is not None and one.record.id in stand:
-                one.record.position, one.record.parked = stand[one.record.id]
+                one.record.position, one.record.is_parked = stand[one.record.id]
 
 
 class Bonds:
@@ -198,8 +200,8 @@ class Bonds:
         self._again.add(record.uuid)
         if record.dedupe_slot is not None:
             self._holders[record.dedupe_slot] = record.uuid, None
-        record.waits = sum(stand is Stand.OPEN for *_, stand in self._stands(record))
-        return record.waits > 0
+        record.open_dependencies = sum(stand is Stand.OPEN for *_, stand in self._stands(record))
+        return record.open_dependencies > 0
 
 
 async def read_bonds(conn: Connection, records: Sequence[TaskRecord], now: datetime) -> Bonds:
@@ -212,7 +214,7 @@ async def read_bonds(conn: Connection, records: Sequence[TaskRecord], now: datet
         rows = await conn.fetch(
             "SELECT d.child, coalesce(p.uuid, e.uuid), coalesce(p.state, e.state) FROM taskyard.dependency AS d "
             "LEFT JOIN taskyard.task AS p ON p.id = ANY (ARRAY[d.parent]) "
-            "LEFT JOIN taskyard.ended AS e ON e.id = ANY (ARRAY[d.parent]) "
+            "LEFT JOIN taskyard.finished AS e ON e.id = ANY (ARRAY[d.parent]) "
             "WHERE d.child = ANY ($1) AND (p.id IS NOT NULL OR e.id IS NOT NULL) ORDER BY d.parent",
             [record.id for record in failed],
         )
@@ -221,7 +223,7 @@ async def read_bonds(conn: Connection, records: Sequence[TaskRecord], now: datet
     if keys:
         found = await conn.fetch(
             "SELECT k.slot, h.uuid, h.until FROM unnest($1::text[]) AS k(slot) "
-            "CROSS JOIN LATERAL taskyard.holder_1(k.slot, $2) AS h WHERE h.uuid IS NOT NULL",
+            "CROSS JOIN LATERAL taskyard.dedupe_holder_1(k.slot, $2) AS h WHERE h.uuid IS NOT NULL",
             keys,
             now,
         )
@@ -232,27 +234,20 @@ async def read_bonds(conn: Connection, records: Sequence[TaskRecord], now: datet
 async def read(conn: Connection, uuids: Sequence[str]) -> dict[str, tuple[TaskRecord, str]]:
     """The records of these tasks with their versions: what must still be so when a decision is carried out."""
     rows = await conn.fetch(
-        f"SELECT {HOT}, taskyard.version_1(token, cancel_asked_at, xmin) FROM taskyard.task WHERE uuid = ANY ($1) "
+        f"SELECT {HOT}, taskyard.row_version_1(token, cancel, xmin) FROM taskyard.task WHERE uuid = ANY ($1) "
         f"UNION ALL "
-        f"SELECT {ENDED}, xmin::text FROM taskyard.ended WHERE uuid = ANY ($1)",
+        f"SELECT {FINISHED}, xmin::text FROM taskyard.finished WHERE uuid = ANY ($1)",
         [uuid for uuid in uuids if clean(uuid) == uuid],
     )
     return {row[0]: (from_row(row), row[-1]) for row in rows}
 
 
 def rescue_arguments(incarnation: str, info: str | None, beats: int | None, now: datetime) -> tuple[Any, ...]:
-    """What `rescue` would write of tasks that are not recovered, in its own words."""
+    """The note that `rescue` writes on tasks of this node, and the error of those that are not recovered."""
     node = incarnation[:8] if info is None else msgspec.json.decode(info, type=Node).label
-    why = f"its node {node} died"
     task = TaskRecord("", "", now, now, now, state=TaskState.RUNNING)
-    _, failed = rescue(task, auto_recover=0, now=now, why=why)
-    task.cancel_asked_at = now
-    _, unexplained = rescue(task, auto_recover=0, now=now, why=why)
-    task.cancel_reason = REASON
-    _, canceled = rescue(task, auto_recover=0, now=now, why=why)
-    assert unexplained.error is not None
-    no_reason = unexplained.error.message.removesuffix(f", then {why}")
-    return incarnation, beats, now, clean(why), json_or_none(failed.error), json_or_none(canceled.error), no_reason
+    interrupted, failed = rescue(task, auto_recover=0, now=now, node=node)
+    return incarnation, beats, now, to_text(interrupted.note), to_text(failed.error)
 
 
 async def read_control(conn: Connection, queue: str) -> str | None:

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from taskyard.errors import ForkedStore, NotOpen, StoreBusy, StoreUnavailable, hide_password
+from taskyard.errors import ForkedStore, NotOpen, StoreError, StoreUnavailable, hide_password
 from taskyard.stores.postgres import reader
 from taskyard.stores.postgres.connection import COMMAND_S, PLANS, READS, Connection, Session, committing
-from taskyard.stores.postgres.errors import busy, typed_errors
+from taskyard.stores.postgres.errors import busy, is_replaced, typed_errors
 from taskyard.stores.postgres.gate import Gate
 from taskyard.stores.postgres.hints import Hints
 from taskyard.stores.postgres.link import Links
@@ -111,8 +111,10 @@ class Database:
                 async with self._writes.use() as conn:
                     with typed_errors(self.url, writes=True):
                         return await conn.fetchrow(sql, *arguments)
-            except StoreBusy as error:
-                if not isinstance(error.__cause__, asyncpg.TransactionRollbackError):
+            except StoreError as error:
+                if not isinstance(error.__cause__, asyncpg.TransactionRollbackError) and not is_replaced(
+                    error.__cause__, n
+                ):
                     raise
         raise busy(self.url)
 
@@ -128,5 +130,5 @@ class Database:
     async def find_where(self) -> str:
         """Which database this is."""
         if not self._where:
-            self._where = await self.read(lambda conn: conn.fetchval("SELECT taskyard.whereabouts_1()"))
+            self._where = await self.read(lambda conn: conn.fetchval("SELECT taskyard.database_identity_1()"))
         return self._where

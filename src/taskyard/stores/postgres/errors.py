@@ -39,6 +39,10 @@ _NO_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharact
 _DROPPED = (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError)
 """All that we ask for was made before anything is asked."""
 
+REPLACED_TRIES = 5
+"""How often a call is sent that comes to a routine which does not exist. While the SQL bundle is replaced that happens
+once or twice; after that the routine is missing."""
+
 _OPTIONS_REFUSED = (
     asyncpg.UndefinedObjectError,
     asyncpg.InvalidParameterValueError,
@@ -117,6 +121,20 @@ def typed_errors(url: str, *, writes: bool = False) -> Iterator[None]:
         raise StoreUnavailable(f"the store {hide_password(url)} did not answer: {describe(exc)}") from exc
     except asyncpg.PostgresError as exc:
         raise StoreUnavailable(f"the store {hide_password(url)} refused: {describe(exc)}") from exc
+
+
+def is_replaced(error: BaseException | None, n: int) -> bool:
+    """Whether the call with this number, counted from 0, is to be sent again: it came to a routine that does not exist,
+    as when the SQL bundle is replaced while the call is in flight. Nothing of the call was written: no routine calls
+    another after its commit."""
+    # The server has two ways to say it. The second has no code of its own; internal messages are never translated.
+    is_gone = isinstance(error, asyncpg.UndefinedFunctionError) or (
+        isinstance(error, asyncpg.InternalServerError) and str(error.message).startswith(_GONE)
+    )
+    return is_gone and n + 1 < REPLACED_TRIES
+
+
+_GONE = "cache lookup failed for function"
 
 
 def busy(url: str) -> StoreBusy:

@@ -18,8 +18,8 @@ from typing import Any
 from taskyard.errors import StoreError
 from taskyard.model.task import new_uuid
 from taskyard.ports.store import News
-from taskyard.stores.migrate import CHANNEL
 from taskyard.stores.postgres.connection import Connection, connect
+from taskyard.stores.postgres.constants import CHANNEL
 from taskyard.stores.postgres.errors import typed_errors
 from taskyard.stores.postgres.gate import Gate, Rank
 from taskyard.stores.postgres.link import Links

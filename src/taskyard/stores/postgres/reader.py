@@ -8,22 +8,32 @@ from typing import Any
 
 import msgspec
 
+from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.beats import Beat
 from taskyard.model.control import UNTOUCHED, QueueControl
-from taskyard.model.event import Event, EventKind, EventPage
+from taskyard.model.event import Event, EventDetail, EventKind, EventPage
+from taskyard.model.execution import ExecutionError
 from taskyard.model.failures import FailureGroup
-from taskyard.model.limits import QueueSettings
+from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.notes import CancelRequest
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, Outcome, Run, TaskRecord
-from taskyard.ports.store import RUNS_KEPT, Node, NodeStatus, QueueStatus, Signals, TaskFilter
-from taskyard.stores.migrate import EVENTS_AT_MOST
+from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
+from taskyard.ports.store import ATTEMPTS_KEPT, BlockedGroup, Node, NodeStatus, QueueStatus, Signals, TaskFilter
 from taskyard.stores.postgres.connection import Connection, Session
-from taskyard.stores.postgres.rows import ENDED, HOT, clean, from_row
-from taskyard.stores.rows import to_error
+from taskyard.stores.postgres.constants import EVENTS_AT_MOST
+from taskyard.stores.postgres.rows import FINISHED, HOT, clean, encode_demand, from_row
+from taskyard.stores.records import ARTIFACT, ARTIFACT_FACTS, ATTEMPT, LINE, OUTCOME, POSTGRES, document_reader
 
 _KINDS = {str(kind): kind for kind in EventKind}
+_read_cancel = document_reader(CancelRequest)
+_read_detail = document_reader(EventDetail)
+_read_error = document_reader(ExecutionError)
+_to_outcome = OUTCOME.reader(POSTGRES)
+_to_attempt = ATTEMPT.reader(POSTGRES)
+_to_line = LINE.reader(POSTGRES)
+_to_artifact, _to_artifact_facts = ARTIFACT.reader(POSTGRES), ARTIFACT.reader(POSTGRES, ARTIFACT_FACTS)
 
 
 ENDS_AMONG = 200_000
@@ -34,11 +44,11 @@ index knows that, and history has no end."""
 async def signals(conn: Connection, node: str) -> Signals:
     draining = await conn.fetchval("SELECT is_draining FROM taskyard.node WHERE incarnation = $1", node)
     rows = await conn.fetch(
-        "SELECT uuid, cancel_forced FROM taskyard.task "
-        "WHERE state = 'running' AND node = $1 AND cancel_asked_at IS NOT NULL ORDER BY node, id",
+        "SELECT uuid, cancel FROM taskyard.task "
+        "WHERE state = 'running' AND node = $1 AND cancel IS NOT NULL ORDER BY node, id",
         node,
     )
-    forced = tuple(uuid for uuid, is_forced in rows if is_forced)
+    forced = tuple(uuid for uuid, cancel in rows if (read := _read_cancel(cancel)) is not None and read.is_forced)
     return Signals([uuid for uuid, _ in rows], is_draining=bool(draining), forced=forced)
 
 
@@ -50,23 +60,24 @@ async def is_held(conn: Connection, claim: Claim) -> bool:
 
 async def outcomes(conn: Connection, uuids: Sequence[str]) -> list[Outcome | None]:
     rows = await conn.fetch(
-        "SELECT uuid, state, NULL::text AS result, error FROM taskyard.task WHERE uuid = ANY ($1) UNION ALL "
-        "SELECT uuid, state, result, error FROM taskyard.ended WHERE uuid = ANY ($1)",
+        "SELECT uuid, state, NULL::text AS result, error, cancel FROM taskyard.task WHERE uuid = ANY ($1) UNION ALL "
+        "SELECT uuid, state, result, error, cancel FROM taskyard.finished WHERE uuid = ANY ($1)",
         [uuid for uuid in dict.fromkeys(uuids) if clean(uuid) == uuid],
     )
-    found = {uuid: Outcome(uuid, TaskState(state), result, to_error(error)) for uuid, state, result, error in rows}
+    found = {row[0]: _to_outcome(row) for row in rows}
     return [found.get(uuid) for uuid in uuids]
 
 
 async def events(conn: Connection, after: int, limit: int) -> EventPage:
-    newest, gone, page = await conn.fetchrow("SELECT * FROM taskyard.events_1($1, $2)", after, limit)  # type: ignore[misc]
+    newest, gone, page = await conn.fetchrow("SELECT * FROM taskyard.read_events_1($1, $2)", after, limit)  # type: ignore[misc]
     found: list[Event] = []
-    for xid, first, _, kind, queue, source, ats, uuids in page or ():
+    for xid, first, _, kind, queue, consumer, ats, uuids, details in page or ():
         number = xid * EVENTS_AT_MOST + first
         for place, uuid in enumerate(uuids):
             if number + place > after and len(found) < limit:
                 at: datetime = ats[place] if len(ats) > 1 else ats[0]
-                found.append(Event(number + place, at, _KINDS[kind], uuid, source, queue))
+                detail = None if details is None or details[place] is None else _read_detail(details[place])
+                found.append(Event.of(number + place, at, _KINDS[kind], uuid, consumer, queue, detail))
     if after > newest:
         # Where that is may lie before what was told already, for as long as it is not known who is still writing.
         last = await conn.fetchval(_LAST_EVENT) or gone
@@ -82,7 +93,7 @@ async def find(conn: Connection, uuid: str) -> TaskRecord | None:
         return None
     row = await conn.fetchrow(
         f"SELECT {HOT} FROM taskyard.task WHERE uuid = $1 UNION ALL "
-        f"SELECT {ENDED} FROM taskyard.ended WHERE uuid = $1 LIMIT 1",
+        f"SELECT {FINISHED} FROM taskyard.finished WHERE uuid = $1 LIMIT 1",
         uuid,
     )
     return None if row is None else from_row(row)
@@ -97,20 +108,45 @@ async def list_uuids(conn: Connection, fragment: str, limit: int) -> list[str]:
         "SELECT uuid FROM (SELECT uuid FROM taskyard.{} ORDER BY id DESC LIMIT $3) AS newest "
         "WHERE right(uuid, length($1)) = $1 AND length($1) > 0"
     )
-    sql = " UNION ".join(part.format(table) for table in ("task", "ended") for part in (begins, ends))
+    sql = " UNION ".join(part.format(table) for table in ("task", "finished") for part in (begins, ends))
     return [uuid for (uuid,) in await conn.fetch(f"{sql} LIMIT $2", fragment, limit, ENDS_AMONG)]
 
 
 async def list_tasks(conn: Connection, where: TaskFilter, before_id: int | None, limit: int) -> list[TaskRecord]:
-    return [from_row(row) for row in await _select(conn, HOT, ENDED, where, before_id, limit)]
+    return [from_row(row) for row in await _select(conn, HOT, FINISHED, where, before_id, limit)]
 
 
 async def list_ids(conn: Connection, where: TaskFilter, before_id: int | None, limit: int) -> list[tuple[int, str]]:
     return [(id_, uuid) for id_, uuid in await _select(conn, "id, uuid", "id, uuid", where, before_id, limit)]
 
 
+async def preview(conn: Connection, demand: Demand, now: datetime) -> list[TaskRecord]:
+    # Race: another transaction may have started or ended some of them since.
+    rows = await conn.fetch(
+        f"SELECT {HOT} FROM unnest(taskyard.preview_1($1, $2)) WITH ORDINALITY AS picked(task_id, place) "
+        "JOIN taskyard.task ON task.id = ANY (ARRAY[picked.task_id]) WHERE state = 'queued' ORDER BY place",
+        now,
+        encode_demand(demand),
+    )
+    return [from_row(row) for row in rows]
+
+
+async def list_lanes(conn: Connection) -> list[str]:
+    return [lane for (lane,) in await conn.fetch("SELECT DISTINCT lane FROM taskyard.lane ORDER BY lane")]
+
+
+async def list_blockers(conn: Connection) -> list[BlockedGroup]:
+    rows = await conn.fetch(
+        "SELECT b.blocked_by, b.consumer, b.n, task.uuid FROM ("
+        "SELECT blocked_by, consumer, count(*) AS n, min(id) AS id FROM taskyard.task "
+        "WHERE blocked_by IS NOT NULL GROUP BY blocked_by, consumer) AS b "
+        "JOIN taskyard.task ON task.id = ANY (ARRAY[b.id]) ORDER BY b.blocked_by, b.consumer"
+    )
+    return [BlockedGroup(*row) for row in rows]
+
+
 async def list_origins(conn: Connection, uuids: Sequence[str]) -> set[str]:
-    parts = (f"SELECT origin FROM taskyard.{table} WHERE origin = ANY ($1::text[])" for table in ("task", "ended"))
+    parts = (f"SELECT origin FROM taskyard.{table} WHERE origin = ANY ($1::text[])" for table in ("task", "finished"))
     return {origin for (origin,) in await conn.fetch(" UNION ".join(parts), list(uuids))}
 
 
@@ -123,7 +159,7 @@ def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
     terms = []
     for term, value in (
         ("queue = ${n}", clean(where.queue)),
-        ("source = ${n}", clean(where.source)),
+        ("consumer = ${n}", clean(where.consumer)),
         ("key = ${n}", clean(where.key)),
         ("node = ${n}", clean(where.node)),
         (_NAMED, clean(where.error)),
@@ -131,11 +167,23 @@ def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
         ("created_at >= ${n}", where.created_after),
         ("created_at < ${n}", where.created_before),
         (f"(state = 'failed' AND crashes >= {QUARANTINE_AFTER}) = ${{n}}", where.quarantined),
-        ("id IN (SELECT id FROM taskyard.tie WHERE group_id = ${n})", clean(where.group)),
+        ("id IN (SELECT id FROM taskyard.task_relation WHERE group_id = ${n})", clean(where.group)),
     ):
         if value is not None:
             values.append(value)
             terms.append(term.replace("{n}", str(len(values))))
+    if where.blocker is not None:
+        # By the index `task_blocked`: a key, or all keys of a kind.
+        values.append(clean(where.blocker))
+        n = f"${len(values)}::text"
+        is_one = (
+            f"blocked_by = {n}" if ":" in where.blocker else f"blocked_by >= {n} || ':' AND blocked_by < {n} || ';'"
+        )
+        terms.append(f"blocked_by IS NOT NULL AND {is_one}")
+    for name, value in where.labels.items():
+        values += clean(name), clean(value)
+        of_label = f"name = ${len(values) - 1} AND value = ${len(values)}"
+        terms.append(f"id IN (SELECT task FROM taskyard.task_label WHERE {of_label})")
     return terms
 
 
@@ -156,12 +204,12 @@ async def _select(
     terms = ["id < $1", *_terms(where, values)]
     for table, columns, states in (
         ("task", hot, frozenset(TaskState) - ENDED_STATES),
-        ("ended", ended, ENDED_STATES),
+        ("finished", ended, ENDED_STATES),
     ):
         own = list(terms)
         if table == "task" and (where.finished_after is not None or where.finished_before is not None):
             continue
-        if table == "ended" and where.node is not None:
+        if table == "finished" and (where.node is not None or where.blocker is not None):
             continue
         own += _end_terms(where, values)
         asked = states if where.states is None else states & set(where.states)
@@ -176,64 +224,117 @@ async def _select(
     return await conn.fetch(f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS t ORDER BY id DESC LIMIT $2", *values)
 
 
-async def list_runs(conn: Connection, uuid: str) -> list[Run]:
+async def list_attempts(conn: Connection, uuid: str) -> list[Attempt]:
     if clean(uuid) != uuid:
         return []
     rows = await conn.fetch(
         "WITH t AS (SELECT id FROM taskyard.task WHERE uuid = $1 UNION ALL "
-        "SELECT id FROM taskyard.ended WHERE uuid = $1) "
-        "SELECT attempt, token, node, state, started_at, ended_at, error FROM taskyard.run "
+        "SELECT id FROM taskyard.finished WHERE uuid = $1) "
+        "SELECT attempt, token, node, state, started_at, finished_at, error, worker_pid, device FROM taskyard.attempt "
         "WHERE task IN (SELECT id FROM t) UNION ALL "
-        "SELECT attempt, run_token, run_node, state, started_at, finished_at, NULL FROM taskyard.ended "
-        "WHERE uuid = $1 AND run_token IS NOT NULL ORDER BY token DESC LIMIT $2",
+        "SELECT attempt, run_token, run_node, state, started_at, finished_at, NULL, run_worker_pid, run_device "
+        "FROM taskyard.finished WHERE uuid = $1 AND run_token IS NOT NULL UNION ALL "
+        "SELECT attempt, token, node, state, started_at, NULL, NULL, worker_pid, device FROM taskyard.task "
+        "WHERE uuid = $1 AND token IS NOT NULL ORDER BY token DESC LIMIT $2",
         uuid,
-        RUNS_KEPT,
+        ATTEMPTS_KEPT,
     )
-    return [
-        Run(attempt, token, node, TaskState(state), started_at, ended_at, to_error(error))
-        for attempt, token, node, state, started_at, ended_at, error in reversed(rows)
-    ]
+    return [_to_attempt(row) for row in reversed(rows)]
+
+
+_OF_TASK = (
+    "task IN (SELECT id FROM taskyard.task WHERE uuid = $1 UNION ALL SELECT id FROM taskyard.finished WHERE uuid = $1)"
+)
+
+
+async def list_lines(conn: Connection, uuid: str, token: int | None, limit: int) -> list[AttemptLine]:
+    if clean(uuid) != uuid:
+        return []
+    rows = await conn.fetch(
+        f"SELECT token, {', '.join(LINE.columns)} FROM taskyard.attempt_line "
+        f"WHERE {_OF_TASK} AND ($2::bigint IS NULL OR token = $2) ORDER BY token DESC, at DESC LIMIT $3",
+        uuid,
+        token,
+        limit,
+    )
+    return [AttemptLine(token, _to_line(line)) for token, *line in reversed(rows)]
+
+
+async def list_artifacts(conn: Connection, uuid: str) -> list[AttemptArtifact]:
+    if clean(uuid) != uuid:
+        return []
+    rows = await conn.fetch(
+        f"SELECT token, {', '.join(ARTIFACT_FACTS)} FROM taskyard.artifact WHERE {_OF_TASK} ORDER BY token, name", uuid
+    )
+    return [AttemptArtifact(token, _to_artifact_facts(facts)) for token, *facts in rows]
+
+
+async def find_artifact(conn: Connection, uuid: str, token: int, name: str) -> Artifact | None:
+    if clean(uuid) != uuid or clean(name) != name:
+        return None
+    row = await conn.fetchrow(
+        f"SELECT {', '.join(ARTIFACT.columns)} FROM taskyard.artifact WHERE {_OF_TASK} AND token = $2 AND name = $3",
+        uuid,
+        token,
+        name,
+    )
+    return None if row is None else _to_artifact(row)
 
 
 async def find_end(conn: Connection, n: int, failed: bool | None) -> datetime | None:
     where = {None: "", True: "WHERE state = 'failed'", False: "WHERE state <> 'failed'"}[failed]
     at: datetime | None = await conn.fetchval(
-        f"SELECT finished_at FROM taskyard.ended {where} ORDER BY finished_at DESC LIMIT 1 OFFSET $1", n - 1
+        f"SELECT finished_at FROM taskyard.finished {where} ORDER BY finished_at DESC LIMIT 1 OFFSET $1", n - 1
     )
     return at
 
 
 _FAILURES = (
-    "SELECT DISTINCT ON (error_type, source, is_quarantined) error_type, source, is_quarantined, "
-    "count(*) OVER one AS n, finished_at, uuid, message FROM (SELECT source, finished_at, uuid, "
+    "SELECT DISTINCT ON (error_type, consumer, is_quarantined) error_type, consumer, is_quarantined, "
+    "count(*) OVER one AS n, finished_at, uuid, error FROM (SELECT consumer, finished_at, uuid, "
     f"crashes >= {QUARANTINE_AFTER} AS is_quarantined, "
-    "coalesce(error::jsonb -> 'types' ->> 0, error::jsonb ->> 'kind', '') AS error_type, "
-    "coalesce(error::jsonb ->> 'message', '') AS message FROM taskyard.ended WHERE {}) AS failed "
-    "WINDOW one AS (PARTITION BY error_type, source, is_quarantined) "
-    "ORDER BY error_type, source, is_quarantined, finished_at DESC"
+    "coalesce(error::jsonb -> 'types' ->> 0, error::jsonb ->> 'kind', '') AS error_type, error "
+    "FROM taskyard.finished WHERE {}) AS failed "
+    "WINDOW one AS (PARTITION BY error_type, consumer, is_quarantined) "
+    "ORDER BY error_type, consumer, is_quarantined, finished_at DESC"
 )
 
 
 async def failures(conn: Connection, where: TaskFilter, limit: int) -> list[FailureGroup]:
-    if where.node is not None or (where.states is not None and TaskState.FAILED not in where.states):
+    if (
+        where.node is not None
+        or where.blocker is not None
+        or (where.states is not None and TaskState.FAILED not in where.states)
+    ):
         return []
     values: list[Any] = [limit]
     terms = ["state = 'failed'", *_terms(where, values), *_end_terms(where, values)]
     sql = f"SELECT * FROM ({_FAILURES.format(' AND '.join(terms))}) AS g ORDER BY n DESC, finished_at DESC LIMIT $1"
     return [
         FailureGroup(
-            error=error, source=source, is_quarantined=apart, count=n, newest_at=at, uuid=uuid, message=message
+            error=name,
+            consumer=consumer,
+            is_quarantined=apart,
+            count=n,
+            newest_at=at,
+            uuid=uuid,
+            message=_message(error),
         )
-        for error, source, apart, n, at, uuid, message in await conn.fetch(sql, *values)
+        for name, consumer, apart, n, at, uuid, error in await conn.fetch(sql, *values)
     ]
+
+
+def _message(error: str | None) -> str:
+    read = None if error is None else _read_error(error)
+    return "" if read is None else read.text
 
 
 async def count(conn: Connection) -> dict[tuple[str, TaskState], int]:
     rows = await conn.fetch(
         "SELECT queue, state, sum(c.n)::bigint FROM ("
-        "SELECT * FROM taskyard.tidied ORDER BY n DESC LIMIT 1) AS t CROSS JOIN LATERAL ("
-        "SELECT queue, state, n FROM taskyard.tally WHERE xid >= t.tally_from AND queue <> '' UNION ALL "
-        "SELECT queue, 'scheduled', n FROM taskyard.submitted WHERE xid >= t.submitted_from) AS c "
+        "SELECT * FROM taskyard.compaction ORDER BY n DESC LIMIT 1) AS t CROSS JOIN LATERAL ("
+        "SELECT queue, state, n FROM taskyard.state_count WHERE xid >= t.state_count_from AND queue <> '' UNION ALL "
+        "SELECT queue, 'scheduled', n FROM taskyard.external_count WHERE xid >= t.external_count_from) AS c "
         "GROUP BY queue, state HAVING sum(c.n) <> 0"
     )
     return {(queue, TaskState(state)): n for queue, state, n in rows}
@@ -241,9 +342,10 @@ async def count(conn: Connection) -> dict[tuple[str, TaskState], int]:
 
 async def count_group(conn: Connection, group: str) -> dict[TaskState, int]:
     rows = await conn.fetch(
-        "SELECT state, count(*) FROM (SELECT t.state FROM taskyard.tie JOIN taskyard.task AS t USING (id) "
-        "WHERE group_id = $1 AND t.uuid <> $1 UNION ALL SELECT e.state FROM taskyard.tie JOIN taskyard.ended AS e "
-        "USING (id) WHERE group_id = $1 AND e.uuid <> $1) AS members GROUP BY state",
+        "SELECT state, count(*) FROM (SELECT t.state FROM taskyard.task_relation JOIN taskyard.task AS t USING (id) "
+        "WHERE group_id = $1 AND t.uuid <> $1 UNION ALL "
+        "SELECT e.state FROM taskyard.task_relation JOIN taskyard.finished AS e USING (id) "
+        "WHERE group_id = $1 AND e.uuid <> $1) AS members GROUP BY state",
         clean(group),
     )
     return {TaskState(state): n for state, n in rows}
@@ -258,8 +360,8 @@ async def queues(conn: Connection, name: str | None = None) -> list[QueueStatus]
     found = await conn.fetch(
         "SELECT l.queue, min(t.due_at) FROM taskyard.lane AS l "
         "CROSS JOIN LATERAL (VALUES (0, l.low_0), (1, l.low_1), (2, l.low_2)) AS p(level, was) "
-        "CROSS JOIN LATERAL (SELECT due_at FROM taskyard.task WHERE queue = l.queue AND source = l.source "
-        "AND state = 'queued' AND NOT parked AND priority = p.level::smallint ORDER BY position LIMIT 1) AS t "
+        "CROSS JOIN LATERAL (SELECT due_at FROM taskyard.task WHERE queue = l.queue AND lane = l.lane "
+        "AND state = 'queued' AND NOT is_parked AND priority = p.level::smallint ORDER BY position LIMIT 1) AS t "
         "WHERE p.was IS NOT NULL GROUP BY l.queue"
     )
     oldest: dict[str, datetime] = {queue: due_at for queue, due_at in found}  # noqa: C416 - they are no tuples

@@ -17,9 +17,11 @@ from taskyard.stores.postgres.database import Database
 
 log = logging.getLogger("taskyard")
 
-SET = "CALL taskyard.queue_1($1, $2, $3, $4, $5, $6, $7, $8, NULL, NULL)"
-STEP = "CALL taskyard.rule_1($1, NULL)"
-UNFINISHED = "SELECT name FROM taskyard.queue WHERE lined_to IS NOT NULL OR reparked_to IS NOT NULL ORDER BY name"
+SET = "CALL taskyard.configure_queue_1($1, $2, $3, $4, $5, $6, $7, $8, NULL, NULL)"
+STEP = "CALL taskyard.rollout_step_1($1, NULL)"
+UNFINISHED = (
+    "SELECT name FROM taskyard.queue WHERE rollout_task_id IS NOT NULL OR rollout_key IS NOT NULL ORDER BY name"
+)
 
 STEPS_WORTH_A_WORD = 10
 """With less it is done in a second, and nobody need hear of it."""

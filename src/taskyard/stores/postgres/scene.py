@@ -7,6 +7,7 @@ from datetime import datetime
 
 import msgspec
 
+from taskyard.model.blocker import Blocker, split_key
 from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
@@ -14,7 +15,7 @@ from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene, Silence
 from taskyard.ports.store import BEATS_PER_LEASE, Node
 from taskyard.stores.postgres.connection import Connection
-from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
+from taskyard.stores.scene import ClusterState, Found, Running, Wanted, make_scene
 
 _PLACES = (
     "SELECT name, settings, control, NULL AS info, NULL AS is_draining, NULL AS beat_at, NULL AS lease_s, "
@@ -26,15 +27,15 @@ BEATS_MISSED = 2
 """Beats that a node has missed when it is called silent: long before it is given up, and seldom for nothing."""
 
 _RUNNING = (
-    "SELECT queue, source, node, count(*), (array_agg(uuid ORDER BY started_at, id))[1], min(started_at) "
-    "FROM taskyard.task WHERE state = 'running' GROUP BY queue, source, node"
+    "SELECT queue, consumer, node, count(*), (array_agg(uuid ORDER BY started_at, id))[1], min(started_at) "
+    "FROM taskyard.task WHERE state = 'running' GROUP BY queue, consumer, node"
 )
 _WITH_KEY = (
     "(SELECT id FROM taskyard.task WHERE queue = asked.queue AND key = asked.name AND key IS NOT NULL "
     "AND {} ORDER BY id LIMIT 1)"
 )
 _HOLDS = "state IN ('running', 'retrying') AND state = '{}'"
-_WAYS = (_HOLDS.format("running"), _HOLDS.format("retrying"), "state = 'queued' AND parked < true")
+_WAYS = (_HOLDS.format("running"), _HOLDS.format("retrying"), "state = 'queued' AND is_parked < true")
 _BLOCKERS = (
     "SELECT 'key', asked.queue, asked.name, holder.uuid, holder.state, holder.started_at "
     "FROM unnest($1::text[], $2::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
@@ -42,13 +43,18 @@ _BLOCKERS = (
     f"WHERE id = coalesce({', '.join(map(_WITH_KEY.format, _WAYS))})) AS holder UNION ALL "
     "SELECT 'head', asked.queue, asked.name, head.uuid, head.state, head.updated_at "
     "FROM unnest($3::text[], $4::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
-    "SELECT uuid, state, updated_at FROM taskyard.task WHERE queue = asked.queue AND line = asked.name "
-    "AND line IS NOT NULL AND state IN ('queued', 'paused') ORDER BY position LIMIT 1) AS head UNION ALL "
+    "SELECT uuid, state, updated_at FROM taskyard.task WHERE queue = asked.queue AND fifo_bucket = asked.name "
+    "AND fifo_bucket IS NOT NULL AND (state IN ('queued', 'paused') OR blocked_by IS NOT NULL) "
+    "ORDER BY position LIMIT 1) AS head UNION ALL "
     "SELECT 'parent', waits.child::text, NULL, parent.uuid, parent.state, NULL "
     "FROM (SELECT child, min(parent) AS parent FROM taskyard.dependency "
     "WHERE child = ANY ($5::bigint[]) AND NOT done GROUP BY child) AS waits "
     "CROSS JOIN LATERAL (SELECT uuid, state FROM taskyard.task WHERE id = waits.parent UNION ALL "
-    "SELECT uuid, state FROM taskyard.ended WHERE id = waits.parent LIMIT 1) AS parent"
+    "SELECT uuid, state FROM taskyard.finished WHERE id = waits.parent LIMIT 1) AS parent UNION ALL "
+    "SELECT 'lane', asked.queue, asked.name, oldest.blocked_by, oldest.state, oldest.blocked_at "
+    "FROM unnest($6::text[], $7::text[]) AS asked(queue, name) CROSS JOIN LATERAL ("
+    "SELECT blocked_by, state, blocked_at FROM taskyard.task WHERE queue = asked.queue AND lane = asked.name "
+    "AND blocked_by IS NOT NULL ORDER BY id LIMIT 1) AS oldest"
 )
 
 
@@ -58,7 +64,7 @@ async def find_scene(conn: Connection, records: Sequence[TaskRecord], *, now: da
     return make_scene(records, places, found, now=now)
 
 
-async def _find_places(conn: Connection) -> Places:
+async def _find_places(conn: Connection) -> ClusterState:
     rules: dict[str, QueueSettings] = {}
     controls: dict[str, QueueControl] = {}
     nodes: list[tuple[Node, bool]] = []
@@ -78,15 +84,20 @@ async def _find_places(conn: Connection) -> Places:
         Running(queue, source, node, Busy(n, uuid, since))
         for queue, source, node, n, uuid, since in await conn.fetch(_RUNNING)
     ]
-    return Places(rules, controls, nodes, running, silent)
+    return ClusterState(rules, controls, nodes, running, silent)
 
 
 async def _find_blockers(conn: Connection, wanted: Wanted) -> Found:
-    found = Found({}, {}, {})
-    asked = [[pair[at] for pair in pairs] for pairs in (wanted.keys, wanted.lines) for at in (0, 1)]
-    for what, where, name, uuid, state, since in await conn.fetch(_BLOCKERS, *asked, wanted.children):
+    found = Found({}, {}, {}, {})
+    keys, lines, lanes = (
+        [[pair[at] for pair in pairs] for at in (0, 1)] for pairs in (wanted.keys, wanted.lines, wanted.lanes)
+    )
+    rows = await conn.fetch(_BLOCKERS, *keys, *lines, wanted.children, *lanes)
+    for what, where, name, uuid, state, since in rows:
         if what == "parent":
             found.parents[int(where)] = uuid, TaskState(state)
+        elif what == "lane":
+            found.lane_blockers[where, name] = Blocker(*split_key(uuid), since)
         elif what == "head":
             found.heads[where, name] = First(uuid, TaskState(state), since)
         else:

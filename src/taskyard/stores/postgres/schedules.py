@@ -34,11 +34,11 @@ from taskyard.stores.schedules import Fires, cancel_for, read_status, to_text
 
 log = logging.getLogger("taskyard")
 
-FIRE = "CALL taskyard.fire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL, NULL)"
+FIRE = "CALL taskyard.fire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, NULL, NULL)"
 
 _PENDING = (
     "SELECT FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[f.task]) "
-    "WHERE f.schedule = s.name AND NOT f.ended"
+    "WHERE f.schedule = s.name AND NOT f.is_finished"
 )
 
 
@@ -78,8 +78,8 @@ class ScheduleVerbs:
                 row = await self._db.write(sql, *values)
             else:
                 sql = (
-                    "UPDATE taskyard.schedule SET definition = $2, state = $3, version = $4, by = $5, from_code = $6 "
-                    "WHERE name = $1 AND version = $7 RETURNING 1"
+                    "UPDATE taskyard.schedule SET definition = $2, state = $3, version = $4, actor = $5, "
+                    "from_code = $6 WHERE name = $1 AND version = $7 RETURNING 1"
                 )
                 row = await self._db.write(sql, *values, version)
             self._db.hints.tell()
@@ -116,7 +116,7 @@ class ScheduleVerbs:
             return None
         async with self._db.asked():
             add = within.encode(Add([record for _, record in fires]), await self._db.find_where())
-            asked = (name, version, new_uuid(), to_text(state), state.handled_at, KEEP_FIRES, _encode(fires), add)
+            asked = (name, version, new_uuid(), to_text(state), state.watermark_at, KEEP_FIRES, _encode(fires), add)
             if not cancels:
                 return await self._fire(asked, self._decided(name))
             # What is to be canceled may have changed each time it comes to it: then it is decided anew.
@@ -187,7 +187,7 @@ def _changes(decided: commands.Decided) -> tuple[Any, ...]:
 
 async def read_schedules(conn: Connection, name: str | None = None) -> list[ScheduleStatus]:
     rows = await conn.fetch(
-        f"SELECT name, definition, state, version, by, from_code, EXISTS ({_PENDING}) "
+        f"SELECT name, definition, state, version, actor, from_code, EXISTS ({_PENDING}) "
         "FROM taskyard.schedule AS s WHERE $1::text IS NULL OR name = $1 ORDER BY name",
         name,
     )
@@ -207,7 +207,7 @@ async def _read_fires(conn: Connection, name: str, limit: int) -> list[FireRow]:
 async def _read_pending(conn: Connection, name: str) -> list[str]:
     rows = await conn.fetch(
         "SELECT f.task FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[f.task]) "
-        "WHERE f.schedule = $1 AND NOT f.ended ORDER BY f.id",
+        "WHERE f.schedule = $1 AND NOT f.is_finished ORDER BY f.id",
         name,
     )
     return [uuid for (uuid,) in rows]

@@ -1,4 +1,8 @@
-"""Bringing the schema up to date."""
+"""Brings the schema `taskyard` up to date: migrations, then the bundle of routines, types and triggers.
+
+All of it is one transaction. If several processes migrate at once, one does it, and the others wait and find nothing to
+do. Nodes go on meanwhile, also those of the version before: see `_install`.
+"""
 
 from __future__ import annotations
 
@@ -10,61 +14,105 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import asyncpg
+import msgspec
 
 from taskyard.errors import StoreDenied, StoreForeign, StoreIncomplete, StoreTooNew, hide_password
-from taskyard.stores.locks import Lock
-from taskyard.stores.migrate import EVENTS_AT_MOST, migrations, newest, schema_at
+from taskyard.ports.store import Schema
+from taskyard.stores.migrations import (
+    Applied,
+    Bundle,
+    Installed,
+    Migration,
+    check_applied,
+    check_installed,
+    is_outdated,
+    list_migrations,
+    load_bundle,
+    newest,
+    pending,
+    schema_at,
+)
 from taskyard.stores.postgres.connection import Connection
+from taskyard.stores.postgres.constants import EVENTS_AT_MOST, Lock, bundle_values
 from taskyard.stores.postgres.errors import describe, typed_errors
 
 MIGRATE_S = 300.0
 """How long a migration may take, or wait for another process that migrates."""
 
 ALTER_S = 1.0
-"""How long a migration waits for those who use a table, while everybody else waits behind it."""
+"""How long a migration waits for a lock on a table. Meanwhile every other user of the table waits behind it."""
 
 MAY_CREATE = (
     "a user who may create the schema and owns it must bring it up to date: `GRANT CREATE ON DATABASE … TO …`, or run "
     "`taskyard migrate` as that user"
 )
 
-
 SCHEMA = "the schema 'taskyard' of this database"
 
 
+def bundle() -> Bundle:
+    """The bundle of this program."""
+    return load_bundle("postgres", bundle_values())
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What was applied to a database."""
+
+    version: int
+    applied: list[Applied]
+    installed: Installed | None
+
+
+# --- what there is ----------------------------------------------------------------------------------------------------
+
+
 async def find_version(conn: Connection) -> int:
-    """The number of the newest migration that was applied; 0 where there is none of our tables. `StoreForeign` if other
-    tables stand in their places, `StoreIncomplete` if it is not known of ours what was applied to them."""
-    numbers = await _list_numbers(conn)
-    if not numbers:
-        found = await _list_tables(conn)
-        # Race: whoever has migrated since we looked has brought tables and numbers at once.
-        numbers = await _list_numbers(conn)
-        if not numbers:
-            _refuse_tables(found)
-            return 0
+    """The number of the newest migration that was applied. 0 if none of our tables exists. `StoreForeign` if other
+    tables have our names, `StoreIncomplete` if our tables exist and it is not known what was applied to them."""
+    return (await _find(conn)).version
+
+
+async def find_schema(conn: Connection, url: str) -> Schema:
+    """What is to be applied. `StoreTooNew` or `StoreMigrationChanged` if this program does not fit the database."""
+    known, ours = list_migrations("postgres"), bundle()
+    found = await _find(conn)
+    _check(found, known, ours, url)
+    return schema_at(found.version, known, installed=found.installed, bundle=ours)
+
+
+async def _find(conn: Connection) -> Found:
+    applied = await _list_applied(conn)
+    if not applied:
+        tables = await _list_tables(conn)
+        # Race: another process may migrate between the two reads. Its tables and its rows come with one commit.
+        applied = await _list_applied(conn)
+        if not applied:
+            _refuse_tables(tables)
+            return Found(0, [], None)
+    numbers = {one.number for one in applied}
     version = max(numbers)
-    known = [int(name[:4]) for name in schema_at(0, "postgres").pending]
+    known = [migration.number for migration in list_migrations("postgres")]
     lacking = [str(number) for number in known if number < version and number not in numbers]
     if lacking:
         raise StoreIncomplete(SCHEMA, f"its table 'migration' lacks {', '.join(lacking)} below {version}")
-    return version
+    row = await conn.fetchrow("SELECT version, checksum FROM taskyard.bundle")
+    return Found(version, applied, None if row is None else Installed(*row))
 
 
-async def _list_numbers(conn: Connection) -> set[int]:
+async def _list_applied(conn: Connection) -> list[Applied]:
     if await conn.fetchval("SELECT to_regclass('taskyard.migration')") is None:
-        return set()
+        return []
     with _ours():
-        return {number for (number,) in await conn.fetch("SELECT number FROM taskyard.migration")}
+        rows = await conn.fetch("SELECT number, name, checksum FROM taskyard.migration ORDER BY number")
+    return [Applied(*row) for row in rows]
 
 
 def _our_tables() -> list[str]:
-    (_, sql), *_ = migrations("postgres")
-    return re.findall(r"^CREATE TABLE taskyard\.(\w+)", sql, re.MULTILINE)
+    return re.findall(r"^CREATE TABLE taskyard\.(\w+)", list_migrations("postgres")[0].sql, re.MULTILINE)
 
 
 async def _list_tables(conn: Connection) -> list[str]:
-    """The names of ours that something has."""
+    """Our names that are taken."""
     rows = await conn.fetch(
         "SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
         "WHERE n.nspname = 'taskyard' AND relname = ANY($1::text[]) ORDER BY relname",
@@ -74,7 +122,7 @@ async def _list_tables(conn: Connection) -> list[str]:
 
 
 def _refuse_tables(found: list[str]) -> None:
-    """Those that are there although no migration was applied. Somebody else has a few of our names, never most."""
+    """These exist although no migration was applied. Another program has a few of our names, never most."""
     if 2 * len(found) > len(_our_tables()):
         raise StoreIncomplete(SCHEMA, "its table 'migration' is missing or empty")
     if found:
@@ -87,7 +135,7 @@ def _foreign(why: object) -> StoreForeign:
 
 @contextmanager
 def _ours() -> Iterator[None]:
-    """Raise `StoreForeign` where somebody else's tables are in the way of ours."""
+    """Raise `StoreForeign` if tables of another program are in the way of ours."""
     try:
         yield
     except _IN_THE_WAY as exc:
@@ -104,35 +152,42 @@ _IN_THE_WAY = (
 )
 
 
+def _check(found: Found, known: Sequence[Migration], ours: Bundle, url: str) -> None:
+    check_version(found.version, url)
+    check_applied(hide_password(url), found.applied, known)
+    check_installed(hide_password(url), found.installed, ours)
+
+
 def check_version(version: int, url: str) -> None:
     """Raise `StoreTooNew` if a newer Taskyard has been here."""
     if version > newest("postgres"):
         raise StoreTooNew(hide_password(url), version, newest("postgres"))
 
 
+# --- what is applied --------------------------------------------------------------------------------------------------
+
 _OWNER = "SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE nspname = 'taskyard'"
 
 
-async def migrate(conn: Connection, url: str = "") -> int:
-    """Bring the schema up to date; the version that was found. All of it is one transaction, and of several processes
-    one migrates while the others wait and then find nothing to do. A schema that is newer than this version of Taskyard
-    is left alone."""
-    latest = newest("postgres")
+async def migrate(conn: Connection, url: str = "") -> Schema:
+    """Bring the schema up to date; the answer says what was found before. A schema that is newer than this version of
+    Taskyard is left alone, and so is a newer bundle."""
+    known, ours = list_migrations("postgres"), bundle()
     with typed_errors(url):
-        version = await find_version(conn)
-        if version < latest:
+        found = await _find(conn)
+        _check(found, known, ours, url)
+        if pending(known, found.version) or is_outdated(found.installed, ours):
             try:
-                version = await apply(conn, migrations("postgres"))
+                found = await apply(conn, known, ours, url=url)
             except asyncpg.InsufficientPrivilegeError as exc:
                 why, hint = describe(exc), MAY_CREATE
-                if version:
-                    why = f"its schema has version {version}, older than the {latest} of this Taskyard ({why})"
+                if found.version:
+                    lacks = ", ".join(schema_at(found.version, known, installed=found.installed, bundle=ours).pending)
+                    why = f"its schema has version {found.version} and lacks {lacks} of this Taskyard ({why})"
                     hint = f"let {await conn.fetchval(_OWNER)}, who owns the schema, run `taskyard migrate`"
                 raise StoreDenied(hide_password(url), why, hint) from exc
-    check_version(version, url)
-    with typed_errors(url):
         await _renumber(conn)
-    return version
+    return schema_at(found.version, known, installed=found.installed, bundle=ours)
 
 
 async def _renumber(conn: Connection) -> None:
@@ -149,52 +204,147 @@ async def _renumber(conn: Connection) -> None:
 _IS_AHEAD = f"""
     SELECT greatest(
         (SELECT max(xid) FROM taskyard.event),
-        (SELECT greatest(trimmed / {EVENTS_AT_MOST}, tally_from) FROM taskyard.tidied ORDER BY n DESC LIMIT 1),
-        (SELECT max(xid) FROM taskyard.tally), (SELECT max(xid) FROM taskyard.submitted)
+        (SELECT greatest(trimmed / {EVENTS_AT_MOST}, state_count_from)
+         FROM taskyard.compaction ORDER BY n DESC LIMIT 1),
+        (SELECT max(xid) FROM taskyard.state_count), (SELECT max(xid) FROM taskyard.external_count)
     ) >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
 """
 """Whoever wrote what we see had a number below that."""
 
 _FORGET_EVENTS = f"""
     DELETE FROM taskyard.event;
-    UPDATE taskyard.tally SET xid = 0;
-    UPDATE taskyard.submitted SET xid = 0;
-    UPDATE taskyard.tidied SET tally_from = 0, submitted_from = 0,
+    UPDATE taskyard.state_count SET xid = 0;
+    UPDATE taskyard.external_count SET xid = 0;
+    UPDATE taskyard.compaction SET state_count_from = 0, external_count_from = 0,
         trimmed = pg_snapshot_xmin(pg_current_snapshot())::text::bigint * {EVENTS_AT_MOST} - 1
 """
 
 
-async def apply(conn: Connection, known: Sequence[tuple[int, str]], *, wait_s: float = MIGRATE_S) -> int:
-    """Apply those of the migrations that are missing; the version that was found.
+async def apply(
+    conn: Connection, known: Sequence[Migration], ours: Bundle, *, url: str = "", wait_s: float = MIGRATE_S
+) -> Found:
+    """Apply the migrations that are missing, then the bundle if the installed one is older; what was found before.
 
-    Whoever alters a table waits for all who use it, and everybody else then waits behind him. A transaction that
-    somebody keeps open must not stop the nodes that way: it is tried again and again, never for long."""
+    A statement that alters a table waits for all transactions that use the table, and every later user of the table
+    waits behind it. A transaction that somebody keeps open must not stop the nodes that way: each try waits a short
+    time only."""
     until = time.monotonic() + wait_s
     while True:
         try:
             with _ours():
                 async with conn.transaction():
-                    return await _apply(conn, known)
-        except asyncpg.LockNotAvailableError:
+                    return await _apply(conn, known, ours, url)
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
             if time.monotonic() >= until:
                 raise
         await asyncio.sleep(ALTER_S * (1 + random.random()))
 
 
-async def _apply(conn: Connection, known: Sequence[tuple[int, str]]) -> int:
+async def _apply(conn: Connection, known: Sequence[Migration], ours: Bundle, url: str) -> Found:
     await conn.execute(f"SET LOCAL statement_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
     await conn.execute(f"SET LOCAL lock_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
     await conn.execute(f"SELECT pg_advisory_xact_lock({Lock.MIGRATING}, 0)", timeout=MIGRATE_S)
     await conn.execute(f"SET LOCAL lock_timeout = '{ALTER_S * 1000:.0f}ms'")
     if await conn.fetchval("SELECT to_regnamespace('taskyard')") is None:
         await conn.execute("CREATE SCHEMA taskyard")
-    await conn.execute(
-        "CREATE TABLE IF NOT EXISTS taskyard.migration "
-        "(number integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
-    )
-    version = await find_version(conn)
-    for number, sql in known:
-        if number > version:
-            await conn.execute(sql, timeout=MIGRATE_S)
-            await conn.execute("INSERT INTO taskyard.migration (number) VALUES ($1)", number)
-    return version
+    found = await _find(conn)
+    for migration in pending(known, found.version):
+        await conn.execute(migration.sql, timeout=MIGRATE_S)
+        await conn.execute(
+            "INSERT INTO taskyard.migration (number, name, checksum) VALUES ($1, $2, $3)",
+            migration.number,
+            migration.name,
+            migration.checksum,
+        )
+    if is_outdated(found.installed, ours):
+        await _install(conn, ours)
+    return found
+
+
+# --- the bundle -------------------------------------------------------------------------------------------------------
+
+_OBJECTS = """
+    SELECT 'ROUTINE' AS kind, proname::text AS name, oid::text || ' ' || xmin::text AS written,
+        format('taskyard.%I(%s)', proname, pg_get_function_identity_arguments(oid)) AS said
+    FROM pg_proc WHERE pronamespace = 'taskyard'::regnamespace
+    UNION ALL
+    SELECT 'TRIGGER', tgname::text, t.oid::text || ' ' || t.xmin::text, format('%I ON %s', tgname, tgrelid::regclass)
+    FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = tgrelid
+    WHERE c.relnamespace = 'taskyard'::regnamespace AND NOT tgisinternal
+    UNION ALL
+    SELECT 'TYPE', relname::text, oid::text, format('taskyard.%I', relname)
+    FROM pg_class WHERE relnamespace = 'taskyard'::regnamespace AND relkind = 'c'
+"""
+"""Everything that a bundle brings. `written` changes when an object is replaced; `said` is how DROP names it."""
+
+_IS_SAME_TYPE = """
+    SELECT count(DISTINCT fields) = 1 FROM (
+        SELECT attrelid, array_agg((attname, atttypid, attcollation) ORDER BY attnum) AS fields FROM pg_attribute
+        WHERE attrelid IN ($1::text::regclass, $2::text::regclass) GROUP BY attrelid) AS types
+"""
+
+_STATEMENT = re.compile(r"^(?=CREATE )", re.MULTILINE)
+_NAMED = re.compile(r"CREATE (?:OR REPLACE )?(FUNCTION|PROCEDURE|TRIGGER|TYPE) (?:taskyard\.)?(\w+)")
+
+Objects = dict[tuple[str, str, str], str]
+"""What there is, by kind, name and `written`: how DROP names it."""
+
+
+async def _install(conn: Connection, ours: Bundle) -> None:
+    """Replace the routines, types and triggers as a whole.
+
+    Nodes go on meanwhile. A routine with an unchanged signature is replaced in place: it keeps its identity and its
+    grants, prepared statements of the nodes stay valid, and a call in flight ends with the text that it began with. A
+    type that is unchanged is left alone, because a driver knows it by its number. Everything that this bundle does not
+    have is dropped. Race: a call in flight may come to a routine that was just dropped. It fails as a whole with
+    `undefined_function`, and the node sends it again."""
+    before = await _list_objects(conn)
+    if before:
+        for statement in _STATEMENT.split(ours.sql)[1:]:
+            await _replace(conn, statement, before)
+        await _drop_rest(conn, before, ours)
+    else:
+        await conn.execute(ours.sql, timeout=MIGRATE_S)
+    await conn.execute("DELETE FROM taskyard.bundle")
+    await conn.execute("INSERT INTO taskyard.bundle (version, checksum) VALUES ($1, $2)", ours.version, ours.checksum)
+
+
+async def _list_objects(conn: Connection) -> Objects:
+    return {(kind, name, written): said for kind, name, written, said in await conn.fetch(_OBJECTS)}
+
+
+async def _replace(conn: Connection, statement: str, before: Objects) -> None:
+    found = _NAMED.match(statement)
+    assert found is not None, statement
+    kind, name = found.groups()
+    known = [said for (_, old, _), said in before.items() if old == name]
+    if kind == "TYPE" and known:
+        if await _is_same_type(conn, statement, name):
+            return
+        await conn.execute(f"DROP TYPE taskyard.{name} CASCADE")  # with the routines that use it, which come again
+    try:
+        async with conn.transaction():
+            await conn.execute(statement, timeout=MIGRATE_S)
+    except (asyncpg.InvalidFunctionDefinitionError, asyncpg.WrongObjectTypeError):
+        # Its arguments have other names, or its answer or its kind is another.
+        for said in known:
+            await conn.execute(f"DROP ROUTINE IF EXISTS {said}")
+        await conn.execute(statement, timeout=MIGRATE_S)
+
+
+async def _is_same_type(conn: Connection, statement: str, name: str) -> bool:
+    await conn.execute(statement.replace(f"taskyard.{name} ", f"taskyard.{name}_new ", 1))
+    is_same = await conn.fetchval(_IS_SAME_TYPE, f"taskyard.{name}", f"taskyard.{name}_new")
+    await conn.execute(f"DROP TYPE taskyard.{name}_new")
+    return bool(is_same)
+
+
+async def _drop_rest(conn: Connection, before: Objects, ours: Bundle) -> None:
+    """Drop what is as it was before: this bundle did not write it. Types that it has are as they were, too."""
+    after = await _list_objects(conn)
+    types = {name for kind, name in _NAMED.findall(ours.sql) if kind == "TYPE"}
+    rest = [(key, said) for key, said in after.items() if key in before and not (key[0] == "TYPE" and key[1] in types)]
+    for kind in ("TRIGGER", "ROUTINE", "TYPE"):  # in the order in which they need each other
+        for (one, _, _), said in rest:
+            if one == kind:
+                await conn.execute(f"DROP {kind} {said}")

@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import partial
 
 from taskyard.errors import ClaimLost, InvalidInput, hide_password
+from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
@@ -17,7 +18,7 @@ from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
 from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
@@ -25,6 +26,7 @@ from taskyard.ports.store import (
     Add,
     Added,
     Applied,
+    BlockedGroup,
     News,
     Node,
     NodeStatus,
@@ -35,7 +37,6 @@ from taskyard.ports.store import (
     TaskFilter,
     Turned,
 )
-from taskyard.stores.migrate import schema_at
 from taskyard.stores.postgres import reader, within
 from taskyard.stores.postgres.commanding import Commanding
 from taskyard.stores.postgres.connection import COMMAND_S, Connection, once
@@ -46,7 +47,7 @@ from taskyard.stores.postgres.nodes import Nodes
 from taskyard.stores.postgres.rules import Rules
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.schedules import ScheduleVerbs
-from taskyard.stores.postgres.schema import check_version, find_version, migrate
+from taskyard.stores.postgres.schema import find_schema, migrate
 from taskyard.stores.postgres.turning import Turning
 from taskyard.stores.postgres.upkeep import Upkeep
 
@@ -88,14 +89,12 @@ class PostgresStore(ScheduleVerbs):
             part.open()
 
     async def schema(self) -> Schema:
-        version = await once(self.url, find_version)
-        check_version(version, self.url)
-        return schema_at(version, "postgres")
+        return await once(self.url, partial(find_schema, url=self.url))
 
     async def migrate(self) -> Schema:
-        return schema_at(await once(self.url, self._migrate), "postgres")
+        return await once(self.url, self._migrate)
 
-    async def _migrate(self, conn: Connection) -> int:
+    async def _migrate(self, conn: Connection) -> Schema:
         """Not on a standby, also if there is nothing to do: whoever asks wants to write. One may look there."""
         if await conn.fetchval("SELECT pg_is_in_recovery()"):
             raise read_only(self.url)
@@ -124,6 +123,9 @@ class PostgresStore(ScheduleVerbs):
     ) -> Turned:
         async with self._db.asked():
             return await self._turning.turn(node, settles, adds, reports, demand)
+
+    async def preview(self, demand: Demand) -> list[TaskRecord]:
+        return await self._db.ask(partial(reader.preview, demand=demand, now=self._clock.now()))
 
     async def add_within(self, connection: object, add: Add) -> list[Added]:
         async with self._db.asked():
@@ -217,11 +219,26 @@ class PostgresStore(ScheduleVerbs):
     ) -> list[tuple[int, str]]:
         return await self._db.ask(partial(reader.list_ids, where=where, before_id=before_id, limit=limit))
 
+    async def list_lanes(self) -> list[str]:
+        return await self._db.ask(reader.list_lanes)
+
+    async def list_blockers(self) -> list[BlockedGroup]:
+        return await self._db.ask(reader.list_blockers)
+
     async def list_origins(self, uuids: Sequence[str]) -> set[str]:
         return await self._db.ask(partial(reader.list_origins, uuids=uuids))
 
-    async def list_runs(self, uuid: str) -> list[Run]:
-        return await self._db.ask(partial(reader.list_runs, uuid=uuid))
+    async def list_attempts(self, uuid: str) -> list[Attempt]:
+        return await self._db.ask(partial(reader.list_attempts, uuid=uuid))
+
+    async def list_lines(self, uuid: str, *, token: int | None = None, limit: int = 1000) -> list[AttemptLine]:
+        return await self._db.ask(partial(reader.list_lines, uuid=uuid, token=token, limit=limit))
+
+    async def list_artifacts(self, uuid: str) -> list[AttemptArtifact]:
+        return await self._db.ask(partial(reader.list_artifacts, uuid=uuid))
+
+    async def find_artifact(self, uuid: str, token: int, name: str) -> Artifact | None:
+        return await self._db.ask(partial(reader.find_artifact, uuid=uuid, token=token, name=name))
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         now = self._clock.now()

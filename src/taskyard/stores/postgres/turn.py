@@ -21,21 +21,27 @@ from taskyard.errors import (
 )
 from taskyard.model.dependency import find_cycle
 from taskyard.model.limits import Demand
-from taskyard.model.move import Move
+from taskyard.model.move import Move, event_detail
 from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, RUNNING, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, OnFailure, TaskRecord
 from taskyard.ports.store import Add, Added, News, Report, Turned
-from taskyard.stores.migrate import REASON, SEPARATOR
 from taskyard.stores.plan import window_end
-from taskyard.stores.postgres.rows import clean, find_unstorable, tie, to_claims
-from taskyard.stores.rows import has_ties, json_or_none
+from taskyard.stores.postgres.constants import SEPARATOR
+from taskyard.stores.postgres.rows import clean, clean_all, encode_demand, find_unstorable, tie, to_claims, to_text
+from taskyard.stores.records import NEW_TASK_FIELDS, POSTGRES, TASK, has_relations
 
 CALL = (
-    "CALL taskyard.turn_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+    "CALL taskyard.exchange_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, "
+    "NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
 )
 
-HEEDS_CANCEL = frozenset({TaskState.FAILED, TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
+_to_new_row = TASK.writer(POSTGRES, NEW_TASK_FIELDS)
+
+_SENT_APART = ("uuid", "args")
+"""Sent as one text each: an array of so many texts would take the client five times as long."""
+
+HEEDS_CANCEL = frozenset({TaskState.CANCELED, TaskState.QUEUED, TaskState.RETRYING})
 
 Columns = tuple[list[Any] | bool | None, ...]
 
@@ -107,8 +113,7 @@ class Turn:
             self._node, self._now, list(queues), completed, moves, self._said(), self._asked(records),
             *((_joined([r.uuid for r in records]), _joined([r.args for r in records]),
                _columns(records, one_by_one=self.is_careful)) if records else (None, None, None)),
-            None if demand is None else
-            (demand.total, list(demand.sources), list(demand.sources.values()), demand.others),
+            None if demand is None else encode_demand(demand),
             hint if self._settles or demand is None else None,
         )  # fmt: skip
 
@@ -120,6 +125,8 @@ class Turn:
         ats: list[datetime] = []
         results: list[str | None] = []
         notes: list[str | None] = []
+        pids: list[int | None] = []
+        devices: list[str | None] = []
         moves: list[dict[str, Any]] = []
         queues: set[str] = set()
         seen: set[int] = set()
@@ -138,11 +145,13 @@ class Turn:
                 attempts.append(claim.attempt)
                 ats.append(move.at)
                 results.append(move.result)
-                notes.append(move.note if move.note is None else clean(move.note))
+                notes.append(None if move.note is None else to_text(move.note))
+                pids.append(move.worker_pid)
+                devices.append(move.device)
             else:
                 moves.append(_moved(claim, move, len(moves)))
-        said = notes if any(note is not None for note in notes) else None
-        columns = (ids, tokens, _alike(attempts), ats, results, said, is_keyless) if ids else None
+        rare = _given(notes), _given(pids), _given(devices) and list(map(clean, devices))
+        columns = (ids, tokens, _alike(attempts), ats, results, *rare, is_keyless) if ids else None
         return columns, msgspec.json.encode(moves).decode() if moves else None, queues
 
     def _said(self) -> str | None:
@@ -152,10 +161,12 @@ class Turn:
             {
                 **_held(report.claim),
                 "ord": number,
-                "progress": json_or_none(report.progress),
-                "note": clean(report.note),
+                "progress": to_text(report.progress),
+                "note": to_text(report.note),
                 "checkpoint": report.checkpoint,
+                "worker_pid": report.worker_pid,
             }
+            | (_outputs(report) if report.lines or report.artifacts else {})
             for number, report in enumerate(self._reports)
         ]
         return msgspec.json.encode(said).decode()
@@ -175,9 +186,12 @@ class Turn:
     def answer(self, row: Any) -> Turned:
         settled, answers, columns, next_due, _, said, _ = row
         claims = [] if columns is None else to_claims(columns, self._node, self._now)
+        if claims and self._demand is not None and self._demand.only is not None:
+            for claim in claims:
+                claim.record.device = clean(self._demand.only[claim.record.id])
         ties = {} if said is None else msgspec.json.decode(said)
         tie(claims, ties.get("claims") or [])
-        return Turned(self._settled(settled), self._added(answers), claims, next_due, ties.get("ended") or [])
+        return Turned(self._settled(settled), self._added(answers), claims, next_due, ties.get("finished") or [])
 
     def _settled(self, tokens: list[int] | None) -> list[ClaimLost | None]:
         if not self._settles:
@@ -209,8 +223,15 @@ def _held(claim: Claim) -> dict[str, int]:
     return {"id": claim.record.id, "token": claim.token, "attempt": claim.attempt}
 
 
+def _outputs(report: Report) -> dict[str, Any]:
+    """The lines and artifacts of a report. `msgspec` writes bytes as base64."""
+    lines = [clean_all(msgspec.to_builtins(line)) for line in report.lines]
+    artifacts = [clean_all(msgspec.to_builtins(artifact)) for artifact in report.artifacts]
+    return {"has_outputs": True, "lines": lines or None, "artifacts": artifacts or None}
+
+
 def _is_special(record: TaskRecord) -> bool:
-    return record.note is not None or has_ties(record)
+    return record.note is not None or has_relations(record)
 
 
 def _ties(add: Add) -> dict[str, Any]:
@@ -223,7 +244,7 @@ def _ties(add: Add) -> dict[str, Any]:
             "group": record.group_id,
             "on_failure": record.on_failure or (OnFailure.FAIL if after else None),
             "scope": record.dedupe_scope,
-            "note": clean(record.note),
+            "note": to_text(record.note),
             "after": after or None,
         }
         if any(value is not None for value in said.values()):
@@ -258,8 +279,9 @@ def _moved(claim: Claim, move: Move, number: int) -> dict[str, Any]:
         "at": move.at,
         "state": move.state,
         "result": move.result,
-        "error": json_or_none(move.error),
-        "note": clean(move.note),
+        "error": to_text(move.error),
+        "note": to_text(move.note),
+        "detail": to_text(event_detail(RUNNING, move)),
         "due_at": move.due_at,
         "run": move.run,
         "retried": move.retried,
@@ -267,15 +289,17 @@ def _moved(claim: Claim, move: Move, number: int) -> dict[str, Any]:
         "recovered": move.recovered,
         "unspent": move.unspent,
         "to_head": move.to_head,
+        "worker_pid": move.worker_pid,
+        "device": clean(move.device),
     }
     if move.state in HEEDS_CANCEL:
-        # Race: a cancel may be asked after the run has ended and before its node could know.
-        asked, why = heed_cancel(move), heed_cancel(move, REASON)
+        # Race: a cancel may be requested after the run has ended and before its node could know.
+        asked = heed_cancel(move)
         moved |= {
             "asked_state": asked.state,
-            "asked_note": clean(asked.note),
-            "asked_error": json_or_none(asked.error),
-            "asked_why": json_or_none(why.error),
+            "asked_note": to_text(asked.note),
+            "asked_error": to_text(asked.error),
+            "asked_detail": to_text(event_detail(RUNNING, asked)),
         }
     return moved
 
@@ -284,23 +308,16 @@ def _columns(records: list[TaskRecord], *, one_by_one: bool) -> Columns:
     """What an insert gives of each task beside its id and arguments, column by column; None for a column that is empty.
     Where a column is the same for all, as most are in a batch, it is given once, unless they are looked at one by
     one."""
-    alike = list if one_by_one else _alike
-    retries = _given([r.retry for r in records])
-    return (
-        None,
-        alike([r.source for r in records]),
-        alike([r.queue for r in records]),
-        None,
-        alike([r.priority for r in records]),
-        _given([r.key for r in records]),
-        [r.dedupe_slot for r in records] if one_by_one else None,
-        _given([r.timeout_s for r in records]),
-        None if retries is None else [json_or_none(retry) for retry in retries],
-        alike([r.due_at for r in records]),
-        alike([r.created_at for r in records]),
-        _given([r.bucket for r in records]),
-        _given([r.origin for r in records]),
-    )
+    columns: list[list[Any] | None] = []
+    for name, read in zip(NEW_TASK_FIELDS, zip(*map(_to_new_row, records), strict=True), strict=True):
+        column = list(read)
+        if name in _SENT_APART or (name == "dedupe_slot" and not one_by_one):
+            columns.append(None)
+        elif TASK.fields[name].is_nullable:
+            columns.append(column if name == "dedupe_slot" else _given(column))
+        else:
+            columns.append(column if one_by_one else _alike(column))
+    return tuple(columns)
 
 
 def _joined(texts: list[str]) -> str:

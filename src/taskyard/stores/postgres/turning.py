@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from taskyard.errors import InvalidInput, OutcomeUnknown, SubmitPending, TaskyardError
+from taskyard.errors import InvalidInput, OutcomeUnknown, StoreError, SubmitPending, TaskyardError
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.task import Claim
@@ -23,15 +23,21 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.store import Add, Added, Report, Turned
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.database import Database
-from taskyard.stores.postgres.errors import LOST, busy, describe, typed_errors
+from taskyard.stores.postgres.errors import LOST, busy, describe, is_replaced, typed_errors
 from taskyard.stores.postgres.patience import TRIES, give_way
 from taskyard.stores.postgres.turn import CALL, Turn
 from taskyard.stores.postgres.upkeep import Upkeep
 
 log = logging.getLogger("taskyard")
 
-HISTORY = frozenset({"ended", "run"})
+HISTORY = frozenset({"finished", "attempt"})
 """Where no add is stored: what is there twice is an end, and stays so however often it is sent."""
+
+
+STORES_NEW = re.compile(r"\b(insert_tasks|insert_running|open_windows)\(")
+"""The routines that store new tasks, as the server names them in the context of an error, in every language. A lock
+that one of them waits for is a uuid or a slot in a transaction that somebody keeps open. An error code of its own would
+need a subtransaction around every insert."""
 
 
 class _UuidHeld(Exception):
@@ -101,6 +107,9 @@ class Turning:
                 turn.is_careful = True  # a uuid or a slot is taken: look at each add by itself
             except asyncpg.TransactionRollbackError:
                 pass  # two turns got in each other's way: one of them has to start again
+            except StoreError as error:
+                if not is_replaced(error.__cause__, n):
+                    raise
             except (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.ProgramLimitExceededError) as exc:
                 is_too_much = isinstance(exc, asyncpg.ProgramLimitExceededError)
                 if not turn.refuse_unstorable() and not (is_too_much and turn.claim_less()):
@@ -116,7 +125,7 @@ class Turning:
             raise
         except asyncpg.LockNotAvailableError as exc:
             # And not where turns wait for each other.
-            if re.search(r"\b(add|begin|open_windows)_1\(", str(exc.context)):
+            if STORES_NEW.search(str(exc.context)):
                 raise _UuidHeld from exc
             raise busy(self._db.url) from exc
         except (*LOST, asyncpg.PostgresError):
@@ -128,7 +137,7 @@ class Turning:
     async def _leap(self, conn: Connection) -> None:
         """Before the first turn over a connection: behind it may be a server that has taken over from another."""
         with typed_errors(self._db.url):
-            if await conn.fetchval("SELECT taskyard.leap_1()"):
+            if await conn.fetchval("SELECT taskyard.skip_numbers_1()"):
                 log.warning("this database has come to another server, or was recovered: ids and tokens leap ahead")
 
 

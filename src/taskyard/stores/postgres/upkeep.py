@@ -46,7 +46,7 @@ class Upkeep:
 
     async def _tidy(self) -> None:
         try:
-            await self._db.write("SELECT taskyard.tidy_1($1)", RING)
+            await self._db.write("SELECT taskyard.compact_1($1)", RING)
         except StoreError as error:
             log.debug("events were not trimmed: %s", error)  # the next time will do
         finally:
@@ -56,9 +56,10 @@ class Upkeep:
         try:
             while self._db.is_open and await self._rules.go_on():
                 pass
-            name = ""
-            while self._db.is_open and name is not None:
-                name = (await self._db.write("SELECT taskyard.forget_1($1)", name))[0]
+            for routine in ("drop_empty_lanes_1", "drop_spent_lanes_1"):
+                name = ""
+                while self._db.is_open and name is not None:
+                    name = (await self._db.write(f"SELECT taskyard.{routine}($1)", name))[0]
         except StoreError as error:
             log.debug("empty queues were not forgotten, or rules are still on their way: %s", error)
         finally:

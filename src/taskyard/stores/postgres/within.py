@@ -31,7 +31,7 @@ from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.errors import describe, typed_errors
 from taskyard.stores.postgres.rows import find_unstorable
 from taskyard.stores.postgres.turn import answered
-from taskyard.stores.rows import json_or_none
+from taskyard.stores.records import NEW_TASK_FIELDS, POSTGRES, TASK
 
 SUBMIT = "SELECT taskyard.submit_1($1)"
 
@@ -120,22 +120,11 @@ def encode(add: Add, where: str) -> str:
     return msgspec.json.encode(said).decode()
 
 
+_to_new_row = TASK.writer(POSTGRES, NEW_TASK_FIELDS)
+
+
 def _task(record: TaskRecord) -> dict[str, Any]:
-    return {
-        "uuid": record.uuid,
-        "source": record.source,
-        "queue": record.queue,
-        "args": record.args,
-        "priority": record.priority,
-        "key": record.key,
-        "slot": record.dedupe_slot,
-        "timeout_s": record.timeout_s,
-        "retry": json_or_none(record.retry),
-        "due_at": record.due_at,
-        "created_at": record.created_at,
-        "bucket": record.bucket,
-        "origin": record.origin,
-    }
+    return dict(zip(NEW_TASK_FIELDS, _to_new_row(record), strict=True))
 
 
 async def _find_connection(given: Any) -> Connection:

@@ -10,7 +10,17 @@ import apsw
 import msgspec
 
 from taskyard.errors import CommandRefused, UnknownNode, UnknownTask
-from taskyard.model.command import Asked, Change, Command, Redate, Reorder, anchor_of, apply_change, decide
+from taskyard.model.command import (
+    Asked,
+    Change,
+    Command,
+    Redate,
+    Reorder,
+    anchor_of,
+    apply_change,
+    change_detail,
+    decide,
+)
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
@@ -20,7 +30,7 @@ from taskyard.model.settle import rescue
 from taskyard.model.state import QUEUED, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import ANY, Applied, Node, TaskFilter
-from taskyard.stores.rows import to_us
+from taskyard.stores.records import to_us
 from taskyard.stores.sqlite.dependencies import Dependencies
 from taskyard.stores.sqlite.statements import HAS_ENDED
 
@@ -79,7 +89,7 @@ class Commands(Dependencies):
             self._due_known = False
         elif record.state is QUEUED:
             self._changed_lane(record, was)
-        self._tell(change.kind, record, to_us(change.at))
+        self._tell(change.kind, record, to_us(change.at), change_detail(record, change))
         self._saves.append(record)
 
     def _place(self, record: TaskRecord, asked: Reorder) -> None:
@@ -94,16 +104,16 @@ class Commands(Dependencies):
     def _changed_lane(self, record: TaskRecord, was: int) -> None:
         """A queued task stood somewhere else until now, in the lane of this priority."""
         if was != record.priority:
-            self._count(record.queue, record.source, QUEUED, -1, was)
-            self._count(record.queue, record.source, QUEUED, 1, record.priority)
+            self._count(record.queue, record.lane, QUEUED, -1, was)
+            self._count(record.queue, record.lane, QUEUED, 1, record.priority)
         if record.key is not None:
-            record.parked = True
+            record.is_parked = True
             self._keys.add((record.queue, record.key))
 
     def _with_parking(self, applied: Applied) -> Applied:
         record = applied.record
         if record is not None and record.key is not None:
-            record.parked = bool(self._one("SELECT parked FROM task WHERE id = ?", (record.id,)))
+            record.is_parked = bool(self._one("SELECT is_parked FROM task WHERE id = ?", (record.id,)))
         return applied
 
     def set_queue(self, settings: QueueSettings) -> None:
@@ -130,13 +140,13 @@ class Commands(Dependencies):
             self._strict.add(settings.name)
         line = {QueueOrder.PRIORITY: "NULL", QueueOrder.FIFO: "''", QueueOrder.BUCKETS: "COALESCE(bucket, '')"}
         for states in (  # as the indexes have them: what has ended is not looked at
-            "state = 'queued' AND parked = 0",
+            "state = 'queued' AND is_parked = 0",
             "key IS NOT NULL AND state IN ('queued', 'running', 'retrying')",
             "state IN ('scheduled', 'retrying')",
             "state = 'running'",
-            "state IN ('paused', 'blocked') AND NOT (state = 'paused' AND parked)",
+            "state IN ('paused', 'blocked') AND NOT (state = 'paused' AND is_parked)",
         ):
-            sql = f"UPDATE task SET line = {line[settings.order]} WHERE queue = ? AND {states}"
+            sql = f"UPDATE task SET fifo_bucket = {line[settings.order]} WHERE queue = ? AND {states}"
             self._conn.execute(sql, (settings.name,))
 
     def control(self, queue: str, command: QueueCommand, by: str) -> QueueControl:
@@ -157,7 +167,7 @@ class Commands(Dependencies):
         self._conn.execute("UPDATE node SET info = ? WHERE incarnation = ?", (info, node.incarnation))
 
     def drain(self, incarnation: str, on: bool) -> None:
-        known = self._one("UPDATE node SET draining = ? WHERE incarnation = ? RETURNING 1", (on, incarnation))
+        known = self._one("UPDATE node SET is_draining = ? WHERE incarnation = ? RETURNING 1", (on, incarnation))
         if known is None:
             raise UnknownNode(incarnation)
 
@@ -172,11 +182,10 @@ class Commands(Dependencies):
         now = self._clock.now()
         info = self._one("SELECT info FROM node WHERE incarnation = ?", (incarnation,))
         node = incarnation[:8] if info is None else msgspec.json.decode(info, type=Node).label
-        why = f"its node {node} died"
         rescued = self._read("state = 'running' AND node = ?", (incarnation,))
         rescued.sort(key=lambda record: record.position, reverse=True)  # the last to be put at the head stands first
         for record in rescued:
-            for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, why=why):
+            for move in rescue(record, auto_recover=self._settings(record.queue).auto_recover, now=now, node=node):
                 self._move(record, move)
         self._release(now)
         self._note_drained(to_us(now))
@@ -185,17 +194,18 @@ class Commands(Dependencies):
 
     def prune(self, finished_before: datetime, limit: int, failed: bool | None = None) -> int:
         old: Any = self._conn.execute(
-            f"SELECT id, queue, source, state FROM task WHERE {HAS_ENDED[failed]} AND finished_at < ? "
+            f"SELECT id, queue, lane, state FROM task WHERE {HAS_ENDED[failed]} AND finished_at < ? "
             f"AND NOT EXISTS ({_IN_NEED}) ORDER BY finished_at, id LIMIT ?",
             (to_us(finished_before), limit),
         ).fetchall()
         ids = msgspec.json.encode([id_ for id_, *_ in old]).decode()
         self._trim_windows(self._clock.now(), limit)
         self._conn.execute("DELETE FROM dependency WHERE child IN (SELECT value FROM json_each(?))", (ids,))
-        self._conn.execute("DELETE FROM run WHERE task IN (SELECT value FROM json_each(?))", (ids,))
+        for table in ("attempt", "attempt_line", "artifact", "task_label"):
+            self._conn.execute(f"DELETE FROM {table} WHERE task IN (SELECT value FROM json_each(?))", (ids,))
         self._conn.execute("DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))", (ids,))
-        for _, queue, source, state in old:
-            self._count(queue, source, TaskState(state), -1)
+        for _, queue, lane, state in old:
+            self._count(queue, lane, TaskState(state), -1)
         return len(old)
 
 

@@ -5,31 +5,66 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import chain
+from typing import NamedTuple
 
 import apsw
 import msgspec
 
 from taskyard.errors import ClaimLost, DuplicateTask, InvalidInput, TaskyardError
+from taskyard.model.attempt import LINES_KEPT
 from taskyard.model.dedupe import take_slot
-from taskyard.model.event import EventKind
+from taskyard.model.event import SUBMITTED_AS, EventDetail, EventKind
 from taskyard.model.limits import Demand
-from taskyard.model.move import Move
+from taskyard.model.move import Move, event_detail
+from taskyard.model.notes import CancelRequest
 from taskyard.model.order import tail_position
 from taskyard.model.settle import heed_cancel
-from taskyard.model.state import COMPLETED, QUEUED, RUNNING, TaskState
+from taskyard.model.state import COMPLETED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
 from taskyard.stores.plan import Holder, is_tied, make_plan, refuse, window_end
-from taskyard.stores.rows import NEW, SPECIAL, TIES, from_us, has_ties, ties_of, to_new_row, to_started, to_us
+from taskyard.stores.records import (
+    ARTIFACT,
+    LINE,
+    NEW_TASK,
+    RARE_FIELDS,
+    SQLITE,
+    TASK,
+    document_reader,
+    from_us,
+    has_rare_fields,
+    started_record,
+    to_document,
+    to_us,
+)
 from taskyard.stores.sqlite.claims import Claims
 from taskyard.stores.sqlite.schedules import ScheduleWrites
-from taskyard.stores.sqlite.statements import blocks, report, values
+from taskyard.stores.sqlite.statements import SET_ARTIFACT, TRIM_LINES, add_lines, blocks, report, values
 
 SUBMITTED, TOLD_COMPLETED = EventKind.SUBMITTED.value, EventKind.COMPLETED.value
 
-_DUE = "due_at, id, uuid, queue, source, state, key, position, priority"
-_PROMOTED = ("id", "position", "parked", "updated_at", "state")
+_DUE = "due_at, id, uuid, queue, consumer, lane, state, key, position, priority"
+_WIDE = (*NEW_TASK, *RARE_FIELDS, "fifo_bucket")
+# Most tasks are due when they are created: a time that is the same is converted once.
+_TIMES = {
+    "due_at": "(due := to_us(r.due_at))",
+    "created_at": "due if r.created_at is r.due_at else to_us(r.created_at)",
+}
+_to_new_row = TASK.writer(SQLITE, NEW_TASK, _TIMES | {"updated_at": "now"}, "now")
+_to_wide_row = TASK.writer(SQLITE, _WIDE, {"fifo_bucket": "fifo_bucket"}, "fifo_bucket")
+_to_line_row = LINE.writer(SQLITE, LINE.columns)
+_to_artifact_row = ARTIFACT.writer(SQLITE, ARTIFACT.columns)
+_read_cancel = document_reader(CancelRequest)
+_PROMOTED_FROM = {str(state): EventDetail(before=state) for state in WAITING_FOR_TIME}
+_PROMOTED = ("id", "position", "is_parked", "updated_at", "state")
+
+
+class _Held(NamedTuple):
+    """What a task got while it ran: a request to cancel it, as JSON, and its worker process."""
+
+    cancel: str | None
+    worker_pid: int | None
 
 
 class SqliteCore(Claims):
@@ -38,6 +73,15 @@ class SqliteCore(Claims):
     def __init__(self, conn: apsw.Connection, clock: Clock) -> None:
         super().__init__(conn, clock)
         self.schedules = ScheduleWrites(self, conn)
+
+    def preview(self, demand: Demand) -> list[TaskRecord]:
+        """What a turn would claim, found without a write lock."""
+        self.refresh()
+        return self._preview(demand, self._clock.now())
+
+    def list_lanes(self) -> list[str]:
+        self.refresh()
+        return sorted({lane for _, lane, _ in self._queued})
 
     def peek(self, demand: Demand | None) -> Turned | None:
         """The answer to a turn that only asks, if there is nothing to give: found without a write lock."""
@@ -89,12 +133,12 @@ class SqliteCore(Claims):
             if claim.token not in held:
                 settled.append(ClaimLost(claim.uuid, claim.token))
                 continue
-            # Race: a cancel may be asked after the run has ended and before its node could know.
-            reason, note = held.pop(claim.token)
-            self._end(claim.record, move if reason is None else heed_cancel(move, reason, note))
+            # Race: a cancel may be requested after the run has ended and before its node could know.
+            meanwhile = held.pop(claim.token)
+            self._end(claim.record, move if meanwhile.cancel is None else heed_cancel(move), meanwhile)
             settled.append(None)
             if move.state is COMPLETED:
-                lane = claim.record.queue, claim.record.source
+                lane = claim.record.queue, claim.record.lane
                 completed[lane] = completed.get(lane, 0) + 1
         for lane, n in completed.items():
             self._count(*lane, RUNNING, -n)
@@ -102,54 +146,75 @@ class SqliteCore(Claims):
         self._save_moved()  # before reports and adds look at these tasks
         return settled
 
-    def _end(self, running: TaskRecord, move: Move) -> None:
+    def _end(self, running: TaskRecord, move: Move, meanwhile: _Held) -> None:
+        if meanwhile.worker_pid is not None and move.worker_pid is None:
+            move = msgspec.structs.replace(move, worker_pid=meanwhile.worker_pid)
         if move.state is not COMPLETED:
             record = running.clone()
-            record.note = None  # the row may have a newer one, which stays unless the move brings another
+            record.cancel = None if meanwhile.cancel is None else _read_cancel(meanwhile.cancel)
+            record.note = None
+            self._keep_note.add(record.id)  # the row may have a newer one, which stays unless the move brings another
             if not move.to_head:
                 self._keep_place.add(record.id)  # and another place, if it had to move for others meanwhile
             self._move(record, move)
             return
         # The end of most tasks: the same as `_move`, in one narrow statement for all of a turn.
         at = to_us(move.at)
-        self._completed.append((running.id, at, move.result, move.note))
+        note = None if move.note is None else to_document(move.note)
+        self._completed.append((running.id, at, move.result, note))
         self._ran(running, move, at)
         if running.key is not None:
             self._keys.add((running.queue, running.key))
-        self._events.append((TOLD_COMPLETED, running.uuid, running.source, running.queue, at))
+        row = TOLD_COMPLETED, running.uuid, running.consumer, running.queue, at
+        detail = None if move.note is None else event_detail(RUNNING, move)
+        self._events.append(row if detail is None else (*row, detail))
         if self._has_open_edges:
             self._ended.append((running.id, running.uuid, COMPLETED))
 
-    def _held(self, claims: Iterable[Claim]) -> dict[int, tuple[str | None, str | None]]:
-        """The tokens of those claims that still hold their task, with reason and note if a cancel was asked of it."""
-        held: dict[int, tuple[str | None, str | None]] = {}
+    def _held(self, claims: Iterable[Claim]) -> dict[int, _Held]:
+        """The tokens of those claims that still hold their task, with what the task got meanwhile."""
+        held: dict[int, _Held] = {}
         for rows in blocks([(claim.record.id, claim.token, claim.attempt) for claim in claims]):
             found = self._one(
-                "SELECT json_group_array(json_array(task.token, "
-                "CASE WHEN task.cancel_asked_at IS NOT NULL THEN COALESCE(task.cancel_reason, '') END, "
-                "CASE WHEN task.cancel_asked_at IS NOT NULL THEN task.note END)) FROM "
+                "SELECT json_group_array(json_array(task.token, task.cancel, task.worker_pid)) FROM "
                 f"(VALUES {values(len(rows), 3)}) AS v CROSS JOIN task ON task.id = v.column1 "
                 "WHERE task.token = v.column2 AND task.attempt = v.column3 AND task.state = 'running'",
                 chain.from_iterable(rows),
             )
-            held.update((token, (reason, note)) for token, reason, note in msgspec.json.decode(found))
+            held.update((token, _Held(*meanwhile)) for token, *meanwhile in msgspec.json.decode(found))
         return held
 
     def _report(self, reports: Sequence[Report], now: datetime) -> None:
         held = self._held(said.claim for said in reports)
         at = to_us(now)
-        rows: dict[int, tuple[int, int, str | None, str | None, str | None]] = {}
+        rows: dict[int, tuple[int, int, str | None, str | None, str | None, int | None]] = {}
         for said in reports:
             if said.claim.token not in held:
                 continue
             text = None if said.progress is None else msgspec.json.encode(said.progress).decode()
-            _, _, earlier, noted, saved = rows.get(said.claim.token, (0, 0, None, None, None))
-            noted = noted if said.note is None else said.note
-            rows[said.claim.token] = (said.claim.record.id, at, text or earlier, noted, said.checkpoint or saved)
+            _, _, earlier, noted, saved, pid = rows.get(said.claim.token, (0, 0, None, None, None, None))
+            noted = noted if said.note is None else to_document(said.note)
+            saved, pid = said.checkpoint or saved, said.worker_pid or pid
+            rows[said.claim.token] = (said.claim.record.id, at, text or earlier, noted, saved, pid)
             if text is not None:
-                self._tell(EventKind.PROGRESS, said.claim.record, at)
+                self._tell(EventKind.PROGRESS, said.claim.record, at, EventDetail(progress=said.progress))
         for block in blocks(list(rows.values())):
             self._conn.execute(report(len(block)), tuple(chain.from_iterable(block)))
+        self._add_outputs([said for said in reports if said.claim.token in held and (said.lines or said.artifacts)])
+
+    def _add_outputs(self, reports: Sequence[Report]) -> None:
+        lines = [
+            (said.claim.record.id, said.claim.token, *_to_line_row(line)) for said in reports for line in said.lines
+        ]
+        for block in blocks(lines):
+            self._conn.execute(add_lines(len(block)), tuple(chain.from_iterable(block)))
+        if lines:
+            grown = msgspec.json.encode(sorted({line[:2] for line in lines})).decode()
+            self._conn.execute(TRIM_LINES, (grown, LINES_KEPT))
+        for said in reports:
+            for artifact in said.artifacts:
+                row = (said.claim.record.id, said.claim.token, *_to_artifact_row(artifact))
+                self._conn.execute(SET_ARTIFACT, row)
 
     # --- adding -------------------------------------------------------------------------------------------------------
 
@@ -226,9 +291,9 @@ class SqliteCore(Claims):
         self._seq += 1
         record.id, record.position = self._seq, tail_position(self._seq)
         record.state = TaskState.SCHEDULED if record.due_at > now else QUEUED
-        if record.waits:
+        if record.open_dependencies:
             record.state = TaskState.BLOCKED
-        record.parked = record.key is not None and record.state is QUEUED
+        record.is_parked = record.key is not None and record.state is QUEUED
         record.updated_at = now
 
     def _admit(
@@ -273,28 +338,32 @@ class SqliteCore(Claims):
     def _insert_tasks(self, records: list[TaskRecord], now: datetime) -> None:
         at = to_us(now)
         new: dict[tuple[str, str, TaskState, int], int] = {}
-        is_special = bool(self._strict)
+        is_wide = bool(self._strict)
         for record in records:
-            where = record.queue, record.source, record.state, record.priority
-            is_special = is_special or (record.bucket or record.origin or record.note) is not None
+            where = record.queue, record.lane, record.state, record.priority
+            is_wide = is_wide or has_rare_fields(record)
             new[where] = new.get(where, 0) + 1
-            self._events.append((SUBMITTED, record.uuid, record.source, record.queue, at))
+            event = SUBMITTED, record.uuid, record.consumer, record.queue, at
             if record.state is QUEUED:
+                self._events.append(event)
                 if record.key is not None:
                     self._keys.add((record.queue, record.key))
-            elif record.state is TaskState.SCHEDULED:
-                self._note_due(to_us(record.due_at))
-        for (queue, source, state, priority), n in new.items():
-            self._count(queue, source, state, n, priority)
-        tied = [record for record in records if has_ties(record)]
-        plain = [record for record in records if not has_ties(record)] if tied else records
-        for some, more in ((plain, ()), (tied, TIES)):
-            rows = [to_new_row(record, at) for record in some]
-            if is_special:
-                rows = [(*row, r.bucket, r.origin, r.note, self._line_of(r)) for row, r in zip(rows, some, strict=True)]
-            if more:
-                rows = [(*row, *ties_of(r)) for row, r in zip(rows, some, strict=True)]
-            self._write_rows("task", (*(SPECIAL if is_special else NEW), *more), rows)
+            else:
+                self._events.append((*event, SUBMITTED_AS[record.state]))
+                if record.state is TaskState.SCHEDULED:
+                    self._note_due(to_us(record.due_at))
+        for (queue, lane, state, priority), n in new.items():
+            self._count(queue, lane, state, n, priority)
+        if is_wide:
+            self._write_rows("task", _WIDE, [_to_wide_row(record, self._line_of(record)) for record in records])
+            self._write_labels(records)
+        else:
+            self._write_rows("task", NEW_TASK, [_to_new_row(record, at) for record in records])
+
+    def _write_labels(self, records: list[TaskRecord]) -> None:
+        labels = [(name, value, record.id) for record in records for name, value in record.labels.items()]
+        if labels:
+            self._write_rows("task_label", ("name", "value", "task"), labels)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -309,16 +378,16 @@ class SqliteCore(Claims):
             (at, PROMOTE_AT_MOST),
         )
         rows = []
-        for _, id_, uuid, queue, source, state, key, position, priority in sorted(msgspec.json.decode(found)):
-            self._count(queue, source, TaskState(state), -1)
-            self._count(queue, source, TaskState.QUEUED, 1, priority)
+        for _, id_, uuid, queue, consumer, lane, state, key, position, priority in sorted(msgspec.json.decode(found)):
+            self._count(queue, lane, TaskState(state), -1)
+            self._count(queue, lane, TaskState.QUEUED, 1, priority)
             if state == TaskState.SCHEDULED:
                 self._seq += 1
                 position = tail_position(self._seq)
             if key is not None:
                 self._keys.add((queue, key))
             rows.append((id_, position, int(key is not None), at, TaskState.QUEUED))
-            self._events.append((EventKind.QUEUED, uuid, source, queue, at))
+            self._events.append((EventKind.QUEUED, uuid, consumer, queue, at, _PROMOTED_FROM[state]))
         self._update_rows(_PROMOTED, rows)
         self._due_known = False
 
@@ -330,20 +399,20 @@ class SqliteCore(Claims):
         """Insert and start tasks that nothing stands before, which is how a yard with nothing to do meets a task. They
         are inserted parked, so they never enter the lane that they would be taken out of again. None, and nothing is
         done, unless all of them can start, with nothing else waiting that might go first, and by priority and place."""
-        if demand is None or self._queued or not fresh or len(fresh) > demand.total:
+        if demand is None or demand.only is not None or self._queued or not fresh or len(fresh) > demand.total:
             return None
-        if not self._is_plain([(record.queue, record.source, record.priority) for record in fresh]):
+        if not self._is_plain([(record.queue, record.lane, record.priority) for record in fresh]):
             return None
         due = self._find_next_due()
         if due is not None and due <= to_us(now):
             return None
         quota = self._quota(demand)
         for record in fresh:
-            if record.state is not QUEUED or record.key is not None or quota.room(record.queue, record.source) <= 0:
+            if record.state is not QUEUED or record.key is not None or quota.room(record.queue, record.lane) <= 0:
                 return None
-            quota.admit(record.queue, record.source)
+            quota.admit(record.queue, record.lane)
         for record in fresh:
-            record.parked = True
+            record.is_parked = True
         self._insert_tasks(fresh, now)
         fresh.sort(key=lambda record: (record.priority, record.position))
-        return self._start([to_started(record, now) for record in fresh], node, now)
+        return self._start([started_record(record, now) for record in fresh], node, now)

@@ -14,19 +14,19 @@ from taskyard.model.dedupe import counts_as_done, replaced
 from taskyard.model.dependency import Stand, give_up, lost_to, refuse_revival, stand_of, unblock
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
-from taskyard.model.task import TaskRecord
+from taskyard.model.task import OnFailure, TaskRecord
 from taskyard.ports.store import Add
 from taskyard.stores.plan import RELEASE_AT_MOST, Holder, Plan, window_end
-from taskyard.stores.rows import from_us_or_none, json_or_none, to_on_failure, to_us
+from taskyard.stores.records import from_us, to_document, to_us
 from taskyard.stores.sqlite.statements import blocks, values
 from taskyard.stores.sqlite.transaction import HAS_TIES, Ended, Transaction
 
 _EDGE = ("child", "parent", "done")
-_WAITS = ("id", "waits")
+_WAITS = ("id", "open_dependencies")
 
 # One loop inside of the other, in this order: what the planner knows of a table that was empty is nothing.
 _TOLD = (
-    "SELECT v.key, d.child, c.state, c.on_failure, c.waits FROM json_each(?) AS v "
+    "SELECT v.key, d.child, c.state, c.on_failure, c.open_dependencies FROM json_each(?) AS v "
     "CROSS JOIN dependency AS d ON d.parent = v.value AND d.done = 0 CROSS JOIN task AS c ON c.id = d.child LIMIT ?"
 )
 
@@ -39,13 +39,15 @@ class Known(NamedTuple):
 
 
 class _Fate:
-    """What becomes of a task that waits: for how many it still does, and which end of another it cannot survive."""
+    """What becomes of a task that waits: for how many it still does, and which end of another it cannot survive.
+    `decided_at` is the number of the end that decided it."""
 
-    __slots__ = ("lost", "state", "waits")
+    __slots__ = ("decided_at", "lost", "state", "waits")
 
     def __init__(self, state: TaskState, waits: int) -> None:
         self.state, self.waits = state, waits
         self.lost: Ended | None = None
+        self.decided_at = 0
 
     @property
     def is_moving(self) -> bool:
@@ -58,27 +60,31 @@ class Dependencies(Transaction):
     def _find_holder(self, slot: str, now: datetime) -> Holder | None:
         found = self._conn.execute(
             "SELECT uuid, state, NULL FROM task WHERE dedupe_slot = ?1 UNION ALL "
-            "SELECT w.uuid, t.state, w.until FROM slot_window AS w LEFT JOIN task AS t ON t.uuid = w.uuid "
+            "SELECT w.uuid, t.state, w.until FROM dedupe_window AS w LEFT JOIN task AS t ON t.uuid = w.uuid "
             "WHERE w.slot = ?1 AND w.until > ?2 LIMIT 1",
             (slot, to_us(now)),
         ).fetchone()
         if found is None:
             return None
         state = None if found[1] is None else TaskState(str(found[1]))
-        return Holder(str(found[0]), state, from_us_or_none(found[2])) if counts_as_done(state) else None
+        return (
+            Holder(str(found[0]), state, None if found[2] is None else from_us(found[2]))
+            if counts_as_done(state)
+            else None
+        )
 
     def _open_window(self, record: TaskRecord, add: Add, now: datetime) -> None:
         """Of a new task, if it stands for its work for a time."""
         until = window_end(record, add, now)
         if until is not None and record.dedupe_slot is None and record.dedupe_key is not None:
             self._conn.execute(
-                "INSERT OR REPLACE INTO slot_window VALUES (?, ?, ?)", (record.dedupe_key, record.uuid, to_us(until))
+                "INSERT OR REPLACE INTO dedupe_window VALUES (?, ?, ?)", (record.dedupe_key, record.uuid, to_us(until))
             )
 
     def _trim_windows(self, now: datetime, limit: int) -> None:
         self._conn.execute(
-            "DELETE FROM slot_window WHERE slot IN "
-            "(SELECT slot FROM slot_window WHERE until <= ? ORDER BY until, slot LIMIT ?)",
+            "DELETE FROM dedupe_window WHERE slot IN "
+            "(SELECT slot FROM dedupe_window WHERE until <= ? ORDER BY until, slot LIMIT ?)",
             (to_us(now), limit),
         )
 
@@ -86,7 +92,7 @@ class Dependencies(Transaction):
         """Cancel those that make way for new tasks."""
         for holder, by in plan.replaced:
             (record,) = self._read("uuid = ?", (holder,))
-            self._conn.execute("DELETE FROM slot_window WHERE slot = ?", (record.dedupe_key,))
+            self._conn.execute("DELETE FROM dedupe_window WHERE slot = ?", (record.dedupe_key,))
             self._move(record, replaced(by, now=now))
             self._unrun.append(holder)
         self._save_moved()
@@ -106,7 +112,7 @@ class Dependencies(Transaction):
         for record in plan.new:
             parents = [known[parent] for parent in plan.after.get(record.uuid, ()) if parent in known]
             done = sum(stand_of(parent.state, record.on_failure) is Stand.DONE for parent in parents)
-            record.waits = len(plan.after.get(record.uuid, ())) - done
+            record.open_dependencies = len(plan.after.get(record.uuid, ())) - done
 
     def _tie(self, plan: Plan, known: dict[str, Known]) -> None:
         """The new tasks have their ids: from here on they hear of the ends of those they wait for."""
@@ -144,7 +150,7 @@ class Dependencies(Transaction):
     def _take_ended(self) -> list[Ended]:
         earlier: list[Ended] = []
         if self._has_releasing:
-            rows: Any = self._conn.execute("SELECT task, uuid, state FROM releasing ORDER BY place")
+            rows: Any = self._conn.execute("SELECT task, uuid, state FROM pending_release ORDER BY place")
             earlier = [(task, uuid, TaskState(state)) for task, uuid, state in rows]
         found, self._ended = earlier + self._ended, []
         # Once each, as it ended first: an add may have come upon an end that it has brought about itself.
@@ -156,14 +162,14 @@ class Dependencies(Transaction):
     def _keep_ended(self, ended: list[Ended]) -> None:
         """What is left is for the turns that follow, whoever takes them."""
         if self._has_releasing:
-            self._conn.execute("DELETE FROM releasing")
-        self._write_rows("releasing", ("task", "uuid", "state"), list(ended))
+            self._conn.execute("DELETE FROM pending_release")
+        self._write_rows("pending_release", ("task", "uuid", "state"), list(ended))
         self._has_releasing = bool(ended)
 
     def _told(self, ended: list[Ended], limit: int) -> list[list[Any]]:
         """Those who are to hear of these ends: by the ends in their order, then by age."""
         found = self._one(
-            f"SELECT json_group_array(json_array(key, child, state, on_failure, waits)) FROM ({_TOLD})",
+            f"SELECT json_group_array(json_array(key, child, state, on_failure, open_dependencies)) FROM ({_TOLD})",
             (_json([task for task, *_ in ended]), limit),
         )
         told: list[list[Any]] = sorted(msgspec.json.decode(found), key=lambda row: row[:2])
@@ -171,25 +177,29 @@ class Dependencies(Transaction):
 
     def _hear(self, ended: list[Ended], told: list[list[Any]], now: datetime) -> None:
         fates: dict[int, _Fate] = {}
-        for n, child, state, on_failure, waits in told:
+        for number, (n, child, state, on_failure, waits) in enumerate(told):
             if state not in (TaskState.BLOCKED, TaskState.PAUSED):
                 continue
             fate = fates.setdefault(child, _Fate(TaskState(state), waits))
             if fate.lost is not None:
                 continue
-            if stand_of(ended[n][2], to_on_failure(on_failure)) is Stand.LOST:
+            fate.decided_at = number
+            if stand_of(ended[n][2], None if on_failure is None else OnFailure(on_failure)) is Stand.LOST:
                 fate.lost = ended[n]
             else:
                 fate.waits -= 1
         self._set_done([(child, ended[n][0], 1) for n, child, *_ in told])
         self._update_rows(_WAITS, [(child, fate.waits) for child, fate in fates.items() if not fate.is_moving])
-        moving = {child: fate for child, fate in fates.items() if fate.is_moving}
-        for record in self._read("id IN (SELECT value FROM json_each(?))", (_json(moving),)):
-            self._meet(record, moving[record.id], now)
+        # In the order in which each was decided: a dependent of two that fail here names the one that failed first.
+        moving = sorted((fate.decided_at, child) for child, fate in fates.items() if fate.is_moving)
+        found = self._read("id IN (SELECT value FROM json_each(?))", (_json(child for _, child in moving),))
+        records = {record.id: record for record in found}
+        for _, child in moving:
+            self._meet(records[child], fates[child], now)
         self._save_moved()
 
     def _meet(self, record: TaskRecord, fate: _Fate, now: datetime) -> None:
-        record.waits = fate.waits
+        record.open_dependencies = fate.waits
         if fate.lost is None:
             self._move(record, unblock(record, now=now))
             return
@@ -225,13 +235,13 @@ class Dependencies(Transaction):
         stands = [stand_of(state, record.on_failure) for _, _, state in parents]
         for (_, uuid, state), stand in zip(parents, stands, strict=True):
             if stand is Stand.LOST:
-                self._update_rows(("id", "error"), [(record.id, json_or_none(lost_to(uuid, state)))])
+                self._update_rows(("id", "error"), [(record.id, to_document(lost_to(uuid, state)))])
                 return refuse_revival(record, uuid, state)
         edges = [(record.id, id_, int(stand is Stand.DONE)) for (id_, *_), stand in zip(parents, stands, strict=True)]
         self._set_done(edges)
-        record.waits = stands.count(Stand.OPEN)
+        record.open_dependencies = stands.count(Stand.OPEN)
         self._move(record, move)
-        if record.waits:
+        if record.open_dependencies:
             self._has_open_edges = True
             self._save_moved()  # by way of the queue: the database knows no other
             self._move(record, Move(state=TaskState.BLOCKED, at=move.at))

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -28,7 +29,20 @@ from taskyard.errors import (
     StoreTooNew,
     StoreUnavailable,
 )
-from taskyard.stores.migrate import migrations, newest
+from taskyard.model.state import TaskState, sql_guard
+from taskyard.ports.store import Schema
+from taskyard.stores.migrations import (
+    Applied,
+    Bundle,
+    Installed,
+    check_applied,
+    check_installed,
+    is_outdated,
+    list_migrations,
+    load_bundle,
+    pending,
+    schema_at,
+)
 
 APPLICATION_ID = 0x7A5C_A12D
 """Written into the file's header, so that somebody else's database is never taken for ours."""
@@ -211,17 +225,28 @@ def refuse_stranger(path: Path) -> None:
 
 
 def find_version(path: Path) -> int:
-    """The version of the schema, 0 if the file is empty; `StoreForeign` if it is not ours. A file without a log or
-    journal is read as it lies, and no trace is left; where there is one, the file alone does not tell, so it is opened
-    as any reader does."""
+    """The version of the schema, 0 if the file is empty; `StoreForeign` if it is not ours."""
+    with _looking_at(path) as conn:
+        return _user_version(conn)
+
+
+def find_schema(path: Path) -> Schema:
+    """What is to be applied. `StoreTooNew` or `StoreMigrationChanged` if this program does not fit the file."""
+    with _looking_at(path) as conn:
+        return _find_schema(conn, path)
+
+
+@contextmanager
+def _looking_at(path: Path) -> Iterator[apsw.Connection]:
+    """A connection that changes nothing. Without a log or a journal the file is opened as immutable, which leaves no
+    trace. With one the file alone does not tell its state, so it is opened as a reader does."""
     is_in_use = any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal"))
     uri = f"{path.as_uri()}?{'mode=ro' if is_in_use else 'immutable=1'}"
     conn = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
         conn.set_busy_timeout(BUSY_MS)
         refuse_foreign(conn, path)
-        version: Any = conn.execute("PRAGMA user_version").get
-        return int(version)
+        yield conn
     finally:
         conn.close()
 
@@ -234,28 +259,67 @@ def refuse_foreign(conn: apsw.Connection, path: Path) -> None:
         raise StoreForeign(str(path), "a SQLite database of another program")
 
 
-def migrate(conn: apsw.Connection, path: Path) -> int:
-    """Bring the schema to the newest version we know, in one transaction; refuse what is not ours or too new. The
-    version that was found."""
-    latest = newest("sqlite")
+def bundle() -> Bundle:
+    """The triggers of this program."""
+    illegal_start = sql_guard(f"'{TaskState.CREATED}'", "NEW.state")
+    return load_bundle("sqlite", {"illegal_start": illegal_start, "illegal_move": sql_guard("OLD.state", "NEW.state")})
+
+
+def _user_version(conn: apsw.Connection) -> int:
+    version: Any = conn.execute("PRAGMA user_version").get
+    return int(version)
+
+
+def _find_installed(conn: apsw.Connection) -> Installed | None:
+    row: Any = conn.execute("SELECT version, checksum FROM bundle").fetchone()
+    return None if row is None else Installed(*row)
+
+
+def _find_schema(conn: apsw.Connection, path: Path) -> Schema:
+    known, ours, version = list_migrations("sqlite"), bundle(), _user_version(conn)
+    if version > known[-1].number:
+        raise StoreTooNew(str(path), version, known[-1].number)
+    if version == 0:
+        return schema_at(0, known, bundle=ours)
+    rows: Any = conn.execute("SELECT number, name, checksum FROM migration ORDER BY number")
+    check_applied(str(path), [Applied(*row) for row in rows], known)
+    installed = _find_installed(conn)
+    check_installed(str(path), installed, ours)
+    return schema_at(version, known, installed=installed, bundle=ours)
+
+
+def migrate(conn: apsw.Connection, path: Path) -> Schema:
+    """Bring the schema to the newest version we know, in one transaction; the answer says what was found before. Refuse
+    a file that is not ours, too new, or made with other SQL."""
     conn.execute("BEGIN IMMEDIATE")
     try:
-        found: Any = conn.execute("PRAGMA user_version").get
         refuse_foreign(conn, path)
-        if found > latest:
-            raise StoreTooNew(str(path), found, latest)
-        for number, sql in migrations("sqlite") if found < latest else ():
-            if number > found:
-                _run(conn, sql)
-                conn.execute(f"PRAGMA user_version = {number}")
-        if found == 0:
-            conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        found = _find_schema(conn, path)
+        if found.pending:
+            _apply(conn, found.version)
         conn.execute("COMMIT")
     except BaseException:
         if conn.in_transaction:
             conn.execute("ROLLBACK")
         raise
-    return int(found)
+    return found
+
+
+def _apply(conn: apsw.Connection, version: int) -> None:
+    at, ours = time.time_ns() // 1000, bundle()
+    for migration in pending(list_migrations("sqlite"), version):
+        _run(conn, migration.sql)
+        row = migration.number, migration.name, migration.checksum, at
+        conn.execute("INSERT INTO migration VALUES (?, ?, ?, ?)", row)
+        conn.execute(f"PRAGMA user_version = {migration.number}")
+    if version == 0:
+        conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    if is_outdated(_find_installed(conn), ours):
+        for (name,) in conn.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+            conn.execute(f"DROP TRIGGER {name}")
+        _run(conn, ours.sql)
+        _run(conn, "DELETE FROM bundle")
+        conn.execute("INSERT INTO bundle VALUES (?, ?, ?)", (ours.version, ours.checksum, at))
 
 
 class OpenFiles:

@@ -9,35 +9,36 @@ from typing import Any
 import apsw
 import msgspec
 
+from taskyard.model.blocker import Blocker, split_key
 from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene, Silence
 from taskyard.ports.store import Node
-from taskyard.stores.rows import from_us
-from taskyard.stores.scene import Found, Places, Running, Wanted, make_scene
+from taskyard.stores.records import from_us
+from taskyard.stores.scene import ClusterState, Found, Running, Wanted, make_scene
 from taskyard.stores.sqlite.statements import IN_LINE
 
 _PLACES = (
     "SELECT 'rules', name, settings, NULL, NULL FROM queue UNION ALL "
     "SELECT 'said', queue, body, NULL, NULL FROM control UNION ALL "
-    "SELECT * FROM (SELECT 'node', incarnation, info, boot_id, draining FROM node ORDER BY incarnation)"
+    "SELECT * FROM (SELECT 'node', incarnation, info, boot_id, is_draining FROM node ORDER BY incarnation)"
 )
 # The uuid is that of the row with the smallest time: SQLite promises that of a bare column beside min().
 _RUNNING = (
-    "SELECT queue, source, node, count(*), uuid, min(started_at) FROM task INDEXED BY task_running "
-    "WHERE state = 'running' GROUP BY queue, source, node"
+    "SELECT queue, consumer, node, count(*), uuid, min(started_at) FROM task INDEXED BY task_running "
+    "WHERE state = 'running' GROUP BY queue, consumer, node"
 )
 # What the index is for is said word by word: the planner does not see that one state is one of three.
 _WITH_KEY = (
     "(SELECT id FROM task INDEXED BY task_key WHERE queue = asked.value ->> 0 AND key = asked.value ->> 1 "
     "AND state IN ('queued', 'running', 'retrying') AND state = {} ORDER BY id LIMIT 1)"
 )
-_HOLDER = ", ".join(map(_WITH_KEY.format, ("'running'", "'retrying'", "'queued' AND parked = 0")))
+_HOLDER = ", ".join(map(_WITH_KEY.format, ("'running'", "'retrying'", "'queued' AND is_parked = 0")))
 _HEAD = (
-    f"SELECT id FROM task INDEXED BY task_line WHERE queue = asked.value ->> 0 AND line = asked.value ->> 1 "
-    f"AND {IN_LINE} ORDER BY position LIMIT 1"
+    "SELECT id FROM task INDEXED BY task_fifo_bucket WHERE queue = asked.value ->> 0 "
+    f"AND fifo_bucket = asked.value ->> 1 AND {IN_LINE} ORDER BY position LIMIT 1"
 )
 _BLOCKERS = (
     "SELECT 'key', asked.value ->> 0, asked.value ->> 1, task.uuid, task.state, task.started_at "
@@ -45,7 +46,10 @@ _BLOCKERS = (
     "UNION ALL SELECT * FROM (SELECT 'parent', child, min(parent), task.uuid, task.state, NULL FROM dependency "
     "JOIN task ON task.id = parent WHERE child IN (SELECT value FROM json_each(?2)) AND done = 0 GROUP BY child) "
     "UNION ALL SELECT 'head', asked.value ->> 0, asked.value ->> 1, task.uuid, task.state, task.updated_at "
-    f"FROM json_each(?3) AS asked JOIN task ON task.id = ({_HEAD})"
+    f"FROM json_each(?3) AS asked JOIN task ON task.id = ({_HEAD}) "
+    "UNION ALL SELECT 'lane', asked.value ->> 0, asked.value ->> 1, task.blocked_by, task.state, task.blocked_at "
+    "FROM json_each(?4) AS asked JOIN task ON task.id = (SELECT min(id) FROM task INDEXED BY task_blocked_lane "
+    "WHERE queue = asked.value ->> 0 AND lane = asked.value ->> 1 AND blocked_by IS NOT NULL)"
 )
 
 
@@ -57,7 +61,7 @@ def find_scene(
     return make_scene(records, places, found, now=now)
 
 
-def _find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) -> Places:
+def _find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) -> ClusterState:
     rules: dict[str, QueueSettings] = {}
     controls: dict[str, QueueControl] = {}
     nodes: list[tuple[Node, bool]] = []
@@ -76,16 +80,19 @@ def _find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) ->
     running = [
         Running(queue, source, node, Busy(n, uuid, from_us(since))) for queue, source, node, n, uuid, since in counted
     ]
-    return Places(rules, controls, nodes, running, silent)
+    return ClusterState(rules, controls, nodes, running, silent)
 
 
 def _find_blockers(conn: apsw.Connection, wanted: Wanted) -> Found:
-    found = Found({}, {}, {})
-    asked = tuple(msgspec.json.encode(names).decode() for names in (wanted.keys, wanted.children, wanted.lines))
+    found = Found({}, {}, {}, {})
+    lists = wanted.keys, wanted.children, wanted.lines, wanted.lanes
+    asked = tuple(msgspec.json.encode(names).decode() for names in lists)
     rows: Any = conn.execute(_BLOCKERS, asked)
     for what, where, name, uuid, state, since in rows:
         if what == "parent":
             found.parents[where] = uuid, TaskState(state)
+        elif what == "lane":
+            found.lane_blockers[where, name] = Blocker(*split_key(uuid), from_us(since))
         elif what == "head":
             found.heads[where, name] = First(uuid, TaskState(state), from_us(since))
         else:

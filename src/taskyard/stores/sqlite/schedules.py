@@ -16,7 +16,7 @@ from taskyard.model.schedule_state import ScheduleState, forget
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
 from taskyard.ports.store import Add
-from taskyard.stores.rows import from_us, to_us
+from taskyard.stores.records import from_us, to_us
 from taskyard.stores.schedules import Fires, cancel_for, correct, read_status, to_text
 
 if TYPE_CHECKING:
@@ -53,8 +53,12 @@ class ScheduleWrites:
     def fire(self, name: str, version: str, state: ScheduleState, fires: Fires, cancels: bool) -> Fired | None:
         if self._version(name) != version:
             return None
-        self._conn.execute(f"UPDATE fire SET ended = 1 WHERE schedule = ? AND ended = 0 AND NOT {_PENDING}", (name,))
-        pending: Any = self._conn.execute("SELECT task FROM fire WHERE schedule = ? AND ended = 0 ORDER BY id", (name,))
+        self._conn.execute(
+            f"UPDATE fire SET is_finished = 1 WHERE schedule = ? AND is_finished = 0 AND NOT {_PENDING}", (name,)
+        )
+        pending: Any = self._conn.execute(
+            "SELECT task FROM fire WHERE schedule = ? AND is_finished = 0 ORDER BY id", (name,)
+        )
         earlier = [uuid for (uuid,) in pending.fetchall()] if cancels else []
         made: dict[datetime, TaskRecord] = {}
         for fire, record in fires:
@@ -85,9 +89,9 @@ class ScheduleWrites:
     def _trim(self, name: str, state: ScheduleState) -> datetime | None:
         """The last of the fire times that are forgotten, if any are."""
         gone: Any = self._conn.execute(
-            "DELETE FROM fire WHERE schedule = ?1 AND ended = 1 AND fire_at <= ?2 AND id <= "
+            "DELETE FROM fire WHERE schedule = ?1 AND is_finished = 1 AND fire_at <= ?2 AND id <= "
             "(SELECT id FROM fire WHERE schedule = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?3) RETURNING fire_at",
-            (name, to_us(state.handled_at), KEEP_FIRES),
+            (name, to_us(state.watermark_at), KEEP_FIRES),
         )
         return max((from_us(at) for (at,) in gone.fetchall()), default=None)
 
@@ -97,8 +101,8 @@ class ScheduleWrites:
 
 def read_schedules(conn: apsw.Connection, name: str | None = None) -> list[ScheduleStatus]:
     rows: Any = conn.execute(
-        "SELECT name, definition, state, version, by, from_code, "
-        f"EXISTS (SELECT 1 FROM fire WHERE fire.schedule = schedule.name AND ended = 0 AND {_PENDING}) "
+        "SELECT name, definition, state, version, actor, from_code, "
+        f"EXISTS (SELECT 1 FROM fire WHERE fire.schedule = schedule.name AND is_finished = 0 AND {_PENDING}) "
         f"FROM schedule {'' if name is None else 'WHERE name = ?'} ORDER BY name",
         () if name is None else (name,),
     )

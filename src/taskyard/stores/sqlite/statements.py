@@ -13,17 +13,18 @@ from functools import cache
 from typing import Any
 
 from taskyard.model.order import Priority
-from taskyard.stores.rows import COLUMNS
+from taskyard.stores.records import ARTIFACT, LINE, OF_ATTEMPT, TASK
 
 BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
 """Rows a statement, largest first. apsw caches statements of up to 16 KB of text: 128 rows of 30 columns stay below."""
 
-STAYS = ("note", "position")
+STAYS = {"note": "NULLIF(COALESCE({0}, note), '')", "position": "COALESCE({0}, position)"}
+"""Columns that a null leaves as they are. An empty text clears the note."""
 
-ALL = ", ".join(COLUMNS)
+ALL = ", ".join(TASK.columns)
 
-IN_LINE = "line IS NOT NULL AND state IN ('queued', 'paused')"
-"""What the index `task_line` holds, to the letter: else SQLite would not use the index."""
+IN_LINE = "fifo_bucket IS NOT NULL AND (state IN ('queued', 'paused') OR blocked_by IS NOT NULL)"
+"""What the index `task_fifo_bucket` holds, to the letter: else SQLite would not use the index."""
 
 
 HAS_ENDED = {
@@ -31,7 +32,7 @@ HAS_ENDED = {
     True: "state = 'failed' AND finished_at IS NOT NULL",
     False: "finished_at IS NOT NULL AND state <> 'failed'",
 }
-"""All that ended, what failed, and the others: as the indexes `task_ended` and `task_failed_at` have it."""
+"""All that ended, what failed, and the others: as the indexes `task_finished` and `task_failed_at` have it."""
 
 
 @cache
@@ -46,11 +47,10 @@ def insert(table: str, columns: tuple[str, ...], rows: int) -> str:
 
 @cache
 def update(columns: tuple[str, ...], rows: int) -> str:
-    """Set `columns[1:]` of the tasks whose ids come first in each row. A note is only ever replaced by another, and a
-    place that is not given stays as it is."""
+    """Set `columns[1:]` of the tasks whose ids come first in each row. A note or a
+    position that is null stays as it is."""
     sets = ", ".join(
-        f"{column} = COALESCE(v.column{i}, {column})" if column in STAYS else f"{column} = v.column{i}"
-        for i, column in enumerate(columns[1:], 2)
+        f"{column} = {STAYS.get(column, '{0}').format(f'v.column{i}')}" for i, column in enumerate(columns[1:], 2)
     )
     return f"UPDATE task SET {sets} FROM (VALUES {values(rows, len(columns))}) AS v WHERE task.id = v.column1"
 
@@ -59,7 +59,7 @@ def update(columns: tuple[str, ...], rows: int) -> str:
 def start(rows: int) -> str:
     """Start the tasks whose (id, token) come last, on node ?1 at time ?2."""
     sets = (
-        "state = 'running', parked = 0, note = NULL, attempt = attempt + 1, node = ?1, started_at = ?2, "
+        "state = 'running', is_parked = 0, note = NULL, attempt = attempt + 1, node = ?1, started_at = ?2, "
         "updated_at = ?2, token"
     )
     if rows == 1:
@@ -70,7 +70,7 @@ def start(rows: int) -> str:
 @cache
 def complete(rows: int) -> str:
     """What `apply_move` does for a completed run, with (id, time, result, note) for each."""
-    gone = ("token", "node", "cancel_asked_at", "cancel_reason", "cancel_forced", "dedupe_slot", "error", "checkpoint")
+    gone = ("token", "node", "worker_pid", "device", "dedupe_slot", "error", "checkpoint")
     sets = "state = 'completed', " + ", ".join(f"{column} = NULL" for column in gone)
     if rows == 1:
         own = "updated_at = ?2, finished_at = ?2, result = ?3, note = COALESCE(?4, note)"
@@ -80,24 +80,48 @@ def complete(rows: int) -> str:
 
 
 TRIM_RUNS = (
-    "DELETE FROM run WHERE (task, token) IN (SELECT v.value, (SELECT r.token FROM run AS r WHERE r.task = v.value "
-    "ORDER BY r.token DESC LIMIT 1 OFFSET ?) FROM json_each(?) AS v)"
+    "DELETE FROM attempt WHERE (task, token) IN (SELECT v.value, ("
+    "SELECT r.token FROM attempt AS r WHERE r.task = v.value "
+    "ORDER BY r.token DESC LIMIT 1 OFFSET ?) FROM json_each(?) AS v) RETURNING task, token"
 )
 """Forget of each of these tasks the run that is one more than are kept."""
+
+LINE_COLUMNS, ARTIFACT_COLUMNS = OF_ATTEMPT + LINE.columns, OF_ATTEMPT + ARTIFACT.columns
+
+
+@cache
+def add_lines(rows: int) -> str:
+    """Lines that are there already stay as they are."""
+    return f"{insert('attempt_line', LINE_COLUMNS, rows)} ON CONFLICT DO NOTHING"
+
+
+TRIM_LINES = (
+    "DELETE FROM attempt_line WHERE rowid IN (SELECT l.rowid FROM json_each(?) AS v CROSS JOIN attempt_line AS l "
+    "ON l.task = v.value ->> 0 AND l.token = v.value ->> 1 AND l.at <= (SELECT o.at FROM attempt_line AS o "
+    "WHERE o.task = v.value ->> 0 AND o.token = v.value ->> 1 ORDER BY o.at DESC LIMIT 1 OFFSET ?))"
+)
+"""Of each of these attempts (task, token), forget the lines before the latest so many."""
+
+SET_ARTIFACT = (
+    f"{insert('artifact', ARTIFACT_COLUMNS, 1)} ON CONFLICT DO UPDATE SET "
+    f"{', '.join(f'{name} = excluded.{name}' for name in ARTIFACT.columns if name != 'name')}"
+)
+"""An artifact replaces the one of the same name."""
 
 
 @cache
 def tally(rows: int) -> str:
-    return f"INSERT INTO tally VALUES {values(rows, 5)} ON CONFLICT DO UPDATE SET n = n + excluded.n"
+    return f"INSERT INTO state_count VALUES {values(rows, 5)} ON CONFLICT DO UPDATE SET n = n + excluded.n"
 
 
 @cache
 def report(rows: int) -> str:
-    """(id, time, progress, note, checkpoint) of runs that go on; what is not given stays."""
+    """(id, time, progress, note, checkpoint, worker) of runs that go on; what is not given stays."""
     return (
         "UPDATE task SET updated_at = v.column2, progress = COALESCE(v.column3, progress), "
-        "note = COALESCE(v.column4, note), checkpoint = COALESCE(v.column5, checkpoint) "
-        f"FROM (VALUES {values(rows, 5)}) AS v WHERE task.id = v.column1"
+        "note = COALESCE(v.column4, note), checkpoint = COALESCE(v.column5, checkpoint), "
+        "worker_pid = COALESCE(v.column6, worker_pid) "
+        f"FROM (VALUES {values(rows, 6)}) AS v WHERE task.id = v.column1"
     )
 
 
@@ -109,7 +133,7 @@ def keyed(rows: int, by_place: bool) -> str:
     The list of three states is that of the index `task_key`, to the letter: else SQLite would not use the index."""
     term = "task.queue = v.column1 AND task.key = v.column2 AND task.state IN ('queued', 'running', 'retrying')"
     place = "json_group_array(json_array(priority, position, id))"
-    wait = f"SELECT priority, position, id FROM task WHERE {term} AND task.state = 'queued' AND task.parked ="
+    wait = f"SELECT priority, position, id FROM task WHERE {term} AND task.state = 'queued' AND task.is_parked ="
     parked = f"{wait} 1 ORDER BY priority, position LIMIT ?1"
     if by_place:
         of_each = (f"SELECT * FROM ({wait} 1 AND priority = {p} ORDER BY position LIMIT ?1)" for p in Priority)

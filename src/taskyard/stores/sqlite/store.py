@@ -16,7 +16,8 @@ from typing import TypeVar
 import apsw
 import msgspec
 
-from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced, StoreTooNew
+from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced
+from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
@@ -24,13 +25,14 @@ from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
 from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import (
     ANY,
     Add,
     Applied,
+    BlockedGroup,
     News,
     Node,
     NodeStatus,
@@ -41,7 +43,6 @@ from taskyard.ports.store import (
     TaskFilter,
     Turned,
 )
-from taskyard.stores.migrate import schema_at
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.place import (
     BUSY_MS,
@@ -49,7 +50,7 @@ from taskyard.stores.sqlite.place import (
     OpenFiles,
     check_place,
     connect,
-    find_version,
+    find_schema,
     migrate,
     prepare_folder,
     typed_errors,
@@ -158,10 +159,7 @@ class SqliteStore(ScheduleVerbs):
     def _find_schema(self) -> Schema:
         with typed_errors(self.path):
             check_place(self.path)
-            found = schema_at(find_version(self.path), "sqlite")
-        if found.version > found.newest:
-            raise StoreTooNew(str(self.path), found.version, found.newest)
-        return found
+            return find_schema(self.path)
 
     async def migrate(self) -> Schema:
         return await asyncio.to_thread(self._migrate)
@@ -174,7 +172,7 @@ class SqliteStore(ScheduleVerbs):
             turn.taken(),
             closing(connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=True)) as conn,
         ):
-            return schema_at(migrate(conn, self.path), "sqlite")
+            return migrate(conn, self.path)
 
     def _read_only(self, busy_ms: int = BUSY_MS) -> SqliteReader:
         conn = connect(self.path, synchronous=self._synchronous, vfs=self._vfs, write=False)
@@ -231,6 +229,16 @@ class SqliteStore(ScheduleVerbs):
             partial(self._core.turn, node, settles, adds, reports, demand),
             partial(self._core.peek, demand) if only_asks else None,
         )
+
+    async def preview(self, demand: Demand) -> list[TaskRecord]:
+        look = partial(self._core.preview, demand)
+        return await self._write(look, look)  # between two transactions, where what the writer knows may be read
+
+    async def list_lanes(self) -> list[str]:
+        return await self._write(self._core.list_lanes, self._core.list_lanes)
+
+    async def list_blockers(self) -> list[BlockedGroup]:
+        return await self._read(self._lister.list_blockers, people=True)
 
     async def apply(
         self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
@@ -323,8 +331,17 @@ class SqliteStore(ScheduleVerbs):
     async def list_origins(self, uuids: Sequence[str]) -> set[str]:
         return await self._read(partial(self._lister.list_origins, uuids), people=True)
 
-    async def list_runs(self, uuid: str) -> list[Run]:
-        return await self._read(partial(self._lister.list_runs, uuid), people=True)
+    async def list_attempts(self, uuid: str) -> list[Attempt]:
+        return await self._read(partial(self._lister.list_attempts, uuid), people=True)
+
+    async def list_lines(self, uuid: str, *, token: int | None = None, limit: int = 1000) -> list[AttemptLine]:
+        return await self._read(partial(self._lister.list_lines, uuid, token, limit), people=True)
+
+    async def list_artifacts(self, uuid: str) -> list[AttemptArtifact]:
+        return await self._read(partial(self._lister.list_artifacts, uuid), people=True)
+
+    async def find_artifact(self, uuid: str, token: int, name: str) -> Artifact | None:
+        return await self._read(partial(self._lister.find_artifact, uuid, token, name), people=True)
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         return await self._read(partial(self._find_scene, records), people=True)

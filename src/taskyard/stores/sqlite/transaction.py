@@ -14,31 +14,39 @@ from typing import Any
 import apsw
 import msgspec
 
-from taskyard.model.control import UNTOUCHED, QueueControl, QueueState, drained, told_as
-from taskyard.model.event import TOLD_AS, EventKind
-from taskyard.model.fairness import Turns
+from taskyard.model.control import UNTOUCHED, QueueControl, QueueState, control_detail, drained, told_as
+from taskyard.model.event import TOLD_AS, EventDetail, EventKind
+from taskyard.model.fairness import FairnessState
 from taskyard.model.limits import QueueOrder, QueueSettings
-from taskyard.model.move import Move, apply_move
+from taskyard.model.move import Move, apply_move, event_detail
 from taskyard.model.order import head_position, tail_position
 from taskyard.model.state import COMPLETED, ENDED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import RUNS_KEPT
-from taskyard.stores.rows import MOVED, RUN_COLUMNS, from_row, to_moved_row, to_us
+from taskyard.ports.store import ATTEMPTS_KEPT
+from taskyard.stores.records import ATTEMPT, MOVED_TASK, SQLITE, TASK, to_document_or_none, to_us
 from taskyard.stores.sqlite.statements import ALL, TRIM_RUNS, blocks, complete, insert, keyed, tally, update
 
 RING = 10_000
 """Events kept for readers that fall behind."""
 
-_PARKED = ("id", "parked")
+_PARKED = ("id", "is_parked")
+_MOVED = (*MOVED_TASK, "fifo_bucket")
+_POSITION, _NOTE = _MOVED.index("position"), _MOVED.index("note")
+_ATTEMPT = ("task", *ATTEMPT.columns)
+_to_record = TASK.reader(SQLITE)
+_to_moved_row = TASK.writer(SQLITE, _MOVED, {"fifo_bucket": "fifo_bucket"}, "fifo_bucket")
 
 Lane = tuple[str, str, int]
 """A queue, a source and a priority."""
 
+EventRow = tuple[str, str, str, str, int] | tuple[str, str, str, str, int, EventDetail]
+"""Kind, uuid, consumer, queue, time, and what else there is to say."""
+
 Ended = tuple[int, str, TaskState]
 """A task that has ended, by id and uuid, and how."""
 
-HAS_TIES = "SELECT EXISTS (SELECT 1 FROM dependency WHERE done = 0), EXISTS (SELECT 1 FROM releasing)"
+HAS_TIES = "SELECT EXISTS (SELECT 1 FROM dependency WHERE done = 0), EXISTS (SELECT 1 FROM pending_release)"
 
 
 class Transaction:
@@ -54,7 +62,7 @@ class Transaction:
         self._queues: dict[str, QueueSettings] = {}
         self._strict: set[str] = set()
         self._controls: dict[str, QueueControl] = {}
-        self._turns: dict[str, Turns] = {}
+        self._turns: dict[str, FairnessState] = {}
         self._queued: dict[Lane, int] = {}
         self._running_in: Counter[str] = Counter()
         self._next_due: int | None = None
@@ -87,26 +95,27 @@ class Transaction:
         self._strict = {name for name, settings in self._queues.items() if settings.is_strict}
         controls: Any = self._conn.execute("SELECT queue, body FROM control").fetchall()
         self._controls = {name: msgspec.json.decode(text, type=QueueControl) for name, text in controls}
-        turns: Any = self._conn.execute("SELECT queue, body FROM turns").fetchall()
-        self._turns = {name: msgspec.json.decode(text, type=Turns) for name, text in turns}
+        turns: Any = self._conn.execute("SELECT queue, body FROM fairness").fetchall()
+        self._turns = {name: msgspec.json.decode(text, type=FairnessState) for name, text in turns}
         self._queued, self._running_in = {}, Counter()
         tallies: Any = self._conn.execute(
-            "SELECT queue, source, state, priority, n FROM tally WHERE state IN ('queued', 'running') AND n > 0"
+            "SELECT queue, lane, state, priority, n FROM state_count WHERE state IN ('queued', 'running') AND n > 0"
         )
-        for queue, source, state, priority, n in tallies:
+        for queue, lane, state, priority, n in tallies:
             if state == QUEUED:
-                self._queued[queue, source, priority] = n
+                self._queued[queue, lane, priority] = n
             else:
                 self._running_in[queue] += n
         self._due_known = False
         self._has_open_edges, self._has_releasing = map(bool, self._conn.execute(HAS_TIES).fetchall()[0])
 
     def _reset(self) -> None:
-        self._events: list[tuple[str, str, str, str, int]] = []
+        self._events: list[EventRow] = []
         self._tally: dict[tuple[str, str, TaskState, int], int] = {}
         self._runs: list[tuple[Any, ...]] = []
         self._saves: list[TaskRecord] = []
         self._keep_place: set[int] = set()
+        self._keep_note: set[int] = set()
         self._completed: list[tuple[Any, ...]] = []
         self._keys: set[tuple[str, str]] = set()
         self._ended: list[Ended] = []
@@ -121,6 +130,7 @@ class Transaction:
             self._conn.execute("INSERT INTO event VALUES (?, ?, ?, ?)", (self._event_seq, first, self._seq, body))
             if first // 1024 != self._event_seq // 1024:
                 self._conn.execute("DELETE FROM event WHERE last <= ?", (self._event_seq - RING,))
+                self._conn.execute("DELETE FROM state_count WHERE n = 0")
         for block in blocks([(*where, n) for where, n in self._tally.items() if n]):
             self._conn.execute(tally(len(block)), tuple(chain.from_iterable(block)))
         self._reset()
@@ -140,8 +150,8 @@ class Transaction:
             self._ran(record, move, to_us(move.at))
         apply_move(record, move)
         new = record.state
-        self._count(record.queue, record.source, old, -1, record.priority)
-        self._count(record.queue, record.source, new, 1, record.priority)
+        self._count(record.queue, record.lane, old, -1, record.priority)
+        self._count(record.queue, record.lane, new, 1, record.priority)
         if new is QUEUED and (move.to_head or move.to_tail or old is TaskState.FAILED):
             self._seq += 1
             record.position = head_position(self._seq) if move.to_head else tail_position(self._seq)
@@ -150,45 +160,50 @@ class Transaction:
         elif new in WAITING_FOR_TIME:
             self._note_due(to_us(record.due_at))
         if record.key is not None:
-            record.parked = record.parked if new is TaskState.PAUSED else new is QUEUED
+            record.is_parked = record.is_parked if new is TaskState.PAUSED else new is QUEUED
             self._keys.add((record.queue, record.key))
-        self._tell(TOLD_AS[new], record, to_us(move.at))
+        self._tell(TOLD_AS[new], record, to_us(move.at), event_detail(old, move))
         self._saves.append(record)
         if self._has_open_edges and new in ENDED:
             self._ended.append((record.id, record.uuid, new))
 
-    def _count(self, queue: str, source: str, state: TaskState, n: int, priority: int = 0) -> None:
+    def _count(self, queue: str, lane: str, state: TaskState, n: int, priority: int = 0) -> None:
         """So many tasks more, or less, are in that state: known at once, written at the end. The priority matters for
         what is queued."""
-        where = queue, source, state, priority if state is QUEUED else 0
+        where = queue, lane, state, priority if state is QUEUED else 0
         self._tally[where] = self._tally.get(where, 0) + n
         if state is QUEUED:
-            lane = queue, source, priority
-            self._queued[lane] = self._queued.get(lane, 0) + n
-            if not self._queued[lane]:
-                del self._queued[lane]
+            level = queue, lane, priority
+            self._queued[level] = self._queued.get(level, 0) + n
+            if not self._queued[level]:
+                del self._queued[level]
         elif state is RUNNING:
             self._running_in[queue] += n
 
     def _ran(self, running: TaskRecord, move: Move, at: int) -> None:
-        """The attempt's own row, in the order of `RUN_COLUMNS`. Asked before the record is changed."""
-        error = None if move.error is None else msgspec.json.encode(move.error).decode()
+        """The attempt's own row, in the order of `_ATTEMPT`. Asked before the record is changed."""
+        error = to_document_or_none(move.error)
         started_at = to_us(running.started_at) if running.started_at is not None else at
         state = move.run or move.state
-        self._runs.append((running.id, running.token, running.attempt, running.node, state, started_at, at, error))
+        worker_pid = move.worker_pid or running.worker_pid
+        row = running.id, running.attempt, running.token, running.node, state, started_at, at, error, worker_pid
+        self._runs.append((*row, move.device or running.device))
 
-    def _tell(self, kind: EventKind, record: TaskRecord, at: int) -> None:
-        self._events.append((kind, record.uuid, record.source, record.queue, at))
+    def _tell(self, kind: EventKind, record: TaskRecord, at: int, detail: EventDetail | None) -> None:
+        row = kind, record.uuid, record.consumer, record.queue, at
+        self._events.append(row if detail is None else (*row, detail))
 
     # --- queues -------------------------------------------------------------------------------------------------------
 
     def _set_control(self, queue: str, control: QueueControl, at: int) -> None:
-        kind = told_as(self._controls.get(queue, UNTOUCHED), control)
+        old = self._controls.get(queue, UNTOUCHED)
+        kind = told_as(old, control)
         if kind is not None:
             self._controls[queue] = control
             text = msgspec.json.encode(control).decode()
             self._conn.execute("INSERT OR REPLACE INTO control VALUES (?, ?)", (queue, text))
-            self._events.append((kind, "", "", queue, at))
+            detail = control_detail(old, control)
+            self._events.append((kind, "", "", queue, at) if detail is None else (kind, "", "", queue, at, detail))
 
     def _note_drained(self, at: int) -> None:
         """Runs have ended: a queue that was stopping and has none left is paused."""
@@ -198,7 +213,7 @@ class Transaction:
 
     def _line_of(self, record: TaskRecord) -> str | None:
         """The line it stands in, if its queue has lines."""
-        if record.queue not in self._strict or (record.parked and record.state is TaskState.PAUSED):
+        if record.queue not in self._strict or (record.is_parked and record.state is TaskState.PAUSED):
             return None
         return "" if self._queues[record.queue].order is QueueOrder.FIFO else record.bucket or ""
 
@@ -207,9 +222,12 @@ class Transaction:
     def _flush(self) -> None:
         self._save_moved()
         if self._runs:
-            self._write_rows("run", RUN_COLUMNS, self._runs)
+            self._write_rows("attempt", _ATTEMPT, self._runs)
             if again := [task for task, _, _, _, state, *_ in self._runs if state is not COMPLETED]:
-                self._conn.execute(TRIM_RUNS, (RUNS_KEPT, msgspec.json.encode(again).decode()))
+                trimmed: Any = self._conn.execute(TRIM_RUNS, (ATTEMPTS_KEPT, msgspec.json.encode(again).decode()))
+                for attempt in trimmed.fetchall():
+                    self._conn.execute("DELETE FROM attempt_line WHERE task = ? AND token = ?", attempt)
+                    self._conn.execute("DELETE FROM artifact WHERE task = ? AND token = ?", attempt)
             self._runs = []
         if self._keys:
             keys, self._keys = sorted(self._keys), set()
@@ -224,12 +242,16 @@ class Transaction:
             self._completed = []
         if self._saves:
             latest = {record.id: record for record in self._saves}  # a rescue moves a record twice
-            self._update_rows(MOVED, [self._moved_row(record) for record in latest.values()])
-            self._saves, self._keep_place = [], set()
+            self._update_rows(_MOVED, [self._moved_row(record) for record in latest.values()])
+            self._saves, self._keep_place, self._keep_note = [], set(), set()
 
     def _moved_row(self, record: TaskRecord) -> tuple[Any, ...]:
-        row = to_moved_row(record, self._line_of(record))
-        return (*row[:2], None, *row[3:]) if record.id in self._keep_place else row
+        row = _to_moved_row(record, self._line_of(record))
+        if record.id in self._keep_place:
+            row = (*row[:_POSITION], None, *row[_POSITION + 1 :])
+        if record.note is None and record.id not in self._keep_note:
+            row = (*row[:_NOTE], "", *row[_NOTE + 1 :])
+        return row
 
     def _repark(self, keys: list[tuple[str, str]], by_place: bool) -> None:
         """Of the tasks waiting with a key, exactly the first ones that fit under its limit may start. Where places
@@ -272,7 +294,7 @@ class Transaction:
 
     def _read(self, where: str, bindings: tuple[Any, ...]) -> list[TaskRecord]:
         """Whole records, a row a step: for what is asked for seldom, and may be large."""
-        return [from_row(row) for row in self._conn.execute(f"SELECT {ALL} FROM task WHERE {where}", bindings)]
+        return [_to_record(row) for row in self._conn.execute(f"SELECT {ALL} FROM task WHERE {where}", bindings)]
 
     def _write_rows(self, table: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
         for block in blocks(rows):

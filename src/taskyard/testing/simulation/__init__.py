@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from taskyard.testing.simulation.guards import draw_guards
 from taskyard.testing.simulation.history import End, History
 from taskyard.testing.simulation.judge import judge_history
 from taskyard.testing.simulation.loop import VirtualLoop
@@ -43,7 +44,7 @@ def _simulate(seed: int) -> Simulated:
     rng = random.Random(seed + 1)
     loop = VirtualLoop(rng, lateness_s=plan.lateness_s)
     try:
-        world = World(loop, plan, rng)
+        world = World(loop, plan, rng, draw_guards(seed))
         end = loop.run_until_complete(world.run())
         faults = judge_history(world.history, end)
         trace = world.history.digest(loop.steps, loop.time(), rng.random())

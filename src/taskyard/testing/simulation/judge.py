@@ -76,7 +76,7 @@ def _last(one: Stored | None) -> View | None:
         record.node or "",
         record.attempt,
         record.recoveries,
-        record.cancel_asked_at is not None,
+        record.state is TaskState.RUNNING and record.cancel is not None,
     )
 
 
@@ -145,9 +145,9 @@ def _crowded(node: str, record: TaskRecord, beside: list[tuple[Start, TaskRecord
     with_key = sum((other.queue, other.key) == (record.queue, record.key) for _, other in beside)
     if record.key is not None and with_key > rules.per_key:
         yield f"is one of {with_key} that run with key {record.key!r}, of which {rules.per_key} may"
-    here = sum(start.node == node and other.source == record.source for start, other in beside)
-    if here > end.room[record.source]:
-        yield f"is one of {here} runs of {record.source!r} on {node}, which has room for {end.room[record.source]}"
+    here = sum(start.node == node and other.consumer == record.consumer for start, other in beside)
+    if here > end.room[record.consumer]:
+        yield f"is one of {here} runs of {record.consumer!r} on {node}, which has room for {end.room[record.consumer]}"
 
 
 def _asked(history: History, uuid: str) -> TaskRecord | None:

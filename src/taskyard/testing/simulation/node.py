@@ -78,6 +78,7 @@ class SimulatedNode:
                 many=2,
                 many_ends=2,
                 runner=RunnerSettings(retry=QUICK),
+                checks=(self._world.gates.check(self.name),) if self._world.guards.has_check else (),
                 lease=LeaseSettings(beating=InTask, new_incarnation=self._new_incarnation, suspended_s=lambda: 0.0),
             ),
             jitter=rng.random,
@@ -102,6 +103,7 @@ class SimulatedNode:
             executor="inline",
             concurrent_count=plan.room[name],
             timeout_s=plan.timeouts[name],
+            places=self._world.guards.places(name, plan.room[name]),
         )
 
     @property
@@ -178,7 +180,7 @@ class SimulatedNode:
         now = self.clock.now()
         return TaskRecord(
             uuid=f"t{self._world.number():04d}",
-            source=order.source,
+            consumer=order.source,
             due_at=now + timedelta(seconds=order.delay_s),
             created_at=now,
             updated_at=now,
@@ -292,11 +294,16 @@ def _answer(applied: Applied) -> tuple[Fate, TaskState | None]:
     """What the answer to a command says."""
     match applied.refused:
         case None:
-            return Fate.DONE, None if applied.record is None else applied.record.state
+            return Fate.DONE, None if applied.record is None else _seen(applied.record.state)
         case UnknownTask():
             return Fate.REFUSED, None
         case SlotTaken() as refused:
-            return Fate.TAKEN, TaskState(refused.state)
+            return Fate.TAKEN, _seen(TaskState(refused.state))
         case CommandRefused() as refused:
-            return Fate.REFUSED, TaskState(refused.state)
+            return Fate.REFUSED, _seen(TaskState(refused.state))
     raise applied.refused
+
+
+def _seen(state: TaskState) -> TaskState:
+    """A node blocks and frees tasks by itself: for the order of what users ask, such a task is queued."""
+    return TaskState.QUEUED if state is TaskState.BLOCKED else state

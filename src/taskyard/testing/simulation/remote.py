@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from taskyard.errors import OutcomeUnknown, StoreError, StoreUnavailable, TaskyardError
+from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
 from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
@@ -13,13 +14,14 @@ from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, Outcome, Run, TaskRecord
+from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
 from taskyard.model.why import Scene
 from taskyard.ports.store import (
     ANY,
     Add,
     Added,
     Applied,
+    BlockedGroup,
     Node,
     NodeStatus,
     QueueStatus,
@@ -191,6 +193,15 @@ class RemoteStore(Line):
         verb = f"{type(command).__name__} {','.join(uuids)}"
         return await self.ask(verb, lambda: self._core.apply(uuids, command, by, where))
 
+    async def preview(self, demand: Demand) -> list[TaskRecord]:
+        return await self.ask("preview", lambda: self._core.preview(demand), is_odd=True)
+
+    async def list_lanes(self) -> list[str]:
+        return await self.ask("list_lanes", self._core.list_lanes, is_odd=True)
+
+    async def list_blockers(self) -> list[BlockedGroup]:
+        return await self.ask("list_blockers", self._core.list_blockers, is_odd=True)
+
     async def signals(self, node: str) -> Signals:
         return await self.ask("signals", lambda: self._core.signals(node), is_odd=True)
 
@@ -219,8 +230,17 @@ class RemoteStore(Line):
     async def list_origins(self, uuids: Sequence[str]) -> set[str]:
         return await self.ask("list_origins", lambda: self._core.list_origins(uuids))
 
-    async def list_runs(self, uuid: str) -> list[Run]:
-        return await self.ask("list_runs", lambda: self._core.list_runs(uuid))
+    async def list_attempts(self, uuid: str) -> list[Attempt]:
+        return await self.ask("list_attempts", lambda: self._core.list_attempts(uuid))
+
+    async def list_lines(self, uuid: str, *, token: int | None = None, limit: int = 1000) -> list[AttemptLine]:
+        return await self.ask("list_lines", lambda: self._core.list_lines(uuid, token, limit))
+
+    async def list_artifacts(self, uuid: str) -> list[AttemptArtifact]:
+        return await self.ask("list_artifacts", lambda: self._core.list_artifacts(uuid))
+
+    async def find_artifact(self, uuid: str, token: int, name: str) -> Artifact | None:
+        return await self.ask("find_artifact", lambda: self._core.find_artifact(uuid, token, name))
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         return await self.ask("scene", lambda: self._core.scene(records))

@@ -17,6 +17,7 @@ from taskyard.ports.store import ANY
 from taskyard.stores.memory import MemoryCore
 from taskyard.testing.ledger import Entry, Stored, What
 from taskyard.testing.simulation.clock import VirtualClock
+from taskyard.testing.simulation.guards import Closing, Gates, Guards
 from taskyard.testing.simulation.history import End, History, Kind
 from taskyard.testing.simulation.loop import Process, VirtualLoop
 from taskyard.testing.simulation.network import FAIR, Network
@@ -38,8 +39,9 @@ clocks are set forward."""
 
 
 class World:
-    def __init__(self, loop: VirtualLoop, plan: Plan, rng: random.Random) -> None:
-        self.loop, self.plan, self.rng = loop, plan, rng
+    def __init__(self, loop: VirtualLoop, plan: Plan, rng: random.Random, guards: Guards) -> None:
+        self.loop, self.plan, self.rng, self.guards = loop, plan, rng, guards
+        self.gates = Gates()
         self.history = History()
         names = [f"node-{n}" for n in range(plan.nodes)] + [f"client-{n}" for n in range(plan.clients)]
         self.clocks = {name: VirtualClock(loop) for name in (*names, "store")}
@@ -73,6 +75,8 @@ class World:
     # --- the course of things -----------------------------------------------------------------------------------------
 
     async def run(self) -> End:
+        for closing in self.guards.closings:
+            self.network.at(closing.at_s, self._close_gate, closing)
         for step in self.plan.steps:
             await asyncio.sleep(max(0.0, step.at_s - self.loop.time()))
             self.say(f"{step.what} {step.value:g}")
@@ -86,10 +90,27 @@ class World:
     def say(self, line: str) -> None:
         self.history.say(f"{self.loop.time():.6f} world: {line}")
 
+    def _close_gate(self, closing: Closing) -> None:
+        if self._is_calm:
+            return
+        self.say(f"the gate of {closing.consumer} is closed")
+        self.gates.closed[closing.consumer] = self.gates.closed.get(closing.consumer, 0) + 1
+        self.network.at(closing.seconds, self._open_gate, closing)
+
+    def _open_gate(self, closing: Closing) -> None:
+        """It is open when all that had closed it have opened it."""
+        if self._is_calm:
+            return
+        self.gates.closed[closing.consumer] -= 1
+        if not self.gates.closed[closing.consumer] and not closing.is_signal_lost:
+            self.say(f"the gate of {closing.consumer} is open")
+            self.gates.signal(closing.consumer)
+
     def _calm_down(self) -> None:
         """From here on nothing goes wrong any more."""
         self.say("calm")
         self._is_calm = True
+        self.gates.closed.clear()  # without a signal: each node finds out
         self.network.weather, self.network.is_away = FAIR, False
         self._set_clocks_right()
         for node in self._nodes.values():
@@ -100,7 +121,7 @@ class World:
         self._end_drains()
         left = [record for record in self._records() if record.state not in ENDED]
         later = [record.due_at for record in left if record.state in WAITING_FOR_TIME]
-        if later and all(record.parked or record.state in WAITING_FOR_TIME for record in left):
+        if later and all(record.is_parked or record.state in WAITING_FOR_TIME for record in left):
             wait_s = (min(later) - self.clocks["store"].now()).total_seconds()
             if wait_s > LONG_S:
                 self._set_all_clocks(self.clocks["store"].ahead_s + wait_s)
@@ -136,7 +157,7 @@ class World:
             await asyncio.sleep(0.2)
 
     def _end(self) -> End:
-        stored = {record.uuid: Stored(record, self.core.list_runs(record.uuid)) for record in self._records()}
+        stored = {record.uuid: Stored(record, self.core.list_attempts(record.uuid)) for record in self._records()}
         self.history.faults += self.loop.broken
         return End(
             stored=stored,

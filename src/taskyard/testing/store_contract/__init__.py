@@ -2,11 +2,14 @@
 
 from taskyard.testing.store_contract.adds import AddContract
 from taskyard.testing.store_contract.asking import AskingContract
+from taskyard.testing.store_contract.attempts import AttemptContract
+from taskyard.testing.store_contract.blockers import BlockerContract, LaneContract
 from taskyard.testing.store_contract.claims import ClaimContract
 from taskyard.testing.store_contract.commands import CommandContract
 from taskyard.testing.store_contract.control import ControlContract
 from taskyard.testing.store_contract.dedupe import DedupeContract
 from taskyard.testing.store_contract.dependencies import DependencyContract, LineContract
+from taskyard.testing.store_contract.details import DetailContract
 from taskyard.testing.store_contract.due import DueContract
 from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
@@ -31,8 +34,12 @@ class StoreContract(
     AskingContract,
     ControlContract,
     OrderContract,
+    BlockerContract,
+    LaneContract,
     NodeContract,
     EventContract,
+    DetailContract,
+    AttemptContract,
     ReadingContract,
     FailureContract,
     SceneContract,

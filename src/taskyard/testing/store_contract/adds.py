@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from taskyard.errors import ClaimLost, DuplicateTask, InvalidInput
 from taskyard.model.command import Cancel
 from taskyard.model.execution import ErrorKind
 from taskyard.model.move import Move
+from taskyard.model.notes import Note
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
@@ -31,7 +33,7 @@ class AddContract(Desk):
         """Everything a task was asked with is kept; the store adds its id, its place and its state."""
         asked = a_record(
             queue="cpu",
-            source="shrink",
+            consumer="shrink",
             args='{"path":"a.png","n":[1,2.5,null,"ü"]}',
             priority=Priority.HIGH,
             key="disk",
@@ -41,7 +43,7 @@ class AddContract(Desk):
         assert await add(store, asked) == [Added(asked.uuid, is_new=True)]
         kept = await get(store, asked)
         assert kept.state is TaskState.QUEUED
-        for field in ("queue", "source", "args", "priority", "key", "timeout_s", "retry", "due_at", "created_at"):
+        for field in ("queue", "consumer", "args", "priority", "key", "timeout_s", "retry", "due_at", "created_at"):
             assert getattr(kept, field) == getattr(asked, field), field
         assert (kept.attempt, kept.retries, kept.crashes, kept.recoveries) == (0, 0, 0, 0)
         assert (kept.token, kept.node, kept.started_at, kept.finished_at, kept.result) == (None,) * 5
@@ -50,16 +52,19 @@ class AddContract(Desk):
     async def test_what_is_noted_of_a_new_task_stays_until_it_starts(self, store: Store, clock: ManualClock) -> None:
         """Its note is kept while it waits, whatever else it has, and is gone when it starts; one that is merged into
         another leaves that its own."""
-        tasks = [a_record(note="for 0"), a_record(note="for 1", origin="o"), a_record(note="for 2", key="k")]
+
+        def noted(text: str, **fields: Any) -> TaskRecord:
+            return a_record(note=Note.remark(text), **fields)
+
+        tasks = [noted("for 0"), noted("for 1", origin="o"), noted("for 2", key="k")]
         await add(store, tasks[0], a_record(), *tasks[1:], dedupe=Dedupe.MERGE)
-        late, held = a_record(clock.now() + seconds(60), note="later"), a_record(note="first", dedupe_slot="s")
+        late, held = noted("later", due_at=clock.now() + seconds(60)), noted("first", dedupe_slot="s")
         await add(store, late, held, dedupe=Dedupe.MERGE)
-        await add(store, a_record(note="second", dedupe_slot="s"), dedupe=Dedupe.MERGE)
-        assert [(await get(store, task)).note for task in (*tasks, late, held)] == [
-            "for 0", "for 1", "for 2", "later", "first",
-        ]  # fmt: skip
-        assert {claim.record.note for claim in await claim(store, 9)} == {None}
-        at_once = a_record(note="gone at once")
+        await add(store, noted("second", dedupe_slot="s"), dedupe=Dedupe.MERGE)
+        notes = [(await get(store, task)).note for task in (*tasks, late, held)]
+        assert notes == [Note.remark(text) for text in ("for 0", "for 1", "for 2", "later", "first")]
+        assert [claim.record.note for claim in await claim(store, 9)] == [None] * 5
+        at_once = noted("gone at once")
         turned = await store.turn(A, adds=[an_add(at_once)], demand=room(1))
         assert [claim.record.note for claim in turned.claims] == [None]
         assert (await get(store, at_once)).note is None

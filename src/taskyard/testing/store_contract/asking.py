@@ -24,9 +24,10 @@ from taskyard.model.event import EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import AuditStamp, CancelRequest, Fact, Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
-from taskyard.model.task import TaskRecord
+from taskyard.model.task import Outcome, TaskRecord
 from taskyard.ports.store import Signals, Store, TaskFilter
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_error, room, seconds
@@ -48,16 +49,34 @@ class AskingContract(Desk):
     # --- hold and release ---------------------------------------------------------------------------------------------
 
     @pytest.mark.spec("QUE-17", "QUE-30")
-    async def test_a_held_task_does_not_start_and_keeps_its_place(self, store: Store) -> None:
+    async def test_a_held_task_does_not_start_and_keeps_its_place(self, store: Store, clock: ManualClock) -> None:
         """Held, it lets others pass; released, it stands where it stood. Who held it, and why, is noted."""
         tasks = [a_record() for _ in range(3)]
         await add(store, *tasks)
         held = await ask(store, tasks[0], Hold("cold"), by="ann")
-        assert (held.state, held.note) == (S.PAUSED, "held by ann: cold")
+        assert (held.state, held.hold, held.note) == (S.PAUSED, AuditStamp("ann", clock.now(), "cold"), None)
         assert uuids(await claim(store, 1)) == [tasks[1].uuid]
         released = await ask(store, tasks[0], Release(), by="bob")
-        assert (released.state, released.position) == (S.QUEUED, held.position)
+        assert (released.state, released.position, released.hold) == (S.QUEUED, held.position, None)
+        assert released.note == Note(NoteCode.RELEASED, "bob", at=clock.now())
         assert uuids(await claim(store, 9)) == uuids([tasks[0], tasks[2]])
+
+    @pytest.mark.spec("QUE-17")
+    async def test_who_holds_a_task_is_kept_while_it_is_held(self, store: Store, clock: ManualClock) -> None:
+        """Other commands leave the hold as it is; whatever ends it, nobody holds the task any more."""
+        tasks = [a_record() for _ in range(4)]
+        await add(store, *tasks)
+        hold = AuditStamp("ann", clock.now(), "cold")
+        for task in tasks:
+            await ask(store, task, Hold("cold"), by="ann")
+        clock.advance(1)
+        changed = await ask(store, tasks[0], SetPriority(LOW), by="bob")
+        facts: dict[str, Fact] = {"priority": "low"}
+        assert (changed.hold, changed.note) == (hold, Note(NoteCode.PRIORITY_CHANGED, "bob", "", clock.now(), facts))
+        assert (await ask(store, tasks[0], Reschedule(clock.now() + seconds(9)), by="eve")).hold == hold
+        ends: list[Command] = [Release(), StartNow(), Skip(), Cancel()]
+        for task, command in zip(tasks, ends, strict=True):
+            assert (await ask(store, task, command)).hold is None
 
     @pytest.mark.spec("QUE-17")
     async def test_a_released_task_goes_where_it_belongs_now(self, store: Store, clock: ManualClock) -> None:
@@ -90,7 +109,7 @@ class AskingContract(Desk):
         (held,) = await claim(store, 9)
         assert held.uuid == second.uuid
         clock.advance(2)
-        assert (await ask(store, first, Release())).parked
+        assert (await ask(store, first, Release())).is_parked
         turned = await store.turn(A, settles=[(held, Move.completed(at=clock.now()))], demand=room(9))
         assert uuids(turned.claims) == [first.uuid]
 
@@ -116,7 +135,8 @@ class AskingContract(Desk):
         first, second = [task for task in await store.list_tasks() if task.key][::-1]
         at = tick(clock, 1)
         skipped = await ask(store, first, Skip("old"), by="ann")
-        assert (skipped.state, skipped.finished_at, skipped.note) == (S.SKIPPED, at, "skipped by ann: old")
+        assert (skipped.state, skipped.finished_at) == (S.SKIPPED, at)
+        assert skipped.note == Note(NoteCode.SKIPPED, "ann", "old", at)
         held = await claim(store, 9)
         assert uuids(held) == uuids([second, other])
         (refused,) = await store.apply([held[0].uuid], Skip())
@@ -158,7 +178,7 @@ class AskingContract(Desk):
     @pytest.mark.spec("QUE-07")
     async def test_a_task_is_put_before_or_after_another(self, store: Store) -> None:
         """Right before or right after it, whatever their sources, also beside one that is held; others stay."""
-        tasks = [a_record(source=s) for s in ("a", "b", "a", "b", "a")]
+        tasks = [a_record(consumer=s) for s in ("a", "b", "a", "b", "a")]
         await add(store, *tasks)
         await ask(store, tasks[2], Hold())
         moved = await ask(store, tasks[4], MoveBefore(tasks[0].uuid))
@@ -243,7 +263,7 @@ class AskingContract(Desk):
         """Of those waiting for a key, the one that is put first may start."""
         tasks = [a_record(key="k") for _ in range(3)]
         await add(store, *tasks)
-        assert not (await ask(store, tasks[2], MoveBefore(tasks[0].uuid))).parked
+        assert not (await ask(store, tasks[2], MoveBefore(tasks[0].uuid))).is_parked
         assert uuids(await claim(store, 9)) == [tasks[2].uuid]
 
     # --- another time -------------------------------------------------------------------------------------------------
@@ -282,45 +302,55 @@ class AskingContract(Desk):
         """The node hears which of its runs are to be killed, also when a cancel was asked before; a new run is not."""
         one, two = await start(store, a_record(), a_record())
         await store.apply([one.uuid, two.uuid], Cancel())
-        asked = await ask(store, two, Cancel(force=True))
-        assert asked.cancel_forced
+        forced = CancelRequest(clock.now(), is_forced=True)
+        clock.advance(1)
+        assert (await ask(store, two, Cancel(force=True))).cancel == forced
         assert await store.signals(A) == Signals([one.uuid, two.uuid], forced=(two.uuid,))
         await settle(store, two, Move.failed(at=clock.now(), error=an_error()))
-        assert not (await get(store, two)).cancel_forced
+        assert (await get(store, two)).cancel == forced
         await ask(store, two, Retry())
         (again,) = await claim(store, node=B)
-        assert (again.uuid, again.record.cancel_forced, await store.signals(B)) == (two.uuid, False, Signals([]))
+        assert (again.uuid, again.record.cancel, await store.signals(B)) == (two.uuid, None, Signals([]))
 
     @pytest.mark.spec("QUE-12")
     async def test_who_canceled_by_force_is_kept_with_the_warning(self, store: Store, clock: ManualClock) -> None:
         """Asked first and killed then, a task says to the end who did that, and that its output may be damaged."""
         killed, asked, again = await start(store, a_record(), a_record(), a_record())
         await store.apply([killed.uuid, asked.uuid, again.uuid], Cancel("late"), by="ann")
+        at = clock.now()
+        clock.advance(1)
         await ask(store, killed, Cancel(force=True), by="bob")
         how = ExecutionError(kind=ErrorKind.CANCELED, message="killed")
         await settle(store, killed, Move.canceled(at=clock.now(), error=how))
         await settle(store, asked, Move.canceled(at=clock.now(), error=how))
-        await settle(store, again, Move.given_back(at=clock.now(), note="no room"))
-        assert [(await get(store, one)).note for one in (killed, asked, again)] == [
-            "canceled by force by bob; what it was writing may be damaged; killed",
-            "asked to cancel by ann: late; killed",
-            "asked to cancel by ann: late; it was asked to cancel, and would have run again",
+        await settle(store, again, Move.given_back(at=clock.now(), note=Note(NoteCode.RETURNED, reason="no room")))
+        by_ann, by_bob = CancelRequest(at, "ann", "late"), CancelRequest(at, "bob", "late", is_forced=True)
+        stopped = Note(NoteCode.STOPPED_BY_CANCEL, reason="killed")
+        kept = [await get(store, one) for one in (killed, asked, again)]
+        assert [(one.cancel, one.note) for one in kept] == [
+            (by_bob, stopped),
+            (by_ann, stopped),
+            (by_ann, Note(NoteCode.CANCELED_INSTEAD_OF_RETRY)),
         ]
+        assert "may be damaged" in kept[0].remarks
         (outcome,) = await store.outcomes([killed.uuid])
-        assert outcome is not None
-        assert outcome.error == ExecutionError(kind=ErrorKind.CANCELED, message="late")
+        assert outcome == Outcome(killed.uuid, S.CANCELED, cancel=by_bob)
+        assert outcome.cancel_text == "late"
 
     async def test_who_moved_a_task_is_kept(self, store: Store, clock: ManualClock) -> None:
         """What leaves a task in its state is noted with who asked as well."""
         first, second, later = a_record(), a_record(), a_record(due_at=clock.now() + seconds(60))
         await add(store, first, second, later)
-        for task, command, note in (
-            (second, MoveBefore(first.uuid), "moved by ann"),
-            (second, StartNow(), "started by ann"),
-            (first, SetPriority(LOW), "priority changed to low by ann"),
-            (later, Reschedule(clock.now() + seconds(9)), "rescheduled by ann"),
-        ):
+        asked: list[tuple[TaskRecord, Command, NoteCode, dict[str, Fact]]] = [
+            (second, MoveBefore(first.uuid), NoteCode.MOVED, {}),
+            (second, StartNow(), NoteCode.START_REQUESTED, {}),
+            (first, SetPriority(LOW), NoteCode.PRIORITY_CHANGED, {"priority": "low"}),
+            (later, Reschedule(clock.now() + seconds(9)), NoteCode.RESCHEDULED, {}),
+        ]
+        for task, command, code, facts in asked:
+            note = Note(code, "ann", at=tick(clock, 1), facts=facts)
             assert (await ask(store, task, command, by="ann")).note == note
+            assert (await ask(store, task, SetPriority(LOW))).note == note
 
     @pytest.mark.spec("QUE-29")
     async def test_what_is_asked_is_told(self, store: Store, clock: ManualClock) -> None:
@@ -350,7 +380,7 @@ class AskingContract(Desk):
         """What was said of it the first time stays, and it is counted once, where it is now."""
         (running,) = await start(store, a_record())
         await store.apply([running.uuid] * 2, Cancel("cold", force=True), by="ann")
-        assert ((await get(store, running)).note or "").startswith("canceled by force by ann: cold")
+        assert (await get(store, running)).cancel == CancelRequest(clock.now(), "ann", "cold", is_forced=True)
         await add(store, task := a_record(due_at=clock.now() + seconds(9)))
         await store.apply([task.uuid] * 2, StartNow())
         assert await store.count() == {(task.queue, S.RUNNING): 1, (task.queue, S.QUEUED): 1}
@@ -365,13 +395,13 @@ class AskingContract(Desk):
         applied = await store.apply(uuids(tasks), Cancel(), where=where)
         assert isinstance(applied[0].refused, CommandRefused)
         assert applied[0].refused.state == S.RUNNING
-        assert (await get(store, running)).cancel_asked_at is None
+        assert (await get(store, running)).cancel is None
         assert [await state_of(store, task) for task in tasks[1:]] == [S.CANCELED] * 2
 
     async def test_tasks_are_chosen_by_a_filter(self, store: Store, clock: ManualClock) -> None:
         """By state, queue, source, key, node, class of error, id, and the times they were made and ended, together."""
         early = clock.now()
-        plan: list[dict[str, Any]] = [{"queue": "cpu"}, {"source": "shrink"}, {"key": "k"}, {}, {}]
+        plan: list[dict[str, Any]] = [{"queue": "cpu"}, {"consumer": "shrink"}, {"key": "k"}, {}, {}]
         tasks = [a_record(**fields) for fields in plan]
         await add(store, *tasks[:3])
         failing = await claim(store, 3)
@@ -382,7 +412,7 @@ class AskingContract(Desk):
         for where, expected in (
             (TaskFilter(), [4, 3, 2, 1, 0]),
             (TaskFilter(queue="cpu"), [0]),
-            (TaskFilter(source="shrink"), [1]),
+            (TaskFilter(consumer="shrink"), [1]),
             (TaskFilter(key="k"), [2]),
             (TaskFilter(node=A), [2, 0]),
             (TaskFilter(node="another"), []),
@@ -397,7 +427,7 @@ class AskingContract(Desk):
             (TaskFilter(finished_after=at), [1]),
             (TaskFilter(finished_before=at), []),
             (TaskFilter(states=(S.QUEUED, S.FAILED)), [4, 3, 1]),
-            (TaskFilter(states=(S.FAILED,), error="OSError", source="shrink"), [1]),
+            (TaskFilter(states=(S.FAILED,), error="OSError", consumer="shrink"), [1]),
         ):
             assert uuids(await store.list_tasks(where)) == [tasks[n].uuid for n in expected], where
             assert [uuid for _, uuid in await store.list_ids(where)] == [tasks[n].uuid for n in expected], where

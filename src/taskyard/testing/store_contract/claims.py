@@ -9,6 +9,7 @@ import pytest
 from taskyard.model.command import SetPriority
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
@@ -28,14 +29,14 @@ class ClaimContract(Desk):
         record = held.record
         assert (record.state, record.node, record.attempt) == (TaskState.RUNNING, B, 1)
         assert record.started_at == record.updated_at == clock.now()
-        assert (record.args, record.parked) == ('{"n":1}', False)
+        assert (record.args, record.is_parked) == ('{"n":1}', False)
         assert await get(store, task) == record
 
     async def test_a_claim_clears_the_note(self, store: Store, clock: ManualClock) -> None:
         """A note says how a task stands: that of an earlier run is gone when the next begins."""
         (held,) = await start(store, task := a_record())
-        await settle(store, held, Move.given_back(at=clock.now(), note="its node was stopped"))
-        assert (await get(store, task)).note == "its node was stopped"
+        await settle(store, held, Move.given_back(at=clock.now(), note=Note(NoteCode.NODE_STOPPED)))
+        assert (await get(store, task)).note == Note(NoteCode.NODE_STOPPED)
         (again,) = await claim(store)
         assert (again.record.note, (await get(store, task)).note) == (None, None)
 
@@ -53,7 +54,7 @@ class ClaimContract(Desk):
         (held,) = (await store.turn(B, adds=[an_add(asked)], demand=room(1))).claims
         assert held.record == await get(store, asked)
         assert (held.record.state, held.record.node, held.record.attempt) == (TaskState.RUNNING, B, 1)
-        assert (held.record.parked, held.record.started_at) == (False, clock.now())
+        assert (held.record.is_parked, held.record.started_at) == (False, clock.now())
         assert (held.record.args, held.record.timeout_s, held.record.retry) == (asked.args, 5.0, asked.retry)
         assert await store.count() == {("default", TaskState.RUNNING): 1}
 
@@ -72,12 +73,12 @@ class ClaimContract(Desk):
         tokens = [held.token for held in turned.claims]
         assert tokens == sorted(tokens)
 
-    @pytest.mark.parametrize("limit", ["queue", "source", "total", "key"])
+    @pytest.mark.parametrize("limit", ["queue", "consumer", "total", "key"])
     async def test_what_is_added_together_keeps_every_limit(self, store: Store, limit: str) -> None:
         """Of three tasks in one turn, no more start than the tightest limit allows, and the rest wait their turn."""
         await store.set_queue(QueueSettings(name="default", concurrency=2 if limit == "queue" else None, per_key=2))
-        tasks = [a_record(source="fetch", key="k" if limit == "key" else None) for _ in range(3)]
-        demand = room(2 if limit == "total" else 5, fetch=2 if limit == "source" else 5)
+        tasks = [a_record(consumer="fetch", key="k" if limit == "key" else None) for _ in range(3)]
+        demand = room(2 if limit == "total" else 5, fetch=2 if limit == "consumer" else 5)
         turned = await store.turn(A, adds=[an_add(*tasks)], demand=demand)
         assert uuids(turned.claims) == uuids(tasks[:2])
         assert await state_of(store, tasks[2]) is TaskState.QUEUED
@@ -96,7 +97,7 @@ class ClaimContract(Desk):
 
     async def test_without_demand_nothing_starts(self, store: Store) -> None:
         """A turn with no demand, no total, or no room for the source claims nothing."""
-        await add(store, task := a_record(source="fetch"))
+        await add(store, task := a_record(consumer="fetch"))
         assert (await store.turn(A)).claims == []
         for demand in (room(0, fetch=5), room(5, shrink=5), room(5, fetch=0), room(5, others=5, fetch=0)):
             assert await claim(store, demand) == []
@@ -115,7 +116,7 @@ class ClaimContract(Desk):
             ("cpu", "shrink", Priority.NORMAL),
             ("cpu", "fetch", Priority.HIGH),
         ]
-        tasks = [a_record(queue=queue, source=source, priority=priority) for queue, source, priority in plan]
+        tasks = [a_record(queue=queue, consumer=source, priority=priority) for queue, source, priority in plan]
         for task in tasks:
             await add(store, task)
         expected = [tasks[i].uuid for i in (2, 5, 7, 1, 3, 6, 0, 4)]
@@ -144,13 +145,13 @@ class ClaimContract(Desk):
     @pytest.mark.spec("SCH-15")
     async def test_no_more_than_the_total_start(self, store: Store) -> None:
         """A turn claims at most the total of the demand, however much room the sources have."""
-        await add(store, *(a_record(source=source) for source in "abcabc"))
+        await add(store, *(a_record(consumer=source) for source in "abcabc"))
         assert len(await claim(store, room(4, a=9, b=9, c=9))) == 4
 
     @pytest.mark.spec("SCH-08")
     async def test_no_more_than_its_room_of_a_source_start(self, store: Store) -> None:
         """Of each source at most its room is claimed, and a source that is full does not hold the others up."""
-        tasks = [a_record(source=source) for source in ["fetch"] * 5 + ["shrink"] * 5]
+        tasks = [a_record(consumer=source) for source in ["fetch"] * 5 + ["shrink"] * 5]
         await add(store, *tasks)
         claims = await claim(store, room(9, fetch=1, shrink=3))
         assert uuids(claims) == [tasks[i].uuid for i in (0, 5, 6, 7)]
@@ -158,13 +159,13 @@ class ClaimContract(Desk):
     @pytest.mark.spec("SCH-08")
     async def test_a_saturated_source_does_not_hide_the_others(self, store: Store) -> None:
         """However many tasks of a full source stand at the head, the next startable one is found."""
-        await add(store, *(a_record(source="fetch", priority=Priority.HIGH) for _ in range(2500)))
-        await add(store, other := a_record(source="shrink", priority=Priority.LOW))
+        await add(store, *(a_record(consumer="fetch", priority=Priority.HIGH) for _ in range(2500)))
+        await add(store, other := a_record(consumer="shrink", priority=Priority.LOW))
         assert uuids(await claim(store, room(5, fetch=0, shrink=1))) == [other.uuid]
 
     async def test_sources_not_listed_share_their_own_room(self, store: Store) -> None:
         """`others` is the room for all sources that are not listed, together."""
-        tasks = [a_record(source=source) for source in ("x", "fetch", "y", "fetch", "z")]
+        tasks = [a_record(consumer=source) for source in ("x", "fetch", "y", "fetch", "z")]
         await add(store, *tasks)
         claims = await claim(store, room(9, fetch=1, others=2))
         assert uuids(claims) == [tasks[i].uuid for i in (0, 1, 2)]
@@ -173,7 +174,7 @@ class ClaimContract(Desk):
     async def test_a_queue_never_runs_more_than_its_concurrency(self, store: Store, clock: ManualClock) -> None:
         """A queue's concurrency holds over all its sources and all nodes, and a place is free when a task has ended."""
         await store.set_queue(QueueSettings(name="cpu", concurrency=2))
-        tasks = [a_record(queue="cpu", source=source) for source in ("fetch", "shrink", "fetch", "shrink")]
+        tasks = [a_record(queue="cpu", consumer=source) for source in ("fetch", "shrink", "fetch", "shrink")]
         await add(store, *tasks)
         (first,) = await claim(store, 1, node=A)
         (second,) = await claim(store, 9, node=B)
@@ -194,8 +195,10 @@ class ClaimContract(Desk):
     async def test_the_tightest_limit_wins(self, store: Store) -> None:
         """Of total, source and queue the one with the least room decides, and what one refuses another may not take."""
         await store.set_queue(QueueSettings(name="cpu", concurrency=2))
-        tasks = [a_record(queue=queue, source=source) for queue, source in [("cpu", "a")] * 3 + [("default", "a")] * 3]
-        tasks += [a_record(queue="cpu", source="b"), a_record(queue="default", source="b")]
+        tasks = [
+            a_record(queue=queue, consumer=source) for queue, source in [("cpu", "a")] * 3 + [("default", "a")] * 3
+        ]
+        tasks += [a_record(queue="cpu", consumer="b"), a_record(queue="default", consumer="b")]
         await add(store, *tasks)
         claims = await claim(store, room(5, a=3, b=1))
         assert uuids(claims) == [tasks[i].uuid for i in (0, 1, 3, 7)]
@@ -208,8 +211,8 @@ class ClaimContract(Desk):
         await store.set_queue(QueueSettings(name="downloads", concurrency=3))
         await store.set_queue(QueueSettings(name="printer", concurrency=limit))
         added = [
-            a_record(queue="downloads", source="fetch"),
-            *(a_record(queue="printer", source="p") for _ in range(8)),
+            a_record(queue="downloads", consumer="fetch"),
+            *(a_record(queue="printer", consumer="p") for _ in range(8)),
         ]
         turned = await store.turn(A, adds=[an_add(*added)], demand=room(8, fetch=0, p=8))
         assert uuids(turned.claims) == uuids(added[1 : 1 + (limit or 8)])
@@ -305,7 +308,7 @@ class ClaimContract(Desk):
         """A task given back stands where it stood, and its next run has the same number under a new token."""
         (held,) = await start(store, a_record())
         await add(store, other := a_record())
-        await settle(store, held, Move.given_back(at=clock.now(), note="stopping"))
+        await settle(store, held, Move.given_back(at=clock.now(), note=Note(NoteCode.NODE_STOPPED)))
         given = await get(store, held)
         assert (given.state, given.attempt, given.position) == (TaskState.QUEUED, 0, held.record.position)
         again, following = await claim(store, 9)

@@ -10,9 +10,9 @@ import pytest
 from taskyard.errors import CommandRefused, UnknownTask
 from taskyard.model.command import Cancel, Retry, SetPriority
 from taskyard.model.event import EventKind
-from taskyard.model.execution import ErrorKind
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
+from taskyard.model.notes import CancelRequest, Note
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim
@@ -28,18 +28,20 @@ class CommandContract(Desk):
         """A queued task that is canceled leaves the queue with the reason it was given; the answer is its record."""
         await add(store, task := a_record())
         clock.advance(1)
-        (applied,) = await store.apply([task.uuid], Cancel("not needed"))
+        (applied,) = await store.apply([task.uuid], Cancel("not needed"), by="ann")
         kept = await get(store, task)
         assert (applied.uuid, applied.record, applied.refused) == (task.uuid, kept, None)
         assert (kept.state, kept.finished_at) == (TaskState.CANCELED, clock.now())
-        assert kept.error is not None
-        assert (kept.error.kind, kept.error.message) == (ErrorKind.CANCELED, "not needed")
+        assert (kept.error, kept.cancel) == (None, CancelRequest(clock.now(), "ann", "not needed"))
+        (outcome,) = await store.outcomes([task.uuid])
+        assert outcome is not None
+        assert (outcome.cancel, outcome.cancel_text) == (kept.cancel, "not needed")
         assert await claim(store) == []
 
     @pytest.mark.spec("QUE-05")
     async def test_a_command_for_many_beside_a_busy_queue(self, store: Store, clock: ManualClock) -> None:
         """While tasks start and come back all the time, each of many is changed or answers why not, and only once."""
-        tasks = [a_record(source=("fetch", "shrink")[n % 2]) for n in range(500)]
+        tasks = [a_record(consumer=("fetch", "shrink")[n % 2]) for n in range(500)]
         await add(store, *tasks)
         started: set[str] = set()
         is_over = asyncio.Event()
@@ -48,7 +50,7 @@ class CommandContract(Desk):
             """The first of either source starts, and comes back when that of the other does."""
             claims: list[Claim] = []
             for source in cycle(["fetch", "shrink"]):
-                back = [(one, Move.given_back(at=clock.now(), note="later")) for one in claims]
+                back = [(one, Move.given_back(at=clock.now(), note=Note.remark("later"))) for one in claims]
                 claims = (await store.turn(A, settles=back, demand=Demand(1, {source: 1}))).claims
                 started.update(uuids(claims))
                 await asyncio.sleep(0)  # a store in memory never lets others go on
@@ -83,21 +85,23 @@ class CommandContract(Desk):
 
     @pytest.mark.spec("QUE-12")
     async def test_canceling_a_running_task_asks_its_node(self, store: Store, clock: ManualClock) -> None:
-        """A running task goes on running, its node is told, and the time it was first asked is kept."""
+        """A running task goes on running, its node is told, and the first request is kept."""
         mine, other = await start(store, a_record(), a_record())
         (theirs,) = await start(store, a_record(), node=B)
         assert await store.signals(A) == await store.signals(B) == Signals([])
         first = tick(clock, 1)
-        (applied,) = await store.apply([mine.uuid], Cancel())
+        (applied,) = await store.apply([mine.uuid], Cancel("enough"), by="ann")
         clock.advance(1)
-        await store.apply([mine.uuid, theirs.uuid], Cancel())
+        await store.apply([mine.uuid, theirs.uuid], Cancel("late"), by="bob")
         assert await store.signals(A) == Signals([mine.uuid])
         assert await store.signals(B) == Signals([theirs.uuid])
         assert await store.signals("nobody") == Signals([])
         assert applied.record is not None
-        assert (applied.record.state, applied.record.cancel_asked_at) == (TaskState.RUNNING, first)
-        assert (await get(store, mine)).cancel_asked_at == first
-        assert (await get(store, other)).cancel_asked_at is None
+        asked = CancelRequest(first, "ann", "enough")
+        assert (applied.record.state, applied.record.cancel) == (TaskState.RUNNING, asked)
+        assert (await get(store, mine)).cancel == asked
+        assert (await get(store, theirs)).cancel == CancelRequest(clock.now(), "bob", "late")
+        assert (await get(store, other)).cancel is None
 
     @pytest.mark.spec("QUE-12")
     async def test_a_signal_ends_with_the_run(self, store: Store, clock: ManualClock) -> None:
@@ -107,7 +111,7 @@ class CommandContract(Desk):
         await settle(store, held, Move.canceled(at=clock.now()))
         assert await store.signals(A) == Signals([])
         kept = await get(store, held)
-        assert (kept.state, kept.cancel_asked_at) == (TaskState.CANCELED, None)
+        assert (kept.state, kept.cancel) == (TaskState.CANCELED, CancelRequest(clock.now()))
 
     async def test_signals_are_only_for_what_runs_now(self, store: Store, clock: ManualClock) -> None:
         """A cancel that was asked of one run is not told to the node of a later run of another task or attempt."""
@@ -206,4 +210,4 @@ class CommandContract(Desk):
         )
         assert len(results) == 40
         assert await store.count() == {("default", TaskState.COMPLETED): 20}
-        assert [len(await store.list_runs(one.uuid)) for one in held] == [1] * 20
+        assert [len(await store.list_attempts(one.uuid)) for one in held] == [1] * 20

@@ -10,13 +10,13 @@ from taskyard.model.control import (
     QueueControl,
     QueueState,
     Resume,
-    Said,
     SetConcurrency,
     StopAfterCurrent,
 )
 from taskyard.model.event import EventKind
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import AuditStamp
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.ports.store import QueueStatus, Store
@@ -40,7 +40,9 @@ class ControlContract(Desk):
     async def told(self, store: Store, after: int) -> list[tuple[str, str, str, str]]:
         """What was told of queues after that event."""
         events = (await store.events(after=after)).events
-        return [(event.kind, event.queue, event.uuid, event.source) for event in events if event.kind.startswith("qu")]
+        return [
+            (event.kind, event.queue, event.uuid, event.consumer) for event in events if event.kind.startswith("qu")
+        ]
 
     @pytest.mark.spec("QUE-09")
     async def test_a_paused_queue_starts_nothing(self, store: Store, clock: ManualClock) -> None:
@@ -48,7 +50,7 @@ class ControlContract(Desk):
         (running,) = await start(store, a_record())
         await add(store, waiting := a_record())
         said = await say(store, Pause("backup"))
-        assert said == QueueControl(state=QueueState.PAUSED, said=Said("ann", clock.now(), "backup"))
+        assert said == QueueControl(state=QueueState.PAUSED, state_set=AuditStamp("ann", clock.now(), "backup"))
         turned = await store.turn(A, adds=[an_add(a_record(), other := a_record(queue="cpu"))], demand=room(9))
         assert uuids(turned.claims) == [other.uuid]
         turned = await store.turn(A, settles=[(running, Move.completed(at=clock.now()))], demand=room(9))
@@ -87,7 +89,7 @@ class ControlContract(Desk):
         clock.advance(1)
         assert await say(store, Pause("backup"), by="bob") == first
         second = await say(store, Pause("fire"), by="bob")
-        assert second.said == Said("bob", clock.now(), "fire")
+        assert second.state_set == AuditStamp("bob", clock.now(), "fire")
 
     @pytest.mark.spec("QUE-10")
     async def test_stop_after_current_is_stopping_until_the_last_has_ended(
@@ -97,7 +99,7 @@ class ControlContract(Desk):
         one, two = await start(store, a_record(), a_record())
         await add(store, a_record())
         said = await say(store, StopAfterCurrent("deploy"))
-        assert (said.state, said.said) == (QueueState.STOPPING, Said("ann", clock.now(), "deploy"))
+        assert (said.state, said.state_set) == (QueueState.STOPPING, AuditStamp("ann", clock.now(), "deploy"))
         turned = await store.turn(A, settles=[(one, Move.completed(at=clock.now()))], demand=room(9))
         assert (turned.claims, (await look(store)).control) == ([], said)
         last = (await store.events(after=-1)).last
@@ -106,7 +108,7 @@ class ControlContract(Desk):
         turned = await store.turn(A, settles=[(two, retry)], demand=room(9))
         assert turned.claims == []
         now = (await look(store)).control
-        assert (now.state, now.said) == (QueueState.PAUSED, said.said)
+        assert (now.state, now.state_set) == (QueueState.PAUSED, said.state_set)
         assert await self.told(store, last) == [(K.QUEUE_PAUSED, "default", "", "")]
 
     @pytest.mark.spec("QUE-10")
@@ -142,11 +144,11 @@ class ControlContract(Desk):
         (running,) = await start(store, a_record())
         await say(store, Pause())
         said = await say(store, StopAfterCurrent("deploy"))
-        assert (said.state, said.said) == (QueueState.STOPPING, Said("ann", clock.now(), "deploy"))
+        assert (said.state, said.state_set) == (QueueState.STOPPING, AuditStamp("ann", clock.now(), "deploy"))
         await settle(store, running, Move.completed(at=clock.now()))
         last = (await store.events(after=-1)).last
         again = await say(store, StopAfterCurrent("deploy"), by="bob")
-        assert (again.state, again.said) == (QueueState.PAUSED, said.said)
+        assert (again.state, again.state_set) == (QueueState.PAUSED, said.state_set)
         assert (await look(store)).control == again
         assert await self.told(store, last) == []
 
@@ -155,7 +157,11 @@ class ControlContract(Desk):
         await store.set_queue(QueueSettings(name="default", concurrency=2))
         await add(store, *(a_record() for _ in range(9)))
         said = await say(store, SetConcurrency(1, "hot"))
-        assert (said.concurrency, said.limited, said.said) == (1, Said("ann", clock.now(), "hot"), None)
+        assert (said.concurrency, said.concurrency_set, said.state_set) == (
+            1,
+            AuditStamp("ann", clock.now(), "hot"),
+            None,
+        )
         running = await claim(store, 9)
         assert len(running) == 1
         await say(store, SetConcurrency(4))

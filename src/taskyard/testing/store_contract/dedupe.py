@@ -6,8 +6,8 @@ import pytest
 
 from taskyard.errors import DependencyCycle, DuplicateTask, SlotTaken
 from taskyard.model.command import Cancel, Retry, Skip
-from taskyard.model.execution import ErrorKind
 from taskyard.model.move import Move
+from taskyard.model.notes import CancelCode, CancelRequest
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, TaskRecord
 from taskyard.ports.store import Add, Added, Store
@@ -194,7 +194,7 @@ class DedupeContract(Desk):
         if where == "scheduled":
             old.due_at = clock.now() + seconds(5)
         if where == "blocked":
-            await add(store, parent := a_record(source="shrink"))
+            await add(store, parent := a_record(consumer="shrink"))
             await store.turn(A, adds=[Add([old], Dedupe.REFUSE, after={old.uuid: [parent.uuid]})])
         else:
             await submit(store, old)
@@ -209,8 +209,8 @@ class DedupeContract(Desk):
         assert turned.ended == [old.uuid]
         gone = await get(store, old)
         assert gone.state is TaskState.CANCELED
-        assert gone.error is not None
-        assert (gone.error.kind, gone.error.message) == (ErrorKind.CANCELED, f"replaced by task {new.uuid}")
+        assert gone.cancel == CancelRequest(clock.now(), code=CancelCode.REPLACED, subject=new.uuid)
+        assert gone.error == (an_error() if where == "retrying" else None)
         assert await is_taken(store) == new.uuid
         assert uuids(await claim(store, room(9, fetch=9))) == [other.uuid, new.uuid]
 

@@ -11,9 +11,10 @@ from taskyard.errors import ClaimLost, CommandRefused, DependencyCycle, Dependen
 from taskyard.model.command import Cancel, Hold, MoveBefore, Release, Reschedule, Retry, SetPriority, StartNow
 from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.event import EventKind
-from taskyard.model.execution import ErrorKind
+from taskyard.model.execution import ErrorCode, ErrorKind
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Dedupe, OnFailure, TaskRecord
@@ -39,7 +40,7 @@ STRICT = pytest.mark.parametrize("order", [QueueOrder.FIFO, QueueOrder.BUCKETS])
 
 
 def child(on_failure: OnFailure = OnFailure.FAIL, **fields: Any) -> TaskRecord:
-    return a_record(source="shrink", on_failure=on_failure, **fields)
+    return a_record(consumer="shrink", on_failure=on_failure, **fields)
 
 
 async def add_after(
@@ -130,14 +131,14 @@ class DependencyContract(Desk):
         waits = child()
         assert await add_after(store, waits, after=[one.record, two.record]) == [Added(waits.uuid)]
         kept = await get(store, waits)
-        assert (kept.state, kept.waits, kept.on_failure) == (BLOCKED, 2, OnFailure.FAIL)
+        assert (kept.state, kept.open_dependencies, kept.on_failure) == (BLOCKED, 2, OnFailure.FAIL)
         assert await claim(store, 9) == []
         await end(store, one, TaskState.COMPLETED, clock)
-        assert (await get(store, waits)).waits == 1
+        assert (await get(store, waits)).open_dependencies == 1
         done = Move.completed(at=clock.now())
         turned = await store.turn(A, settles=[(two, done)], demand=room(9))
         assert uuids(turned.claims) == [waits.uuid]
-        assert (turned.claims[0].record.waits, turned.claims[0].record.on_failure) == (0, OnFailure.FAIL)
+        assert (turned.claims[0].record.open_dependencies, turned.claims[0].record.on_failure) == (0, OnFailure.FAIL)
 
     async def test_two_ends_in_one_turn_are_both_counted(self, store: Store, clock: ManualClock) -> None:
         """When all that a task waits for ends in one turn, it may start."""
@@ -179,7 +180,7 @@ class DependencyContract(Desk):
         (held,) = await claim(store, 9)
         assert held.uuid == other.uuid
         await end(store, parent, TaskState.COMPLETED, clock)
-        assert (await get(store, waits)).parked
+        assert (await get(store, waits)).is_parked
         assert await claim(store, 9) == []
         await end(store, held, TaskState.COMPLETED, clock)
         assert uuids(await claim(store, 9)) == [waits.uuid]
@@ -203,12 +204,17 @@ class DependencyContract(Desk):
         turned = await end(store, parent, how, clock)
         assert turned.ended == [waits.uuid]
         kept = await get(store, waits)
-        assert (kept.state, kept.finished_at, kept.attempt, kept.waits) == (TaskState.FAILED, clock.now(), 0, 0)
+        assert (kept.state, kept.finished_at, kept.attempt, kept.open_dependencies) == (
+            TaskState.FAILED,
+            clock.now(),
+            0,
+            0,
+        )
         assert kept.error is not None
         assert (kept.error.kind, kept.error.type) == (ErrorKind.REJECTED, DEPENDENCY_FAILED)
         assert kept.error.details == {"task": parent.uuid, "state": how}
-        assert parent.uuid in kept.error.message
-        assert await store.list_runs(waits.uuid) == []
+        assert (kept.error.code, kept.error.message) == (ErrorCode.DEPENDENCY, "")
+        assert await store.list_attempts(waits.uuid) == []
         await end(store, other, TaskState.COMPLETED, clock)
         assert await get(store, waits) == kept
 
@@ -221,7 +227,7 @@ class DependencyContract(Desk):
         assert turned.ended == [waits.uuid]
         kept = await get(store, waits)
         assert (kept.state, kept.error) == (TaskState.SKIPPED, None)
-        assert kept.note == f"its dependency {parent.uuid} failed"
+        assert kept.note == Note(NoteCode.DEPENDENCY, facts={"task": parent.uuid, "state": "failed"})
 
     @pytest.mark.spec("QUE-27")
     async def test_a_task_goes_on_if_it_asked_for_that(self, store: Store, clock: ManualClock) -> None:
@@ -249,7 +255,8 @@ class DependencyContract(Desk):
         assert sorted(turned.ended) == sorted([fails.uuid, skips.uuid])
         states = [await state_of(store, record) for record in (fails, skips, goes_on, last)]
         assert states == [TaskState.FAILED, TaskState.SKIPPED, QUEUED, BLOCKED]
-        assert (await get(store, skips)).note == f"its dependency {fails.uuid} failed"
+        note = Note(NoteCode.DEPENDENCY, facts={"task": fails.uuid, "state": "failed"})
+        assert (await get(store, skips)).note == note
 
     async def test_those_that_end_with_it_may_stand_in_other_queues(self, store: Store) -> None:
         """What ends unrun takes along those that wait for it at once, in whatever queue each of them stands."""
@@ -286,6 +293,32 @@ class DependencyContract(Desk):
         assert await state_of(store, running) is TaskState.FAILED
         assert await state_of(store, two) is TaskState.FAILED
 
+    async def test_a_dependent_of_two_names_the_one_that_failed_first(self, store: Store, clock: ManualClock) -> None:
+        """Failures spread in the order in which they happen, not in the order in which the tasks were added."""
+        parents = await start(store, a_record(), a_record())
+        middle = child(), child()
+        for waits, parent in zip(middle, reversed(parents), strict=True):
+            await add_after(store, waits, after=[parent.record])
+        await add_after(store, last := child(), after=list(middle))
+        failure = Move.failed(at=clock.now(), error=an_error())
+        await store.turn(A, settles=[(parent, failure) for parent in parents])
+        error = (await get(store, last)).error
+        assert error is not None
+        assert error.details["task"] == middle[1].uuid
+
+    async def test_a_dependent_of_two_that_learns_of_both_ends_last(self, store: Store, clock: ManualClock) -> None:
+        """A task ends when it loses a dependency, not when it first hears that another one completed."""
+        done, failing, other = await start(store, a_record(), a_record(), a_record())
+        await add_after(store, slow := child(), after=[done.record, failing.record])
+        await add_after(store, quick := child(), after=[other.record])
+        await add_after(store, last := child(), after=[slow, quick])
+        failure = Move.failed(at=clock.now(), error=an_error())
+        completed = Move.completed(at=clock.now())
+        await store.turn(A, settles=[(done, completed), (other, failure), (failing, failure)])
+        error = (await get(store, last)).error
+        assert error is not None
+        assert error.details["task"] == quick.uuid
+
     async def test_both_canceled_by_one_command_are_canceled(self, store: Store) -> None:
         """A command that reaches a task before it would have failed with the other counts."""
         await add(store, parent := a_record())
@@ -299,7 +332,7 @@ class DependencyContract(Desk):
         await add_after(store, waits := child(), after=[parent.record])
         (applied,) = await store.apply([waits.uuid], Cancel())
         assert applied.record is not None
-        assert (applied.record.state, applied.record.waits) == (TaskState.CANCELED, 0)
+        assert (applied.record.state, applied.record.open_dependencies) == (TaskState.CANCELED, 0)
         await end(store, parent, TaskState.COMPLETED, clock)
         assert await state_of(store, waits) is TaskState.CANCELED
 
@@ -322,7 +355,7 @@ class DependencyContract(Desk):
         await add_after(store, later := child(due_at=clock.now() + seconds(5)), after=[parent.record])
         assert await state_of(store, now) is QUEUED
         assert await state_of(store, later) is TaskState.SCHEDULED
-        assert (await get(store, now)).waits == 0
+        assert (await get(store, now)).open_dependencies == 0
 
     @pytest.mark.parametrize("choice", OnFailure)
     async def test_what_has_failed_already_counts_at_once(
@@ -395,7 +428,7 @@ class DependencyContract(Desk):
         await add_after(store, other, after=[old, running.record])
         turned = await store.turn(A, adds=[Add([new], Dedupe.REPLACE, after={new.uuid: [old.uuid]})])
         assert turned.ended == [old.uuid, new.uuid]
-        assert ((await get(store, other)).state, (await get(store, other)).waits) == (BLOCKED, 1)
+        assert ((await get(store, other)).state, (await get(store, other)).open_dependencies) == (BLOCKED, 1)
         await end(store, running, TaskState.COMPLETED, clock)
         assert await state_of(store, other) is QUEUED
 
@@ -431,9 +464,11 @@ class DependencyContract(Desk):
         for task, s in ((later, 9), (sooner, 0)):
             (applied,) = await store.apply([task.uuid], Reschedule(clock.now() + seconds(s)), by="ann")
             assert applied.record is not None, applied.refused
-            assert (applied.record.state, applied.record.note) == (BLOCKED, "rescheduled by ann")
+            assert applied.record.state is BLOCKED
+            assert applied.record.note == Note(NoteCode.RESCHEDULED, "ann", at=clock.now())
         (refused,) = await store.apply([later.uuid], StartNow())
-        assert "it waits for other tasks" in str(refused.refused)
+        assert isinstance(refused.refused, CommandRefused)
+        assert refused.refused.code == "is_blocked"
         await end(store, running, TaskState.COMPLETED, clock)
         assert [await state_of(store, task) for task in (later, sooner)] == [TaskState.SCHEDULED, QUEUED]
         clock.advance(9)
@@ -448,7 +483,7 @@ class DependencyContract(Desk):
         await end(store, one, TaskState.COMPLETED, clock)
         (released,) = await store.apply([waits.uuid], Release())
         assert released.record is not None
-        assert (released.record.state, released.record.waits) == (BLOCKED, 1)
+        assert (released.record.state, released.record.open_dependencies) == (BLOCKED, 1)
         await store.apply([waits.uuid], Hold())
         await end(store, two, TaskState.COMPLETED, clock)
         assert await claim(store, 9) == []
@@ -550,7 +585,7 @@ class DependencyContract(Desk):
             turned = await store.turn(A, settles=list(zip(turned.claims, moves, strict=True)), demand=room(3))
         for record in (await everything(store)).values():
             assert record.state in ENDED
-            assert record.waits == 0
+            assert record.open_dependencies == 0
             if record.attempt == 0:
                 ended = {(await get(store, a)).state for a in plan if a.uuid in after[record.uuid]}
                 assert ended - {TaskState.COMPLETED}
@@ -578,7 +613,7 @@ class DependencyContract(Desk):
         one, two = await store.apply([parent.uuid, waits.uuid], Retry())
         assert (one.refused, two.refused) == (None, None)
         assert two.record is not None
-        assert (two.record.state, two.record.waits) == (BLOCKED, 1)
+        assert (two.record.state, two.record.open_dependencies) == (BLOCKED, 1)
         (held,) = await claim(store, 9)
         assert held.uuid == parent.uuid
         await end(store, held, TaskState.COMPLETED, clock)
@@ -607,7 +642,7 @@ class DependencyContract(Desk):
         assert isinstance(applied.refused, DependencyLost)
         record = await get(store, waits)
         assert record.error is not None
-        assert record.error.message == f"its dependency {two.uuid} was canceled"
+        assert record.error.code is ErrorCode.DEPENDENCY
         assert record.error.details == {"task": two.uuid, "state": "canceled"}
         assert (record.state, record.error.type) == (TaskState.FAILED, DEPENDENCY_FAILED)
 
@@ -619,7 +654,7 @@ class DependencyContract(Desk):
         await end(store, held, TaskState.COMPLETED, clock)
         (applied,) = await store.apply([waits.uuid], Retry())
         assert applied.record is not None
-        assert (applied.record.state, applied.record.waits) == (QUEUED, 0)
+        assert (applied.record.state, applied.record.open_dependencies) == (QUEUED, 0)
         (held,) = await claim(store, 9)
         await end(store, held, TaskState.FAILED, clock)
         (applied,) = await store.apply([waits.uuid], Retry())

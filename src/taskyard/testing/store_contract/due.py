@@ -57,7 +57,7 @@ class DueContract(Desk):
     async def test_due_tasks_go_by_time_then_by_age(self, store: Store, clock: ManualClock) -> None:
         """Tasks that have become due start in the order of their times; equal times in the order they were added."""
         at = [clock.now() + seconds(s) for s in (3, 1, 2, 1, 3, 2)]
-        tasks = [a_record(due_at=due, source=source) for due, source in zip(at, "ababab", strict=True)]
+        tasks = [a_record(due_at=due, consumer=source) for due, source in zip(at, "ababab", strict=True)]
         await add(store, *tasks)
         clock.advance(10)
         claims = await claim(store, 6)

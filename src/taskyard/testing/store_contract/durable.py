@@ -14,12 +14,13 @@ from taskyard.model.control import Pause, SetConcurrency
 from taskyard.model.execution import Progress
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import Dedupe, TaskRecord
 from taskyard.ports.store import Report, Store
 from taskyard.testing.clock import ManualClock
-from taskyard.testing.samples import a_record, an_error, room, seconds
+from taskyard.testing.samples import NOON, a_record, an_error, room, seconds
 from taskyard.testing.store_contract.desk import (
     NODE_A,
     NODE_B,
@@ -77,14 +78,15 @@ class DurableContract(Desk):
         await add(store, *tasks, dedupe=Dedupe.MERGE)
         one, two, three = await claim(store, 3)
         clock.advance(1)
-        await store.turn(A, reports=[Report(one, Progress(0.5, "half"), note="n", checkpoint="[1]")])
+        note = Note(NoteCode.MOVED, "ann", "why", NOON, {"n": 1, "s": "t"})
+        await store.turn(A, reports=[Report(one, Progress(0.5, "half"), note=note, checkpoint="[1]")])
         await settle(store, two, Move.failed(at=clock.now(), error=an_error(), crashed=True))
         await settle(store, three, Move.retrying(at=clock.now(), due_at=clock.now() + seconds(2), error=an_error()))
         await store.apply([one.uuid], Cancel("stop"))
         await store.drain(A)
 
         async def all_of(store: Store) -> object:
-            runs = [await store.list_runs(task.uuid) for task in tasks]
+            runs = [await store.list_attempts(task.uuid) for task in tasks]
             return await everything(store), await store.count(), runs, await told(store), await store.signals(A)
 
         before = await all_of(store)
@@ -95,7 +97,7 @@ class DurableContract(Desk):
         """After a restart tasks start in the order they would have started before it, new ones behind the old."""
         store = await reopen()
         tasks = [
-            a_record(priority=priority, source=source) for priority, source in zip((1, 0, 2, 1), "abab", strict=True)
+            a_record(priority=priority, consumer=source) for priority, source in zip((1, 0, 2, 1), "abab", strict=True)
         ]
         await add(store, *tasks)
         store = await reopen()

@@ -32,7 +32,7 @@ class EventContract(Desk):
     @pytest.mark.spec("QUE-29")
     async def test_a_life_is_told_in_order(self, store: Store, clock: ManualClock) -> None:
         """Submitted, due, started, in backoff, due, started, completed: each is told once, with time and task."""
-        await add(store, task := a_record(queue="cpu", source="shrink", due_at=clock.now() + seconds(1)))
+        await add(store, task := a_record(queue="cpu", consumer="shrink", due_at=clock.now() + seconds(1)))
         clock.advance(1)
         (held,) = await claim(store)
         await store.turn(A, reports=[Report(held, Progress(0.5))])
@@ -51,7 +51,7 @@ class EventContract(Desk):
             EventKind.STARTED,
             EventKind.COMPLETED,
         ]
-        assert {(event.uuid, event.source, event.queue) for event in events} == {(task.uuid, "shrink", "cpu")}
+        assert {(event.uuid, event.consumer, event.queue) for event in events} == {(task.uuid, "shrink", "cpu")}
         assert [(event.at - task.created_at).total_seconds() for event in events] == [0, 1, 1, 1, 1, 2, 2, 3]
 
     @pytest.mark.spec("QUE-29")
@@ -71,7 +71,7 @@ class EventContract(Desk):
         assert [event.kind for event in await told(store, after)] == [
             EventKind.PRIORITY_CHANGED,
             EventKind.STARTED,
-            EventKind.CANCEL_ASKED,
+            EventKind.CANCEL_REQUESTED,
             EventKind.CANCELED,
             EventKind.STARTED,
             EventKind.FAILED,

@@ -42,14 +42,14 @@ class FailureContract(Desk):
     async def test_failures_are_grouped(self, store: Store, clock: ManualClock) -> None:
         """By class of error and by source, the largest first, each with the one that failed last."""
         await fail(store, clock, "TimeoutError", "OSError")
-        alone = await fail(store, clock, "TimeoutError", "OSError", source="shrink")
+        alone = await fail(store, clock, "TimeoutError", "OSError", consumer="shrink")
         newest = await fail(store, clock, "TimeoutError", "OSError")
         at = clock.now()
         other = await fail(store, clock, "KeyError")
         (completed,) = await start(store, a_record())
         await settle(store, completed, Move.completed(at=clock.now()))
         groups = await store.failures()
-        assert [(group.error, group.source, group.count, group.uuid) for group in groups] == [
+        assert [(group.error, group.consumer, group.count, group.uuid) for group in groups] == [
             ("TimeoutError", "fetch", 2, newest),
             ("KeyError", "fetch", 1, other),
             ("TimeoutError", "shrink", 1, alone),
@@ -61,8 +61,8 @@ class FailureContract(Desk):
     async def test_failures_are_filtered(self, store: Store, clock: ManualClock) -> None:
         """By whatever tasks are filtered by; states other than failed have none."""
         await fail(store, clock, "TimeoutError", "OSError")
-        shrunk = await fail(store, clock, "KeyError", source="shrink")
-        (group,) = await store.failures(TaskFilter(source="shrink"))
+        shrunk = await fail(store, clock, "KeyError", consumer="shrink")
+        (group,) = await store.failures(TaskFilter(consumer="shrink"))
         assert (group.error, group.uuid) == ("KeyError", shrunk)
         assert [group.error for group in await store.failures(TaskFilter(error="OSError"))] == ["TimeoutError"]
         (group,) = await store.failures(TaskFilter(finished_after=clock.now()))

@@ -48,7 +48,7 @@ class KeyContract(Desk):
 
     async def test_a_key_belongs_to_its_queue(self, store: Store) -> None:
         """The same key in two queues are two keys; over the sources of one queue it is one."""
-        tasks = [a_record(key="k"), a_record(key="k", queue="cpu"), a_record(key="k", source="shrink")]
+        tasks = [a_record(key="k"), a_record(key="k", queue="cpu"), a_record(key="k", consumer="shrink")]
         await add(store, *tasks)
         assert uuids(await claim(store, 9)) == uuids(tasks[:2])
 
@@ -191,13 +191,13 @@ class KeyContract(Desk):
         """A task that waits because its key is busy says so, and the one that may start does not."""
         first, second = a_record(key="k"), a_record(key="k")
         await add(store, first, second)
-        assert [(await get(store, one)).parked for one in (first, second)] == [False, True]
+        assert [(await get(store, one)).is_parked for one in (first, second)] == [False, True]
         (applied,) = await store.apply([second.uuid], SetPriority(Priority.HIGH))
         assert applied.record is not None
-        assert not applied.record.parked
-        assert [(await get(store, one)).parked for one in (first, second)] == [True, False]
+        assert not applied.record.is_parked
+        assert [(await get(store, one)).is_parked for one in (first, second)] == [True, False]
         await store.apply([second.uuid], Cancel())
-        assert not (await get(store, second)).parked
+        assert not (await get(store, second)).is_parked
         assert (await get(store, second)).state is TaskState.CANCELED
 
     async def test_one_that_is_canceled_waits_for_nothing(self, store: Store) -> None:
@@ -205,4 +205,4 @@ class KeyContract(Desk):
         await add(store, a_record(key="k"), second := a_record(key="k"))
         (applied,) = await store.apply([second.uuid], Cancel())
         assert applied.record == await get(store, second)
-        assert not (await get(store, second)).parked
+        assert not (await get(store, second)).is_parked

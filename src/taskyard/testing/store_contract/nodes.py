@@ -7,8 +7,10 @@ import pytest
 
 from taskyard.errors import ClaimLost, UnknownNode
 from taskyard.model.command import Cancel
+from taskyard.model.execution import ErrorCode
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import CancelRequest, Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Signals, Store
@@ -99,7 +101,7 @@ class NodeContract(Desk):
         """What a node says of itself may change while it is joined, and what was asked of it, or runs on it, stays."""
         (held,) = await start(store, a_record())
         await store.drain(A)
-        changed = msgspec.structs.replace(NODE_A, sources=("late",), is_stopping=True)
+        changed = msgspec.structs.replace(NODE_A, consumers=("late",), is_stopping=True)
         await store.describe(changed)
         status = (await nodes_of(store))[A]
         assert (status.node, status.is_draining, status.running) == (changed, True, 1)
@@ -128,7 +130,7 @@ class NodeContract(Desk):
     @pytest.mark.spec("QUE-23")
     async def test_rescue_takes_everything_back(self, store: Store, clock: ManualClock) -> None:
         """Every task of a dead node is interrupted and queued again, no other is touched, and the node is forgotten."""
-        mine = await start(store, a_record(), a_record(queue="cpu", source="shrink"))
+        mine = await start(store, a_record(), a_record(queue="cpu", consumer="shrink"))
         (theirs,) = await start(store, a_record(), node=B)
         at = tick(clock, 5)
         assert sorted(await store.rescue(A)) == sorted(uuids(mine))
@@ -136,8 +138,8 @@ class NodeContract(Desk):
             kept = await get(store, held)
             assert (kept.state, kept.recoveries, kept.attempt) == (TaskState.QUEUED, 1, 1)
             assert (kept.token, kept.node, kept.updated_at) == (None, None, at)
-            (run,) = await store.list_runs(held.uuid)
-            assert (run.state, run.node, run.ended_at) == (TaskState.INTERRUPTED, A, at)
+            (run,) = await store.list_attempts(held.uuid)
+            assert (run.state, run.node, run.finished_at) == (TaskState.INTERRUPTED, A, at)
         assert (await get(store, theirs)).state is TaskState.RUNNING
         assert set(await nodes_of(store)) == {B}
         assert await store.count() == {
@@ -192,7 +194,9 @@ class NodeContract(Desk):
         kept = await get(store, task)
         assert (kept.recoveries, kept.attempt) == (auto_recover, auto_recover + 1)
         assert kept.error is not None
-        assert kept.error.message == f"its node {a_node(f'mortal-{auto_recover}').label} died"
+        node = a_node(f"mortal-{auto_recover}")
+        assert (kept.error.code, kept.error.details) == (ErrorCode.NODE_DIED, {"node": node.label})
+        assert kept.note == Note(NoteCode.NODE_DIED, facts={"node": node.label})
         assert await claim(store) == []
 
     @pytest.mark.spec("QUE-23")
@@ -205,14 +209,15 @@ class NodeContract(Desk):
             assert (await get(store, task)).state is expected
 
     @pytest.mark.spec("QUE-12", "QUE-23")
-    async def test_rescue_cancels_what_was_asked_to_cancel(self, store: Store) -> None:
+    async def test_rescue_cancels_what_was_asked_to_cancel(self, store: Store, clock: ManualClock) -> None:
         """A task that was asked to cancel is not run again because its node died: it is canceled."""
         (held,) = await start(store, a_record())
-        await store.apply([held.uuid], Cancel())
+        await store.apply([held.uuid], Cancel("enough"), by="ann")
         assert await store.rescue(A) == [held.uuid]
         kept = await get(store, held)
-        assert (kept.state, kept.cancel_asked_at) == (TaskState.CANCELED, None)
-        assert [run.state for run in await store.list_runs(held.uuid)] == [TaskState.INTERRUPTED]
+        assert (kept.state, kept.cancel) == (TaskState.CANCELED, CancelRequest(clock.now(), "ann", "enough"))
+        assert (kept.error, kept.note and kept.note.code) == (None, NoteCode.NODE_DIED)
+        assert [run.state for run in await store.list_attempts(held.uuid)] == [TaskState.INTERRUPTED]
         assert await claim(store, node=B) == []
 
     @pytest.mark.spec("QUE-02", "QUE-23")

@@ -112,7 +112,7 @@ class OrderContract(Desk):
         within a priority, and past a source from when it has no more room."""
         await order(store, QueueOrder.PRIORITY, starve_after=3, starve_wait_s=None)
         h, n, lo = (
-            [a_record(priority=p, source=source) for source in ("fetch", "shrink") for _ in range(40)]
+            [a_record(priority=p, consumer=source) for source in ("fetch", "shrink") for _ in range(40)]
             for p in (HIGH, NORMAL, LOW)
         )
         await add(store, *lo, *n, *h)
@@ -120,7 +120,7 @@ class OrderContract(Desk):
         while found := await claim(store, room(min(at_once, sum(left.values())), **left)):
             claims += found
             for held in found:
-                left[held.record.source] -= 1
+                left[held.record.consumer] -= 1
         assert letters(claims, h=h, n=n, l=lo) == "hhhnl" * 16
         for level, of_fetch, of_shrink in ((h, 18, 30), (n, 6, 10), (lo, 6, 10)):
             expected = level[:of_fetch] + level[40 : 40 + of_shrink]
@@ -199,8 +199,8 @@ class OrderContract(Desk):
     async def test_only_what_could_start_is_passed(self, store: Store) -> None:
         """Starts count only while the lower one could have started: not while its source has no room."""
         await order(store, QueueOrder.PRIORITY, starve_after=2, starve_wait_s=None)
-        h = [a_record(priority=HIGH, source="fetch") for _ in range(9)]
-        lo = [a_record(priority=LOW, source="shrink") for _ in range(2)]
+        h = [a_record(priority=HIGH, consumer="fetch") for _ in range(9)]
+        lo = [a_record(priority=LOW, consumer="shrink") for _ in range(2)]
         await add(store, *lo, *h)
         assert letters(await claim(store, room(4, fetch=4, shrink=0)), h=h, l=lo) == "hhhh"
         assert letters(await claim(store, room(4, fetch=4, shrink=4)), h=h, l=lo) == "hhlh"
@@ -209,8 +209,8 @@ class OrderContract(Desk):
     async def test_who_starts_alone_has_had_its_turn(self, store: Store) -> None:
         """A lower one that starts while the higher have no room has been passed over no more: it waits anew."""
         await order(store, QueueOrder.PRIORITY, starve_after=2, starve_wait_s=None)
-        h = [a_record(priority=HIGH, source="fetch") for _ in range(9)]
-        lo = [a_record(priority=LOW, source="shrink") for _ in range(9)]
+        h = [a_record(priority=HIGH, consumer="fetch") for _ in range(9)]
+        lo = [a_record(priority=LOW, consumer="shrink") for _ in range(9)]
         await add(store, *lo, *h)
         assert letters(await claim(store, room(2, fetch=2, shrink=2)), h=h, l=lo) == "hh"
         assert letters(await claim(store, room(1, fetch=0, shrink=1)), h=h, l=lo) == "l"
@@ -231,7 +231,7 @@ class OrderContract(Desk):
     async def test_a_strict_queue_goes_by_place_alone(self, store: Store) -> None:
         """Tasks start in the order they came, whatever their priorities and sources; the priority is kept."""
         await order(store, QueueOrder.FIFO)
-        tasks = [a_record(priority=p, source=s) for p, s in ((LOW, "a"), (HIGH, "b"), (NORMAL, "a"), (HIGH, "a"))]
+        tasks = [a_record(priority=p, consumer=s) for p, s in ((LOW, "a"), (HIGH, "b"), (NORMAL, "a"), (HIGH, "a"))]
         await add(store, *tasks)
         claims = await claim(store, 2) + await claim(store, 9)
         assert uuids(claims) == uuids(tasks)
@@ -241,7 +241,7 @@ class OrderContract(Desk):
     async def test_the_head_is_never_skipped(self, store: Store) -> None:
         """A head whose source has no room on this node holds up all behind it, and another node may take it."""
         await order(store, QueueOrder.FIFO)
-        head, *rest = tasks = [a_record(source=s) for s in ("shrink", "fetch", "fetch")]
+        head, *rest = tasks = [a_record(consumer=s) for s in ("shrink", "fetch", "fetch")]
         await add(store, *tasks)
         assert await claim(store, room(9, fetch=9)) == []
         assert uuids(await claim(store, room(1, shrink=1), node=B)) == [head.uuid]
@@ -251,7 +251,7 @@ class OrderContract(Desk):
     async def test_room_that_is_used_up_stops_a_strict_queue(self, store: Store) -> None:
         """Within one turn as well: when the next one's source is full, nobody behind it starts."""
         await order(store, QueueOrder.FIFO)
-        tasks = [a_record(source=s) for s in ("fetch", "shrink", "fetch", "shrink")]
+        tasks = [a_record(consumer=s) for s in ("fetch", "shrink", "fetch", "shrink")]
         await add(store, *tasks)
         assert uuids(await claim(store, room(9, fetch=1, shrink=9))) == uuids(tasks[:2])
 
@@ -362,7 +362,7 @@ class OrderContract(Desk):
         """A head that cannot start holds up its own bucket only."""
         await order(store, QueueOrder.BUCKETS)
         a = [a_record(bucket="a", key="k"), a_record(bucket="a", key="k"), a_record(bucket="a")]
-        b = [a_record(bucket="b", source="shrink"), a_record(bucket="b")]
+        b = [a_record(bucket="b", consumer="shrink"), a_record(bucket="b")]
         c = [a_record(bucket="c") for _ in range(2)]
         await add(store, *a, *b, *c)
         held, *rest = await claim(store, room(9, fetch=9))

@@ -9,13 +9,14 @@ from taskyard.model.command import Cancel, Retry, SetPriority
 from taskyard.model.execution import ErrorKind
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import AuditStamp, CancelRequest, Note
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
-from taskyard.model.task import Dedupe, Outcome, Run, TaskRecord
+from taskyard.model.task import Attempt, Dedupe, Outcome, TaskRecord
 from taskyard.ports.paging import id_pages, task_pages
-from taskyard.ports.store import RUNS_KEPT, Added, Store, TaskFilter
+from taskyard.ports.store import ATTEMPTS_KEPT, Added, Store, TaskFilter
 from taskyard.testing.clock import ManualClock
-from taskyard.testing.samples import a_record, an_error, seconds
+from taskyard.testing.samples import NOON, a_record, an_error, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, everything, get, settle, start, tick, uuids
 
 
@@ -23,11 +24,12 @@ def spoil(record: TaskRecord) -> None:
     """Change every field that can tell."""
     record.state = TaskState.SKIPPED
     record.priority = record.position = record.attempt = record.retries = record.id = 77
-    record.key = record.queue = record.source = record.args = record.note = record.node = "spoiled"
+    record.key = record.queue = record.consumer = record.args = record.node = "spoiled"
     record.token = 99
-    record.parked = not record.parked
+    record.is_parked = not record.is_parked
     record.dedupe_slot = record.result = record.progress = record.error = None
     record.checkpoint = "spoiled"
+    record.note, record.hold, record.cancel = Note.remark("spoiled"), AuditStamp("", NOON), CancelRequest(NOON)
 
 
 class ReadingContract(Desk):
@@ -128,7 +130,7 @@ class ReadingContract(Desk):
 
     async def test_tasks_are_listed_by_state_queue_and_source(self, store: Store, clock: ManualClock) -> None:
         """A filter lists exactly the tasks that fit all it names, and pages through them as well."""
-        await add(store, *(a_record(queue=q, source=s) for q in ("default", "cpu") for s in ("fetch", "shrink") * 3))
+        await add(store, *(a_record(queue=q, consumer=s) for q in ("default", "cpu") for s in ("fetch", "shrink") * 3))
         for held in await claim(store, 5):
             await settle(store, held, Move.failed(at=clock.now(), error=an_error()))
         await claim(store, 2)
@@ -137,13 +139,13 @@ class ReadingContract(Desk):
         for states in (None, (), (TaskState.FAILED,), some, (TaskState.RUNNING,), (TaskState.SKIPPED,)):
             for queue in (None, "cpu", "none"):
                 for source in (None, "fetch"):
-                    where = TaskFilter(states=states, queue=queue, source=source)
+                    where = TaskFilter(states=states, queue=queue, consumer=source)
                     expected = [
                         r.uuid
                         for r in records
                         if (states is None or r.state in states)
                         and queue in (None, r.queue)
-                        and source in (None, r.source)
+                        and source in (None, r.consumer)
                     ]
                     assert uuids(await store.list_tasks(where)) == expected, where
                     first = await store.list_tasks(where, limit=2)
@@ -182,7 +184,7 @@ class ReadingContract(Desk):
         """Each attempt that ended is listed once, in order, as it ended; the one that runs is not listed yet."""
         await add(store, task := a_record())
         error = an_error(ErrorKind.TIMEOUT, "slow", "TimeoutError", limit_s=3)
-        expected: list[Run] = []
+        expected: list[Attempt] = []
         for state, node in [
             (TaskState.INTERRUPTED, A),  # given back
             (TaskState.RETRYING, B),
@@ -191,7 +193,7 @@ class ReadingContract(Desk):
         ]:
             started = tick(clock, 1)
             (held,) = await claim(store, node=node)
-            assert await store.list_runs(task.uuid) == expected
+            assert (await store.list_attempts(task.uuid))[:-1] == expected
             at = tick(clock, 1)
             if state is TaskState.INTERRUPTED and node == B:
                 await store.rescue(B)
@@ -202,39 +204,39 @@ class ReadingContract(Desk):
             else:
                 await settle(store, held, Move.completed(at=at))
             expected.append(
-                Run(
+                Attempt(
                     attempt=held.attempt,
                     token=held.token,
                     node=node,
                     state=state,
                     started_at=started,
-                    ended_at=at,
+                    finished_at=at,
                     error=error if state is TaskState.RETRYING else None,
                 )
             )
-        assert await store.list_runs(task.uuid) == expected
+        assert await store.list_attempts(task.uuid) == expected
         assert [run.attempt for run in expected] == [1, 1, 2, 3]
-        assert await store.list_runs(a_record().uuid) == []
+        assert await store.list_attempts(a_record().uuid) == []
 
     async def test_the_latest_runs_are_kept(self, store: Store, clock: ManualClock) -> None:
         """Of a task that has run more often than that, the latest hundred runs are kept, oldest first."""
         await add(store, task := a_record())
-        for _ in range(RUNS_KEPT + 4):
+        for _ in range(ATTEMPTS_KEPT + 4):
             (held,) = await claim(store, 1)
             retry = Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error(), retried=False)
             await settle(store, held, retry)
-        assert [run.attempt for run in await store.list_runs(task.uuid)] == list(range(5, RUNS_KEPT + 5))
+        assert [run.attempt for run in await store.list_attempts(task.uuid)] == list(range(5, ATTEMPTS_KEPT + 5))
         (held,) = await claim(store, 1)
         await settle(store, held, Move.completed(at=clock.now()))
-        runs = await store.list_runs(task.uuid)
-        assert [run.attempt for run in runs] == list(range(6, RUNS_KEPT + 6))
+        runs = await store.list_attempts(task.uuid)
+        assert [run.attempt for run in runs] == list(range(6, ATTEMPTS_KEPT + 6))
         assert [run.token for run in runs] == sorted(run.token for run in runs)
 
     async def test_what_never_ran_has_no_runs(self, store: Store) -> None:
         """A task that was canceled before it started has no attempt to show."""
         await add(store, task := a_record())
         await store.apply([task.uuid], Cancel())
-        assert await store.list_runs(task.uuid) == []
+        assert await store.list_attempts(task.uuid) == []
 
     async def test_prune_forgets_the_oldest_ended(self, store: Store, clock: ManualClock) -> None:
         """At most `limit` tasks that ended before the time are forgotten, those that ended first before the others."""
@@ -260,9 +262,9 @@ class ReadingContract(Desk):
         await store.prune(finished_before=tick(clock, 1))
         assert await store.find(held.uuid) is None
         assert await store.outcomes([held.uuid]) == [None]
-        assert await store.list_runs(held.uuid) == []
+        assert await store.list_attempts(held.uuid) == []
         assert await add(store, a_record(uuid=held.uuid)) == [Added(held.uuid)]
-        assert await store.list_runs(held.uuid) == []
+        assert await store.list_attempts(held.uuid) == []
 
     async def test_prune_leaves_what_has_not_ended(self, store: Store, clock: ManualClock) -> None:
         """Waiting, scheduled, running and retried tasks are never forgotten, however old they are."""

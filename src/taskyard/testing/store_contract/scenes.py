@@ -103,7 +103,7 @@ class SceneContract(Desk):
 
     async def test_what_the_nodes_run_is_seen(self, store: Store, clock: ManualClock) -> None:
         """Limits that a node has told: of one source, then of all."""
-        await add(store, first := a_record(), second := a_record(), other := a_record(source="shrink"))
+        await add(store, first := a_record(), second := a_record(), other := a_record(consumer="shrink"))
         await store.leave(A)
         await store.leave(B)
         assert await blocked_by(store, first) == (Reason.NO_NODE, None)
@@ -113,7 +113,7 @@ class SceneContract(Desk):
         assert await blocked_by(store, other) == (Reason.TURN, None)
         tick(clock, 1)
         (_,) = await claim(store, room(1, shrink=1), node=C)
-        await add(store, third := a_record(source="shrink"))
+        await add(store, third := a_record(consumer="shrink"))
         assert (await blocked_by(store, third))[0] is Reason.SOURCE_FULL
         await store.rescue(C)
 
@@ -128,7 +128,7 @@ class SceneContract(Desk):
             capacities={"process": 1},
         )
         await store.join(shared)
-        (running,) = await start(store, a_record(source="shrink"), node=C)
+        (running,) = await start(store, a_record(consumer="shrink"), node=C)
         await add(store, task := a_record())
         assert await blocked_by(store, task) == (Reason.EXECUTOR_FULL, running.uuid)
         await store.describe(msgspec.structs.replace(shared, capacities={"process": 2}))
@@ -157,7 +157,7 @@ class SceneContract(Desk):
         """One scene serves any number of tasks, each with a reason of its own."""
         (held,) = await start(store, a_record(key="k"))
         await add(store, late := a_record(due_at=clock.now() + seconds(60)))
-        await add(store, keyed := a_record(key="k"), stuck := a_record(source="unheard of"))
+        await add(store, keyed := a_record(key="k"), stuck := a_record(consumer="unheard of"))
         page = await store.list_tasks()
         scene = await store.scene(page)
         found = {record.uuid: explained for record in page if (explained := explain_wait(record, scene)) is not None}

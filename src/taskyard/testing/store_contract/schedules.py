@@ -10,6 +10,7 @@ import pytest
 from taskyard.model.command import Cancel
 from taskyard.model.firing import Fire, FireKind
 from taskyard.model.move import Move
+from taskyard.model.notes import CancelCode, CancelRequest
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import Cron, Every
 from taskyard.model.retry import RetryPolicy
@@ -23,7 +24,7 @@ from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import NOON, a_record, seconds
 from taskyard.testing.store_contract.desk import A, Desk, add, claim, everything, settle, state_of, uuids
 
-NIGHTLY = Schedule(name="nightly", rule=Cron("0 4 * * *", "Europe/Berlin"), source="fetch")
+NIGHTLY = Schedule(name="nightly", rule=Cron("0 4 * * *", "Europe/Berlin"), consumer="fetch")
 BEGUN = ScheduleState.begin(NOON)
 
 
@@ -63,7 +64,7 @@ class ScheduleContract(Desk):
         schedule = Schedule(
             name="all",
             rule=Every(900, anchor=NOON),
-            source="fetch",
+            consumer="fetch",
             args='{"a":[1,"\\u00e4"]}',
             queue="cpu",
             priority=Priority.HIGH,
@@ -79,9 +80,9 @@ class ScheduleContract(Desk):
             end_at=NOON + seconds(1e6),
         )
         state = ScheduleState(
-            handled_at=NOON,
-            since=NOON - seconds(1),
-            reached_at=NOON + seconds(1),
+            watermark_at=NOON,
+            active_since=NOON - seconds(1),
+            max_watermark_at=NOON + seconds(1),
             buffered_at=NOON,
             fired=1,
             missed=2,
@@ -100,7 +101,7 @@ class ScheduleContract(Desk):
     async def test_a_schedule_is_changed_only_as_it_was_seen(self, store: Store) -> None:
         """Who has not seen the last change changes nothing, and neither does who takes a name for new that is not."""
         first = await put(store)
-        other = Schedule(name="nightly", rule=Every(60), source="fetch")
+        other = Schedule(name="nightly", rule=Every(60), consumer="fetch")
         assert not await kept(store).put_schedule(other, BEGUN, version=None, by="bob")
         assert await kept(store).put_schedule(other, BEGUN, version=first, by="bob")
         assert not await kept(store).put_schedule(NIGHTLY, BEGUN, version=first, by="ann")
@@ -161,7 +162,7 @@ class ScheduleContract(Desk):
     async def test_of_two_leaders_one_fires(self, store: Store) -> None:
         """Both decide on the same version: one fires, for the other nothing happens, and it is told."""
         version = await put(store)
-        state = ScheduleState(handled_at=NOON, fired=1)
+        state = ScheduleState(watermark_at=NOON, fired=1)
         asked = [
             kept(store).fire("nightly", version=version, state=state, fires=[(a_fire(), a_record())]) for _ in range(5)
         ]
@@ -177,17 +178,17 @@ class ScheduleContract(Desk):
         (task,) = await fire(store, a_fire())
         status = await look(store)
         again = [(a_fire(), a_record()), (a_fire(NOON + seconds(1)), new := a_record())]
-        counted = ScheduleState(handled_at=NOON, fired=2)
+        counted = ScheduleState(watermark_at=NOON, fired=2)
         fired = await kept(store).fire("nightly", version=status.version, state=counted, fires=again)
         assert fired == Fired([new.uuid])
         assert set(await everything(store)) == {task.uuid, new.uuid}
-        assert (await look(store)).state == ScheduleState(handled_at=NOON, fired=1)
+        assert (await look(store)).state == ScheduleState(watermark_at=NOON, fired=1)
 
     @pytest.mark.spec("SCH-21")
     async def test_two_schedules_fire_at_the_same_time(self, store: Store) -> None:
         """A fire time is taken for one schedule, not for all."""
         await put(store)
-        await put(store, Schedule(name="other", rule=Every(60), source="fetch"))
+        await put(store, Schedule(name="other", rule=Every(60), consumer="fetch"))
         await fire(store, a_fire())
         await fire(store, a_fire(), name="other")
         assert len(await everything(store)) == 2
@@ -230,7 +231,7 @@ class ScheduleContract(Desk):
         """Those that wait at once, those that run are asked to stop; the new one, those that have ended and those of
         other schedules are left alone."""
         await put(store)
-        await put(store, Schedule(name="other", rule=Every(60), source="fetch"))
+        await put(store, Schedule(name="other", rule=Every(60), consumer="fetch"))
         await fire(store, a_fire())
         (ended,) = await claim(store)
         await settle(store, ended, Move.completed(at=clock.now()))
@@ -246,7 +247,8 @@ class ScheduleContract(Desk):
         assert (await store.signals(A)).cancels == [running.uuid]
         await store.turn(A)
         records = await everything(store)
-        assert records[running.uuid].cancel_reason == "the next run of schedule nightly has come due"
+        asked = CancelRequest(clock.now(), code=CancelCode.OVERLAP, subject="nightly")
+        assert [records[one.uuid].cancel for one in (running, waiting, foreign, new)] == [asked, asked, None, None]
         states = [records[one.uuid].state for one in (ended, foreign, running, waiting, new)]
         assert states == ["completed", "running", "running", "canceled", "queued"]
 
@@ -262,7 +264,7 @@ class ScheduleContract(Desk):
         await kept(store).fire("nightly", version=status.version, state=BEGUN, fires=ended)
         await store.apply([future.uuid, *(record.uuid for _, record in ended)], Cancel())
         status = await look(store)
-        state = ScheduleState(handled_at=NOON + seconds(10**5))
+        state = ScheduleState(watermark_at=NOON + seconds(10**5))
         await kept(store).fire("nightly", version=status.version, state=state)
         rows = await kept(store).list_fires("nightly", limit=10**6)
         assert [row.fire_at for row in rows[-2:]] == [ahead.fire_at, NOON - seconds(3)]

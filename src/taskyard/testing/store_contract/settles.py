@@ -11,8 +11,9 @@ from taskyard.model.command import Cancel, Retry
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.notes import CancelRequest, Note, NoteCode
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, Dedupe
+from taskyard.model.task import Claim, Dedupe, Outcome
 from taskyard.ports.store import Added, Report, Store, Turned
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_add, an_error, room, seconds
@@ -64,9 +65,10 @@ class SettleContract(Desk):
         """A completed task keeps its result and the time it ended, and runs nowhere."""
         (held,) = await start(store, a_record())
         at = tick(clock, 2)
-        await settle(store, held, Move.completed(at=at, result='{"n":1}', note="done"))
+        await settle(store, held, Move.completed(at=at, result='{"n":1}', note=Note.remark("done ü")))
         kept = await get(store, held)
-        assert (kept.state, kept.result, kept.error, kept.note) == (TaskState.COMPLETED, '{"n":1}', None, "done")
+        assert (kept.state, kept.result, kept.error) == (TaskState.COMPLETED, '{"n":1}', None)
+        assert kept.note == Note.remark("done ü")
         assert (kept.finished_at, kept.updated_at, kept.started_at) == (at, at, held.record.started_at)
         assert (kept.token, kept.node, kept.attempt) == (None, None, 1)
 
@@ -74,9 +76,10 @@ class SettleContract(Desk):
         """A failed task keeps its error whole, and its counts."""
         (held,) = await start(store, a_record())
         error = an_error(ErrorKind.SYSTEM, "died of ü", "WorkerDied", "Exception", pid=7, deep={"a": [1, None]})
-        await settle(store, held, Move.failed(at=clock.now(), error=error, crashed=True, note="quarantined"))
+        note = Note(NoteCode.QUARANTINED, facts={"crashes": 1})
+        await settle(store, held, Move.failed(at=clock.now(), error=error, crashed=True, note=note))
         kept = await get(store, held)
-        assert (kept.state, kept.error, kept.crashes, kept.note) == (TaskState.FAILED, error, 1, "quarantined")
+        assert (kept.state, kept.error, kept.crashes, kept.note) == (TaskState.FAILED, error, 1, note)
         assert (kept.finished_at, kept.result) == (clock.now(), None)
 
     @pytest.mark.spec("QUE-13")
@@ -111,10 +114,10 @@ class SettleContract(Desk):
     async def test_a_stale_claim_cannot_settle(self, store: Store, clock: ManualClock, how: str) -> None:
         """A run that lost its claim writes nothing, though its task may run again: the state alone cannot tell."""
         stale = await lose(store, clock, how)
-        before = await everything(store), await store.count(), await store.list_runs(stale.uuid)
+        before = await everything(store), await store.count(), await store.list_attempts(stale.uuid)
         turned = await store.turn(A, settles=[(stale, Move.completed(at=clock.now(), result='"stale"'))])
         assert turned.settled == [ClaimLost(stale.uuid, stale.token)]
-        assert (await everything(store), await store.count(), await store.list_runs(stale.uuid)) == before
+        assert (await everything(store), await store.count(), await store.list_attempts(stale.uuid)) == before
 
     async def test_the_same_attempt_with_another_token_is_another_claim(self, store: Store, clock: ManualClock) -> None:
         """A task given back runs again as the same attempt, and only the new token may settle it."""
@@ -152,7 +155,7 @@ class SettleContract(Desk):
         """A report that arrives with its run's own settle is too late."""
         (held,) = await start(store, a_record())
         done = Move.completed(at=clock.now())
-        await store.turn(A, settles=[(held, done)], reports=[Report(held, Progress(0.9), note="late")])
+        await store.turn(A, settles=[(held, done)], reports=[Report(held, Progress(0.9), note=Note.remark("late"))])
         kept = await get(store, held)
         assert (kept.progress, kept.note) == (None, None)
 
@@ -212,7 +215,9 @@ class SettleContract(Desk):
     async def test_a_late_cancel_is_not_lost(self, store: Store, clock: ManualClock, move: str) -> None:
         """A task that was asked to cancel does not run again, though its run ended before it could know."""
         (held,) = await start(store, a_record())
-        await store.apply([held.uuid], Cancel())
+        await store.apply([held.uuid], Cancel("enough"), by="ann")
+        asked_at = clock.now()
+        clock.advance(1)
         moves = {
             "given-back": Move.given_back(at=clock.now()),
             "retrying": Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error()),
@@ -220,9 +225,11 @@ class SettleContract(Desk):
         turned = await store.turn(A, settles=[(held, moves[move])], demand=room(9))
         assert (turned.settled, turned.claims) == ([None], [])
         kept = await get(store, held)
-        assert (kept.state, kept.finished_at, kept.cancel_asked_at) == (TaskState.CANCELED, clock.now(), None)
-        assert kept.error is not None
-        assert [run.state for run in await store.list_runs(held.uuid)] == [TaskState.CANCELED]
+        assert (kept.state, kept.finished_at) == (TaskState.CANCELED, clock.now())
+        assert kept.cancel == CancelRequest(asked_at, "ann", "enough")
+        assert kept.note == Note(NoteCode.CANCELED_INSTEAD_OF_RETRY)
+        assert kept.error == (an_error() if move == "retrying" else None)
+        assert [run.state for run in await store.list_attempts(held.uuid)] == [TaskState.CANCELED]
 
     @pytest.mark.spec("QUE-12")
     @pytest.mark.parametrize("reason", ["enough", ""])
@@ -230,25 +237,50 @@ class SettleContract(Desk):
         """A run that was asked to cancel ends with the reason it was asked for, whatever was noted meanwhile."""
         (held,) = await start(store, a_record())
         await store.apply([held.uuid], Cancel(reason))
-        assert (await get(store, held)).cancel_reason == (reason or None)
-        await store.turn(A, reports=[Report(held, note="cleaning up")])
+        asked = CancelRequest(clock.now(), reason=reason)
+        assert (await get(store, held)).cancel == asked
+        clock.advance(1)
+        await store.turn(A, reports=[Report(held, note=Note.remark("cleaning up"))])
         how = ExecutionError(kind=ErrorKind.CANCELED, message="canceled while it was running")
         await settle(store, held, Move.canceled(at=clock.now(), error=how))
         kept = await get(store, held)
-        assert (kept.state, kept.cancel_reason, kept.note) == (TaskState.CANCELED, None, how.message)
+        assert (kept.state, kept.cancel, kept.error) == (TaskState.CANCELED, asked, None)
+        assert kept.note == Note(NoteCode.STOPPED_BY_CANCEL, reason=how.message)
         (outcome,) = await store.outcomes([held.uuid])
-        assert outcome is not None
-        assert outcome.error == ExecutionError(kind=ErrorKind.CANCELED, message=reason)
+        assert outcome == Outcome(held.uuid, TaskState.CANCELED, cancel=asked)
+        assert outcome.cancel_text == reason
 
     @pytest.mark.spec("QUE-12")
     async def test_what_ended_before_the_cancel_keeps_its_end(self, store: Store, clock: ManualClock) -> None:
-        """A run that completed before it could be canceled is completed, and says that a cancel was asked."""
+        """A run that completed or failed before it could be canceled keeps its end, and the task keeps the request."""
+        done, failed = await start(store, a_record(), a_record())
+        await store.apply([done.uuid, failed.uuid], Cancel("enough"), by="ann")
+        asked = CancelRequest(clock.now(), "ann", "enough")
+        clock.advance(1)
+        await settle(store, done, Move.completed(at=clock.now(), result="1"))
+        await settle(store, failed, Move.failed(at=clock.now(), error=an_error()))
+        kept = await get(store, done)
+        assert (kept.state, kept.result, kept.cancel, kept.note) == (TaskState.COMPLETED, "1", asked, None)
+        kept = await get(store, failed)
+        assert (kept.state, kept.error, kept.cancel, kept.note) == (TaskState.FAILED, an_error(), asked, None)
+        assert await store.outcomes([done.uuid, failed.uuid]) == [
+            Outcome(done.uuid, TaskState.COMPLETED, "1", cancel=asked),
+            Outcome(failed.uuid, TaskState.FAILED, None, an_error(), asked),
+        ]
+
+    @pytest.mark.spec("QUE-12", "QUE-15")
+    async def test_a_cancel_request_is_gone_when_the_task_is_sent_again(self, store: Store, clock: ManualClock) -> None:
+        """A failed task that is sent again has no cancel request any more, before it starts and afterwards."""
         (held,) = await start(store, a_record())
-        await store.apply([held.uuid], Cancel())
-        await settle(store, held, Move.completed(at=clock.now(), result="1"))
-        kept = await get(store, held)
-        assert (kept.state, kept.result, kept.cancel_asked_at) == (TaskState.COMPLETED, "1", None)
-        assert "cancel was asked" in (kept.note or "")
+        await store.apply([held.uuid], Cancel("enough"))
+        await settle(store, held, Move.failed(at=clock.now(), error=an_error()))
+        (applied,) = await store.apply([held.uuid], Retry())
+        assert applied.record is not None
+        assert (applied.record.cancel, (await get(store, held)).cancel) == (None, None)
+        (again,) = await claim(store)
+        assert again.record.cancel is None
+        await settle(store, again, Move.completed(at=clock.now()))
+        assert (await get(store, held)).cancel is None
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
@@ -261,28 +293,28 @@ class SettleContract(Desk):
         assert turned == Turned([], [], [], None)
         kept = await get(store, held)
         assert (kept.progress, kept.note, kept.updated_at) == (progress, None, at)
-        await store.turn(A, reports=[Report(held, note="by hand")])
+        await store.turn(A, reports=[Report(held, note=Note.remark("by hand"))])
         kept = await get(store, held)
-        assert (kept.progress, kept.note, kept.state) == (progress, "by hand", TaskState.RUNNING)
+        assert (kept.progress, kept.note, kept.state) == (progress, Note.remark("by hand"), TaskState.RUNNING)
 
     async def test_a_reported_note_outlives_the_settle(self, store: Store, clock: ManualClock) -> None:
         """What a run noted of itself is kept when it ends without another note, whatever was noted before it ran."""
         (held,) = await start(store, a_record())
         retry = Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error())
-        await store.turn(A, reports=[Report(held, Progress(0.5), note="first run")])
+        await store.turn(A, reports=[Report(held, Progress(0.5), note=Note.remark("first run"))])
         turned = await store.turn(A, settles=[(held, retry)], demand=room(1))
         (again,) = turned.claims
-        await store.turn(A, reports=[Report(again, Progress(0.7), note="second run")])
+        await store.turn(A, reports=[Report(again, Progress(0.7), note=Note.remark("second run"))])
         await settle(store, again, Move.completed(at=clock.now()))
         kept = await get(store, held)
-        assert (kept.note, kept.progress) == ("second run", Progress(0.7))
+        assert (kept.note, kept.progress) == (Note.remark("second run"), Progress(0.7))
 
     async def test_a_checkpoint_is_for_the_next_run(self, store: Store, clock: ManualClock) -> None:
         """What a run saved comes with the next claim of its task, whatever else is reported; the last one counts."""
         (held,) = await start(store, a_record())
         assert held.record.checkpoint is None
         await store.turn(A, reports=[Report(held, checkpoint="1"), Report(held, checkpoint="[2]"), Report(held)])
-        await store.turn(A, reports=[Report(held, Progress(0.5), note="on")])
+        await store.turn(A, reports=[Report(held, Progress(0.5), note=Note.remark("on"))])
         assert (await get(store, held)).checkpoint == "[2]"
         retry = Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error())
         (again,) = (await store.turn(A, settles=[(held, retry)], demand=room(1))).claims
@@ -319,7 +351,7 @@ class SettleContract(Desk):
         """A report of a run that lost its claim is dropped without an error."""
         stale = await lose(store, clock, how)
         before, events = await everything(store), (await store.events(after=-1)).last
-        turned = await store.turn(A, reports=[Report(stale, Progress(0.5), note="stale", checkpoint="0")])
+        turned = await store.turn(A, reports=[Report(stale, Progress(0.5), note=Note.remark("stale"), checkpoint="0")])
         assert turned.settled == []
         assert await everything(store) == before
         assert (await store.events(after=-1)).last == events

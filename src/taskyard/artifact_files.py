@@ -1,0 +1,153 @@
+"""The folder of a store's large artifacts on this machine, and the sweep that removes what no task has any more.
+
+Every store has a folder of its own, so that a sweep never finds the files of another store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from taskyard.errors import ArtifactElsewhere, InvalidInput, quote
+from taskyard.execution.artifacts import default_folder, safe_name
+from taskyard.model.attempt import Artifact
+from taskyard.ports.store import Store
+
+BATCH = 500
+"""Tasks that the store is asked for at once."""
+
+UNFINISHED_S = 86_400.0
+"""Age of a file that a run began and never finished, after which it is removed: no run writes one file for a day."""
+
+_UNFINISHED = ".unfinished-"
+
+
+class ArtifactFolder:
+    """Where this process writes large artifacts. `path` is None until it is known; `is_temporary` says that the folder
+    goes with the process."""
+
+    def __init__(self, path: Path | None, *, is_temporary: bool = False) -> None:
+        self.path, self.is_temporary = path, is_temporary
+
+    def exists(self) -> bool:
+        return self.path is not None and os.path.isdir(self.path)
+
+    def remove(self) -> None:
+        """Remove a temporary folder with all in it."""
+        if self.is_temporary and self.path is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def choose_folder(given: str | os.PathLike[str] | None, store: Store, url: str | None) -> ArtifactFolder:
+    """The folder for the artifacts of this store: the one given, else one beside a SQLite file, one of this user for a
+    database server, or a temporary one."""
+    if given is not None:
+        return ArtifactFolder(Path(given).expanduser().absolute())
+    path = getattr(store, "path", None)
+    if isinstance(path, Path):
+        return ArtifactFolder(path.with_name(path.name + "-artifacts"))
+    address = url or getattr(store, "url", None)
+    if isinstance(address, str) and address.startswith(("postgresql://", "postgres://")):
+        try:
+            return ArtifactFolder(default_folder() / _short_hash(address))
+        except OSError:
+            return ArtifactFolder(None)  # told by the run that wants to write a large artifact
+    # Made on first use: most yards in memory never have a large artifact.
+    name = f"taskyard-artifacts-{os.getpid()}-{os.urandom(8).hex()}"
+    return ArtifactFolder(Path(tempfile.gettempdir()) / name, is_temporary=True)
+
+
+def _short_hash(address: str) -> str:
+    """The database by its address, without user and password: another account finds the same folder."""
+    parts = urlsplit(address)
+    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name not in ("user", "password")])
+    bare = urlunsplit(("postgresql", parts.netloc.rpartition("@")[2], parts.path, query, ""))
+    return hashlib.sha256(bare.encode()).hexdigest()[:16]
+
+
+# --- sweeping ---------------------------------------------------------------------------------------------------------
+
+
+async def sweep(store: Store, folder: Path, *, now_s: float | None = None) -> int:
+    """Remove the folders of tasks that the store no longer has, and old unfinished files; how many folders it removed.
+
+    Race: a task's folder is made while its run holds the task, so the store has the task for as long as the run may
+    write. Only names that were seen before the store was asked are removed."""
+    if not ArtifactFolder(folder).exists():  # as in most yards: that is no reason to start a thread
+        return 0
+    now_s = time.time() if now_s is None else now_s
+    names = await asyncio.to_thread(_list_tasks, folder, now_s)
+    removed = 0
+    for start in range(0, len(names), BATCH):
+        batch = names[start : start + BATCH]
+        outcomes = await store.outcomes(batch)
+        gone = [name for name, outcome in zip(batch, outcomes, strict=True) if outcome is None]
+        await asyncio.to_thread(_remove, folder, gone)
+        removed += len(gone)
+    return removed
+
+
+def _list_tasks(folder: Path, now_s: float) -> list[str]:
+    """The ids of the tasks that have a folder here. Old unfinished files are removed on the way. A folder whose name is
+    not the id itself, but stands for an unusual one, is left alone: the store cannot be asked for it."""
+    names: list[str] = []
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return []
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False) and _is_uuid(entry.name):
+            names.append(entry.name)
+            _remove_unfinished(Path(entry.path), now_s)
+    return names
+
+
+def _is_uuid(name: str) -> bool:
+    return len(name) == 36 and name.count("-") == 4 and safe_name(name) == name
+
+
+def _remove_unfinished(folder: Path, now_s: float) -> None:
+    for path in _files(folder, _UNFINISHED):
+        try:
+            if path.stat().st_mtime < now_s - UNFINISHED_S:
+                path.unlink()
+        except OSError:
+            pass
+
+
+def _files(folder: Path, prefix: str) -> Iterable[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.name.startswith(prefix)]
+    except OSError:
+        return []
+
+
+def _remove(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_file(artifact: Artifact) -> bytes:
+    """The content of an artifact that is a file of this machine. `ArtifactElsewhere` if it is on another one, or is not
+    there; `InvalidInput` if the file was changed."""
+    host, path = artifact.host or "", artifact.path or ""
+    if host != socket.gethostname():
+        raise ArtifactElsewhere(artifact.name, host, path)
+    try:
+        content = Path(path).read_bytes()
+    except OSError as exc:
+        raise ArtifactElsewhere(artifact.name, host, path, why=exc.strerror or str(exc)) from exc
+    if hashlib.sha256(content).hexdigest() != artifact.sha256:
+        raise InvalidInput(f"the file {path} of artifact {quote(artifact.name)} was changed since it was written")
+    return content
