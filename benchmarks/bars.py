@@ -56,6 +56,8 @@ BARS: dict[tuple[str, str], Bar] = {
     ("claims_mixed", "plain"): at_most(3),
     ("moves", "1,000 queued"): at_most(2),
     ("bulk", "without it"): at_least(0.5),
+    ("blockers", "without"): at_most(1.5),
+    ("pg_blockers", "without"): at_most(1.5),
     ("backlog", "empty"): grows_at_most(50e6),
     ("pg_drain", "PgQueuer"): at_least(1.7),
     ("pg_drain", "Procrastinate"): at_least(10),

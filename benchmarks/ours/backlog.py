@@ -11,7 +11,7 @@ from pathlib import Path
 import asyncpg
 
 from benchmarks.ours.places import persisted
-from benchmarks.ours.stores import PENDING, a_record, completion, joined, pending_in
+from benchmarks.ours.stores import PENDING, a_record, completion, joined, pending_in, timed_claim
 from benchmarks.reading import Reading, percentile
 from taskyard.model.limits import Demand
 from taskyard.model.task import Claim, TaskRecord
@@ -56,7 +56,7 @@ def claim(folder: Path, dsn: str, queued: int, claims: int) -> Reading:
 
 async def _claim(dsn: str, queued: int, claims: int) -> Reading:
     async with _backlogged(dsn, queued) as (store, node, pending):
-        times = [await _timed_claim(store, node) for _ in range(claims)]
+        times = [await timed_claim(store, node, random.choice(FREE_SOURCES), ROOM) for _ in range(claims)]
         resident = _resident_bytes()
     held = await persisted(dsn, *PENDING)
     return Reading(percentile(times, 99), given=pending, held=held, also={"resident_bytes": resident})
@@ -73,7 +73,7 @@ async def _work_and_claim(dsn: str, queued: int, work: int, claims: int, is_watc
         began = time.perf_counter()
         await _work_off(store, node, work)
         rate = work / (time.perf_counter() - began)
-        times = [await _timed_claim(store, node) for _ in range(claims)]
+        times = [await timed_claim(store, node, random.choice(FREE_SOURCES), ROOM) for _ in range(claims)]
     held = await persisted(dsn, *PENDING)
     return Reading(percentile(times, 99), given=pending, held=held, also={"rate": rate})
 
@@ -117,26 +117,15 @@ async def _work_off(store: Store, node: str, count: int) -> None:
 async def _take_up_limits(store: Store, node: str) -> None:
     """One running task of every full source and of every key; from here on no demand asks for the full sources."""
     room = {**dict.fromkeys(FULL_SOURCES, 1), KEYED_SOURCE: len(TAKEN_KEYS)}
-    await store.turn(node, demand=Demand(total=sum(room.values()), sources=room))
+    await store.turn(node, demand=Demand(total=sum(room.values()), per_lane=room))
 
 
 def _room(total: int) -> Demand:
     sources = {**dict.fromkeys(FULL_SOURCES, 0), KEYED_SOURCE: total, **dict.fromkeys(FREE_SOURCES, total)}
-    return Demand(total=total, sources=sources)
+    return Demand(total=total, per_lane=sources)
 
 
 ROOM, MUCH_ROOM = _room(1), _room(WORKED_AT_ONCE)
-
-
-async def _timed_claim(store: Store, node: str) -> float:
-    """One task is added, one claimed, which is timed, and that one completed: the backlog stays as it was."""
-    await store.turn(node, adds=[Add([a_record(random.choice(FREE_SOURCES))])])
-    began = time.perf_counter()
-    turned = await store.turn(node, demand=ROOM)
-    elapsed = time.perf_counter() - began
-    (claim,) = turned.claims
-    await store.turn(node, settles=[completion(claim)])
-    return elapsed
 
 
 def _resident_bytes() -> float:

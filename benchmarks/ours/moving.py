@@ -6,7 +6,6 @@ both. Which tasks are moved, and where to, is drawn: the same number of times in
 
 import asyncio
 import random
-import shutil
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from statistics import mean
 
 import msgspec
 
+from benchmarks.ours.places import own_copy
 from benchmarks.ours.stores import a_record, joined, pending_in
 from benchmarks.reading import Reading, percentile
 from taskyard.model.command import Command, MoveAfter, SetPriority, StartNow
@@ -21,7 +21,6 @@ from taskyard.model.order import Priority
 from taskyard.ports.store import Add, Store
 
 FILL_AT_ONCE = 1_000
-FILE = "sqlite:///"
 
 Asked = tuple[str, Command]
 """A task, and what is asked of it."""
@@ -53,14 +52,7 @@ def _uuid(number: int) -> str:
 def steer(folder: Path, few: str, many: str, sizes: dict[str, int], turns: int, between: int) -> Reading:
     """The p50 of each command over `turns`, and the mean of `between` moves to the same spot, by its name and the name
     of the store, `few` or `many`. The stores are those at the addresses; of files, copies."""
-    return asyncio.run(_steer({"few": _own(folder, few), "many": _own(folder, many)}, sizes, turns, between))
-
-
-def _own(folder: Path, dsn: str) -> str:
-    if not dsn.startswith(FILE):
-        return dsn
-    file = Path(dsn.removeprefix(FILE))
-    return f"{FILE}{shutil.copy(file, folder / file.name)}"
+    return asyncio.run(_steer({"few": own_copy(folder, few), "many": own_copy(folder, many)}, sizes, turns, between))
 
 
 async def _steer(dsns: dict[str, str], sizes: dict[str, int], turns: int, between: int) -> Reading:

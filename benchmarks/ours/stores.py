@@ -1,17 +1,18 @@
 """A store by itself, without the yard around it: for what is measured at its port."""
 
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-from taskyard.model.limits import QueueSettings
+from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord, new_uuid
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Node, Store
+from taskyard.ports.store import Add, Node, Store
 from taskyard.settings import make_store
 
 PENDING = (TaskState.QUEUED, TaskState.RUNNING)
@@ -33,7 +34,7 @@ def a_record(source: str, *, priority: Priority = Priority.NORMAL, key: str | No
     now = datetime.now(UTC)
     return TaskRecord(
         uuid=new_uuid(),
-        source=source,
+        consumer=source,
         due_at=now,
         created_at=now,
         updated_at=now,
@@ -50,3 +51,14 @@ def completion(claim: Claim) -> tuple[Claim, Move]:
 async def pending_in(store: Store) -> int:
     counts = await store.count()
     return sum(number for (_, state), number in counts.items() if state in PENDING)
+
+
+async def timed_claim(store: Store, node: str, source: str, demand: Demand) -> float:
+    """One task is added, one claimed, which is timed, and that one completed: what else waits stays as it was."""
+    await store.turn(node, adds=[Add([a_record(source)])])
+    began = time.perf_counter()
+    turned = await store.turn(node, demand=demand)
+    elapsed = time.perf_counter() - began
+    (claim,) = turned.claims
+    await store.turn(node, settles=[completion(claim)])
+    return elapsed

@@ -7,6 +7,7 @@ from benchmarks.finding import Finding
 from benchmarks.scenarios import (
     backlog,
     batch,
+    blockers,
     bulk,
     clients,
     drain,
@@ -41,6 +42,8 @@ SCENARIOS: dict[str, Scenario] = {
     "claims_mixed": mixed.run,
     "moves": moves.run,
     "bulk": bulk.run,
+    "blockers": blockers.on_sqlite,
+    "pg_blockers": blockers.on_postgres,
     "import": importing.run,
     "calls": processes.calls,
     "parallel": processes.parallel,
