@@ -13,7 +13,8 @@ from taskyard.model.event import Event
 from taskyard.model.execution import ExecutionError
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
-from taskyard.model.task import Attempt, TaskRecord
+from taskyard.model.task import NO_EXTRA, Attempt, TaskRecord
+from taskyard.stores.records import ATTEMPT, EXTRA, PUBLIC, TASK, Description, Kind
 
 
 class Revealed:
@@ -31,12 +32,14 @@ class Revealed:
         """A message or traceback without the secrets among the arguments."""
         return text if self._reveal else hide(text, self._secrets)
 
-    def value(self, value: msgspec.Struct | None) -> Any:
+    def value(self, value: Any) -> Any:
         """A stored value as JSON, its texts without the secrets among the arguments."""
-        if value is None:
-            return None
         found = msgspec.to_builtins(value)
-        return {name: self.text(text) if isinstance(text, str) else text for name, text in found.items()}
+        if isinstance(found, str):
+            return self.text(found)
+        if isinstance(found, dict):
+            return {name: self.value(value) for name, value in found.items()}
+        return found
 
     def error(self, ended: TaskEnded) -> TaskEnded:
         """The same error, its text and its fields without those secrets."""
@@ -55,55 +58,40 @@ def _decode(text: str) -> Any:
 
 
 def task_document(record: TaskRecord, *, reveal: bool = False) -> dict[str, Any]:
+    """The public fields of a task, and what follows from them."""
     shown = Revealed(record, reveal=reveal)
+    fields = _document(TASK, PUBLIC, record, shown)
     return {
-        "uuid": record.uuid,
-        "title": shown.text(record.title),
-        "labels": record.labels,
-        "consumer": record.consumer,
-        "queue": record.queue,
-        "state": record.state,
+        "uuid": fields.pop("uuid"),
+        **_document(EXTRA, EXTRA.columns, record.extra or NO_EXTRA, shown),
+        "group": fields.pop("group_id"),
+        **fields,
+        "args": shown.args,
+        "result": shown.result,
         "priority": priority_label(record.priority),
-        "key": record.key,
-        "bucket": record.bucket,
         "requires": record.requirements,
         "blocker": record.blocker,
-        "group": record.group_id,
-        "origin": record.origin,
-        "args": shown.args,
-        "due_at": record.due_at,
-        "created_at": record.created_at,
-        "started_at": record.started_at,
-        "finished_at": record.finished_at,
         "duration_s": seconds_between(record.started_at, record.finished_at),
-        "attempt": record.attempt,
-        "retries": record.retries,
-        "timeout_s": record.timeout_s,
-        "node": record.node,
-        "device": record.device,
-        "hold": shown.value(record.hold),
-        "cancel": shown.value(record.cancel),
-        "progress": record.progress,
-        "result": shown.result,
-        "error": None if record.error is None else error_fields(record.error, shown),
-        "note": shown.value(record.note),
         "remarks": shown.text(record.remarks),
     }
 
 
-def run_document(run: Attempt, shown: Revealed) -> dict[str, Any]:
-    return {
-        "attempt": run.attempt,
-        "token": run.token,
-        "node": run.node,
-        "worker_pid": run.worker_pid,
-        "device": run.device,
-        "state": run.state,
-        "started_at": run.started_at,
-        "ended_at": run.finished_at,
-        "duration_s": seconds_between(run.started_at, run.finished_at),
-        "error": None if run.error is None else error_fields(run.error, shown),
-    }
+def attempt_document(attempt: Attempt, shown: Revealed) -> dict[str, Any]:
+    duration_s = seconds_between(attempt.started_at, attempt.finished_at)
+    return {**_document(ATTEMPT, ATTEMPT.columns, attempt, shown), "duration_s": duration_s}
+
+
+def _document(of: Description, columns: Iterable[str], record: Any, shown: Revealed) -> dict[str, Any]:
+    """These fields of a record, their texts for people without the secrets among the arguments."""
+    found = {}
+    for name in columns:
+        value = getattr(record, name)
+        if isinstance(value, ExecutionError):
+            value = error_fields(value, shown)
+        elif of is EXTRA or of.fields[name].kind is Kind.DOCUMENT:
+            value = shown.value(value)
+        found[name] = value
+    return found
 
 
 def error_fields(error: ExecutionError, shown: Revealed) -> dict[str, Any]:
@@ -135,7 +123,7 @@ def event_document(event: Event) -> dict[str, Any]:
 def shown_document(record: TaskRecord, runs: Sequence[Attempt], *, reveal: bool = False) -> dict[str, Any]:
     """One task with its runs."""
     shown = Revealed(record, reveal=reveal)
-    return {**task_document(record, reveal=reveal), "runs": [run_document(run, shown) for run in runs]}
+    return {**task_document(record, reveal=reveal), "runs": [attempt_document(run, shown) for run in runs]}
 
 
 def sum_states(

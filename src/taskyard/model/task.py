@@ -244,10 +244,12 @@ class Mark(Flag):
     """Only unfinished tasks have it."""
     FINAL = auto()
     """Only finished tasks have it."""
+    INTERNAL = auto()
+    """The engine's own: documents leave it out."""
 
 
 _I, _S, _M, _C, _P = Mark.INSERT, Mark.STORE, Mark.MOVE, Mark.CLAIM, Mark.REPORT
-_R, _X, _L, _F = Mark.RELATION, Mark.RARE, Mark.LIVE, Mark.FINAL
+_R, _X, _L, _F, _N = Mark.RELATION, Mark.RARE, Mark.LIVE, Mark.FINAL, Mark.INTERNAL
 
 
 class TaskExtra(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -287,15 +289,15 @@ class TaskRecord(msgspec.Struct, gc=False):
     due_at: Annotated[datetime, _I | _M]
     created_at: Annotated[datetime, _I]
     updated_at: Annotated[datetime, _I | _S | _M | _C]
-    id: Annotated[int, _I | _S] = 0
+    id: Annotated[int, _I | _S | _N] = 0
     queue: Annotated[str, _I] = DEFAULT_QUEUE
     args: Annotated[str, _I] = "{}"
     state: Annotated[TaskState, _I | _S | _M | _C] = TaskState.CREATED
     priority: Annotated[int, _I | _M] = Priority.NORMAL.value
-    position: Annotated[int, _I | _S | _M] = 0
-    is_parked: Annotated[bool, _I | _S | _M | _C | _L] = False
+    position: Annotated[int, _I | _S | _M | _N] = 0
+    is_parked: Annotated[bool, _I | _S | _M | _C | _L | _N] = False
     key: Annotated[str | None, _I] = None
-    dedupe_slot: Annotated[str | None, _I | _M | _L] = None
+    dedupe_slot: Annotated[str | None, _I | _M | _L | _N] = None
     timeout_s: Annotated[float | None, _I] = None
     retry: Annotated[RetryPolicy | None, _I] = None
     started_at: Annotated[datetime | None, _C] = None
@@ -304,7 +306,7 @@ class TaskRecord(msgspec.Struct, gc=False):
     retries: Annotated[int, _M] = 0
     crashes: Annotated[int, _M] = 0
     recoveries: Annotated[int, _M] = 0
-    token: Annotated[int | None, _M | _C | _L] = None
+    token: Annotated[int | None, _M | _C | _L | _N] = None
     node: Annotated[str | None, _M | _C | _L] = None
     worker_pid: Annotated[int | None, _M | _C | _P | _L] = None
     device: Annotated[str | None, _M | _C | _L] = None
@@ -314,18 +316,18 @@ class TaskRecord(msgspec.Struct, gc=False):
     note: Annotated[Note | None, _I | _M | _C | _P | _X] = None
     hold: Annotated[AuditStamp | None, _M | _C | _L] = None
     cancel: Annotated[CancelRequest | None, _M | _C] = None
-    blocked_by: Annotated[str | None, _M | _C | _L] = None
-    blocked_at: Annotated[datetime | None, _M | _C | _L] = None
-    checkpoint: Annotated[str | None, _P] = None
+    blocked_by: Annotated[str | None, _M | _C | _L | _N] = None
+    blocked_at: Annotated[datetime | None, _M | _C | _L | _N] = None
+    checkpoint: Annotated[str | None, _P | _N] = None
     bucket: Annotated[str | None, _I | _X] = None
     requires: Annotated[str | None, _I | _X] = None
     group_id: Annotated[str | None, _I | _R] = None
-    open_dependencies: Annotated[int, _I | _S | _M | _C | _R] = 0
-    on_failure: Annotated[OnFailure | None, _I | _R] = None
-    dedupe_key: Annotated[str | None, _I | _R] = None
-    dedupe_scope: Annotated[DedupeScope | None, _I | _R] = None
+    open_dependencies: Annotated[int, _I | _S | _M | _C | _R | _N] = 0
+    on_failure: Annotated[OnFailure | None, _I | _R | _N] = None
+    dedupe_key: Annotated[str | None, _I | _R | _N] = None
+    dedupe_scope: Annotated[DedupeScope | None, _I | _R | _N] = None
     origin: Annotated[str | None, _I | _X] = None
-    extra: Annotated[TaskExtra | None, _I | _X] = None
+    extra: Annotated[TaskExtra | None, _I | _X | _N] = None
 
     @property
     def lane(self) -> str:

@@ -18,7 +18,7 @@ import msgspec
 
 from taskyard.model.attempt import Artifact, LogLine
 from taskyard.model.state import RUNNING
-from taskyard.model.task import Attempt, Mark, Outcome, TaskRecord
+from taskyard.model.task import Attempt, Mark, Outcome, TaskExtra, TaskRecord
 
 log = logging.getLogger("taskyard")
 
@@ -240,6 +240,7 @@ def document_reader(kind: type[T]) -> Callable[[str], T | None]:
 # --- tasks and attempts -----------------------------------------------------------------------------------------------
 
 TASK = Description(TaskRecord)
+EXTRA = Description(TaskExtra)
 ATTEMPT = Description(Attempt)
 OUTCOME = Description(Outcome)
 LINE = Description(LogLine)
@@ -253,6 +254,9 @@ ARTIFACT_FACTS = tuple(name for name in ARTIFACT.columns if name != "data")
 
 RELATIONS = TASK.select(Mark.RELATION)
 """What a task has to do with others."""
+
+PUBLIC = TASK.select(without=Mark.INTERNAL)
+"""What a document says of a task."""
 
 NEW_TASK = TASK.select(Mark.INSERT, without=Mark.RELATION | Mark.RARE)
 """What every insert writes."""
