@@ -60,6 +60,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     as `{"customer": "42"}`.
     `requires`: labels that the place where it runs must have, such as `{"model": "a100"}`. It waits until one is free.
     `trace`: the trace context that the task belongs to, as a W3C traceparent: `00-<trace id>-<span id>-<flags>`.
+    `submitted_by`: the person or program that submits.
     `connection`: yours to the database the store is in, with a transaction open. The task is part of that transaction:
     it exists when, and only when, you commit."""
 
@@ -81,6 +82,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     requires: dict[str, str] = {}
     trace: str = ""
+    submitted_by: str = ""
     connection: Any = None
 
     @classmethod
@@ -188,6 +190,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "labels": check_labels,
     "requires": partial(check_labels, field="requires"),
     "trace": _check_trace,
+    "submitted_by": lambda given: given and check_name("submitted_by", given),
 }
 """What an option must be, by name: a function that returns its value or raises `InvalidInput`."""
 
@@ -269,6 +272,7 @@ def _carry_over(options: TaskOptions, record: TaskRecord, consumer: Consumer) ->
         title=options.title or "",
         labels=options.labels or {},
         trace=options.trace or "",
+        submitted_by=options.submitted_by or "",
     )
     record.extra = None if extra == NO_EXTRA else extra
     if options.dedupe is not Dedupe.ALLOW:

@@ -259,6 +259,7 @@ class TaskExtra(msgspec.Struct, frozen=True, omit_defaults=True):
     title: str = ""
     labels: dict[str, str] = {}
     trace: str = ""
+    submitted_by: str = ""
 
 
 NO_EXTRA = TaskExtra()
@@ -355,6 +356,10 @@ class TaskRecord(msgspec.Struct, gc=False):
     @property
     def labels(self) -> dict[str, str]:
         return {} if self.extra is None else self.extra.labels
+
+    @property
+    def submitted_by(self) -> str:
+        return "" if self.extra is None else self.extra.submitted_by
 
     @property
     def trace(self) -> str:
