@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from taskyard import Yard
+from taskyard.cli.asking import asker
 from taskyard.model.command import Block
 from tests.cli.shell import Shell
 
@@ -56,6 +57,14 @@ def test_a_task_runs_at_a_place_with_its_labels(farm: Shell) -> None:
     text = farm.here("show", submitted["uuid"], "--store", farm.url).out
     for words in ("requires", "model=a100", "PLACE", "gpu-0"):
         assert words in text
+
+
+def test_a_task_says_who_submitted_it(shell: Shell) -> None:
+    """A submit from a shell keeps the user, as every command does."""
+    shell.here("submit", "add", "a=1", "--app", "app:yard", "--store", shell.url)
+    (task,) = shell.here("ls", "--json", "--store", shell.url).json["tasks"]
+    assert task["submitted_by"] == asker()
+    assert asker() in shell.here("show", task["uuid"], "--store", shell.url).out
 
 
 def test_a_requirement_without_a_value_is_told(shell: Shell) -> None:

@@ -103,6 +103,7 @@ class Sheet:
             yield label, clean(self._shown.text(self._why.text))
         yield "title", clean(self._shown.text(record.title))
         yield "labels", clean(label_text(record.labels))
+        yield "submitted by", clean(record.submitted_by)
         yield "queue", clean(record.queue)
         yield "priority", priority_label(record.priority)
         yield (

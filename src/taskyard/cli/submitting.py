@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from rich.text import Text
 
+from taskyard.cli.asking import asker
 from taskyard.cli.console import complain, json_text, make_console, say, say_json
 from taskyard.cli.documents import Revealed, priority_label, task_document
 from taskyard.cli.errors import UsageError, typed_on_the_command_line
@@ -76,6 +77,7 @@ def make_order(
         raise UsageError("--on-failure is about the tasks that it waits for; name them with --after")
     if "dedupe_window_s" in options and "dedupe" not in options:
         raise UsageError("--dedupe-window has no effect without --dedupe merge, refuse or replace")
+    options["submitted_by"] = asker()
     with typed_on_the_command_line():
         TaskOptions.of(**options)
     return Order(
