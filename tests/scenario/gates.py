@@ -159,7 +159,13 @@ class Gates:
         self._changed = asyncio.Condition()
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        visit = Visit(json.loads(await reader.readline()), writer)
+        line = b""
+        with suppress(ConnectionResetError):
+            line = await reader.readline()
+        if not line.endswith(b"\n"):  # its process was killed before it had said who it is
+            writer.close()
+            return
+        visit = Visit(json.loads(line), writer)
         async with self._changed:
             self.visits.append(visit)
             self._unseen.append(visit)
