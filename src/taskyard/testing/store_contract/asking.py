@@ -385,6 +385,14 @@ class AskingContract(Desk):
         await store.apply([task.uuid] * 2, StartNow())
         assert await store.count() == {(task.queue, S.RUNNING): 1, (task.queue, S.QUEUED): 1}
 
+    async def test_the_events_of_a_task_that_is_named_twice(self, store: Store, clock: ManualClock) -> None:
+        """They come in the order in which it changed, whatever else is changed in the same way before it."""
+        await add(store, waiting := a_record(), late := a_record(due_at=clock.now() + seconds(9)))
+        last = (await store.events(after=-1)).last
+        await store.apply([waiting.uuid, late.uuid, late.uuid], StartNow())
+        events = [event.kind for event in (await store.events(after=last)).events if event.uuid == late.uuid]
+        assert events == [K.QUEUED, K.REORDERED]
+
     # --- all that match -----------------------------------------------------------------------------------------------
 
     async def test_only_those_that_were_meant_are_asked(self, store: Store) -> None:

@@ -178,7 +178,21 @@ BEGIN
     PERFORM taskyard.lower_watermarks(v_ids);
     told := taskyard.write_events(0, n_kinds, n_uuids, n_queues, n_sources, ARRAY[p_now],
         array_fill('{"after":"scheduled"}'::text, ARRAY[coalesce(cardinality(n_kinds), 0)]));
-    told := told + taskyard.write_events(told, e_kinds, e_uuids, e_queues, e_sources, ARRAY[p_now], e_details);
+    -- A task may be named twice. The events of one kind are written together, so its second one goes in a later call.
+    FOR v_row IN
+        SELECT array_agg(kind ORDER BY ord) AS kinds, array_agg(uuid ORDER BY ord) AS uuids,
+            array_agg(queue ORDER BY ord) AS queues, array_agg(consumer ORDER BY ord) AS consumers,
+            array_agg(detail ORDER BY ord) AS details
+        FROM (
+            SELECT *, row_number() OVER (PARTITION BY uuid COLLATE "C" ORDER BY ord) AS nth
+            FROM unnest(e_kinds, e_uuids, e_queues, e_sources, e_details) WITH ORDINALITY
+                AS u(kind, uuid, queue, consumer, detail, ord)
+        ) AS e
+        GROUP BY nth ORDER BY nth
+    LOOP
+        told := told + taskyard.write_events(
+            told, v_row.kinds, v_row.uuids, v_row.queues, v_row.consumers, ARRAY[p_now], v_row.details);
+    END LOOP;
     IF cardinality(v_again) > 0 THEN
         UPDATE taskyard.dependency AS d SET done = (SELECT p.id FROM taskyard.task AS p WHERE p.id = d.parent) IS NULL
         WHERE d.child = ANY (v_again);
