@@ -55,6 +55,9 @@ SEPARATOR = chr(30)
 CHANNEL = "taskyard"
 """The channel of NOTIFY."""
 
+INSERT_BLOCKED = "TY001"
+"""The SQLSTATE of an insert that would wait for a transaction that somebody keeps open."""
+
 RAISE_AFTER = 500 * GAP
 """How far claims must be beyond a lane's watermark before it is raised: about 250 tasks, of two numbers each."""
 
@@ -123,5 +126,6 @@ def bundle_values() -> Mapping[str, str]:
         "last": LAST.isoformat(),
         "numbers_skipped": str(NUMBERS_SKIPPED),
         "longest_name": str(LONGEST_NAME_BYTES),
+        "insert_blocked": f"'{INSERT_BLOCKED}'",
         "separator": f"chr({ord(SEPARATOR)})",
     } | {f"lock_{lock.name.lower()}": str(int(lock)) for lock in Lock}

@@ -93,6 +93,10 @@ class Turn:
         self._demand = msgspec.structs.replace(demand, total=max(1, demand.total // 8))
         return True
 
+    @property
+    def has_adds(self) -> bool:
+        return len(self._adds) > len(self._refused)
+
     def _stored(self) -> list[Add]:
         return [add for n, add in enumerate(self._adds) if n not in self._refused]
 

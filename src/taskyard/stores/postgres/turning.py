@@ -7,7 +7,6 @@ waits for a transaction of somebody else's.
 from __future__ import annotations
 
 import logging
-import re
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from taskyard.model.task import Claim
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Add, Added, Report, Turned
 from taskyard.stores.postgres.connection import Connection
+from taskyard.stores.postgres.constants import INSERT_BLOCKED
 from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.errors import LOST, busy, describe, is_replaced, typed_errors
 from taskyard.stores.postgres.patience import TRIES, give_way
@@ -34,14 +34,8 @@ HISTORY = frozenset({"finished", "attempt"})
 """Where no add is stored: what is there twice is an end, and stays so however often it is sent."""
 
 
-STORES_NEW = re.compile(r"\b(insert_tasks|insert_running|open_windows)\(")
-"""The routines that store new tasks, as the server names them in the context of an error, in every language. A lock
-that one of them waits for is a uuid or a slot in a transaction that somebody keeps open. An error code of its own would
-need a subtransaction around every insert."""
-
-
-class _UuidHeld(Exception):
-    """A new task has a uuid that another has which was submitted in a transaction that has not ended."""
+class _InsertBlocked(Exception):
+    """A uuid or a slot of a new task stands in a transaction that somebody keeps open."""
 
 
 class Turning:
@@ -59,7 +53,7 @@ class Turning:
     ) -> Turned:
         try:
             return await self._turn(Turn(node, self._clock.now(), settles, adds, reports, demand), adds)
-        except _UuidHeld:
+        except _InsertBlocked:
             turned = await self._turn(Turn(node, self._clock.now(), settles, (), reports, demand))
             return msgspec.structs.replace(turned, added=await self._add_apart(node, adds))
 
@@ -82,8 +76,10 @@ class Turning:
         """Of these adds one or a few would have to wait for a transaction of somebody else's: the others go without
         them."""
         try:
-            return (await self._turn(Turn(node, self._clock.now(), (), adds, (), None), adds)).added
-        except _UuidHeld:
+            turn = Turn(node, self._clock.now(), (), adds, (), None)
+            turn.is_careful = True  # only such a turn tells an insert that is blocked
+            return (await self._turn(turn, adds)).added
+        except _InsertBlocked:
             if len(adds) == 1:
                 return [SubmitPending()]
             half = len(adds) // 2
@@ -105,6 +101,8 @@ class Turning:
                 if exc.table_name in HISTORY:
                     raise InvalidInput(f"this cannot be stored: {describe(exc)}") from exc
                 turn.is_careful = True  # a uuid or a slot is taken: look at each add by itself
+            except asyncpg.LockNotAvailableError:
+                turn.is_careful = True  # it then says whether it was an insert that waited
             except asyncpg.TransactionRollbackError:
                 pass  # two turns got in each other's way: one of them has to start again
             except StoreError as error:
@@ -124,11 +122,12 @@ class Turning:
         except (*retried, asyncpg.TransactionRollbackError):
             raise
         except asyncpg.LockNotAvailableError as exc:
-            # And not where turns wait for each other.
-            if STORES_NEW.search(str(exc.context)):
-                raise _UuidHeld from exc
-            raise busy(self._db.url) from exc
-        except (*LOST, asyncpg.PostgresError):
+            if turn.is_careful or not turn.has_adds:
+                raise busy(self._db.url) from exc
+            raise
+        except (*LOST, asyncpg.PostgresError) as exc:
+            if getattr(exc, "sqlstate", None) == INSERT_BLOCKED:
+                raise _InsertBlocked from exc
             with typed_errors(self._db.url, writes=True):
                 raise
         except Exception as exc:

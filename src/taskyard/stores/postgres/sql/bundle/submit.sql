@@ -110,6 +110,7 @@ END $$;
 -- add, each whole or not at all; `n` of an add is how many of the tasks are its. `ties` says of some of its tasks, by their
 -- number `i` in it, their group, scope, on_failure and note, and which uuids they come after. An answer says who
 -- holds the place of each task, null for a new one, and until when, if for a window that was open; or what kept the tasks out.
+-- If an insert would wait for a transaction that somebody keeps open, it fails with a code of its own.
 CREATE OR REPLACE FUNCTION taskyard.submit_checked(
     p_first integer, p_now timestamptz, p_locked text[], p_adds json, a taskyard.new_tasks_1,
     OUT answers json[], OUT told integer, OUT key_queues text[], OUT keys text[], OUT finished text[]
@@ -127,6 +128,7 @@ DECLARE
     v_tied record;
     r_ids bigint[]; r_by text[];
     v_patience text := current_setting('lock_timeout');
+    v_is_inserting boolean := false;
 BEGIN
     told := 0;
     PERFORM taskyard.lock_slots(a.dedupe_slot);
@@ -234,6 +236,7 @@ BEGIN
         -- Column by column, without those that were merged. A uuid, or a slot, may stand in a transaction that somebody keeps
         -- open: the turn then fails, instead of waiting for it.
         PERFORM set_config('lock_timeout', '50ms', true);
+        v_is_inserting := true;
         told := told + taskyard.insert_tasks(p_first + told, p_now, c)
         FROM (
             SELECT v_new, array_agg(consumer ORDER BY ord) AS consumer, array_agg(due_at ORDER BY ord) AS due_at,
@@ -271,6 +274,7 @@ BEGIN
             WHERE u.holder IS NULL AND u.slot IS NOT NULL AND u.scope = 'window';
         END IF;
         PERFORM set_config('lock_timeout', v_patience, true);
+        v_is_inserting := false;
         v_ids := r_ids;
         IF v_tied.children IS NOT NULL THEN
             v_ids := v_ids || taskyard.insert_dependencies(v_tied.children, v_tied.parents);
@@ -281,6 +285,11 @@ BEGIN
             key_queues := key_queues || v_done.key_queues; keys := keys || v_done.keys;
         END IF;
     END LOOP;
+EXCEPTION WHEN lock_not_available THEN
+    IF v_is_inserting THEN
+        RAISE EXCEPTION 'an insert waits for an open transaction' USING ERRCODE = {{insert_blocked}};
+    END IF;
+    RAISE;
 END $$;
 
 -- Store one new task that starts at once, as `insert_tasks` and `start` would in turn: four rows are written, not seven, and none
