@@ -149,16 +149,23 @@ async def test_one_queue_that_does_not_come_on_holds_up_no_other(store, clock, c
     await keep_up(store, clock)
 
 
-async def test_closing_leaves_rules_on_their_way_to_others(store, clock):
+async def test_closing_leaves_rules_on_their_way_to_others(store, clock, monkeypatch):
     """It does not wait until they are there."""
     other = PostgresStore(store.url, clock=clock)
     await other.open()
     await add(store, mixed())
-    setting = asyncio.ensure_future(other.set_queue(FIFO))
-    while not await store._db.read(lambda conn: conn.fetchval(UNDER_WAY)):  # noqa: ASYNC110 -- nothing tells of it
-        await asyncio.sleep(0)
-    await other.close()
-    await setting
+    write, closing = other._db.write, []
+
+    async def write_and_close(sql: str, *arguments: object) -> object:
+        row = await write(sql, *arguments)
+        if sql == STEP_OF_A_RULE and not closing:
+            closing.append(asyncio.ensure_future(other.close()))
+            await asyncio.sleep(0)
+        return row
+
+    monkeypatch.setattr(other._db, "write", write_and_close)
+    await other.set_queue(FIFO)
+    await closing[0]
     assert await store._db.read(lambda conn: conn.fetchval(UNDER_WAY))
     await keep_up(store, clock)
 
