@@ -3,11 +3,11 @@ calls. The arguments of such a task are the fields of the `Input`, its result is
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import cached_property
 from typing import Any
 
-from taskyard.consumers import Signature, check_consumer, check_executor, fitting
+from taskyard.consumers import Signature, check_consumer, check_executor, check_places, fitting
 from taskyard.errors import InvalidAlgorithm, NotJson
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
 from taskyard.execution.installed import AsyncResident, Installed, Payload, RemoteAlgorithm, Resident, settle_in
@@ -18,6 +18,7 @@ from taskyard.model.execution import ISOLATED, PROCESS
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
 from taskyard.ports.consumer import Consumer
+from taskyard.ports.places import Place, Places
 
 
 def algorithm_consumer(
@@ -27,6 +28,7 @@ def algorithm_consumer(
     queue: str = DEFAULT_QUEUE,
     concurrent_count: int | None = None,
     retry: RetryPolicy | None = None,
+    places: Places | Iterable[Place | str] | None = None,
 ) -> tuple[Consumer, PoolSettings | None]:
     """A consumer of an algorithm, and the pool it wants for itself. `concurrent_count` is by default the `max_workers`
     of its hints, or else 1."""
@@ -53,8 +55,9 @@ def algorithm_consumer(
         close=installed.close,
         remote=RemoteTask(installed.spec, algorithm) if place in (PROCESS, ISOLATED) else None,
         takes_results="results" in getattr(form.takes, "model_fields", ()),
+        places=check_places(name, places, 1 if concurrent_count is None else concurrent_count),
     )
-    return consumer, settings_for(hints, workers=count) if place == ISOLATED else None
+    return consumer, settings_for(hints, workers=consumer.slots) if place == ISOLATED else None
 
 
 class TaskForm(Signature):

@@ -286,12 +286,12 @@ def function_consumer(
         remote=RemoteFunction.of(name, function) if place in (PROCESS, ISOLATED) else None,
         takes_results=any(p.name == "results" or p.kind is p.VAR_KEYWORD for p in signature.parameters),
         encode_many=signature.encode_many,
-        places=_check_places(name, places, concurrent_count),
+        places=check_places(name, places, concurrent_count),
     )
     return consumer, signature
 
 
-def _check_places(name: str, given: Any, concurrent_count: int) -> Places | None:
+def check_places(name: str, given: Any, concurrent_count: int) -> Places | None:
     if given is None:
         return None
     if concurrent_count != 1:
@@ -358,6 +358,7 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
             timeout_s=getattr(instance, "timeout_s", None),
             retry=getattr(instance, "retry", None),
         ),
+        places=check_places(instance.name, getattr(instance, "places", None), count),
     )
 
 

@@ -93,7 +93,7 @@ _MORE_ROOM = {
 def _tell_crowded(rules: PoolRules, consumers: Mapping[str, Consumer], room: Mapping[str, int]) -> None:
     """Whoever may run more at once than there is room for hears why it does not."""
     for name, consumer in consumers.items():
-        place, wanted = consumer.executor, consumer.concurrent_count
+        place, wanted = consumer.executor, consumer.slots
         here = rules.of(consumer).max_workers if place == ISOLATED else room.get(place, wanted)
         if here < wanted:
             advice = _MORE_ROOM[place].format(name=name, wanted=wanted)

@@ -194,14 +194,15 @@ class Yard(Registering, YardSteering):
         queue: str = DEFAULT_QUEUE,
         concurrent_count: int | None = None,
         retry: RetryPolicy | None = None,
+        places: Places | Iterable[Place | str] | None = None,
     ) -> None:
         """Add an algorithm as a consumer, as `ExecutionDispatcher.install` adds it for direct calls: a task has the
         fields of its `Input` as arguments and its `Output` as result, and runs where and as its hints say. At most
-        `concurrent_count` run at once, by default the hints' `max_workers`, or 1."""
+        `concurrent_count` run at once, by default the hints' `max_workers`, or 1; with `places`, one at each."""
         from taskyard.algorithms import algorithm_consumer
 
         consumer, pool = algorithm_consumer(
-            algorithm, spec, queue=queue, concurrent_count=concurrent_count, retry=retry
+            algorithm, spec, queue=queue, concurrent_count=concurrent_count, retry=retry, places=places
         )
         self._register(consumer)
         if pool is not None:

@@ -10,19 +10,21 @@ import pytest
 
 from taskyard import (
     Admission,
+    BaseTaskConsumer,
     Blocker,
     InvalidConsumer,
     InvalidInput,
     Place,
     Places,
     Reason,
+    Task,
     TaskFilter,
     TaskRecord,
     TaskState,
     Yard,
     current_run,
 )
-from tests.scenario.placed import train
+from tests.scenario.placed import meet, train
 
 A100, T4 = Place("gpu-0", {"model": "a100"}), Place("gpu-1", {"model": "t4"})
 
@@ -76,6 +78,38 @@ async def test_worker_processes_know_their_place(url):
         tasks = await yard.submit_many("train", [{"name": str(n)} for n in range(6)])
         places = [(await task.result(timeout_s=60))[1] for task in tasks]
         assert set(places) == {"gpu-0", "gpu-1"}
+
+
+async def test_an_isolated_consumer_has_a_worker_for_each_place(tmp_path):
+    """What shows as running at a place does not wait for a worker."""
+    yard = Yard("memory://")
+    yard.consumer(executor="isolated", places=["a", "b"])(meet)
+    async with yard:
+        tasks = await yard.submit_many("meet", [{"folder": str(tmp_path), "name": str(n)} for n in range(2)])
+        assert {await task.result(timeout_s=60) for task in tasks} == {"a", "b"}
+
+
+class Press(BaseTaskConsumer):
+    name, places = "press", ("left", "right")
+
+    async def consume(self, task: Task) -> str | None:
+        return current_run().device
+
+
+def press_twice(value: int) -> int:
+    return 2 * value
+
+
+async def test_every_form_of_consumer_may_have_places():
+    """The class form has an attribute, an algorithm gets them as it is installed."""
+    yard = Yard("memory://")
+    yard.register(Press())
+    yard.install(press_twice, places=["gpu-0"])
+    async with yard:
+        assert await (await yard.submit("press")).result(timeout_s=60) in Press.places
+        task = await yard.submit("press_twice", {"value": 2})
+        assert await task.result(timeout_s=60) == 4
+        assert [attempt.device for attempt in await yard.attempts(task)] == ["gpu-0"]
 
 
 async def test_a_task_goes_to_the_node_that_has_its_place(tmp_path):

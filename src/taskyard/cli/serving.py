@@ -224,7 +224,7 @@ def _consumers(yard: Yard) -> Text:
     names = [
         Text.assemble(
             (clean(consumer.name), "bold"),
-            f" × {consumer.concurrent_count}",
+            f" × {consumer.slots}",
             (f" on {clean(consumer.queue)}" if consumer.queue != DEFAULT_QUEUE else "", "dim"),
         )
         for consumer in yard.consumers.values()

@@ -17,7 +17,7 @@ from taskyard.ports.executor import Abilities
 
 def settings_of(spec: Any) -> PoolSettings:
     """As many workers as the consumer may run at once."""
-    return PoolSettings(max_workers=getattr(spec, "concurrent_count", 1))
+    return PoolSettings(max_workers=getattr(spec, "slots", 1))
 
 
 def settings_for(hints: ExecutionHints, *, workers: int = 1) -> PoolSettings:

@@ -46,6 +46,11 @@ class Consumer:
     encode_many: Callable[[Iterable[Mapping[str, Any]]], list[str]] | None = None
     places: Places | None = None
 
+    @property
+    def slots(self) -> int:
+        """How many of its tasks run at once on one node."""
+        return self.concurrent_count if self.places is None else len(self.places)
+
 
 class BaseTaskConsumer(ABC):
     """Subclass it, give it a unique `name`, and write `produce` and `consume`."""
