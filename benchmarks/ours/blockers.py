@@ -1,4 +1,5 @@
-"""Claims while blocked tasks are freed, beside the same claims where nothing else goes on, at the store's own port.
+"""Claims while blocked tasks are freed, beside the same claims where nothing else goes on, at the store's own port; and
+starts while they are freed through a yard, beside starts while as many tasks run that nothing had blocked.
 
 Both stores hold as many tasks, of a consumer that no claim asks for: which task a claim finds does not depend on them.
 In one store they are blocked. They are freed as a node frees them (`unblock_all`). Some blockers are freed in a row,
@@ -7,15 +8,21 @@ while claims are made; then as many claims are made in the other store, so that 
 
 import asyncio
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.ours.places import own_copy, persisted
+import uvloop
+
+from benchmarks.ours.places import own_copy, persisted, url_of
 from benchmarks.ours.stores import a_record, joined, timed_claim
+from benchmarks.ours.submitting import SLOTS
 from benchmarks.reading import Reading, percentile
+from taskyard import Yard
 from taskyard.model.blocker import Blocker
 from taskyard.model.command import Block, Command
 from taskyard.model.limits import Demand
 from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add, Store
 from taskyard.queueing.blockers import unblock_all
@@ -108,3 +115,91 @@ async def _check(store: Store, waiting: int, left: range, blockers: int) -> None
     blocked = len(left) * waiting // blockers
     if states != {TaskState.QUEUED: waiting - blocked, TaskState.BLOCKED: blocked}:
         raise RuntimeError(f"{blocked:,} of {waiting:,} should be blocked: {states}")
+
+
+# --- through a yard ---------------------------------------------------------------------------------------------------
+
+
+class FullDisks:
+    """An admission check: a task is blocked while the disk that it requires is full."""
+
+    kinds = ("disk",)
+
+    def __init__(self, disks: Iterable[str]) -> None:
+        self._full = set(disks)
+        self._freed: Callable[[str, str], None] = lambda kind, detail: None
+        self.looks = 0
+
+    async def check(self, record: TaskRecord) -> Blocker | None:
+        self.looks += 1
+        disk = record.requirements.get("disk")
+        return Blocker("disk", disk) if disk in self._full else None
+
+    def connect(self, freed: Callable[[str, str], None]) -> None:
+        self._freed = freed
+
+    def free(self, disk: str) -> None:
+        self._full.discard(disk)
+        self._freed("disk", disk)
+
+
+def starts(folder: Path, waiting: int, blockers: int, freed: int, dsn: str | None = None) -> Reading:
+    """p99 of submit to start of one task after another while `freed` of the disks are freed, each of which lets its
+    tasks run; and `also` of as many starts while as many tasks run that wait for no disk. `looks` counts the checks
+    before the first disk was freed."""
+    return uvloop.run(_starts(url_of(folder, dsn), waiting, blockers, freed))
+
+
+async def _starts(url: str, waiting: int, blockers: int, freed: int) -> Reading:
+    disks = [_disk(number).detail for number in range(blockers)]
+    each = waiting // blockers
+    check = FullDisks(disks)
+    yard = Yard(url, max_running=SLOTS, admission=[check])
+    work = _Work(yard)
+    times: dict[str, list[float]] = {"freed": [], "unblocked": []}
+    async with yard:
+        for disk in disks:
+            await work.waiting.options(requires={"disk": disk}).submit_many([{}] * each)
+        while (await yard.store.count()).get(("default", TaskState.BLOCKED), 0) < blockers:  # noqa: ASYNC110
+            await asyncio.sleep(PAUSE_S)
+        looks = check.looks
+        for disk in disks[:freed]:
+            check.free(disk)
+            await work.time_starts(each, times["freed"])
+            await work.waiting.submit_many([{}] * each)
+            await work.time_starts(each, times["unblocked"])
+        counts = await yard.store.count()
+    also = {
+        "without": percentile(times["unblocked"], 99),
+        "p50": percentile(times["freed"], 50),
+        "p50_without": percentile(times["unblocked"], 50),
+        "looks": looks,
+    }
+    given = waiting + freed * each + work.added
+    return Reading(percentile(times["freed"], 99), given=given, held=sum(counts.values()), also=also)
+
+
+class _Work:
+    """Tasks that wait for disks, and others that are submitted one by one meanwhile."""
+
+    def __init__(self, yard: Yard) -> None:
+        self.waiting = yard.consumer(name=WAITING, concurrent_count=SLOTS)(self._run)
+        self._other = yard.consumer(name=ASKED_FOR, queue="others")(self._start)
+        self._done = self.added = 0
+        self._started_at = 0.0
+
+    async def _run(self) -> None:
+        self._done += 1
+
+    async def _start(self) -> None:
+        self._started_at = time.perf_counter()
+
+    async def time_starts(self, count: int, times: list[float]) -> None:
+        """Submit other tasks, one after the other, until `count` of those that waited have run."""
+        until = self._done + count
+        while self._done < until:
+            began = time.perf_counter()
+            handle = await self._other.submit()
+            await handle.result()
+            times.append(self._started_at - began)
+            self.added += 1
