@@ -125,7 +125,6 @@ class BlockingYard(TaskFace[Yard]):
 
     why = verb(Yard.why)
     why_many = verb(Yard.why_many)
-    runs = verb(Yard.runs)
     attempts = verb(Yard.attempts)
     log_lines = verb(Yard.log_lines)
     artifacts = verb(Yard.artifacts)

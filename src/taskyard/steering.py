@@ -63,12 +63,9 @@ class YardSteering(Opened, TaskSteering):
 
     async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
         """The failed tasks that match, grouped by class of error and source, those in quarantine apart, the largest
-        groups first. What each run of one ended with: `runs`; to send them again: `retry`, `matching`, `run_again`."""
+        groups first. `attempts` says how each attempt of one ended; `retry`, `matching` and `run_again` send them
+        again."""
         return await self.store.failures(where, limit=check_count("limit", limit, least=1))
-
-    async def runs(self, uuid: AnyTask) -> list[Attempt]:
-        """The attempts of a task that have ended, in order, each with its error; the latest hundred."""
-        return [run for run in await self.attempts(uuid) if run.finished_at is not None]
 
     async def attempts(self, uuid: AnyTask) -> list[Attempt]:
         """The attempts of a task in order, the latest hundred; one that runs comes last."""

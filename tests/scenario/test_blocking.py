@@ -130,7 +130,7 @@ def test_plain_code_steers(url):
         queue.resume()
         assert sync.result(three, timeout_s=10) == 3
         assert sync.result(sync.run_again(three), timeout_s=10) == 3
-        assert (sync.failures(), len(sync.runs(three))) == ([], 1)
+        assert (sync.failures(), len(sync.attempts(three))) == ([], 1)
         group = sync.submit_group([yard.bind("add", {"a": 1}), yard.bind("add", {"a": 2})])
         assert [sync.result(task, timeout_s=10) for task in group.tasks] == [2, 3]
         assert sync.group(group.id).progress().completed == 2

@@ -57,7 +57,7 @@ async def test_dead_letters_are_looked_at_and_sent_again(url):
         groups = await yard.failures()
         assert [(group.error, group.count) for group in groups] == [("ConnectionError", 3), ("ValueError", 1)]
         assert groups[1].uuid == typo
-        assert [run.error.message for run in await yard.runs(a) if run.error is not None] == ["a is away"] * 2
+        assert [run.error.message for run in await yard.attempts(a) if run.error is not None] == ["a is away"] * 2
         down.clear()
         await yard.retry(a)
         assert await yard.handle(a).result(timeout_s=30) == "a"

@@ -88,7 +88,7 @@ VERBS: dict[type, dict[str, dict[str, Any]]] = {
         "why": {"uuid": ID},
         "why_many": {"records": []},
         "failures": {"where": TaskFilter(), "limit": 5},
-        "runs": {"uuid": ID},
+        "attempts": {"uuid": ID},
         "matching": {"where": TaskFilter(), "by": "ann"},
         "submit": {"name": "add", "args": {"a": 1}},
         "submit_many": {"name": "add", "arguments": [{"a": 1}]},
@@ -250,7 +250,7 @@ async def test_a_task_is_named_by_its_handle_as_well():
         assert (await yard.hold(handle)).state is TaskState.PAUSED
         assert (await yard.queue().release(await handle.record())).state is TaskState.QUEUED
         assert await yard.why(handle) == await yard.why(UUID(handle.uuid))
-        assert await yard.runs(handle) == []
+        assert await yard.attempts(handle) == []
         assert yard.handle(handle) == handle
         nothing: Any = yard
         with pytest.raises(InvalidInput, match="uuid must be a string"):
