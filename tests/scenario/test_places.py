@@ -10,6 +10,8 @@ import pytest
 
 from taskyard import (
     Admission,
+    AlgorithmContext,
+    AlgorithmSpec,
     BaseTaskConsumer,
     Blocker,
     InvalidConsumer,
@@ -96,15 +98,15 @@ class Press(BaseTaskConsumer):
         return current_run().device
 
 
-def press_twice(value: int) -> int:
-    return 2 * value
+def press_twice(given: dict[str, int], context: AlgorithmContext) -> int:
+    return 2 * given["value"]
 
 
 async def test_every_form_of_consumer_may_have_places():
     """The class form has an attribute, an algorithm gets them as it is installed."""
     yard = Yard("memory://")
     yard.register(Press())
-    yard.install(press_twice, places=["gpu-0"])
+    yard.install(press_twice, spec=AlgorithmSpec("press_twice", "1.0"), places=["gpu-0"])
     async with yard:
         assert await (await yard.submit("press")).result(timeout_s=60) in Press.places
         task = await yard.submit("press_twice", {"value": 2})
