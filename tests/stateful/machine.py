@@ -792,7 +792,7 @@ def by_task(events: list[Event]) -> dict[str, list[tuple[Any, ...]]]:
     """What is told of each task, in order. Of different tasks in one turn, a store may tell in any order."""
     told: dict[str, list[tuple[Any, ...]]] = {}
     for event in events:
-        told.setdefault(event.uuid, []).append((event.kind, event.at, event.consumer, event.queue))
+        told.setdefault(event.uuid, []).append(msgspec.structs.astuple(event)[1:])
     return told
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from taskyard.errors import InvalidInput, SubmitPending
 from taskyard.model.control import Pause, StopAfterCurrent
-from taskyard.model.event import EventKind
+from taskyard.model.event import Event, EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import GAP
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, TaskRecord
+from taskyard.model.task import Claim, TaskExtra, TaskRecord
 from taskyard.ports.store import Turned
 from taskyard.stores.postgres import PostgresStore
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, room, seconds
@@ -49,9 +49,14 @@ def without_numbers(record: TaskRecord | None) -> TaskRecord:
     return msgspec.structs.replace(record, id=0, position=0, token=None, uuid="")
 
 
+def without_identity(event: Event) -> Event:
+    return msgspec.structs.replace(event, seq=0, uuid="", at=NOON)
+
+
 FULL = {
     "queue": "other", "args": '{"n":1}', "timeout_s": 2.5, "bucket": "left", "origin": "nightly", "priority": 2,
     "retry": RetryPolicy(3), "created_at": NOON - seconds(5), "due_at": NOON - seconds(1),
+    "extra": TaskExtra("first pass", {"customer": "42"}, submitted_by="ann"),
 }  # fmt: skip
 
 
@@ -61,12 +66,16 @@ async def test_it_is_as_if_it_had_been_queued_and_then_claimed(store, conn, fiel
     (begun,) = (await begin(store, a_record(**fields))).claims
     assert not await was_queued(conn)
     begun_record = await store.find(begun.uuid)
-    assert [event.kind for event in (await store.events(after=0)).events] == [EventKind.SUBMITTED, EventKind.STARTED]
+    events = (await store.events(after=0)).events
+    assert [event.kind for event in events] == [EventKind.SUBMITTED, EventKind.STARTED]
+    assert [event.actor for event in events] == [begun.record.submitted_by, ""]
     assert await store.count() == {(begun.record.queue, TaskState.RUNNING): 1}
 
     await add(store, **fields)
     (claimed,) = (await store.turn(A.incarnation, demand=room(9))).claims
     assert await was_queued(conn)
+    later = (await store.events(after=events[-1].seq)).events
+    assert list(map(without_identity, later)) == list(map(without_identity, events))
     assert without_numbers(begun.record) == without_numbers(claimed.record)
     assert without_numbers(begun_record) == without_numbers(await store.find(claimed.uuid))
     assert begun.attempt == claimed.attempt == 1

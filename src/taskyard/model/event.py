@@ -107,8 +107,14 @@ USUAL_AFTER: dict[EventKind, TaskState] = {
 }
 """The state after an event of a kind; one that is no change of state leaves the task in the state it had."""
 
-SUBMITTED_AS = {state: EventDetail(after=state) for state in (TaskState.SCHEDULED, TaskState.BLOCKED)}
-"""What the event of a new task says that is not queued."""
+_SUBMITTED_AS = {state: EventDetail(after=state) for state in (TaskState.SCHEDULED, TaskState.BLOCKED)}
+
+
+def submit_detail(state: TaskState, actor: str) -> EventDetail | None:
+    """What the event of a new task says: the state that it begins in, unless it is queued, and who submitted it."""
+    if not actor:
+        return _SUBMITTED_AS.get(state)
+    return EventDetail(actor=actor, after=None if state is TaskState.QUEUED else state)
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):

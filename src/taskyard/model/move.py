@@ -149,7 +149,8 @@ def _leave_and_enter(record: TaskRecord, old: TaskState, move: Move) -> None:
         record.hold = move.hold
     if TaskState.BLOCKED in (old, move.state):
         record.blocked_by = None if move.blocker is None else move.blocker.key
-        record.blocked_at = None if move.blocker is None else move.blocker.since
+        blocked_at = move.at if move.blocker is None else move.blocker.since
+        record.blocked_at = blocked_at if move.state is TaskState.BLOCKED else None
 
 
 def apply_completed(record: TaskRecord, move: Move) -> None:

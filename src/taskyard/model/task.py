@@ -278,9 +278,9 @@ class TaskRecord(msgspec.Struct, gc=False):
     one. `origin` is the ended task that this one was made of, to run it again. `hold` says who holds a paused task,
     `cancel` who asked to cancel it: that stays when the task has finished. `extra` has the fields that no rule reads.
 
-    `blocked_by` is the key of the blocker that keeps it from starting, `blocked_at` since when. A task that only waits
-    for others has none. `requires` are the labels that a place must have to run it, as canonical JSON. `device` is the
-    place where the present run is.
+    `blocked_by` is the key of the blocker that keeps it from starting; a task that waits for others has none.
+    `blocked_at` says since when; a task that has waited for others from its submit on has none. `requires` are the
+    labels that a place must have to run it, as canonical JSON. `device` is the place where the present run is.
 
     `is_parked`: it is queued and its key is taken; or it is held and does not stand in line, because it was to wait for
     its time as well."""
@@ -346,7 +346,7 @@ class TaskRecord(msgspec.Struct, gc=False):
         if self.state is not TaskState.BLOCKED:
             return None
         if self.blocked_by is None:
-            return Blocker(BlockerKind.DEPENDENCY, str(self.open_dependencies), self.created_at)
+            return Blocker(BlockerKind.DEPENDENCY, str(self.open_dependencies), self.blocked_at or self.created_at)
         return Blocker(*split_key(self.blocked_by), self.blocked_at or self.updated_at)
 
     @property

@@ -18,7 +18,7 @@ from msgspec.structs import force_setattr
 
 from taskyard.errors import ChangedMeanwhile, ClaimLost, InvalidInput, TaskyardError, quote
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine, LogLine, join_artifacts, join_lines
-from taskyard.model.blocker import split_key
+from taskyard.model.blocker import BlockerKind, split_key
 from taskyard.model.command import VERBS, Command
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
 from taskyard.model.event import EventPage
@@ -217,8 +217,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     `error` the name of a class among those of its last error, its bases included, or the kind of one that nobody
     raised, such as "system"; `uuid` how its id begins or ends; `quarantined` whether it was failed because it took its
     workers down; `labels` those that it must have, all of them; `blocker` a kind, such as "disk", or
-    a kind and a detail, such as "disk:/data". It finds what an admission check blocks, not what waits for other
-    tasks."""
+    a kind and a detail, such as "disk:/data"; "dependency" finds what waits for other tasks."""
 
     states: tuple[TaskState, ...] | None = None
     queue: str | None = None
@@ -270,7 +269,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             and _is_within(record.finished_at, self.finished_after, self.finished_before)
             and (self.quarantined is None or is_quarantined(record) is self.quarantined)
             and (not self.labels or self.labels.items() <= record.labels.items())
-            and (self.blocker is None or _is_blocked_by(record.blocked_by, self.blocker))
+            and (self.blocker is None or _is_blocked_by(record, self.blocker))
         )
 
     def check(self, record: TaskRecord, command: Command) -> None:
@@ -299,8 +298,10 @@ def _is_within(at: datetime | None, after: datetime | None, before: datetime | N
     return (after is None or at >= after) and (before is None or at < before)
 
 
-def _is_blocked_by(key: str | None, wanted: str) -> bool:
-    return key is not None and wanted in (key, split_key(key)[0])
+def _is_blocked_by(record: TaskRecord, wanted: str) -> bool:
+    if wanted == BlockerKind.DEPENDENCY:
+        return record.state is TaskState.BLOCKED and record.blocked_by is None
+    return record.blocked_by is not None and wanted in (record.blocked_by, split_key(record.blocked_by)[0])
 
 
 ANY = TaskFilter()

@@ -37,7 +37,7 @@ from taskyard.model.control import (
     steer,
     told_as,
 )
-from taskyard.model.event import SUBMITTED_AS, EventDetail, EventKind
+from taskyard.model.event import EventDetail, EventKind, submit_detail
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import GAP, head_position, tail_position
@@ -244,7 +244,7 @@ class MemoryCore(Claims, Dependencies, Sight):
         if self._strict and record.state in STANDS_IN_LINE:
             self._line_up(record)
         self._counts[record.queue][record.state] += 1
-        self._events.append((SUBMITTED, record, now, SUBMITTED_AS.get(record.state)))
+        self._events.append((SUBMITTED, record, now, submit_detail(record.state, record.submitted_by)))
         self.event_seq += 1
 
     def _promote(self, now: datetime) -> None:

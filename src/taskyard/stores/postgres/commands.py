@@ -79,8 +79,7 @@ class Decided:
                     self._explain(record, version, lost_to(refusal.parent, refusal.ended))
                 self.applied.append(Applied(uuid, refused=refusal))
                 return
-            detail = event_detail(record.state, decision)
-            kind = self._move(record, decision, change)
+            kind, detail = self._move(record, decision, change)
         else:
             detail = change_detail(record, decision)
             kind = self._change(record, decision, change)
@@ -106,8 +105,9 @@ class Decided:
             record.error = error
             self.lost.append((record.id, version, to_text(error)))
 
-    def _move(self, record: TaskRecord, move: Move, change: dict[str, Any]) -> EventKind:
+    def _move(self, record: TaskRecord, move: Move, change: dict[str, Any]) -> tuple[EventKind, EventDetail | None]:
         is_again = record.state in ENDED_STATES
+        detail = event_detail(record.state, move)
         if is_again:
             change["how"] = "again"
         elif move.state in ENDED_STATES:
@@ -116,10 +116,12 @@ class Decided:
         apply_move(record, move)
         record.is_parked = record.is_parked and record.state is TaskState.PAUSED  # if it waits for a key, `place` says
         if is_again and self._bonds.revive(record):
-            self._events.append((TOLD_AS[record.state], record, event_detail(TaskState.FAILED, move)))
-            apply_move(record, Move(state=TaskState.BLOCKED, at=self._now))
+            self._events.append((TOLD_AS[record.state], record, detail))
+            waits = Move(state=TaskState.BLOCKED, at=self._now)
+            detail = event_detail(record.state, waits)
+            apply_move(record, waits)
         change["slot"] = record.dedupe_slot
-        return TOLD_AS[record.state]
+        return TOLD_AS[record.state], detail
 
     def _change(self, record: TaskRecord, decision: Change, change: dict[str, Any]) -> EventKind:
         before = record.note

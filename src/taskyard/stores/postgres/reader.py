@@ -10,6 +10,7 @@ import msgspec
 
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.beats import Beat
+from taskyard.model.blocker import BlockerKind
 from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.event import Event, EventDetail, EventKind, EventPage
 from taskyard.model.execution import ExecutionError
@@ -172,7 +173,9 @@ def _terms(where: TaskFilter, values: list[Any]) -> list[str]:
         if value is not None:
             values.append(value)
             terms.append(term.replace("{n}", str(len(values))))
-    if where.blocker is not None:
+    if where.blocker == BlockerKind.DEPENDENCY:
+        terms.append("state = 'blocked' AND blocked_by IS NULL")
+    elif where.blocker is not None:
         # By the index `task_blocked`: a key, or all keys of a kind.
         values.append(clean(where.blocker))
         n = f"${len(values)}::text"

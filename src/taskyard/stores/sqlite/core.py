@@ -13,7 +13,7 @@ import msgspec
 from taskyard.errors import ClaimLost, DuplicateTask, InvalidInput, TaskyardError
 from taskyard.model.attempt import LINES_KEPT
 from taskyard.model.dedupe import take_slot
-from taskyard.model.event import SUBMITTED_AS, EventDetail, EventKind
+from taskyard.model.event import EventDetail, EventKind, submit_detail
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move, event_detail
 from taskyard.model.notes import CancelRequest
@@ -344,14 +344,13 @@ class SqliteCore(Claims):
             is_wide = is_wide or has_rare_fields(record)
             new[where] = new.get(where, 0) + 1
             event = SUBMITTED, record.uuid, record.consumer, record.queue, at
+            detail = submit_detail(record.state, record.submitted_by)
+            self._events.append(event if detail is None else (*event, detail))
             if record.state is QUEUED:
-                self._events.append(event)
                 if record.key is not None:
                     self._keys.add((record.queue, record.key))
-            else:
-                self._events.append((*event, SUBMITTED_AS[record.state]))
-                if record.state is TaskState.SCHEDULED:
-                    self._note_due(to_us(record.due_at))
+            elif record.state is TaskState.SCHEDULED:
+                self._note_due(to_us(record.due_at))
         for (queue, lane, state, priority), n in new.items():
             self._count(queue, lane, state, n, priority)
         if is_wide:

@@ -10,6 +10,7 @@ import apsw
 import msgspec
 
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
+from taskyard.model.blocker import BlockerKind
 from taskyard.model.control import UNTOUCHED
 from taskyard.model.event import Event, EventDetail, EventKind, EventPage
 from taskyard.model.execution import ExecutionError
@@ -138,7 +139,7 @@ class SqliteReader:
         index = _INDEXED.get(where.states[0], "") if where.states is not None and len(where.states) == 1 else ""
         if where.group is not None:
             index = "INDEXED BY task_group WHERE"
-        if where.blocker is not None:
+        if where.blocker is not None and where.blocker != BlockerKind.DEPENDENCY:
             index = "INDEXED BY task_blocked WHERE"
         before = before_id if before_id is not None else 1 << 62
         if where.labels:
@@ -336,7 +337,9 @@ def _terms(where: TaskFilter) -> tuple[list[str], list[Any]]:
     ):
         if value is not None:
             asked.append((term, (value,)))
-    if where.blocker is not None:
+    if where.blocker == BlockerKind.DEPENDENCY:
+        asked.append(("state = 'blocked' AND blocked_by IS NULL", ()))
+    elif where.blocker is not None:
         # By the index `task_blocked`: a key, or all keys of a kind.
         is_key = ":" in where.blocker
         term = "blocked_by = ?" if is_key else "blocked_by >= ? || ':' AND blocked_by < ? || ';'"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from taskyard.errors import ClaimLost, CommandRefused, DependencyCycle, DependencyLost, InvalidInput, UnknownTask
+from taskyard.model.blocker import Blocker
 from taskyard.model.command import Cancel, Hold, MoveBefore, Release, Reschedule, Retry, SetPriority, StartNow
 from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.event import EventKind
@@ -610,10 +611,19 @@ class DependencyContract(Desk):
     async def test_sent_again_it_waits_again(self, store: Store, clock: ManualClock) -> None:
         """Sent again together, the one waits for the other as it did the first time."""
         parent, waits = await self.failed_pair(store, clock)
-        one, two = await store.apply([parent.uuid, waits.uuid], Retry())
+        again_at, last = tick(clock, 5), (await store.events(after=-1)).last
+        one, two = await store.apply([parent.uuid, waits.uuid], Retry(), by="ann")
         assert (one.refused, two.refused) == (None, None)
         assert two.record is not None
         assert (two.record.state, two.record.open_dependencies) == (BLOCKED, 1)
+        assert two.record.blocker == Blocker("dependency", "1", again_at)
+        assert (await get(store, waits)).blocker == two.record.blocker
+        assert uuids(await store.list_tasks(TaskFilter(blocker="dependency"))) == [waits.uuid]
+        events = [event for event in (await store.events(after=last)).events if event.uuid == waits.uuid]
+        assert [(event.before, event.after, event.actor, event.code) for event in events] == [
+            (TaskState.FAILED, TaskState.QUEUED, "ann", "retried"),
+            (TaskState.QUEUED, BLOCKED, "", ""),
+        ]
         (held,) = await claim(store, 9)
         assert held.uuid == parent.uuid
         await end(store, held, TaskState.COMPLETED, clock)

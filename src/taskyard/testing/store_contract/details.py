@@ -79,6 +79,26 @@ class DetailContract(Desk):
             (EventKind.CANCELED, S.QUEUED, S.CANCELED, "fay", "requested"),
         ]
 
+    @pytest.mark.spec("QUE-29")
+    async def test_a_submit_tells_the_first_state_and_who_submitted(self, store: Store, clock: ManualClock) -> None:
+        """A task that waits for another is told as blocked, one that is due later as scheduled."""
+        ann = TaskExtra(submitted_by="ann")
+        later = clock.now() + seconds(9)
+        (held,) = await start(store, a_record())
+        last = (await store.events(after=-1)).last
+        await add(store, a_record(extra=ann), a_record())
+        await add(store, a_record(extra=ann, due_at=later), a_record(extra=TaskExtra(title="no name"), queue="cpu"))
+        child = a_record(extra=ann, on_failure=OnFailure.FAIL)
+        await store.turn(A, adds=[Add((child, a_record()), after={child.uuid: [held.uuid]})])
+        assert await told(store, last) == [
+            (EventKind.SUBMITTED, S.CREATED, S.QUEUED, "ann", ""),
+            (EventKind.SUBMITTED, S.CREATED, S.QUEUED, "", ""),
+            (EventKind.SUBMITTED, S.CREATED, S.SCHEDULED, "ann", ""),
+            (EventKind.SUBMITTED, S.CREATED, S.QUEUED, "", ""),
+            (EventKind.SUBMITTED, S.CREATED, S.BLOCKED, "ann", ""),
+            (EventKind.SUBMITTED, S.CREATED, S.QUEUED, "", ""),
+        ]
+
     async def test_a_cancel_request_replaces_the_note(self, store: Store) -> None:
         """A waiting task that is canceled keeps the request, and no note of what was done to it before."""
         await add(store, task := a_record())

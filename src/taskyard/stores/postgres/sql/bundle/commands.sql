@@ -75,7 +75,7 @@ DECLARE
     v_ids bigint[] := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint));
     v_again bigint[] := ARRAY(SELECT id FROM json_to_recordset(p_changes) AS j(id bigint, how text) WHERE how = 'again');
     v_stale bigint[];
-    n_kinds text[]; n_uuids text[]; n_queues text[]; n_sources text[];  -- those of whom nobody has heard yet
+    n_kinds text[]; n_uuids text[]; n_queues text[]; n_sources text[]; n_details text[];  -- those of whom nobody has heard yet
     v_row record;
     v_done record;
 BEGIN
@@ -103,8 +103,9 @@ BEGIN
             AS e(kind, uuid, queue, consumer, detail, ord)
         WHERE uuid <> ALL (stale);
     END IF;
-    SELECT array_agg('submitted'::text), array_agg(t.uuid), array_agg(t.queue), array_agg(t.consumer)
-    INTO n_kinds, n_uuids, n_queues, n_sources
+    SELECT array_agg('submitted'::text), array_agg(t.uuid), array_agg(t.queue), array_agg(t.consumer),
+        array_agg(taskyard.submit_detail('scheduled', t.extra))
+    INTO n_kinds, n_uuids, n_queues, n_sources, n_details
     FROM json_to_recordset(p_changes) AS j(id bigint, how text) JOIN taskyard.task AS t ON t.id = ANY (ARRAY[j.id])
     WHERE j.how IN ('change', 'end') AND t.position = 0;
     WITH j AS MATERIALIZED (
@@ -140,16 +141,17 @@ BEGIN
         FROM gone
     ), back AS (
         DELETE FROM taskyard.finished AS e USING j WHERE e.id = ANY (ARRAY[j.id]) AND j.how = 'again'
-        RETURNING j.ord, j.to_head, j.state AS new_state, j.note AS new_note, j.slot AS new_slot, e.*
+        RETURNING j.ord, j.to_head, j.state AS new_state, j.note AS new_note, j.slot AS new_slot,
+            j.blocked_at AS new_blocked_at, e.*
     ), again AS (
         INSERT INTO taskyard.task (
             id, position, due_at, created_at, updated_at, started_at, timeout_s, attempt, priority, is_parked, state, uuid,
             consumer, queue, args, key, retry, progress, error, note, checkpoint, bucket, requires, lane, origin, extra,
-            dedupe_slot, fifo_bucket)
+            dedupe_slot, blocked_at, fifo_bucket)
         SELECT id, CASE WHEN to_head THEN -1 ELSE 1 END * nextval('taskyard.seq') * {{gap}}, due_at, created_at, p_now,
             started_at, timeout_s, attempt, priority, key IS NOT NULL AND new_state = 'queued', new_state, uuid, consumer,
             queue, args, key, retry, progress, error, new_note, checkpoint, bucket, requires,
-            taskyard.lane_of(consumer, requires), origin, extra, new_slot,
+            taskyard.lane_of(consumer, requires), origin, extra, new_slot, new_blocked_at,
             taskyard.fifo_bucket_of((SELECT q.target_ordering FROM taskyard.queue AS q WHERE q.name = o.queue), bucket)
         FROM (SELECT * FROM back ORDER BY ord) AS o
     ), counted AS (
@@ -176,8 +178,7 @@ BEGIN
         PERFORM taskyard.update_parked(v_key_queues, v_keys);
     END IF;
     PERFORM taskyard.lower_watermarks(v_ids);
-    told := taskyard.write_events(0, n_kinds, n_uuids, n_queues, n_sources, ARRAY[p_now],
-        array_fill('{"after":"scheduled"}'::text, ARRAY[coalesce(cardinality(n_kinds), 0)]));
+    told := taskyard.write_events(0, n_kinds, n_uuids, n_queues, n_sources, ARRAY[p_now], n_details);
     -- A task may be named twice. The events of one kind are written together, so its second one goes in a later call.
     FOR v_row IN
         SELECT array_agg(kind ORDER BY ord) AS kinds, array_agg(uuid ORDER BY ord) AS uuids,

@@ -36,6 +36,13 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT json_strip_nulls(json_build_object('before', p_before, 'code', p_code))::text
 $$;
 
+-- The same for a new task: the state that it begins in, unless it is queued, and who submitted it, if `extra` says so.
+CREATE OR REPLACE FUNCTION taskyard.submit_detail(p_state text, p_extra text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT nullif(json_strip_nulls(json_build_object(
+        'actor', p_extra::json ->> 'submitted_by', 'after', nullif(p_state, 'queued')))::text, '{}')
+$$;
+
 -- All our transactions before this number have ended. As long as nobody else keeps one open that is the oldest running
 -- transaction; otherwise it is looked which of the running ones are ours. Those hold a lock that they take before they
 -- get a number, and let go of when what they wrote can be seen: who began after the snapshot of the statement below has

@@ -8,7 +8,7 @@ CREATE OR REPLACE FUNCTION taskyard.promote(
 #variable_conflict use_column
 DECLARE
     v_ids bigint[]; v_uuids text[]; v_queues text[]; v_sources text[]; v_kinds text[];
-    n_kinds text[]; n_uuids text[]; n_queues text[]; n_sources text[]; v_details text[];
+    n_kinds text[]; n_uuids text[]; n_queues text[]; n_sources text[]; n_details text[]; v_details text[];
 BEGIN
     WITH d AS MATERIALIZED (
         SELECT x.id, x.state, x.ord, x.position = 0 AS is_new,
@@ -23,7 +23,7 @@ BEGIN
             fifo_bucket = CASE WHEN d.is_new THEN taskyard.fifo_bucket_of((SELECT q.target_ordering FROM taskyard.queue AS q
                 WHERE q.name = t.queue), t.bucket) ELSE t.fifo_bucket END
         FROM d WHERE t.id = ANY (ARRAY[d.id])
-        RETURNING d.ord, d.state AS was, d.is_new, t.id, t.uuid, t.queue, t.consumer, t.key
+        RETURNING d.ord, d.state AS was, d.is_new, t.id, t.uuid, t.queue, t.consumer, t.key, t.extra
     ), counted AS (
         INSERT INTO taskyard.state_count
         SELECT queue, was, -count(*) FROM queued GROUP BY queue, was
@@ -33,11 +33,11 @@ BEGIN
         array_agg(queue) FILTER (WHERE key IS NOT NULL), array_agg(key) FILTER (WHERE key IS NOT NULL),
         array_agg('submitted'::text) FILTER (WHERE is_new), array_agg(uuid) FILTER (WHERE is_new),
         array_agg(queue) FILTER (WHERE is_new), array_agg(consumer) FILTER (WHERE is_new),
-        array_agg(taskyard.event_detail(was))
-    INTO v_ids, v_kinds, v_uuids, v_queues, v_sources, key_queues, keys, n_kinds, n_uuids, n_queues, n_sources, v_details
+        array_agg(taskyard.submit_detail('scheduled', extra)) FILTER (WHERE is_new), array_agg(taskyard.event_detail(was))
+    INTO v_ids, v_kinds, v_uuids, v_queues, v_sources, key_queues, keys, n_kinds, n_uuids, n_queues, n_sources, n_details,
+        v_details
     FROM (SELECT * FROM queued ORDER BY ord) AS o;
-    told := taskyard.write_events(p_first, n_kinds, n_uuids, n_queues, n_sources, ARRAY[p_now],
-        array_fill('{"after":"scheduled"}'::text, ARRAY[coalesce(cardinality(n_kinds), 0)]));
+    told := taskyard.write_events(p_first, n_kinds, n_uuids, n_queues, n_sources, ARRAY[p_now], n_details);
     told := told + taskyard.write_events(p_first + told, v_kinds, v_uuids, v_queues, v_sources, ARRAY[p_now], v_details);
     PERFORM taskyard.lower_watermarks(v_ids);
 END $$;

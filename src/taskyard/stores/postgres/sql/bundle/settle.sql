@@ -109,8 +109,8 @@ BEGIN
     ), trimmed AS (
         -- With the one above, {{attempts_kept}} are kept: a task that postpones itself for ever must not grow for ever.
         DELETE FROM taskyard.attempt WHERE ctid = ANY (ARRAY(
-            SELECT (SELECT r.ctid FROM taskyard.attempt AS r WHERE r.task = m.id
-                ORDER BY r.token DESC LIMIT 1 OFFSET {{attempts_kept}} - 1) FROM m))
+            SELECT r.ctid FROM m CROSS JOIN LATERAL (
+                SELECT ctid FROM taskyard.attempt WHERE task = m.id ORDER BY token DESC OFFSET {{attempts_kept}} - 1) AS r))
         RETURNING task, token
     ), stays AS (
         UPDATE taskyard.task AS t SET

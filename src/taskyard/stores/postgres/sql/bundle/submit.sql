@@ -86,7 +86,10 @@ BEGIN
         WITH told AS (
             INSERT INTO taskyard.event (xid, first, n, kind, queue, consumer, ats, uuids, details)
             VALUES (pg_current_xact_id()::text::bigint, p_first, v_n, 'submitted', v_queue, v_source, ARRAY[p_now], a.uuid,
-                CASE WHEN v_due_at > p_now THEN array_fill('{"after":"scheduled"}'::text, ARRAY[v_n]) END)
+                CASE WHEN a.extra IS NOT NULL THEN ARRAY(
+                    SELECT taskyard.submit_detail(CASE WHEN v_due_at > p_now THEN 'scheduled' ELSE 'queued' END, x.extra)
+                    FROM unnest(a.extra) WITH ORDINALITY AS x(extra, ord) ORDER BY x.ord)
+                WHEN v_due_at > p_now THEN array_fill('{"after":"scheduled"}'::text, ARRAY[v_n]) END)
         )
         INSERT INTO taskyard.state_count (queue, state, n)
         VALUES (v_queue, CASE WHEN v_due_at > p_now THEN 'scheduled' ELSE 'queued' END, v_n);
@@ -94,14 +97,15 @@ BEGIN
     END IF;
     WITH r AS MATERIALIZED (
         SELECT coalesce(u.consumer, v_source) AS consumer, coalesce(u.queue, v_queue) AS queue,
-            coalesce(u.due_at, v_due_at) > p_now AS later, u.ord
-        FROM unnest(a.uuid, a.consumer, a.queue, a.due_at) WITH ORDINALITY AS u(uuid, consumer, queue, due_at, ord)
+            coalesce(u.due_at, v_due_at) > p_now AS later, u.extra, u.ord
+        FROM unnest(a.uuid, a.consumer, a.queue, a.due_at, a.extra) WITH ORDINALITY
+            AS u(uuid, consumer, queue, due_at, extra, ord)
     ), counted AS (
         INSERT INTO taskyard.state_count (queue, state, n)
         SELECT queue, CASE WHEN later THEN 'scheduled' ELSE 'queued' END, count(*) FROM r GROUP BY queue, later
     )
     SELECT array_agg('submitted'::text), array_agg(queue ORDER BY ord), array_agg(consumer ORDER BY ord),
-        array_agg(CASE WHEN later THEN '{"after":"scheduled"}' END ORDER BY ord)
+        array_agg(taskyard.submit_detail(CASE WHEN later THEN 'scheduled' ELSE 'queued' END, extra) ORDER BY ord)
     INTO v_kinds, v_queues, v_sources, v_details FROM r;
     RETURN taskyard.write_events(p_first, v_kinds, a.uuid, v_queues, v_sources, ARRAY[p_now], v_details);
 END $$;
@@ -129,6 +133,7 @@ DECLARE
     r_ids bigint[]; r_by text[];
     v_patience text := current_setting('lock_timeout');
     v_is_inserting boolean := false;
+    v_first integer;
 BEGIN
     told := 0;
     PERFORM taskyard.lock_slots(a.dedupe_slot);
@@ -237,6 +242,7 @@ BEGIN
         -- open: the turn then fails, instead of waiting for it.
         PERFORM set_config('lock_timeout', '50ms', true);
         v_is_inserting := true;
+        v_first := p_first + told;
         told := told + taskyard.insert_tasks(p_first + told, p_now, c)
         FROM (
             SELECT v_new, array_agg(consumer ORDER BY ord) AS consumer, array_agg(due_at ORDER BY ord) AS due_at,
@@ -278,6 +284,11 @@ BEGIN
         v_ids := r_ids;
         IF v_tied.children IS NOT NULL THEN
             v_ids := v_ids || taskyard.insert_dependencies(v_tied.children, v_tied.parents);
+            -- Their events were written before it was known who waits.
+            UPDATE taskyard.event AS e SET details = ARRAY(
+                SELECT taskyard.submit_detail(t.state, t.extra) FROM unnest(e.uuids) WITH ORDINALITY AS u(uuid, ord)
+                JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[u.uuid]) ORDER BY u.ord)
+            WHERE e.xid = pg_current_xact_id()::text::bigint AND e.first >= v_first AND e.kind = 'submitted';
         END IF;
         IF v_ids IS NOT NULL THEN
             SELECT * INTO v_done FROM taskyard.release_dependents(p_first + told, p_now, p_locked, v_ids);
@@ -330,8 +341,9 @@ BEGIN
                     ORDER BY t.position LIMIT 1) IS NOT NULL))
         RETURNING id, token
     ), told AS (
-        INSERT INTO taskyard.event (xid, first, n, kind, queue, consumer, ats, uuids)
-        SELECT pg_current_xact_id()::text::bigint, e.first, 1, e.kind, v_queue, v_source, ARRAY[p_now], a.uuid
+        INSERT INTO taskyard.event (xid, first, n, kind, queue, consumer, ats, uuids, details)
+        SELECT pg_current_xact_id()::text::bigint, e.first, 1, e.kind, v_queue, v_source, ARRAY[p_now], a.uuid,
+            CASE WHEN e.kind = 'submitted' AND a.extra IS NOT NULL THEN ARRAY[taskyard.submit_detail('queued', a.extra[1])] END
         FROM begun, (VALUES (p_first, 'submitted'), (p_first + 1, 'running')) AS e(first, kind)
     ), counted AS (
         INSERT INTO taskyard.state_count (queue, state, n) SELECT v_queue, 'running', 1 FROM begun
