@@ -1,6 +1,7 @@
 """Which tasks may start here: checks that block tasks, blockers that are freed, and places with labels."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -689,3 +690,39 @@ def test_a_place_is_added_as_it_is_to_be():
     places.add("b")
     places.add(Place("a", {"role": "eu"}), is_ready=False)
     assert seen == [[], ["b"], ["b"]]
+async def test_a_consumer_that_is_registered_again_gets_no_place_that_is_taken():
+    """A place where a run of the earlier consumer goes on is taken, also for others that share the new places."""
+    rig, work = Rig(), Work()
+    rig.consumer("train", work, places=Places(["gpu-0"]))
+    await rig.engine.start()
+    uuids = [await rig.submit("train")]
+    await settled(rig)
+    del rig.consumers["train"]
+    rig.engine.consumers_changed()
+    gpus = Places(["gpu-0"])
+    for name in ("train", "infer"):
+        rig.consumer(name, work, places=gpus)
+    uuids += [await rig.submit(name) for name in ("train", "infer")]
+    for n, uuid in enumerate(uuids, 1):
+        await settled(rig)
+        assert work.began == uuids[:n]
+        work.let_go(uuid)
+        await rig.outcome(uuid)
+    assert work.most_at_once == 1
+    await rig.engine.stop(1)
+
+
+async def test_lanes_of_a_consumer_with_places_share_the_room_of_its_executor():
+    """With two threads two tasks are claimed, though the places and the lanes are more."""
+    rig, gate = Rig(threads=2), threading.Event()
+    rig.consumer("daily", lambda record: gate.wait(10), places=phones("eu", "eu", "us", "us"))
+    await rig.engine.start()
+    uuids = [added.uuid for added in await rig.offer(*[rig.record("daily", requires=role) for role in (EU, US) * 2])]
+    await settled(rig)
+    assert [await rig.state(uuid) for uuid in uuids] == [RUNNING, RUNNING, QUEUED, QUEUED]
+    gate.set()
+    for uuid in uuids:
+        await rig.outcome(uuid)
+    await rig.engine.stop(1)
+
+

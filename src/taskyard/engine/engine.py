@@ -261,7 +261,7 @@ class Engine:
                 await executor.shutdown()
             raise
         parts, keep = self._parts, self._loops.keep
-        self._store.watch(parts.heard)
+        self._store.watch(parts.notified)
         keep("dispatcher", self._dispatcher.run)
         keep("outcomes", self._watcher.run)
         if self._settings.serve:

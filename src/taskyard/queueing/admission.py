@@ -62,8 +62,8 @@ class Pending(NamedTuple):
 
 
 class AdmissionControl:
-    """`consumers` may come and go: say `learn` then. `node` names this node in events. `announce` is called after tasks
-    were blocked or freed. `run` and `blockers.run` are the loops; all other calls are made on their event loop."""
+    """`consumers` may come and go: call `refresh` then. `node` names this node in events. `announce` is called after
+    tasks were blocked or freed. `run` and `blockers.run` are the loops; other calls are made on their event loop."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class AdmissionControl:
         """`claim` makes the dispatcher take a turn."""
         self._claim = claim
 
-    def learn(self) -> None:
+    def refresh(self) -> None:
         """Consumers or their places have changed."""
         self.is_active = bool(self._checks) or self._slots.has_places
         self._look()
