@@ -276,18 +276,19 @@ class _Free:
         self._places: dict[Places, list[Place]] = {}
 
     def find(self, record: TaskRecord, needs: Mapping[str, str]) -> Place | bool | None:
-        """A place that fits, or True where the consumer has no places and has room; else None."""
+        """A place that fits, or True where the consumer has no places; None if there is none, or no room."""
+        if self._room(record.consumer) <= 0:
+            return None
         consumer = self._consumers.get(record.consumer)
         if consumer is not None and consumer.places is not None:
             if consumer.places not in self._places:
                 self._places[consumer.places] = self._slots.free_places(consumer.name)
             return _choose(self._places[consumer.places], needs)
-        return self._room(record.consumer) > 0 or None
+        return True
 
     def take(self, record: TaskRecord, place: Place | bool) -> str | None:
         """Take what was found; the name of the place."""
         if not isinstance(place, Place):
-            self._rooms[record.consumer] = self._room(record.consumer) - 1
             return None
         places = self._consumers[record.consumer].places
         assert places is not None
@@ -305,3 +306,4 @@ def _choose(places: Sequence[Place], needs: Mapping[str, str]) -> Place | None:
     """Of the places that fit, one with the fewest labels: others may need what the rest have."""
     fitting = [place for place in places if satisfies(place.labels, needs)]
     return min(fitting, key=lambda place: len(place.labels), default=None)
+        self._rooms[record.consumer] = self._room(record.consumer) - 1
