@@ -256,6 +256,7 @@ class Engine:
             await self._join()
         except BaseException:
             self._is_started = False
+            self._parts.close()
             await self._membership.give_up_joining()
             for executor in self._executors.values():
                 await executor.shutdown()

@@ -249,7 +249,9 @@ class Parts:
             self._watched[new] = new.subscribe(partial(_call_soon, loop, self._places_changed))
 
     def close(self) -> None:
-        """The node has stopped: changes of places are no longer followed."""
+        """The node has stopped, or could not start: it follows the checks and the places no longer."""
+        self._loop = None
+        self._checks.disconnect()
         for unsubscribe in self._watched.values():
             unsubscribe()
         self._watched.clear()
