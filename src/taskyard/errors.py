@@ -347,7 +347,6 @@ REFUSALS = {
     "not_failed": "only a failed task can be retried; submit a new one",
     "never_held": "a running task is never held",
     "has_dependencies": "it waits for other tasks, and starts when they have completed",
-    "is_blocked": "it starts by itself when the tasks that it waits for have completed, or its blocker is freed",
     "not_in_line": "only a task that stands in line can be moved",
     "same_task": "it cannot be put beside itself",
     "slot_taken": "another task stands for the same work now",

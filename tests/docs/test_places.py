@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from taskyard.model.blocker import BlockerKind
-from taskyard.queueing.blockers import LOOKS_AT_MOST, RECHECK_S
+from taskyard.queueing.blockers import LOOKS_AT_MOST, RECHECK_S, UNBLOCK_AT_ONCE
 from taskyard.queueing.checks import CHECK_TIMEOUT_S
 from tests.docs.blocks import TOP, blocks
 from tests.scenario.processes import environment
@@ -35,6 +35,7 @@ def test_the_programs_run(tmp_path, name):
 def test_the_numbers_are_those_of_the_code():
     """The page names the limits and the kinds that the code has."""
     text = PAGE.read_text("utf-8")
-    assert (LOOKS_AT_MOST, CHECK_TIMEOUT_S, RECHECK_S) == (10, 2, 30)
-    for stated in ("When ten tasks", "within 2 s", "Every 30 s", *(f"`{kind}`" for kind in BlockerKind)):
+    assert (LOOKS_AT_MOST, CHECK_TIMEOUT_S, RECHECK_S, UNBLOCK_AT_ONCE) == (10, 2, 30, 20)
+    numbers = ("When ten tasks", "within 2 s", "Every 30 s", "batches of 20")
+    for stated in (*numbers, *(f"`{kind}`" for kind in BlockerKind)):
         assert stated in text

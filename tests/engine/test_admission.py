@@ -1,15 +1,16 @@
 """Which tasks may start here: checks that block tasks, blockers that are freed, and places with labels."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from taskyard.errors import OutcomeUnknown, StoreUnavailable
+from taskyard.errors import InvalidInput, OutcomeUnknown, StoreUnavailable
 from taskyard.model.blocker import Blocker, encode_requirements
-from taskyard.model.command import Block, Unblock
+from taskyard.model.command import Block, StartNow, Unblock
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
@@ -17,7 +18,7 @@ from taskyard.model.task import TaskRecord
 from taskyard.ports.places import Place, Places
 from taskyard.ports.store import Add, TaskFilter
 from taskyard.queueing import checks
-from taskyard.queueing.blockers import LOOKS_AT_MOST, RECHECK_S
+from taskyard.queueing.blockers import LOOKS_AT_MOST, RECHECK_S, RECHECKS_AT_ONCE
 from taskyard.stores.memory import MemoryStore
 from tests.engine.support import Rig, Work, quiet
 
@@ -33,7 +34,7 @@ class Disks:
     looked: list[str] = field(default_factory=list)
     slow: asyncio.Event | None = None
     broken: Exception | None = None
-    freed: Callable[[str, str], None] = field(default=lambda kind, detail: None)
+    connected: list[Callable[[str, str], None]] = field(default_factory=list)
 
     async def check(self, record: TaskRecord) -> Blocker | None:
         self.looked.append(record.uuid)
@@ -44,8 +45,13 @@ class Disks:
         disk = record.args
         return Blocker("disk", disk) if disk in self.full else None
 
-    def connect(self, freed: Callable[[str, str], None]) -> None:
-        self.freed = freed
+    def connect(self, freed: Callable[[str, str], None]) -> Callable[[], None]:
+        self.connected.append(freed)
+        return lambda: self.connected.remove(freed)
+
+    def freed(self, kind: str, detail: str) -> None:
+        for freed in self.connected:
+            freed(kind, detail)
 
     def free(self, disk: str) -> None:
         self.full.discard(disk)
@@ -493,6 +499,120 @@ async def test_ten_tasks_that_a_check_cannot_judge_do_not_hold_up_the_rest_for_e
     await rig.engine.stop(1)
 
 
+async def test_tasks_that_a_check_can_never_judge_do_not_starve_an_older_one():
+    """The rounds go through all tasks that a check failed for, and not only through the ten newest."""
+    wrong, work = Wrong(broken=OSError("stale file handle")), Work()
+    rig = rig_with(wrong)
+    rig.consumer("shrink", work, concurrent_count=50)
+    await rig.engine.start()
+    good = await rig.submit("shrink", args="/home")
+    bad = await rig.submit_many("shrink", 25, args="no blocker")
+    await settled(rig)
+    await rig.advance(RECHECK_S)
+    await settled(rig)
+    assert (await rig.store.count())["default", BLOCKED] == 2 * LOOKS_AT_MOST
+    wrong.broken = None
+    for _ in range(4):
+        await rig.advance(RECHECK_S)
+        await settled(rig)
+    assert work.began == [good]
+    assert {(await rig.found(uuid)).blocked_by for uuid in bad} == {"check:Wrong"}
+    work.let_go(good)
+    await rig.engine.stop(1)
+
+
+async def submit_by_disk(rig: Rig, disks: list[str]) -> list[str]:
+    needs = {disk: encode_requirements({"disk": disk}) for disk in disks}
+    return [await rig.submit("shrink", args=disk, requires=needs[disk]) for disk in disks]
+
+
+async def test_a_check_that_hangs_for_many_lanes_costs_one_wait():
+    """The first tasks of other lanes are checked while the check hangs for one."""
+    disks, work = Disks(slow=asyncio.Event()), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=50)
+    hanging = [rig.record("shrink", requires=encode_requirements({"disk": f"/nfs-{n}"})) for n in range(8)]
+    await rig.engine.start()
+    await rig.offer(*hanging)
+    await settled(rig)
+    assert disks.looked == [record.uuid for record in hanging]
+    assert disks.slow is not None
+    disks.slow.set()
+    await settled(rig)
+    assert work.began == disks.looked
+    for uuid in work.began:
+        work.let_go(uuid)
+    await rig.engine.stop(1)
+
+
+async def test_a_lane_whose_check_hangs_again_is_not_looked_at(caplog, monkeypatch):
+    """In every round one task of each such lane is checked, beside the claims: other tasks do not wait for it."""
+    monkeypatch.setattr(checks, "CHECK_TIMEOUT_S", 0.05)
+    disks, work = Disks(slow=asyncio.Event()), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=50)
+    await rig.engine.start()
+    lanes = [f"/nfs-{n}" for n in range(3)]
+    with rig.engine.changes() as changes:
+        first = await submit_by_disk(rig, lanes)
+        await submit_by_disk(rig, lanes)
+        for failures in (3, 6):
+            while caplog.text.count("the admission check Disks failed") < failures:
+                changes.clear()
+                await changes.wait()
+            await settled(rig)
+            assert sorted(disks.looked) == sorted(first * (failures // 3))
+            await rig.advance(RECHECK_S)
+    await rig.engine.stop(0)
+
+
+async def test_a_recheck_that_hangs_delays_no_signal_for_long():
+    """Some blockers are checked at the same time, and what is freed meanwhile does not wait for the others."""
+    disks, work = Disks({f"/{n:02}" for n in range(RECHECKS_AT_ONCE + 2)}), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=50)
+    await rig.engine.start()
+    uuids = await submit_by_disk(rig, sorted(disks.full))
+    await settled(rig)
+    assert [await rig.state(uuid) for uuid in uuids] == [BLOCKED] * len(uuids)
+    disks.slow = hanging = asyncio.Event()
+    disks.looked.clear()
+    await rig.advance(RECHECK_S)
+    await settled(rig)
+    assert disks.looked == uuids[:RECHECKS_AT_ONCE]
+    disks.free("/11")
+    disks.slow = asyncio.Event()
+    hanging.set()
+    await settled(rig)
+    assert uuids[-2] in disks.looked  # the round goes on, and hangs again
+    assert await rig.state(uuids[-1]) is QUEUED
+    disks.slow.set()
+    await settled(rig)
+    assert work.began == [uuids[-1]]
+    work.let_go(uuids[-1])
+    await rig.engine.stop(1)
+
+
+async def test_a_blocked_task_that_nobody_checks_is_started_by_hand():
+    """The node that has the check runs it again, and blocks the task again; where none has it, the task starts."""
+    disks, work = Disks({"/data"}), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=9)
+    other, full = rig.record("shrink"), rig.record("shrink", args="/data")
+    await MemoryStore.turn(rig.store, "elsewhere", adds=[Add([other, full])])
+    await rig.store.apply([other.uuid], Block("tape", "7"))
+    await rig.engine.start()
+    await settled(rig)
+    assert [await rig.state(record.uuid) for record in (other, full)] == [BLOCKED, BLOCKED]
+    await rig.engine.apply([other.uuid, full.uuid], StartNow())
+    await settled(rig)
+    assert work.began == [other.uuid]
+    assert disks.looked.count(full.uuid) == 2
+    assert (await rig.found(full.uuid)).blocked_by == "disk:/data"
+    work.let_go(other.uuid)
+    await rig.engine.stop(1)
+
+
 async def test_a_signal_that_means_nothing_is_told_and_others_count(caplog):
     """Freed with a name that no task can wait for, a blocker is ignored; the next signal is carried out."""
     disks, work = Disks({"/data"}), Work()
@@ -681,6 +801,42 @@ async def test_consumers_may_share_their_places():
     await rig.engine.stop(1)
 
 
+async def test_a_consumer_that_is_registered_again_gets_no_place_that_is_taken():
+    """A place where a run of the earlier consumer goes on is taken, also for others that share the new places."""
+    rig, work = Rig(), Work()
+    rig.consumer("train", work, places=Places(["gpu-0"]))
+    await rig.engine.start()
+    uuids = [await rig.submit("train")]
+    await settled(rig)
+    del rig.consumers["train"]
+    rig.engine.consumers_changed()
+    gpus = Places(["gpu-0"])
+    for name in ("train", "infer"):
+        rig.consumer(name, work, places=gpus)
+    uuids += [await rig.submit(name) for name in ("train", "infer")]
+    for n, uuid in enumerate(uuids, 1):
+        await settled(rig)
+        assert work.began == uuids[:n]
+        work.let_go(uuid)
+        await rig.outcome(uuid)
+    assert work.most_at_once == 1
+    await rig.engine.stop(1)
+
+
+async def test_lanes_of_a_consumer_with_places_share_the_room_of_its_executor():
+    """With two threads two tasks are claimed, though the places and the lanes are more."""
+    rig, gate = Rig(threads=2), threading.Event()
+    rig.consumer("daily", lambda record: gate.wait(10), places=phones("eu", "eu", "us", "us"))
+    await rig.engine.start()
+    uuids = [added.uuid for added in await rig.offer(*[rig.record("daily", requires=role) for role in (EU, US) * 2])]
+    await settled(rig)
+    assert [await rig.state(uuid) for uuid in uuids] == [RUNNING, RUNNING, QUEUED, QUEUED]
+    gate.set()
+    for uuid in uuids:
+        await rig.outcome(uuid)
+    await rig.engine.stop(1)
+
+
 def test_a_place_is_added_as_it_is_to_be():
     """A place that is added as not ready is not ready for a moment, on whatever thread."""
     places, seen = Places(), []
@@ -689,3 +845,65 @@ def test_a_place_is_added_as_it_is_to_be():
     places.add("b")
     places.add(Place("a", {"role": "eu"}), is_ready=False)
     assert seen == [[], ["b"], ["b"]]
+
+
+# --- the ends of checks and places ------------------------------------------------------------------------------------
+
+
+async def test_nodes_share_a_check_until_each_has_stopped():
+    """Each node gets the signals of a check that several share, and disconnects when it stops."""
+    disks, work = Disks({"/data"}), Work()
+    rigs = [rig_with(disks), rig_with(disks)]
+    uuids = []
+    for rig in rigs:
+        rig.consumer("shrink", work)
+        await rig.engine.start()
+        uuids.append(await rig.submit("shrink", args="/data"))
+        await settled(rig)
+    disks.free("/data")
+    for rig in rigs:
+        await settled(rig)
+    assert work.began == uuids
+    for rig, uuid, left in zip(rigs, uuids, (1, 0), strict=True):
+        work.let_go(uuid)
+        await rig.engine.stop(1)
+        assert len(disks.connected) == left
+
+
+async def test_a_start_that_fails_leaves_nothing_behind():
+    """When a node cannot join, its checks are disconnected and its places are not followed."""
+    disks, places = Disks(), Places(["gpu-0"])
+    rig = rig_with(disks)
+    rig.consumer("train", Work(), places=places)
+    rig.store.refuses_nodes = True
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await rig.engine.start()
+        rig.engine.consumers_changed()
+        assert (disks.connected, places._listeners) == ([], [])
+
+
+class NoEnd(Disks):
+    """A check that nothing can end."""
+
+    def connect(self, freed: Callable[[str, str], None]) -> Callable[[], None]:
+        return None  # type: ignore[return-value]
+
+
+async def test_a_check_that_cannot_be_disconnected_is_refused():
+    """The node does not start, says what is missing, and disconnects the other checks."""
+    disks = Disks()
+    with pytest.raises(InvalidInput, match="NoEnd must return a function that disconnects, not None"):
+        await Rig(checks=(disks, NoEnd())).engine.start()
+    assert disks.connected == []
+
+
+async def test_a_check_that_fails_to_disconnect_is_logged(caplog):
+    """The others are disconnected all the same, and the node stops."""
+    first, last = Disks(), Disks()
+    rig = Rig(checks=(first, last))
+    await rig.engine.start()
+    last.connected.clear()  # removing it again fails
+    await rig.engine.stop(1)
+    assert first.connected == []
+    assert "an admission check could not be disconnected" in caplog.text

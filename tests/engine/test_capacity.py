@@ -75,7 +75,7 @@ def test_consumers_may_come_later():
     slots.demand()
     slots.take("a")
     known["b"] = consumer("b", 3)
-    slots.learn()
+    slots.refresh()
     assert slots.demand() == Demand(9, {"a": 1, "b": 3})
 
 
@@ -87,7 +87,7 @@ def test_a_consumer_that_goes_is_not_asked_for():
     slots.take("a")
     del known["a"]
     known["b"] = consumer("b", 5)
-    slots.learn()
+    slots.refresh()
     assert slots.demand() == Demand(9, {"b": 3})
     slots.free("a")
     assert slots.demand() == Demand(10, {"b": 4})
@@ -102,10 +102,10 @@ def test_what_runs_of_an_old_consumer_counts_for_the_new_one():
     slots.take("a")
     slots.take("a")
     del known["a"]
-    slots.learn()
+    slots.refresh()
     assert slots.demand() is None
     known |= {"a": replace(consumer("a", 5), executor="process"), "b": consumer("b", 9)}
-    slots.learn()
+    slots.refresh()
     assert slots.demand() == Demand(8, {"a": 2, "b": 3})
     slots.free("a")
     slots.free("a")
@@ -119,7 +119,7 @@ def test_a_consumer_that_goes_becomes_a_stranger():
     slots = Slots(known, max_running=10, others=2)
     slots.take("a")
     del known["a"]
-    slots.learn()
+    slots.refresh()
     assert slots.demand() == Demand(9, {}, 2)
     slots.take("a")
     assert slots.demand() == Demand(8, {}, 1)
@@ -143,7 +143,7 @@ def test_a_stranger_that_becomes_known_goes_back_where_it_came_from():
     slots.demand()
     slots.take("late")
     known["late"] = consumer("late", 1)
-    slots.learn()
+    slots.refresh()
     slots.free("late")
     assert slots.demand() == Demand(10, {"late": 1}, 2)
 
@@ -157,7 +157,7 @@ def test_stopped_slots_ask_for_nothing():
     slots.stop()
     slots.free("a")
     known["b"] = consumer("b", 3)
-    slots.learn()
+    slots.refresh()
     assert slots.demand() is None
 
 

@@ -36,14 +36,19 @@ class LockFiles:
 
     def __init__(self) -> None:
         self.kinds: Collection[str] = ("file_lock",)
-        self.freed: Callable[[str, str], None] = lambda kind, detail: None
+        self._connected: list[Callable[[str, str], None]] = []
 
     async def check(self, record: TaskRecord) -> Blocker | None:
         path = record.requirements.get("file_lock")
         return Blocker("file_lock", path) if path is not None and Path(f"{path}.lock").exists() else None
 
-    def connect(self, freed: Callable[[str, str], None]) -> None:
-        self.freed = freed
+    def connect(self, freed: Callable[[str, str], None]) -> Callable[[], None]:
+        self._connected.append(freed)
+        return lambda: self._connected.remove(freed)
+
+    def freed(self, path: str) -> None:
+        for freed in self._connected:
+            freed("file_lock", path)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
@@ -163,7 +168,7 @@ async def test_a_blocked_task_outlives_its_node(url, tmp_path):
         assert [task.uuid for task in await yard.store.list_tasks(TaskFilter(blocker="file_lock"))] == [blocked.uuid]
         if url == "memory://":
             lock.unlink()
-            locks.freed("file_lock", str(movie))
+            locks.freed(str(movie))
             assert await blocked.result(timeout_s=60) == "shrunk a.mp4"
             return
     lock.unlink()

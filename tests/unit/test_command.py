@@ -50,7 +50,7 @@ ALLOWED: dict[type[Command], set[TaskState]] = {
     Hold: {S.SCHEDULED, S.QUEUED, S.BLOCKED, S.RETRYING},
     Release: {S.PAUSED},
     Skip: {S.SCHEDULED, S.QUEUED, S.BLOCKED, S.PAUSED, S.RETRYING},
-    StartNow: {S.SCHEDULED, S.QUEUED, S.PAUSED, S.RETRYING},
+    StartNow: {S.SCHEDULED, S.QUEUED, S.PAUSED, S.RETRYING, S.BLOCKED},
     MoveBefore: set(HAS_PLACE),
     MoveAfter: set(HAS_PLACE),
     Reschedule: {S.SCHEDULED, S.QUEUED, S.PAUSED, S.RETRYING, S.BLOCKED},
@@ -229,11 +229,22 @@ def test_a_task_that_is_not_held_has_no_hold(command: Command):
     assert record.hold is None
 
 
-def test_a_blocked_task_is_not_started_but_told_why():
-    """Who waits for others cannot be started by hand, and the refusal says what it waits for."""
-    with pytest.raises(CommandRefused, match="the tasks that it waits for have completed") as refused:
-        ask(a_record(state=S.BLOCKED), StartNow())
-    assert refused.value.code == "is_blocked"
+@pytest.mark.parametrize("state", [S.BLOCKED, S.PAUSED])
+def test_a_task_with_dependencies_is_not_started(state: TaskState):
+    """A task that waits for others cannot be started by hand, and the refusal says what it waits for."""
+    with pytest.raises(CommandRefused, match="it waits for other tasks, and starts when") as refused:
+        ask(a_record(state=state, open_dependencies=1), StartNow())
+    assert refused.value.code == "has_dependencies"
+
+
+def test_a_task_that_a_check_blocks_is_started_by_hand():
+    """It has no blocker then, and stands at the head."""
+    record = a_record(state=S.BLOCKED, blocked_by="disk:/data", blocked_at=NOON)
+    decision = ask(record, StartNow())
+    assert isinstance(decision, Move)
+    assert (decision.state, decision.to_head) == (S.QUEUED, True)
+    apply_move(record, decision)
+    assert (record.blocker, record.blocked_by, record.blocked_at) == (None, None, None)
 
 
 @pytest.mark.spec("QUE-15")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from taskyard.model.blocker import Blocker
 from taskyard.model.control import QueueControl, QueueState
 from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import QueueOrder, QueueSettings
@@ -290,3 +291,73 @@ def test_the_first_to_look_at_is_named():
     everything = a_scene(control=control, concurrency=1, running=Busy(1, "r", EARLIER), nodes=[])
     assert reason(a_record(is_parked=True, key="k"), everything) is Reason.QUEUE_PAUSED
     assert reason(a_record(state=TaskState.PAUSED), everything) is Reason.HELD
+
+
+PLACED = NodeScene(
+    label="one",
+    consumers=["zip"],
+    limits={"zip": 2},
+    max_running=9,
+    places={"zip": [{"model": "a100"}, {"model": "t4"}]},
+    running={"zip": Busy(2, "r", EARLIER)},
+)
+
+
+def test_busy_places_are_named_before_other_limits():
+    """Where each place runs a task, another place is what helps, not a larger concurrent_count or max_running."""
+    why = explain_wait(a_record(), a_scene(nodes=[PLACED]))
+    assert why is not None
+    assert (why.reason, why.text) == (Reason.PLACES_BUSY, "2 of the places fit, and none is free")
+    assert why.remedy == "wait, or add a place"
+    one_left = msgspec.structs.replace(PLACED, running={"zip": Busy(1, "r", EARLIER)})
+    assert reason(a_record(), a_scene(nodes=[msgspec.structs.replace(one_left, max_running=1)])) is Reason.NODES_FULL
+    needs = a_record(requires='{"model":"t4"}')
+    assert reason(needs, a_scene(nodes=[one_left])) is Reason.PLACES_BUSY
+    assert reason(a_record(requires='{"model":"h100"}'), a_scene(nodes=[PLACED])) is Reason.NO_PLACE
+
+
+CHECKS = msgspec.structs.replace(WORKER, checks=["file_lock"])
+
+
+@pytest.mark.parametrize(
+    ("blocked_by", "nodes", "text", "remedy"),
+    [
+        ("file_lock:a", [WORKER, CHECKS], "it waits for file lock a", "close the program that holds the file"),
+        ("check:Locks", [CHECKS], "it waits for check Locks", "look at the log of the node"),
+        ("disk:/a", [OTHER], "it waits for disk /a", "start a worker whose app has the consumer 'zip'"),
+        (
+            "disk:/a",
+            [CHECKS],
+            "it waits for disk /a, and no running worker of 'zip' has a check for disk",
+            "start a worker whose app has a check for disk, or start the task now",
+        ),
+        (
+            "check:Locks",
+            [WORKER],
+            "it waits for check Locks, and no running worker of 'zip' has an admission check",
+            "start a worker whose app has an admission check, or start the task now",
+        ),
+    ],
+)
+def test_a_blocked_task_says_who_checks_it(blocked_by, nodes, text, remedy):
+    """It goes on by itself only if a worker has the check; else it says what to do."""
+    record = a_record(state=TaskState.BLOCKED, blocked_by=blocked_by, blocked_at=EARLIER)
+    why = explain_wait(record, a_scene(nodes=nodes))
+    assert why is not None
+    assert (why.reason, why.text, why.since) == (Reason.BLOCKED, text, EARLIER)
+    assert why.remedy.startswith(remedy)
+
+
+def test_a_task_that_requires_what_nobody_checks_is_not_to_be_started():
+    """Started by hand, it would wait for a place with this label."""
+    record = a_record(state=TaskState.BLOCKED, blocked_by="disk:/a", requires='{"disk":"/a"}')
+    why = explain_wait(record, a_scene())
+    assert why is not None
+    assert why.remedy == "start a worker whose app has a check for disk, or cancel the task"
+
+
+def test_blocked_tasks_of_a_lane_hold_others_only_where_they_are_checked():
+    """Without the check no node stops at the blocker of an earlier task."""
+    blockers = {("media", "zip"): Blocker("file_lock", "a", EARLIER)}
+    assert reason(a_record(), a_scene(nodes=[CHECKS], lane_blockers=blockers)) is Reason.BLOCKED
+    assert reason(a_record(), a_scene(lane_blockers=blockers)) is Reason.TURN

@@ -256,12 +256,13 @@ class Engine:
             await self._join()
         except BaseException:
             self._is_started = False
+            self._parts.close()
             await self._membership.give_up_joining()
             for executor in self._executors.values():
                 await executor.shutdown()
             raise
         parts, keep = self._parts, self._loops.keep
-        self._store.watch(parts.heard)
+        self._store.watch(parts.notified)
         keep("dispatcher", self._dispatcher.run)
         keep("outcomes", self._watcher.run)
         if self._settings.serve:

@@ -72,7 +72,7 @@ class Parts:
             runner=self.runner,
             slots=self.slots,
             inbox=self.inbox,
-            announce=self._drain_heard,
+            announce=self._drain_changed,
         )
         self._connect()
 
@@ -202,7 +202,7 @@ class Parts:
 
     # --- what has happened, told to whom it concerns ------------------------------------------------------------------
 
-    def heard(self, news: News) -> None:
+    def notified(self, news: News) -> None:
         """Another process has written."""
         if news is News.ADDED:
             # As most of what is heard is, where others submit what runs here: the store is asked for nothing else.
@@ -228,15 +228,15 @@ class Parts:
         self.changed()
 
     def begin(self) -> None:
-        """The node starts on this event loop: what the checks and the places say is heard here from now on."""
+        """The node starts on this event loop: from now on it follows what the checks and the places signal."""
         self._loop = asyncio.get_running_loop()
         self._checks.connect(self.admission.blockers.free)
-        self.learn()
+        self._refresh()
 
-    def learn(self) -> None:
+    def _refresh(self) -> None:
         """Consumers or their places have changed."""
-        self.slots.learn()
-        self.admission.learn()
+        self.slots.refresh()
+        self.admission.refresh()
         self._places = self.slots.places()
         if self._loop is not None:
             self._follow_places(self._loop)
@@ -249,28 +249,30 @@ class Parts:
             self._watched[new] = new.subscribe(partial(_call_soon, loop, self._places_changed))
 
     def close(self) -> None:
-        """The node has stopped: changes of places are no longer followed."""
+        """The node has stopped, or could not start: it follows the checks and the places no longer."""
+        self._loop = None
+        self._checks.disconnect()
         for unsubscribe in self._watched.values():
             unsubscribe()
         self._watched.clear()
 
     def _places_changed(self) -> None:
         known = self._places
-        self.learn()
+        self._refresh()
         if self._places != known:
             self.membership.describe_anew()
         self.inbox.look()
 
     def consumers_changed(self) -> None:
         """A consumer has come or gone."""
-        self.learn()
+        self._refresh()
         self.membership.describe_anew()
         self.inbox.look()
         if self.recurring is not None:
             self.recurring.look()
 
-    def _drain_heard(self) -> None:
-        """That this node is to drain, or no longer: whoever asked for it sees that it was heard."""
+    def _drain_changed(self) -> None:
+        """This node drains, or no longer: its entry in the store says so."""
         self.membership.describe_anew()
         self.announce()
 
@@ -279,7 +281,7 @@ class Parts:
         self.announce()
         if self.recurring is not None:
             self.recurring.turned()
-        if self.signals.has_unheard:
+        if self.signals.has_pending_cancel:
             self.signals.look_again()
 
     def _fenced(self, incarnation: str) -> None:

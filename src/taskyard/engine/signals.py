@@ -30,7 +30,7 @@ class SignalLoop:
         self._store, self._incarnation, self._announce = store, incarnation, announce
         self._runner, self._slots, self._inbox = runner, slots, inbox
         self._wake = asyncio.Event()
-        self.has_unheard = False
+        self.has_pending_cancel = False
         """Whether a run is to be canceled that has not come here yet: say `look_again` when a turn is over."""
 
     def look(self) -> None:
@@ -38,7 +38,7 @@ class SignalLoop:
         self._wake.set()
 
     def look_again(self) -> None:
-        self.has_unheard = False
+        self.has_pending_cancel = False
         self._wake.set()
 
     def drain(self) -> None:
@@ -56,7 +56,7 @@ class SignalLoop:
                 for uuid in signals.cancels:
                     # Race: the cancel came after the commit of a claim that is still on its way here. It is asked for
                     # again when the turn is over.
-                    self.has_unheard |= not self._runner.cancel(uuid, force=uuid in signals.forced)
+                    self.has_pending_cancel |= not self._runner.cancel(uuid, force=uuid in signals.forced)
             except BaseException:
                 self._wake.set()  # looked at again when this loop is started again
                 raise

@@ -57,8 +57,8 @@ class Skip(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartNow(msgspec.Struct, frozen=True, tag=True):
-    """To the head of its priority, or `urgent`: to that of the high ones; also what waits for its time or is held. It
-    never goes before what runs."""
+    """To the head of its priority, or `urgent`: to that of the high ones; also what waits for its time, is held, or is
+    blocked by an admission check: a node that has the check runs it again. It never goes before what runs."""
 
     urgent: bool = False
 
@@ -138,7 +138,7 @@ FITS: dict[type[Command], frozenset[TaskState]] = {
     Hold: frozenset(state for state in TaskState if TaskState.PAUSED in LEGAL[state]),
     Release: frozenset({TaskState.PAUSED}),
     Skip: frozenset(state for state in TaskState if TaskState.SKIPPED in LEGAL[state]),
-    StartNow: WAITING_FOR_TIME | {QUEUED, TaskState.PAUSED},
+    StartNow: WAITING_FOR_TIME | {QUEUED, TaskState.PAUSED, TaskState.BLOCKED},
     MoveBefore: HAS_PLACE,
     MoveAfter: HAS_PLACE,
     Reschedule: WAITING_FOR_TIME | HAS_PLACE,
@@ -260,8 +260,6 @@ def refusal_code(command: Command, state: TaskState) -> str:
             return "not_failed" if state in ENDED else "not_finished"
         case Hold() if state is RUNNING:
             return "never_held"
-        case StartNow() if state is TaskState.BLOCKED:
-            return "is_blocked"
         case MoveBefore() | MoveAfter():
             return "not_in_line"
     return f"is_{state}"

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from taskyard.model.blocker import Blocker, Labels, remedy_of, satisfies
+from taskyard.model.blocker import Blocker, BlockerKind, Labels, remedy_of, satisfies
 from taskyard.model.control import UNTOUCHED, QueueControl, QueueState
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.notes import describe_hold
@@ -112,6 +112,10 @@ class NodeScene(msgspec.Struct, frozen=True, kw_only=True):
         if places is None:
             return 0 if requires else None
         return sum(satisfies(labels, requires) for labels in places)
+
+    def has_check(self, kind: str) -> bool:
+        """Whether it finds out that a blocker of this kind is gone. A check that failed has no kind of its own."""
+        return bool(self.checks) if kind == BlockerKind.CHECK else kind in self.checks
 
     @property
     def takes_tasks(self) -> bool:
@@ -235,6 +239,7 @@ def _explain_turn(record: TaskRecord, scene: Scene) -> Why:
         or _explain_queue(record, queue)
         or _explain_head(record, queue, scene)
         or _explain_places(record, scene)
+        or _explain_full_places(record, scene)
         or _explain_rooms(record, scene)
         or _explain_lane(record, scene)
         or _explain_busy_places(record, scene)
@@ -297,16 +302,24 @@ def _explain_blocker(record: TaskRecord, scene: Scene) -> Why:
     """What the node that checked the task said."""
     blocker = record.blocker
     assert blocker is not None
-    remedy = remedy_of(blocker.kind)
-    if not any(record.consumer in node.consumers for node in scene.nodes):
+    text, remedy = f"it waits for {blocker.label}", remedy_of(blocker.kind)
+    able = [node for node in scene.nodes if record.consumer in node.consumers]
+    if not able:
         remedy = f"start a worker whose app has the consumer {record.consumer!r}: only that checks it again"
-    return Why(reason=Reason.BLOCKED, text=f"it waits for {blocker.label}", remedy=remedy, since=blocker.since)
+    elif not any(node.has_check(blocker.kind) for node in able):
+        check = "an admission check" if blocker.kind == BlockerKind.CHECK else f"a check for {blocker.kind}"
+        text = f"{text}, and no running worker of {record.consumer!r} has {check}"
+        # Without the check, what it requires of this kind has to be a label of a place.
+        other = "cancel the task" if blocker.kind in record.requirements else "start the task now"
+        remedy = f"start a worker whose app has {check}, or {other}"
+    return Why(reason=Reason.BLOCKED, text=text, remedy=remedy, since=blocker.since)
 
 
 def _explain_lane(record: TaskRecord, scene: Scene) -> Why | None:
     """Others like it wait for something, and it would too: not each of them is checked."""
     blocker = scene.lane_blockers.get((record.queue, record.lane))
-    if blocker is None:
+    able = [node for node in scene.nodes if record.consumer in node.consumers]
+    if blocker is None or not any(node.has_check(blocker.kind) for node in able):
         return None
     text = f"others of {record.consumer!r} before it wait for {blocker.label}"
     since = _ready_at(record, blocker.since)
@@ -322,6 +335,13 @@ def _explain_places(record: TaskRecord, scene: Scene) -> Why | None:
     return Why(
         reason=Reason.NO_PLACE, text=what, remedy="add such a place, or cancel the task", since=_ready_at(record)
     )
+
+
+def _explain_full_places(record: TaskRecord, scene: Scene) -> Why | None:
+    """Each place of its consumer runs a task."""
+    able = [node for node in scene.nodes if record.consumer in node.consumers and node.takes_tasks]
+    are_full = all(record.consumer in node.places and node.is_full_of(record.consumer) for node in able)
+    return _explain_busy_places(record, scene) if are_full else None
 
 
 def _explain_busy_places(record: TaskRecord, scene: Scene) -> Why | None:

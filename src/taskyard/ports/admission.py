@@ -23,19 +23,24 @@ class Admission(Protocol):
     freed. Of tasks of one lane that have the same blocker, at most ten are looked at; the others wait unchecked.
 
     `kinds` are the kinds of its blockers. A task that requires `{kind: detail}` declares which blocker it would have:
-    while that one is there, no such task is looked at, and tasks that require something else go on."""
+    while that one is there, no such task is looked at, and tasks that require something else go on.
+
+    A check may be asked about several tasks at the same time. Several yards may share it: each connects to it."""
 
     @property
     def kinds(self) -> Collection[str]: ...
 
     async def check(self, record: TaskRecord) -> Blocker | None:
         """The blocker that keeps this task from starting now; None if there is none, or if the task is of no concern.
-        It should answer within milliseconds. An error, or no answer within two seconds, blocks the task; it is checked
-        again after half a minute."""
+        It should answer within milliseconds. It must not block the event loop, on which the whole node runs: a call
+        that may wait, such as `os.statvfs` on a network mount, belongs in `asyncio.to_thread`. An error, or no answer
+        within two seconds, blocks the task; it is checked again after half a minute."""
         ...
 
-    def connect(self, freed: Freed) -> None:
-        """Called once, before the first check. Call `freed` when a blocker that `check` named is gone, from any thread.
+    def connect(self, freed: Freed) -> Callable[[], None]:
+        """Called each time a node starts, before its first check. From then on call `freed` when a blocker that `check`
+        named is gone, from any thread. Return a function that ends this: it is called once, when the node has stopped
+        or could not start. Stop there what was started for this node, such as a thread that watches files.
         A signal that is lost or missing costs half a minute: one task of each blocker is then checked again."""
         ...
 

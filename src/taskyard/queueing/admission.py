@@ -28,12 +28,14 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.places import Place, Places
 from taskyard.ports.store import Store, Turned
-from taskyard.queueing.blockers import LOOKS_AT_MOST, BlockerLoop
+from taskyard.queueing.blockers import LOOKS_AT_MOST, BlockerLoop, KnownBlockers
 from taskyard.queueing.capacity import Slots
-from taskyard.queueing.checks import Checks
+from taskyard.queueing.checks import Answer, Checks
 
 log = logging.getLogger("taskyard")
 
+LANES_AT_ONCE = 10
+"""Lanes whose first tasks are checked at the same time: a check that hangs costs a look 2 s for each ten."""
 JUDGE_S = 0.05
 """When a look takes longer and some tasks have passed, those are claimed before the look goes on."""
 RECHECK_WAIT_S = 1.0
@@ -62,8 +64,8 @@ class Pending(NamedTuple):
 
 
 class AdmissionControl:
-    """`consumers` may come and go: say `learn` then. `node` names this node in events. `announce` is called after tasks
-    were blocked or freed. `run` and `blockers.run` are the loops; all other calls are made on their event loop."""
+    """`consumers` may come and go: call `refresh` then. `node` names this node in events. `announce` is called after
+    tasks were blocked or freed. `run` and `blockers.run` are the loops; other calls are made on their event loop."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class AdmissionControl:
         """`claim` makes the dispatcher take a turn."""
         self._claim = claim
 
-    def learn(self) -> None:
+    def refresh(self) -> None:
         """Consumers or their places have changed."""
         self.is_active = bool(self._checks) or self._slots.has_places
         self._look()
@@ -243,8 +245,7 @@ class AdmissionControl:
     async def _judge(self, picked: Sequence[TaskRecord]) -> tuple[Admitted, dict[str, list[str]]]:
         """Of these tasks, in order: those that may start; and the others, by key of the blocker."""
         admitted = Admitted({}, [], [])
-        blocked: dict[str, list[str]] = {}
-        free = _Free(self._slots, self._consumers)
+        free, asked = _Free(self._slots, self._consumers), _Asked(self._checks, self._known, picked)
         until = self._clock.monotonic() + JUDGE_S
         for record in picked:
             if admitted.places and self._clock.monotonic() > until:
@@ -254,17 +255,53 @@ class AdmissionControl:
                 break  # what follows may have to wait for this one
             if not self._known.is_open(record.lane, record.requirements):
                 continue
-            blocker = await self._checks.find_blocker(record)
-            if blocker is not None:
-                self._known.note(blocker.key, record.lane, LOOKS_AT_MOST if self._checks.is_slow else 1)
-                blocked.setdefault(blocker.key, []).append(record.uuid)
+            if await asked.is_blocked(record):
                 continue
             name = free.take(record, place)
             admitted.places[record.id] = name
             admitted.lanes.append(record.lane)
             if name is not None:
                 admitted.taken.append((record.consumer, name))
-        return admitted, blocked
+        return admitted, asked.blocked
+
+
+class _Asked:
+    """What the checks say of the tasks of one look. All blockers that they name are noted as known."""
+
+    def __init__(self, checks: Checks, known: KnownBlockers, picked: Sequence[TaskRecord]) -> None:
+        self._checks, self._known = checks, known
+        self._answers: dict[int, Answer] = {}
+        self._firsts: dict[str, TaskRecord] = {}
+        """By lane, the first of its tasks, until that is checked."""
+        self.blocked: dict[str, list[str]] = {}
+        """The ids of those that may not start, by key of the blocker."""
+        for record in picked if checks else ():
+            if record.lane not in self._firsts and known.is_open(record.lane, record.requirements):
+                self._firsts[record.lane] = record
+
+    async def is_blocked(self, record: TaskRecord) -> bool:
+        if record.id not in self._answers:
+            await self._ask(record)
+        return self._answers[record.id].blocker is not None
+
+    async def _ask(self, record: TaskRecord) -> None:
+        """Check this one. If it is the first of its lane, the first ones of other lanes are checked meanwhile."""
+        first = self._firsts.pop(record.lane, None)
+        others = [] if first is None else list(self._firsts.values())[: LANES_AT_ONCE - 1]
+        if not others:
+            self._answers[record.id] = await self._checks.find_blocker(record)
+            self._note(record)
+            return
+        self._answers |= await self._checks.find_blockers([record, *others])
+        for one in (record, *others):
+            self._firsts.pop(one.lane, None)
+            self._note(one)
+
+    def _note(self, record: TaskRecord) -> None:
+        blocker, is_slow = self._answers[record.id]
+        if blocker is not None:
+            self._known.note(blocker.key, record.lane, LOOKS_AT_MOST if is_slow else 1)
+            self.blocked.setdefault(blocker.key, []).append(record.uuid)
 
 
 class _Free:
@@ -276,18 +313,20 @@ class _Free:
         self._places: dict[Places, list[Place]] = {}
 
     def find(self, record: TaskRecord, needs: Mapping[str, str]) -> Place | bool | None:
-        """A place that fits, or True where the consumer has no places and has room; else None."""
+        """A place that fits, or True where the consumer has no places; None if there is none, or no room."""
+        if self._room(record.consumer) <= 0:
+            return None
         consumer = self._consumers.get(record.consumer)
         if consumer is not None and consumer.places is not None:
             if consumer.places not in self._places:
                 self._places[consumer.places] = self._slots.free_places(consumer.name)
             return _choose(self._places[consumer.places], needs)
-        return self._room(record.consumer) > 0 or None
+        return True
 
     def take(self, record: TaskRecord, place: Place | bool) -> str | None:
         """Take what was found; the name of the place."""
+        self._rooms[record.consumer] = self._room(record.consumer) - 1
         if not isinstance(place, Place):
-            self._rooms[record.consumer] = self._room(record.consumer) - 1
             return None
         places = self._consumers[record.consumer].places
         assert places is not None

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from taskyard.errors import InvalidInput
 from taskyard.model.blocker import BlockerKind, Labels, blocker_key, split_key
 from taskyard.model.command import Unblock
 from taskyard.model.given import check_name
+from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.probe import SILENT, Probes
 from taskyard.ports.store import BlockedGroup, Store, TaskFilter
-from taskyard.queueing.checks import Checks
+from taskyard.queueing.checks import Answer, Checks
 
 log = logging.getLogger("taskyard")
 
@@ -28,6 +30,8 @@ LOOKS_AT_MOST = 10
 RECHECK_S = 30.0
 RECHECKS_AT_MOST = 100
 """Blockers whose tasks are checked again in one round. The next round goes on from there."""
+RECHECKS_AT_ONCE = 10
+"""Of these, so many at the same time: a check that hangs costs a round 2 s for each ten."""
 UNBLOCK_AT_ONCE = 20
 """Tasks that are freed in one transaction, for which the claim of another may have to wait."""
 PAUSE_FACTOR = 3
@@ -72,6 +76,16 @@ class KnownBlockers:
         return not any(blocker_key(kind, detail) in self._looks for kind, detail in requires.items())
 
 
+class Round(NamedTuple):
+    """What a round of rechecks has found."""
+
+    gone: list[str]
+    retried: list[str]
+    """The keys of checks that had failed, and were tried again."""
+    slow: list[tuple[str, str]]
+    """Such keys, and lanes for which the check took too long again."""
+
+
 class BlockerLoop:
     """`known` is read by the admission of this node, which `node` names in events. `changed` is called after tasks
     were queued again. `run` is the loop; all other calls are made on its event loop."""
@@ -95,6 +109,8 @@ class BlockerLoop:
         self._wake = asyncio.Event()
         self._recheck_at = 0.0
         self._last_checked = ""
+        self._retry_before: dict[tuple[str, str], int] = {}
+        """By key of a failed check and consumer, the id of the task before which the next round goes on."""
         self.has_rechecked = asyncio.Event()
         """Set when the first round is over: what is blocked already need not be looked at again."""
         self.freed_meanwhile: set[str] = set()
@@ -123,9 +139,12 @@ class BlockerLoop:
                 await self._recheck()
                 self._recheck_at = self._clock.monotonic() + RECHECK_S
             self.has_rechecked.set()
-            while self._freed:
-                await self._unblock(next(iter(self._freed)))
+            await self._unblock_freed()
             await self._clock.wait(self._wake, self._recheck_at if self._checks else None)
+
+    async def _unblock_freed(self) -> None:
+        while self._freed:
+            await self._unblock(next(iter(self._freed)))
 
     async def _unblock(self, key: str) -> None:
         del self._freed[key]  # first: a signal that comes meanwhile counts again
@@ -139,35 +158,71 @@ class BlockerLoop:
         self._probes.freed(key)
 
     async def _recheck(self) -> None:
-        """Check one task of each blocker and consumer. What turns out to be free is unblocked after the round."""
+        """Check one task of each blocker and consumer, those of some blockers at the same time. Between these, what was
+        freed by a signal is unblocked. What turns out to be free is unblocked after the round."""
         groups = await self._store.list_blockers()
         for key in self.known.keys() - {group.key for group in groups}:
             self.known.forget(key)  # no task waits for it any more: the next one is looked at
         ours = [group for group in groups if self._is_ours(group)]
         ours.sort(key=lambda group: (group.key <= self._last_checked, group.key))
-        for group in ours[:RECHECKS_AT_MOST]:
-            self._last_checked = group.key
-            await (self._retry(group) if _is_failure(group) else self._check_oldest(group))
+        found = Round([], [], [])
+        try:
+            for start in range(0, min(len(ours), RECHECKS_AT_MOST), RECHECKS_AT_ONCE):
+                await self._recheck_some(ours[start : start + RECHECKS_AT_ONCE], found)
+                await self._unblock_freed()
+        finally:
+            self._end_round(found)
+
+    def _end_round(self, found: Round) -> None:
+        for key in found.retried:
+            self.known.forget(key)  # the check may fail for some tasks only: of each lane, ten more are looked at
+        for key, lane in found.slow:
+            self.known.note(key, lane, LOOKS_AT_MOST)
+        for key in found.gone:
+            self.free_key(key)
         self._changed()
 
-    async def _check_oldest(self, group: BlockedGroup) -> None:
+    async def _recheck_some(self, groups: Sequence[BlockedGroup], found: Round) -> None:
+        tasks = [await (self._list_next(group) if _is_failure(group) else self._list_oldest(group)) for group in groups]
+        answers = await asyncio.gather(*map(self._checks.find_blockers, tasks))
+        for group, records, theirs in zip(groups, tasks, answers, strict=True):
+            if _is_failure(group):
+                await self._retried(group, records, theirs, found)
+            elif records:
+                self._rechecked(group, records[0], theirs[records[0].id], found)
+            self._last_checked = group.key
+
+    async def _list_oldest(self, group: BlockedGroup) -> list[TaskRecord]:
         record = await self._store.find(group.first)
-        if record is None or record.blocked_by != group.key:
-            return
-        blocker = await self._checks.find_blocker(record)
-        if blocker is None or blocker.key != group.key:
-            self.free_key(group.key)
+        return [] if record is None or record.blocked_by != group.key else [record]
+
+    def _rechecked(self, group: BlockedGroup, record: TaskRecord, answer: Answer, found: Round) -> None:
+        if answer.blocker is None or answer.blocker.key != group.key:
+            found.gone.append(group.key)
         elif group.key not in self.known:  # another node, or an earlier one here, has looked at these
             self.known.note(group.key, record.lane, group.count)
 
-    async def _retry(self, group: BlockedGroup) -> None:
-        """A check failed for these. It may fail for some of them only: each is checked by itself, ten in a round."""
-        self.known.forget(group.key)
+    async def _list_next(self, group: BlockedGroup) -> list[TaskRecord]:
+        """A check failed for these, and may fail for some of them only: each is checked by itself, ten in a round, from
+        the newest to the oldest, and then from the newest again."""
         where = TaskFilter(blocker=group.key, consumer=group.consumer)
-        records = await self._store.list_tasks(where, limit=LOOKS_AT_MOST)
-        passed = [record.uuid for record in records if await self._checks.find_blocker(record) is None]
-        if len(passed) == len(records):
-            self.free_key(group.key)
+        place = (group.key, group.consumer)
+        records: list[TaskRecord] = []
+        for before_id in (self._retry_before.pop(place, None), None):
+            records = records or await self._store.list_tasks(where, before_id=before_id, limit=LOOKS_AT_MOST)
+        if records:
+            self._retry_before[place] = records[-1].id
+        return records
+
+    async def _retried(
+        self, group: BlockedGroup, records: Sequence[TaskRecord], answers: Mapping[int, Answer], found: Round
+    ) -> None:
+        found.retried.append(group.key)
+        asked = [(record, answers[record.id]) for record in records if record.id in answers]
+        found.slow.extend((group.key, record.lane) for record, answer in asked if answer.is_slow)
+        passed = [record.uuid for record, answer in asked if answer.blocker is None]
+        if passed and len(passed) == len(records):
+            found.gone.append(group.key)
         elif passed:
             await self._store.apply(passed, Unblock(*split_key(group.key)), by=self._node)
 

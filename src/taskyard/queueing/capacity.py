@@ -24,7 +24,7 @@ class Hold(Enum):
 
 
 class Slots:
-    """`consumers` may come and go while the node runs: say `learn` then. What runs of one that has gone is counted
+    """`consumers` may come and go while the node runs: call `refresh` then. What runs of one that has gone is counted
     until it ends, also against the slots of one that comes under the same name. `others` is the room for sources that
     are not among them. `capacities` is what each executor runs at once, where it has a limit: no source is asked for
     beyond what its executor has free. Sources that share an executor may together get more than that; it waits there,
@@ -51,15 +51,16 @@ class Slots:
         self._strangers: Counter[str] = Counter()
         self._placed: dict[str, Places] = {}
         """The places of the consumers that have some. Consumers may share them."""
-        self._taken: dict[Places, set[str]] = {}
         self._running_at: dict[tuple[str, str], Places] = {}
         """By consumer and name of a place where a task runs, the places that it is one of: those may be given up
         meanwhile."""
+        self._taken: dict[Places, set[str]] | None = None
+        """What `_find_taken` has found, until a run starts or ends or a consumer gets other places."""
         self._demand: Demand | None = None
         self._stale = True
         self._stopped = False
         self._holds: set[Hold] = set()
-        self.learn()
+        self.refresh()
 
     @property
     def is_stopped(self) -> bool:
@@ -110,8 +111,8 @@ class Slots:
     def take(self, source: str, place: str | None = None) -> None:
         """A task of this consumer starts, at this place if the consumer has places."""
         if place is not None and source in self._placed:
-            places = self._running_at[source, place] = self._placed[source]
-            self._taken.setdefault(places, set()).add(place)
+            self._running_at[source, place] = self._placed[source]
+            self._taken = None
         self._total -= 1
         if source in self._limits:
             self._sources[source] -= 1
@@ -123,10 +124,9 @@ class Slots:
         self._stale = not self._stopped
 
     def free(self, source: str, place: str | None = None) -> None:
-        if place is not None and (places := self._running_at.pop((source, place), None)) is not None:
-            self._taken[places].discard(place)
-            if not self._taken[places]:
-                del self._taken[places]
+        if place is not None:
+            self._running_at.pop((source, place), None)
+            self._taken = None
         self._total += 1
         # A source may have been registered since its task was taken as one of the others: it goes back there.
         if self._strangers and self._strangers[source]:
@@ -140,12 +140,12 @@ class Slots:
                 self._forget_if_over(source)
         self._stale = not self._stopped
 
-    def learn(self) -> None:
+    def refresh(self) -> None:
         """Consumers have come or gone: those that are there have their slots, the others none."""
         for name in self._limits.keys() - self._consumers.keys():
             self._sources[name] -= self._limits.pop(name)
             self._forget_if_over(name)
-        self._placed = {}
+        self._placed, self._taken = {}, None
         for name, consumer in list(self._consumers.items()):  # a thread may be registering another
             if consumer.places is not None:
                 self._placed[name] = consumer.places
@@ -163,9 +163,20 @@ class Slots:
         """The places of this consumer that are ready and where nothing runs."""
         if source not in self._placed:
             return []
+        if self._taken is None:
+            self._taken = self._find_taken()
         places = self._placed[source]
         taken = self._taken.get(places, ())
         return [place for place in places.ready() if place.name not in taken]
+
+    def _find_taken(self) -> dict[Places, set[str]]:
+        """The names of the places where tasks run. If a consumer was registered again with other places, its earlier
+        runs take the places of the same names there too."""
+        taken: dict[Places, set[str]] = {}
+        for (source, name), places in self._running_at.items():
+            for one in {places, self._placed.get(source, places)}:
+                taken.setdefault(one, set()).add(name)
+        return taken
 
     def are_free(self, wanted: Iterable[tuple[str, str]]) -> bool:
         """Whether all of these places, each with its consumer, are free."""

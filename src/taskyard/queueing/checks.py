@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import Any, NamedTuple
 
 from taskyard.errors import InvalidInput, quote
 from taskyard.model.blocker import Blocker, BlockerKind
@@ -18,18 +19,25 @@ log = logging.getLogger("taskyard")
 CHECK_TIMEOUT_S = 2.0
 
 
+class Answer(NamedTuple):
+    """The blocker of a task, if it has one. `is_slow`: the check took so long that no other task of this lane should be
+    checked for now."""
+
+    blocker: Blocker | None
+    is_slow: bool = False
+
+
 class Checks:
     def __init__(self, checks: Sequence[Admission]) -> None:
         self._checks = checks
+        self._disconnects: list[Callable[[], None]] = []
         self.kinds = frozenset(kind for check in checks for kind in check.kinds)
-        self.is_slow = False
-        """Whether the last answer took so long that no other task of its lane should be asked about for now."""
 
     def __bool__(self) -> bool:
         return bool(self._checks)
 
     def connect(self, freed: Callable[[str, str], None]) -> None:
-        """Tell each check where to signal what is freed, once; `freed` is called on this event loop."""
+        """Tell each check where to signal what is freed; `freed` is called on this event loop."""
         loop = asyncio.get_running_loop()
 
         def signal(kind: str, detail: str) -> None:
@@ -37,22 +45,51 @@ class Checks:
                 loop.call_soon_threadsafe(freed, kind, detail)
 
         for check in self._checks:
-            check.connect(signal)
+            disconnect: Any = check.connect(signal)
+            if not callable(disconnect):
+                raise InvalidInput(
+                    f"connect of the admission check {type(check).__name__} must return a function that disconnects, "
+                    f"not {quote(disconnect)}"
+                )
+            self._disconnects.append(disconnect)
 
-    async def find_blocker(self, record: TaskRecord) -> Blocker | None:
+    def disconnect(self) -> None:
+        """No check signals to this node any more."""
+        while self._disconnects:
+            try:
+                self._disconnects.pop()()
+            except Exception:
+                log.exception("an admission check could not be disconnected")
+
+    async def find_blocker(self, record: TaskRecord) -> Answer:
         """The first blocker that a check names. A check that fails blocks the task: it is not known to be fit."""
-        self.is_slow = False
         for check in self._checks:
             name = type(check).__name__
             try:
                 blocker = await _ask(check, record)
             except Exception as error:
                 log.error("the admission check %s failed for task %s", name, record.uuid, exc_info=error)
-                self.is_slow = isinstance(error, TimeoutError)
-                return Blocker(BlockerKind.CHECK, name)
+                return Answer(Blocker(BlockerKind.CHECK, name), is_slow=isinstance(error, TimeoutError))
             if blocker is not None:
-                return blocker
-        return None
+                return Answer(blocker)
+        return Answer(None)
+
+    async def find_blockers(self, records: Iterable[TaskRecord]) -> dict[int, Answer]:
+        """The same for some tasks, by id. The lanes are checked at the same time. If an answer is slow, the rest of its
+        lane is left out."""
+        answers: dict[int, Answer] = {}
+
+        async def check_lane(lane: Sequence[TaskRecord]) -> None:
+            for record in lane:
+                answers[record.id] = await self.find_blocker(record)
+                if answers[record.id].is_slow:
+                    break
+
+        lanes: dict[str, list[TaskRecord]] = {}
+        for record in records:
+            lanes.setdefault(record.lane, []).append(record)
+        await asyncio.gather(*map(check_lane, lanes.values()))
+        return answers
 
 
 async def _ask(check: Admission, record: TaskRecord) -> Blocker | None:
@@ -67,7 +104,7 @@ async def _ask(check: Admission, record: TaskRecord) -> Blocker | None:
     if blocker is None:
         return None
     if not isinstance(blocker, Blocker):
-        raise TypeError(f"an admission check answers with a Blocker or None, not {quote(blocker)}")
+        raise TypeError(f"an admission check returns a Blocker or None, not {quote(blocker)}")
     if blocker.kind not in check.kinds:
         raise InvalidInput(f"the check names the kind {quote(blocker.kind)}, which is not among its kinds")
     check_name("the detail of a blocker", blocker.detail)

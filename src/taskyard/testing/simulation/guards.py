@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from taskyard.model.blocker import Blocker
@@ -51,7 +52,7 @@ def draw_guards(seed: int) -> Guards:
 
 
 class Gates:
-    """The gates of all consumers, which are open when the simulation begins. `freed` of a node that is gone is kept
+    """The gates of all consumers, which are open when the simulation begins. `freed` of a node that was killed is kept
     until another takes its name."""
 
     def __init__(self) -> None:
@@ -62,8 +63,13 @@ class Gates:
     def check(self, node: str) -> GateCheck:
         return GateCheck(self, node)
 
-    def connect(self, node: str, freed: Callable[[str, str], None]) -> None:
+    def connect(self, node: str, freed: Callable[[str, str], None]) -> Callable[[], None]:
         self._freed[node] = freed
+        return partial(self._disconnect, node, freed)
+
+    def _disconnect(self, node: str, freed: Callable[[str, str], None]) -> None:
+        if self._freed.get(node) is freed:  # another node may have the name by now
+            del self._freed[node]
 
     def signal(self, consumer: str) -> None:
         for freed in list(self._freed.values()):
@@ -82,5 +88,5 @@ class GateCheck:
         await asyncio.sleep(0)
         return Blocker(KIND, record.consumer) if self._gates.closed.get(record.consumer) else None
 
-    def connect(self, freed: Callable[[str, str], None]) -> None:
-        self._gates.connect(self._node, freed)
+    def connect(self, freed: Callable[[str, str], None]) -> Callable[[], None]:
+        return self._gates.connect(self._node, freed)

@@ -5,11 +5,23 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from taskyard.errors import CommandRefused
 from taskyard.model.blocker import BlockerKind, encode_requirements, lane_of
-from taskyard.model.command import Block, Cancel, Hold, MoveBefore, Release, Reschedule, SetPriority, Skip, Unblock
+from taskyard.model.command import (
+    Block,
+    Cancel,
+    Hold,
+    MoveBefore,
+    Release,
+    Reschedule,
+    SetPriority,
+    Skip,
+    StartNow,
+    Unblock,
+)
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
@@ -26,6 +38,7 @@ from taskyard.testing.store_contract.scenes import why
 BLOCKED, QUEUED = TaskState.BLOCKED, TaskState.QUEUED
 DISK = Block("disk", "/data")
 FREED = Unblock("disk", "/data")
+NODE_C = a_node("c")
 STRICT = pytest.mark.parametrize("order", [QueueOrder.FIFO, QueueOrder.BUCKETS])
 
 EU = encode_requirements({"role": "eu"})
@@ -150,6 +163,22 @@ class BlockerContract(Desk):
         tick(clock, 60)
         assert uuids(await claim(store)) == [held.uuid]
 
+    async def test_a_blocked_task_is_started_by_hand(self, store: Store, clock: ManualClock) -> None:
+        """It goes to the head of its priority without its blocker, and before the others with its key."""
+        tasks = [a_record(), a_record(key="k"), a_record(), a_record(key="k")]
+        await add(store, *tasks)
+        await block(store, *tasks[2:])
+        for task in tasks[2:]:
+            (one,) = await store.apply([task.uuid], StartNow())
+            assert one.refused is None
+            found = await get(store, task)
+            assert (found.state, found.blocker, found.blocked_at) == (QUEUED, None, None)
+        assert await store.list_blockers() == []
+        started = await claim(store, 9)
+        assert uuids(started) == [tasks[3].uuid, tasks[2].uuid, tasks[0].uuid]
+        await settle(store, started[0], Move.completed(at=clock.now()))
+        assert uuids(await claim(store, 9)) == [tasks[1].uuid]
+
     async def test_blocked_tasks_are_found_by_their_blocker(self, store: Store) -> None:
         """A filter names a kind, or a kind and a detail; blockers are listed with how many wait, and the oldest."""
         tasks = [*(a_record() for _ in range(3)), a_record(consumer="shrink")]
@@ -176,7 +205,9 @@ class BlockerContract(Desk):
         ]
 
     async def test_why_names_the_blocker(self, store: Store, clock: ManualClock) -> None:
-        """A blocked task says what it waits for and since when; so does one of its lane that was not checked."""
+        """A blocked task says what it waits for and since when; so does one of its lane that was not checked, as long
+        as a node lives that has the check."""
+        await store.join(msgspec.structs.replace(NODE_C, checks=("disk",)))
         await add(store, blocked := a_record(), behind := a_record(), other := a_record(consumer="shrink"))
         tick(clock, 5)
         await block(store, blocked)
@@ -185,6 +216,9 @@ class BlockerContract(Desk):
             assert (found.reason, found.since) == (Reason.BLOCKED, clock.now())
             assert text in found.text
         assert (await why(store, other)).reason is Reason.TURN
+        await store.leave(NODE_C.incarnation)
+        assert "no running worker of 'fetch' has a check for disk" in (await why(store, blocked)).text
+        assert (await why(store, behind)).reason is Reason.TURN
 
 
 class LaneContract(Desk):
@@ -332,18 +366,13 @@ class LaneContract(Desk):
     async def test_why_says_that_no_place_fits(self, store: Store) -> None:
         """A task whose labels no node offers is told so; one that fits a place that is taken, that it is."""
         phones = {"fetch": [{"role": "eu"}, {"role": "us"}]}
-        node = a_node("c")
-        await store.join(type(node)(**{**_fields(node), "places": phones}))
+        await store.join(msgspec.structs.replace(NODE_C, places=phones))
         await store.leave(A)
         await store.leave(B)
         await add(store, fits := a_record(requires=EU), lost := a_record(requires=encode_requirements({"role": "jp"})))
         assert (await why(store, lost)).reason is Reason.NO_PLACE
         assert "role=jp" in (await why(store, lost)).text
         assert (await why(store, fits)).reason is Reason.PLACES_BUSY
-
-
-def _fields(struct: Any) -> dict[str, Any]:
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
 __all__ = ["BlockerContract", "LaneContract", "start"]

@@ -469,7 +469,7 @@ class DependencyContract(Desk):
             assert applied.record.note == Note(NoteCode.RESCHEDULED, "ann", at=clock.now())
         (refused,) = await store.apply([later.uuid], StartNow())
         assert isinstance(refused.refused, CommandRefused)
-        assert refused.refused.code == "is_blocked"
+        assert refused.refused.code == "has_dependencies"
         await end(store, running, TaskState.COMPLETED, clock)
         assert [await state_of(store, task) for task in (later, sooner)] == [TaskState.SCHEDULED, QUEUED]
         clock.advance(9)
