@@ -135,8 +135,9 @@ class FullDisks:
         disk = record.requirements.get("disk")
         return Blocker("disk", disk) if disk in self._full else None
 
-    def connect(self, freed: Callable[[str, str], None]) -> None:
+    def connect(self, freed: Callable[[str, str], None]) -> Callable[[], None]:
         self._freed = freed
+        return lambda: None
 
     def free(self, disk: str) -> None:
         self._full.discard(disk)
