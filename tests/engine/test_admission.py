@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskyard.errors import InvalidInput, OutcomeUnknown, StoreUnavailable
-from taskyard.model.blocker import Blocker, encode_requirements
+from taskyard.model.blocker import Blocker, encode_requirements, stored_detail
 from taskyard.model.command import Block, StartNow, Unblock
 from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
@@ -58,6 +58,17 @@ class Disks:
         self.freed("disk", disk)
 
 
+class Named(Disks):
+    """Blocks all tasks under one name."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__()
+        self.detail, self.is_free = detail, False
+
+    async def check(self, record: TaskRecord) -> Blocker | None:
+        return None if self.is_free else Blocker("disk", self.detail)
+
+
 def rig_with(disks: Disks, **settings: Any) -> Rig:
     return Rig(checks=(disks,), **settings)
 
@@ -86,6 +97,26 @@ async def test_a_blocked_task_never_shows_as_running():
     work.let_go(blocked)
     await rig.outcome(blocked)
     assert work.began == [other, blocked]
+    await rig.engine.stop(1)
+
+
+@pytest.mark.parametrize("detail", ["/media/" + "é" * 400, "/media/\udce9t\udce9.mp4", "a\0b"])
+async def test_a_detail_may_be_the_name_of_any_file(detail: str):
+    """A long path, and one that is no text, block and free as well."""
+    work = Work()
+    disks = Named(detail)
+    rig = rig_with(disks)
+    rig.consumer("shrink", work)
+    await rig.engine.start()
+    uuid = await rig.submit("shrink")
+    await settled(rig)
+    found = await rig.found(uuid)
+    assert (found.state, found.blocked_by) == (BLOCKED, f"disk:{stored_detail(detail)}")
+    disks.is_free = True
+    disks.freed("disk", detail)
+    await settled(rig)
+    assert work.began == [uuid]
+    work.let_go(uuid)
     await rig.engine.stop(1)
 
 
@@ -460,7 +491,7 @@ class Wrong(Disks):
             case "other kind":
                 return Blocker("memory", "all")
             case "no text":
-                return Blocker("disk", "caf\udce9")
+                return Blocker("disk", b"caf\xe9")  # type: ignore[arg-type]
             case "too long":
                 return Blocker("disk", "d" * 5000)
         return await super().check(record)
@@ -621,7 +652,7 @@ async def test_a_signal_that_means_nothing_is_told_and_others_count(caplog):
     await rig.engine.start()
     uuid = await rig.submit("shrink", args="/data")
     await settled(rig)
-    disks.freed("disk", "\udce9")
+    disks.freed("disk", "")
     disks.freed("disk", 7)  # type: ignore[arg-type]
     disks.free("/data")
     await settled(rig)

@@ -8,7 +8,12 @@ from enum import StrEnum
 
 import msgspec
 
+from taskyard.errors import InvalidInput, quote
+
 Labels = Mapping[str, str]
+
+DETAIL_BYTES = 1_000
+"""Bytes of the detail of a blocker: every store has an index of it."""
 
 
 class BlockerKind(StrEnum):
@@ -46,6 +51,16 @@ class Blocker(msgspec.Struct, frozen=True, gc=False):
 def blocker_key(kind: str, detail: str) -> str:
     """What is stored and looked up. A kind has no colon."""
     return f"{kind}:{detail}"
+
+
+def stored_detail(detail: object) -> str:
+    """The detail of a blocker as every store takes it: the name of a file need not be text."""
+    if not isinstance(detail, str) or not detail:
+        raise InvalidInput(f"the detail of a blocker must be a text, not {quote(detail)}")
+    text = detail.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    if len(text.encode()) > DETAIL_BYTES:
+        raise InvalidInput(f"the detail of a blocker is longer than {DETAIL_BYTES} bytes: {quote(text)}")
+    return text
 
 
 def split_key(key: str) -> tuple[str, str]:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from taskyard.errors import InvalidInput
-from taskyard.model.blocker import BlockerKind, Labels, blocker_key, split_key
+from taskyard.model.blocker import BlockerKind, Labels, blocker_key, split_key, stored_detail
 from taskyard.model.command import Unblock
-from taskyard.model.given import check_name
 from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
@@ -119,8 +118,7 @@ class BlockerLoop:
     def free(self, kind: str, detail: str) -> None:
         """A check says that this blocker is gone."""
         try:
-            check_name("the detail of a freed blocker", detail)
-            self.free_key(blocker_key(kind, detail))
+            self.free_key(blocker_key(kind, stored_detail(detail)))
         except (InvalidInput, TypeError) as error:
             log.error("an admission check freed what no task can wait for: %s", error)
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from taskyard.errors import InvalidInput, quote
-from taskyard.model.blocker import Blocker, BlockerKind
-from taskyard.model.given import check_name
+from taskyard.model.blocker import Blocker, BlockerKind, stored_detail
 from taskyard.model.task import TaskRecord
 from taskyard.ports.admission import Admission
 
@@ -107,5 +106,4 @@ async def _ask(check: Admission, record: TaskRecord) -> Blocker | None:
         raise TypeError(f"an admission check returns a Blocker or None, not {quote(blocker)}")
     if blocker.kind not in check.kinds:
         raise InvalidInput(f"the check names the kind {quote(blocker.kind)}, which is not among its kinds")
-    check_name("the detail of a blocker", blocker.detail)
-    return blocker
+    return Blocker(blocker.kind, stored_detail(blocker.detail))
