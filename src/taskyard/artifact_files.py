@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterable
@@ -158,15 +159,24 @@ def _remove(folder: Path, names: Iterable[str]) -> None:
 
 
 def read_file(artifact: Artifact) -> bytes:
-    """The content of an artifact that is a file of this machine. `ArtifactElsewhere` if it is on another one, or is not
-    there; `InvalidInput` if the file was changed."""
-    host, path = artifact.host or "", artifact.path or ""
-    if host != socket.gethostname():
-        raise ArtifactElsewhere(artifact.name, host, path)
+    """The content of an artifact that is a file. The path is tried whatever the name of the host is: that changes when
+    a container is created anew, and its volume stays. `ArtifactElsewhere` if the file is not there, or is on another
+    machine; `InvalidInput` if this machine wrote it and it was changed."""
+    host, path = artifact.host or "", Path(artifact.path or "")
+    is_here = host == socket.gethostname()
     try:
-        content = Path(path).read_bytes()
+        content = _read_if_sized(path, artifact.size)
     except OSError as exc:
-        raise ArtifactElsewhere(artifact.name, host, path, why=exc.strerror or str(exc)) from exc
-    if hashlib.sha256(content).hexdigest() != artifact.sha256:
-        raise InvalidInput(f"the file {path} of artifact {quote(artifact.name)} was changed since it was written")
-    return content
+        why = (exc.strerror or str(exc)) if is_here else ""
+        raise ArtifactElsewhere(artifact.name, host, str(path), why=why) from exc
+    if content is not None and hashlib.sha256(content).hexdigest() == artifact.sha256:
+        return content
+    if not is_here:
+        raise ArtifactElsewhere(artifact.name, host, str(path))
+    raise InvalidInput(f"the file {path} of artifact {quote(artifact.name)} was changed since it was written")
+
+
+def _read_if_sized(path: Path, size: int) -> bytes | None:
+    """None if it is no file of this size: what another machine has there may be a pipe, or far larger."""
+    found = path.stat()
+    return path.read_bytes() if stat.S_ISREG(found.st_mode) and found.st_size == size else None

@@ -38,6 +38,12 @@ def make_yard(url: str, **settings) -> Yard:
     return yard
 
 
+@pytest.fixture
+async def yard(tmp_path):
+    async with make_yard("memory://", artifacts=tmp_path, keep_s=None) as yard:
+        yield yard
+
+
 async def test_what_a_killed_worker_wrote_is_kept(durable_url, tmp_path):
     """Lines and artifacts of a worker process that is killed by SIGKILL are in the store, with its process id."""
     async with make_yard(durable_url, artifacts=tmp_path / "kept") as yard:
@@ -72,21 +78,42 @@ async def test_a_completed_attempt_is_complete(durable_url, tmp_path):
             await yard.read_artifact(handle, "small.txt", attempt=2)
 
 
-async def test_a_file_that_cannot_be_read(tmp_path):
-    """A file of another machine, a missing one and a changed one are each an error that names the file."""
-    async with make_yard("memory://", artifacts=tmp_path) as yard:
-        handle = await yard.submit("leave")
-        await handle.result(timeout_s=60)
-        large = (await yard.artifacts(handle))[0].artifact
-        with pytest.raises(ArtifactElsewhere, match=f"{large.path} on elsewhere") as elsewhere:
-            read_file(msgspec.structs.replace(large, host="elsewhere"))
-        assert (elsewhere.value.host, elsewhere.value.path) == ("elsewhere", large.path)
-        Path(large.path or "").write_bytes(b"changed")
-        with pytest.raises(InvalidInput, match="was changed"):
-            await yard.read_artifact(handle, "large.bin")
-        Path(large.path or "").unlink()
-        with pytest.raises(ArtifactElsewhere, match="No such file"):
-            await yard.read_artifact(handle, "large.bin")
+@pytest.fixture
+async def large(yard):
+    """An artifact that is a file."""
+    handle = await yard.submit("leave")
+    await handle.result(timeout_s=60)
+    return (await yard.artifacts(handle))[0].artifact
+
+
+async def test_a_file_that_cannot_be_read(large):
+    """A changed file and a missing one are each an error that names the file."""
+    for changed in (b"changed", LARGE[::-1] + b"x", LARGE[:-1] + b"y"):
+        Path(large.path).write_bytes(changed)
+        with pytest.raises(InvalidInput, match=f"{large.path} of artifact 'large.bin' was changed"):
+            read_file(large)
+    Path(large.path).unlink()
+    with pytest.raises(ArtifactElsewhere, match="No such file"):
+        read_file(large)
+
+
+async def test_a_file_of_another_host(large):
+    """A file that was written under another host name is read if it is here as it was written: a container that is
+    created anew has a new name. Otherwise the error names host and path."""
+    moved = msgspec.structs.replace(large, host="elsewhere")
+    assert read_file(moved) == LARGE
+    path = Path(large.path)
+    path.write_bytes(LARGE[:-1] + b"y")
+    with pytest.raises(ArtifactElsewhere, match=f"{large.path} on elsewhere, which is another machine") as elsewhere:
+        read_file(moved)
+    assert (elsewhere.value.host, elsewhere.value.path) == ("elsewhere", large.path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ArtifactElsewhere, match="another machine"):
+        read_file(moved)
+    path.unlink()
+    with pytest.raises(ArtifactElsewhere, match="another machine"):
+        read_file(moved)
 
 
 async def test_a_yard_in_memory_leaves_no_files():
@@ -140,12 +167,6 @@ async def test_a_sweep_spares_the_files_of_other_stores(tmp_path):
             await sweep(two.store, two._artifact_folder.path)
         assert await one.read_artifact(handle, "large.bin") == LARGE
     assert len(list(folder.iterdir())) == 3
-
-
-@pytest.fixture
-async def yard(tmp_path):
-    async with make_yard("memory://", artifacts=tmp_path, keep_s=None) as yard:
-        yield yard
 
 
 @pytest.fixture
