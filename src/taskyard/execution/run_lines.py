@@ -88,7 +88,7 @@ class AttemptLines:
         for line in lines:
             self._finish_line(origin, line)
         if len(rest) > LINE_CHARS:
-            rest = _visible(rest)[: LINE_CHARS + 1]  # one more than is kept, so that the line is marked as cut
+            rest = cut_line(_visible(rest))
         self._unfinished[origin] = rest
         return bool(lines)
 
