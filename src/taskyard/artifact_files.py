@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterable
@@ -47,30 +48,49 @@ class ArtifactFolder:
 
 
 def choose_folder(given: str | os.PathLike[str] | None, store: Store, url: str | None) -> ArtifactFolder:
-    """The folder for the artifacts of this store: the one given, else one beside a SQLite file, one of this user for a
-    database server, or a temporary one."""
+    """The folder for the artifacts of this store, and of no other: below the one given, else beside a SQLite file,
+    among the data of this user for a database server, or a temporary one. A store without `path` and `url` is taken to
+    live in this process, so its folder is temporary in any case."""
+    name = _find_name(store, url)
     if given is not None:
-        return ArtifactFolder(Path(given).expanduser().absolute())
+        root = Path(given).expanduser().absolute()
+        return _make_temporary(root) if name is None else ArtifactFolder(root / name)
     path = getattr(store, "path", None)
     if isinstance(path, Path):
         return ArtifactFolder(path.with_name(path.name + "-artifacts"))
+    if name is None:
+        return _make_temporary(Path(tempfile.gettempdir()))
+    try:
+        return ArtifactFolder(default_folder() / name)
+    except OSError:
+        return ArtifactFolder(None)  # told by the run that wants to write a large artifact
+
+
+def _make_temporary(root: Path) -> ArtifactFolder:
+    """The folder itself is made on first use: most yards in memory never have a large artifact."""
+    return ArtifactFolder(root / f"taskyard-artifacts-{os.getpid()}-{os.urandom(8).hex()}", is_temporary=True)
+
+
+def _find_name(store: Store, url: str | None) -> str | None:
+    """The name of the folder of this store: a hash of its address. None if it has none, and lives in this process."""
+    path = getattr(store, "path", None)
+    if isinstance(path, Path):
+        return _short_hash(f"sqlite://{os.path.realpath(path)}")
     address = url or getattr(store, "url", None)
     if isinstance(address, str) and address.startswith(("postgresql://", "postgres://")):
-        try:
-            return ArtifactFolder(default_folder() / _short_hash(address))
-        except OSError:
-            return ArtifactFolder(None)  # told by the run that wants to write a large artifact
-    # Made on first use: most yards in memory never have a large artifact.
-    name = f"taskyard-artifacts-{os.getpid()}-{os.urandom(8).hex()}"
-    return ArtifactFolder(Path(tempfile.gettempdir()) / name, is_temporary=True)
+        return _short_hash(_without_account(address))
+    return None
 
 
-def _short_hash(address: str) -> str:
+def _without_account(address: str) -> str:
     """The database by its address, without user and password: another account finds the same folder."""
     parts = urlsplit(address)
     query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name not in ("user", "password")])
-    bare = urlunsplit(("postgresql", parts.netloc.rpartition("@")[2], parts.path, query, ""))
-    return hashlib.sha256(bare.encode()).hexdigest()[:16]
+    return urlunsplit(("postgresql", parts.netloc.rpartition("@")[2], parts.path, query, ""))
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 # --- sweeping ---------------------------------------------------------------------------------------------------------
@@ -88,8 +108,8 @@ async def sweep(store: Store, folder: Path, *, now_s: float | None = None) -> in
     removed = 0
     for start in range(0, len(names), BATCH):
         batch = names[start : start + BATCH]
-        outcomes = await store.outcomes(batch)
-        gone = [name for name, outcome in zip(batch, outcomes, strict=True) if outcome is None]
+        known = await store.list_known(batch)
+        gone = [name for name in batch if name not in known]
         await asyncio.to_thread(_remove, folder, gone)
         removed += len(gone)
     return removed
@@ -139,15 +159,24 @@ def _remove(folder: Path, names: Iterable[str]) -> None:
 
 
 def read_file(artifact: Artifact) -> bytes:
-    """The content of an artifact that is a file of this machine. `ArtifactElsewhere` if it is on another one, or is not
-    there; `InvalidInput` if the file was changed."""
-    host, path = artifact.host or "", artifact.path or ""
-    if host != socket.gethostname():
-        raise ArtifactElsewhere(artifact.name, host, path)
+    """The content of an artifact that is a file. The path is tried whatever the name of the host is: that changes when
+    a container is created anew, and its volume stays. `ArtifactElsewhere` if the file is not there, or is on another
+    machine; `InvalidInput` if this machine wrote it and it was changed."""
+    host, path = artifact.host or "", Path(artifact.path or "")
+    is_here = host == socket.gethostname()
     try:
-        content = Path(path).read_bytes()
+        content = _read_if_sized(path, artifact.size)
     except OSError as exc:
-        raise ArtifactElsewhere(artifact.name, host, path, why=exc.strerror or str(exc)) from exc
-    if hashlib.sha256(content).hexdigest() != artifact.sha256:
-        raise InvalidInput(f"the file {path} of artifact {quote(artifact.name)} was changed since it was written")
-    return content
+        why = (exc.strerror or str(exc)) if is_here else ""
+        raise ArtifactElsewhere(artifact.name, host, str(path), why=why) from exc
+    if content is not None and hashlib.sha256(content).hexdigest() == artifact.sha256:
+        return content
+    if not is_here:
+        raise ArtifactElsewhere(artifact.name, host, str(path))
+    raise InvalidInput(f"the file {path} of artifact {quote(artifact.name)} was changed since it was written")
+
+
+def _read_if_sized(path: Path, size: int) -> bytes | None:
+    """None if it is no file of this size: what another machine has there may be a pipe, or far larger."""
+    found = path.stat()
+    return path.read_bytes() if stat.S_ISREG(found.st_mode) and found.st_size == size else None

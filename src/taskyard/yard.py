@@ -95,8 +95,8 @@ class Yard(Registering, YardSteering):
     with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything);
     `keep_latest` limits that by number as well, `keep_failed` sets what failed apart.
 
-    `artifacts` is the folder for artifacts that are too large for the store; no two stores may share one. By default it
-    is beside a SQLite file, among the data of this user for PostgreSQL, and temporary for `memory://`.
+    `artifacts` is the folder for artifacts that are too large for the store; each store has one of its own in it. By
+    default that is beside a SQLite file or among the data of this user for PostgreSQL; for `memory://` it is temporary.
 
     `admission` are checks that decide whether a task may start here now, such as whether a disk has room
     (`taskyard.ports.admission`)."""

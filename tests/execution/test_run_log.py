@@ -5,7 +5,9 @@ import io
 import logging
 import os
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -103,10 +105,77 @@ async def test_a_handler_that_prints(site, executor):
     assert shown(lines) == [("warning", "once", "logging")]
 
 
+@EVERY
+async def test_filters(site, executor):
+    """A filter of a logger decides on lines as well, and a secret that a filter hides in a record, the logger's or a
+    handler's, is in no line. A run has a line also if no handler takes the record."""
+    lines = await site.lines(writers.write_through_filters, executor=executor)
+    assert texts(lines) == ["logger: ***", "handler: ***", "no handler"]
+
+
 @PROCESSES
 async def test_threads_of_a_worker(site, executor):
     """In a worker process, threads that the code starts write lines of the run."""
     assert texts(await site.lines(writers.write_from_a_thread, executor=executor)) == ["from a thread"]
+
+
+@pytest.fixture
+def worker_run():
+    """Does a few things as a run in a worker process; the lines of that run."""
+
+    def run_it(*steps):
+        reports: list[Report] = []
+        run = RunContext(Claim(a_record(), 1, 1), RunHost(asyncio.get_running_loop(), reports.append))
+        line_capture.keep_capturing()
+        line_capture.set_worker_run(run)
+        for step in steps:
+            step()
+        run.end()
+        line_capture.set_worker_run(None)
+        return [line.text for report in reports for line in report.lines]
+
+    line_capture.start_capture()
+    yield run_it
+    line_capture.stop_capture()
+
+
+async def test_threads_that_are_left_behind(worker_run):
+    """What a thread writes that an earlier run has left behind is no line of a later run."""
+    steps = [threading.Event() for _ in range(6)]
+
+    def write():
+        for n in (0, 2, 4):
+            steps[n].wait()
+            print(f"step {n}")
+            logging.getLogger("app").warning("step %d", n)
+            steps[n + 1].set()
+
+    def let(n):
+        steps[n].set()
+        assert steps[n + 1].wait(10)
+
+    thread = threading.Thread(target=write)
+    assert worker_run(thread.start, lambda: let(0)) == ["step 0", "step 0"]
+    assert worker_run(lambda: let(2), lambda: print("own")) == ["own"]
+    assert worker_run(lambda: print("own"), lambda: let(4)) == ["own"]
+    thread.join()
+
+
+async def test_threads_of_a_pool_that_is_kept(worker_run):
+    """Threads of a pool that an earlier run has made write lines of the run that uses them."""
+    gate = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+
+        async def use_pool():
+            while line_capture._list_busy_threads() & pool._threads:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            return worker_run(lambda: pool.submit(print, "from the pool").result(10))
+
+        for _ in range(3):
+            assert await use_pool() == ["from the pool"]
+        assert worker_run(lambda: pool.submit(gate.wait)) == []
+        gate.set()
+        assert await use_pool() == ["from the pool"]
 
 
 async def test_children_are_not_captured(site):
@@ -150,15 +219,15 @@ async def test_engine_s_own_records(site, caplog):
 
 
 async def test_all_is_put_back(capsys):
-    """When the last engine has stopped, the streams and the factory of log records are those of before."""
-    before = sys.stdout, sys.stderr, logging.getLogRecordFactory()
+    """When the last engine has stopped, the streams and `logging` are as before."""
+    before = sys.stdout, sys.stderr, logging.Logger.callHandlers
     async with open_site() as one:
         await one.run(writers.write_all, executor=INLINE)
         async with open_site() as other:
             await other.run(writers.write_all, executor=INLINE)
             assert sys.stdout is not before[0]
         assert shown(await one.lines(writers.write_all, executor=INLINE)) == ALL_WAYS
-    assert (sys.stdout, sys.stderr, logging.getLogRecordFactory()) == before
+    assert (sys.stdout, sys.stderr, logging.Logger.callHandlers) == before
     assert capsys.readouterr().out == "by print\n" * 3
 
 
@@ -183,36 +252,36 @@ async def test_a_stream_that_was_kept(monkeypatch):
     assert old.getvalue() == "later\n"
 
 
-async def test_a_factory_over_ours():
-    """A factory of log records that is put over ours stays, and lines are recorded once, also by the next engine."""
-    before = logging.getLogRecordFactory()
+async def test_a_function_over_ours():
+    """A function that is put over ours in `logging` stays, and lines are recorded once, also by the next engine."""
+    before = logging.Logger.callHandlers
     try:
         async with open_site() as site:
             await site.run(writers.write_nothing, executor=INLINE)
-            ours = logging.getLogRecordFactory()
+            ours = logging.Logger.callHandlers
 
-            def theirs(*args, **kwargs):
-                return ours(*args, **kwargs)
+            def theirs(logger, record):
+                return ours(logger, record)
 
-            logging.setLogRecordFactory(theirs)
+            logging.Logger.callHandlers = theirs  # type: ignore[method-assign]
             assert shown(await site.lines(writers.write_all, executor=INLINE)) == ALL_WAYS
-        assert logging.getLogRecordFactory() is theirs
+        assert logging.Logger.callHandlers is theirs
         async with open_site() as site:
             assert shown(await site.lines(writers.write_all, executor=INLINE)) == ALL_WAYS
     finally:
-        logging.setLogRecordFactory(before)
+        logging.Logger.callHandlers = before  # type: ignore[method-assign]
 
 
 def test_capture_without_runs():
     """Starting and stopping the capture leaves everything as it was, however often."""
-    before = sys.stdout, logging.getLogRecordFactory()
+    before = sys.stdout, logging.Logger.callHandlers
     for _ in range(2):
         line_capture.start_capture()
         line_capture.start_capture()
         line_capture.stop_capture()
         assert sys.stdout is not before[0]
         line_capture.stop_capture()
-        assert (sys.stdout, logging.getLogRecordFactory()) == before
+        assert (sys.stdout, logging.Logger.callHandlers) == before
 
 
 # --- the end of a run -------------------------------------------------------------------------------------------------
@@ -260,9 +329,27 @@ async def test_many_lines(site, executor, function):
 
 
 async def test_a_long_line(site):
-    """A long line is cut, and shows that it was."""
+    """A long line loses its middle, and shows that it did."""
     [line] = await site.lines(writers.write_many, 1, "x" * 100_000, executor=PROCESS)
-    assert line.text == "x" * (LINE_CHARS - 1) + "…"
+    assert line.text == "x" * (LINE_CHARS // 2) + "…" + "x" * (LINE_CHARS // 2 - 3) + " 0"
+    assert len(line.text) == LINE_CHARS
+
+
+async def test_a_long_line_in_pieces(site):
+    """A line that is printed piece by piece keeps its beginning and its end."""
+    [line] = await site.lines(writers.write_in_pieces, 5000, executor=INLINE)
+    written = "".join(f"<{n}>" for n in range(5000))
+    head, _, tail = line.text.partition("…")
+    assert (len(line.text), written.startswith(head), written.endswith(tail)) == (LINE_CHARS, True, True)
+    assert min(len(head), len(tail)) > LINE_CHARS // 2 - 2
+
+
+async def test_a_long_traceback(site):
+    """A line with a long traceback names the error at its end."""
+    [line] = await site.lines(writers.write_a_long_traceback, executor=INLINE)
+    assert line.text.startswith("it went wrong\nTraceback")
+    assert line.text.endswith("KeyError: 'the end'")
+    assert len(line.text) == LINE_CHARS
 
 
 @pytest.mark.parametrize("executor", [THREAD, PROCESS])

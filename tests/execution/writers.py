@@ -1,6 +1,7 @@
 """Consumers that write lines and keep artifacts. Workers import this module."""
 
 import asyncio
+import io
 import logging
 import os
 import signal
@@ -56,6 +57,21 @@ def write_at_once(count: int) -> None:
     print("\n".join(f"line {n}" for n in range(count)))
 
 
+def write_in_pieces(count: int) -> None:
+    for n in range(count):
+        print(f"<{n}>", end="")
+
+
+def write_a_long_traceback() -> None:
+    try:
+        raise ValueError("x" * 10_000)
+    except ValueError:
+        try:
+            raise KeyError("the end")
+        except KeyError:
+            log.exception("it went wrong")
+
+
 def write_for(seconds: float) -> int:
     until, count = time.monotonic() + seconds, 0
     while time.monotonic() < until:
@@ -97,6 +113,26 @@ def write_in_turn(name: str) -> None:
         print(name, n)
         log.warning("%s %d", name, n)
         current_run().log("%s %d", name, n)
+
+
+class Redact(logging.Filter):
+    """Hides a secret, and drops what is dull."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = record.getMessage().replace("secret", "***"), ()
+        return "dull" not in record.msg
+
+
+def write_through_filters() -> None:
+    by_logger, by_handler, without = (logging.getLogger(f"app.filtered.{name}") for name in ("logger", "handler", "no"))
+    by_logger.propagate = by_handler.propagate = without.propagate = False
+    by_logger.filters, handler = [Redact()], logging.StreamHandler(io.StringIO())
+    handler.addFilter(Redact())
+    by_handler.handlers = [handler]
+    by_logger.warning("logger: %s", "secret")
+    by_logger.warning("dull")
+    by_handler.warning("handler: %s", "secret")
+    without.warning("no handler")
 
 
 def write_from_a_thread() -> None:

@@ -212,6 +212,7 @@ async def read_about_one(store: PostgresStore, clock: ManualClock) -> None:
     await add(store, an_add(record := ours()))
     assert await store.find(record.uuid) is not None
     assert len(await store.outcomes([record.uuid])) == 1
+    assert await store.list_known([record.uuid]) == {record.uuid}
     await complete(store, clock, *await claim(store))
     assert len(await store.list_attempts(record.uuid)) == 1
 

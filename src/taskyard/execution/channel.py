@@ -36,18 +36,14 @@ class Channel:
         looks = select.poll()
         looks.register(fd, select.POLLIN)
         self._linger = Linger(functools.partial(looks.poll, 0))
-        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._sending, self._receiving = threading.RLock(), threading.Lock()
         self._sender = 0
+        self._held: deque[Outgoing] = deque()
 
     @property
     def is_own(self) -> bool:
         """Whether this process is the worker, and not one that its code has forked."""
         return getpid() == self._pid
-
-    @property
-    def is_sending_here(self) -> bool:
-        """Whether this thread is in the middle of a frame: a signal handler or a finalizer has come in between."""
-        return self._sender == get_ident()
 
     def send(self, kind: Kind, call: int = 0, value: Any = None) -> None:
         """Say something beside an answer; from a forked process it goes unheard."""
@@ -57,13 +53,22 @@ class Channel:
     def write(self, out: Outgoing) -> None:
         if getpid() != self._pid:
             os._exit(0)
+        if self._sender == get_ident():
+            self._held.append(out)  # a finalizer or a signal handler speaks in the middle of our frame: it goes next
+            return
+        # The lock can be taken twice by one thread: a finalizer may also run right before or after the frame.
         with self._sending:
-            self._sender = get_ident()
-            try:
-                while not out.send(self._sock):
-                    pass
-            finally:
-                self._sender = 0
+            self._write(out)
+            while self._held:
+                self._write(self._held.popleft())
+
+    def _write(self, out: Outgoing) -> None:
+        self._sender = get_ident()
+        try:
+            while not out.send(self._sock):
+                pass
+        finally:
+            self._sender = 0
 
     def receive(self, *, stay_awake: bool = False) -> Frame | None:
         """The next frame, to be loaded before anything else is done here; None when the host has closed. `stay_awake`:

@@ -55,9 +55,6 @@ FACT_CHARS = 200
 LARGEST_FACT = 2**63 - 1
 """What every store can hold."""
 
-_making = threading.Lock()
-"""Held while a run gets its lines or its artifacts, which most runs never have."""
-
 
 class RunHost:
     """What all runs of a node share: the loop they belong to, where their reports go, and where their large artifacts
@@ -255,13 +252,12 @@ class RunContext:
             raise InvalidInput(f"artifact {quote(name)} is one too many: an attempt can have {ARTIFACTS_KEPT}")
 
     def _note_artifact(self, artifact: Artifact) -> Artifact | None:
-        """Remember it, without its data; the one that it replaces."""
-        with _making:
-            if self._artifacts is None:
-                self._artifacts = {}
-            earlier = self._artifacts.get(artifact.name)
-            self._artifacts[artifact.name] = msgspec.structs.replace(artifact, data=None)
-            return earlier
+        """Remember it, without its data; the one that it replaces. If two threads keep the same name at the same
+        moment, both may replace the same one: then a file may stay until the task is pruned."""
+        known: dict[str, Artifact] = self.__dict__.setdefault("_artifacts", {})
+        earlier = known.get(artifact.name)
+        known[artifact.name] = msgspec.structs.replace(artifact, data=None)
+        return earlier
 
     def _artifact_target(self) -> ArtifactTarget:
         from taskyard.execution.artifacts import ArtifactTarget
@@ -302,12 +298,9 @@ class RunContext:
         self._host.call(lambda: self.say(report))
 
     def _get_lines(self) -> AttemptLines:
-        lines = self._lines
-        if lines is None:
-            with _making:
-                lines = self._lines
-                if lines is None:
-                    lines = self._lines = self._make_lines()
+        # Without a lock: the garbage collector may run a finalizer that logs while the lines are made, and it comes
+        # here as well. `setdefault` keeps the first that were made.
+        lines: AttemptLines = self._lines or self.__dict__.setdefault("_lines", self._make_lines())
         return lines
 
     def _make_lines(self) -> AttemptLines:

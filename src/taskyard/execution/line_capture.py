@@ -1,17 +1,19 @@
 """Captures what code inside a run logs and prints, and passes it to that run. Everything else passes untouched.
 
-State of the process: `sys.stdout` and `sys.stderr` are replaced by streams that write to the old ones, and the factory
-of log records is replaced by one that calls the old one. A factory, not a handler on the root logger: a handler there
-would switch off `logging.basicConfig` and the handler of last resort, would be removed by `dictConfig`, and would miss
-loggers that do not propagate.
+State of the process: `sys.stdout` and `sys.stderr` are replaced by streams that write to the old ones, and
+`Logger.callHandlers` by a function that calls the old one. A line is made of a record after its handlers had it: by
+then filters of the logger have let it through, and filters of the logger and of handlers have hidden secrets in it. A
+factory of records would come before the filters. A handler on the root logger would switch off `logging.basicConfig`
+and the handler of last resort, would be removed by `dictConfig`, and would miss loggers that do not propagate.
 
 Not captured: what child processes write, and what goes to a descriptor or to `sys.stdout.buffer` directly. In a worker
-process everything belongs to the run there. Elsewhere a thread that the code starts belongs to no run, unless it runs
-in a copy of the context, as with `asyncio.to_thread`.
+process everything belongs to the run there, except what threads write that an earlier run has left behind. Elsewhere a
+thread that the code starts belongs to no run, unless it runs in a copy of the context, as with `asyncio.to_thread`.
 """
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import logging
 import os
 import sys
@@ -30,6 +32,8 @@ LOGGING_DEPTH = 16
 
 _HANDLE = logging.Handler.handle.__code__
 
+_POOL_FILE = concurrent.futures.thread.__file__
+
 _exception_text = logging.Formatter().formatException
 
 
@@ -40,8 +44,11 @@ class _Capture:
         self.lock = threading.Lock()
         self.users = 0
         self.worker_run: RunContext | None = None
+        self.known_threads: set[threading.Thread] = set()
+        self.left_threads: set[threading.Thread] = set()
+        """Known ones were there when the run began; those left behind were started by an earlier run."""
         self.streams: dict[LineOrigin, _Stream] = {}
-        self.factory: _RecordFactory | None = None
+        self.log_tap: _LogTap | None = None
 
     def find_run(self) -> RunContext | None:
         if not self.users:
@@ -49,7 +56,9 @@ class _Capture:
         run = CURRENT.get(None)
         if run is None:
             run = self.worker_run
-        return None if run is None or run.ended else run
+            if run is None or threading.current_thread() in self.left_threads:
+                return None
+        return None if run.ended else run
 
 
 _capture = _Capture()
@@ -90,21 +99,23 @@ def _is_in_handler(frame: FrameType | None) -> bool:
     return False
 
 
-class _RecordFactory:
-    """Makes log records as the factory before it, and tells the current run about them."""
+class _LogTap:
+    """Stands in for `Logger.callHandlers`: tells the current run what was logged."""
 
-    def __init__(self, make: Any) -> None:
-        self._make = make
+    def __init__(self, call_handlers: Any) -> None:
+        self.call_handlers = call_handlers
         self.is_active = True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        record: logging.LogRecord = self._make(*args, **kwargs)
-        # A record that came from a worker process has no level at this moment.
-        if self.is_active and type(record.levelno) is int and record.levelno >= logging.INFO:
-            run = _capture.find_run()
-            if run is not None and record.name not in OWN_LOGGERS:
-                _tell(run, record)
-        return record
+        def tapped(logger: logging.Logger, record: logging.LogRecord) -> None:
+            try:
+                call_handlers(logger, record)
+            finally:
+                if self.is_active and record.levelno >= logging.INFO:
+                    run = _capture.find_run()
+                    if run is not None and record.name not in OWN_LOGGERS:
+                        _tell(run, record)
+
+        self.tapped: Any = tapped
 
 
 def _tell(run: RunContext, record: logging.LogRecord) -> None:
@@ -123,8 +134,8 @@ def start_capture() -> None:
         _capture.users += 1
         if _capture.users > 1:
             return
-        _capture.factory = _RecordFactory(logging.getLogRecordFactory())
-        logging.setLogRecordFactory(_capture.factory)
+        tap = _capture.log_tap = _LogTap(logging.Logger.callHandlers)
+        logging.Logger.callHandlers = tap.tapped  # type: ignore[method-assign]
     keep_capturing()
 
 
@@ -147,18 +158,18 @@ def _wrap(stream: Any, origin: LineOrigin) -> Any:
 
 
 def stop_capture() -> None:
-    """The last call puts back what was there. A stream or factory that something else has replaced since stays."""
+    """The last call puts back what was there. What something else has put in place of ours since stays."""
     with _capture.lock:
         _capture.users -= 1
         if _capture.users:
             return
         sys.stdout, sys.stderr = _unwrap(sys.stdout), _unwrap(sys.stderr)
         _capture.streams.clear()
-        factory, _capture.factory = _capture.factory, None
-        if factory is not None:
-            factory.is_active = False
-            if logging.getLogRecordFactory() is factory:
-                logging.setLogRecordFactory(factory._make)
+        tap, _capture.log_tap = _capture.log_tap, None
+        if tap is not None:
+            tap.is_active = False
+            if logging.Logger.callHandlers is tap.tapped:
+                logging.Logger.callHandlers = tap.call_handlers  # type: ignore[method-assign]
 
 
 def _unwrap(stream: Any) -> Any:
@@ -166,16 +177,36 @@ def _unwrap(stream: Any) -> Any:
 
 
 def set_worker_run(run: RunContext | None) -> None:
-    """In a worker process: everything that is written from now on, by any thread, belongs to this run."""
+    """In a worker process: everything that is written from now on belongs to this run, except what threads write that
+    an earlier run has left behind. None: the run has ended."""
     _capture.worker_run = run
+    busy = _list_busy_threads()
+    if run is None:
+        _capture.left_threads = busy - _capture.known_threads
+    else:
+        _capture.left_threads &= busy
+        _capture.known_threads = busy - _capture.left_threads
+
+
+def _list_busy_threads() -> set[threading.Thread]:
+    """Threads, without those of a `ThreadPoolExecutor` that wait for work: those belong to the run that gives it."""
+    threads = set(threading.enumerate())
+    if len(threads) == 1:
+        return threads
+    frames = sys._current_frames()
+    return {thread for thread in threads if not _waits_for_work(frames.get(thread.ident or 0))}
+
+
+def _waits_for_work(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename == _POOL_FILE
 
 
 def _forget() -> None:
     """In a forked child: its lines are no lines of the run, and another thread may hold the lock for ever."""
     _capture.lock = threading.Lock()
     _capture.users, _capture.worker_run = 0, None
-    if _capture.factory is not None:
-        _capture.factory.is_active = False
+    if _capture.log_tap is not None:
+        _capture.log_tap.is_active = False
 
 
 os.register_at_fork(after_in_child=_forget)

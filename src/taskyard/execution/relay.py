@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextvars import Context
 from typing import Any
 
 from taskyard.execution.explain import clean
@@ -29,7 +30,8 @@ def relay(said: tuple[Any, ...]) -> None:
     logger = _nearest_logger(record.name)
     # Not `isEnabledFor`, which remembers every level it was asked for.
     if logging.root.manager.disable < record.levelno >= logger.getEffectiveLevel():
-        (logger.handle if logger.name == record.name else logger.callHandlers)(record)
+        # In an empty context: the present one may be that of another run, and its lines have come already.
+        Context().run(logger.handle if logger.name == record.name else logger.callHandlers, record)
 
 
 def _nearest_logger(name: str) -> logging.Logger:

@@ -48,7 +48,7 @@ def utc_now() -> datetime:
 
 class AttemptLines:
     """Safe to use from any thread. The lock can be taken twice by one thread: a finalizer that prints may run anywhere,
-    also in here."""
+    also in here. While a thread has the lock it waits for nothing else: a finalizer may need this lock in any place."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
@@ -61,7 +61,7 @@ class AttemptLines:
         """A line, or several that belong together."""
         with self._lock:
             self._append(level, text, origin)
-            self._flush_soon()
+        self._flush_soon()
 
     def add_lines(self, lines: Iterable[LogLine]) -> None:
         """Lines that were made elsewhere."""
@@ -71,13 +71,14 @@ class AttemptLines:
                 text = cut_line(line.text)
                 same = at == line.at and text == line.text
                 self._buffer.append(line if same else msgspec.structs.replace(line, at=at, text=text))
-            self._flush_soon()
+        self._flush_soon()
 
     def write(self, origin: LineOrigin, text: str) -> None:
         """Text that was printed. It becomes a line when its end is printed."""
         with self._lock:
-            if self._split(origin, text):
-                self._flush_soon()
+            has_lines = self._split(origin, text)
+        if has_lines:
+            self._flush_soon()
 
     def _split(self, origin: LineOrigin, text: str) -> bool:
         """Whether a line was finished."""
@@ -87,7 +88,7 @@ class AttemptLines:
         for line in lines:
             self._finish_line(origin, line)
         if len(rest) > LINE_CHARS:
-            rest = _visible(rest)[: LINE_CHARS + 1]  # one more than is kept, so that the line is marked as cut
+            rest = cut_line(_visible(rest))
         self._unfinished[origin] = rest
         return bool(lines)
 
@@ -138,8 +139,9 @@ class HostLines(AttemptLines):
 
     def _flush_soon(self) -> None:
         # Armed until a flush finds nothing: a thread in a tight loop wakes the event loop once, not for every line.
-        if not self._is_armed:
-            self._is_armed = True
+        with self._lock:
+            was_armed, self._is_armed = self._is_armed, True
+        if not was_armed:
             self._host.call(self._flush)
 
     def _flush(self) -> None:

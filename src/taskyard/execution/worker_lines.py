@@ -19,7 +19,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class WorkerLines(AttemptLines):
-    """Sends lines to the host: each at once, and from `BURST_LINES` on together at the end of each `LINES_EVERY_S`."""
+    """Sends lines to the host: each at once, and from `BURST_LINES` on together at the end of each `LINES_EVERY_S`.
+
+    One thread sends at a time, so that lines arrive in order. Others do not wait for it, except at the end of the run:
+    a finalizer that prints may run in the middle of sending, and in a thread that has any other lock. The thread that
+    sends also sends the lines that come meanwhile."""
 
     def __init__(self, call: int, channel: Channel) -> None:
         super().__init__(utc_now)
@@ -27,37 +31,55 @@ class WorkerLines(AttemptLines):
         self._burst = 0
         self._burst_until_mono = float("-inf")
         self._ticker: threading.Timer | None = None
-        self._has_ended = False
+        self._sending = threading.Lock()
+        self._is_asked = self._has_ended = False
 
     def _flush_soon(self) -> None:
-        if self._has_ended or self._channel.is_sending_here:
-            return  # a finalizer prints in the middle of a frame: the line goes with the next one
-        now_mono = time.monotonic()
-        if now_mono >= self._burst_until_mono:
-            self._burst, self._burst_until_mono = BURST_LINES, now_mono + LINES_EVERY_S
-        if self._burst > 0:
+        ticker = None
+        with self._lock:
+            if self._has_ended:
+                return
+            now_mono = time.monotonic()
+            if now_mono >= self._burst_until_mono:
+                self._burst, self._burst_until_mono = BURST_LINES, now_mono + LINES_EVERY_S
+            is_due = self._burst > 0
+            if not is_due and self._ticker is None:
+                ticker = self._ticker = threading.Timer(self._burst_until_mono - now_mono, self._tick)
+                ticker.daemon = True
+        if is_due:
             self._send()
-        elif self._ticker is None:
-            self._ticker = threading.Timer(self._burst_until_mono - now_mono, self._tick)
-            self._ticker.daemon = True
-            self._ticker.start()
+        elif ticker is not None:
+            ticker.start()
 
     def _tick(self) -> None:
-        with self._lock:
-            self._ticker = None
-            if not self._has_ended:
-                self._send()
+        self._ticker = None
+        self._send()
 
     def _send(self) -> None:
-        lines = self._buffer.take()
-        if lines:
+        self._is_asked = True
+        # Race: the thread that sends may have taken the lines before ours came. It looks at the flag once more after it
+        # has let go of the lock, and we set the flag before we find the lock taken.
+        while self._is_asked and self._sending.acquire(blocking=False):
+            try:
+                self._is_asked = False
+                if not self._has_ended:
+                    self._send_waiting()
+            finally:
+                self._sending.release()
+
+    def _send_waiting(self) -> None:
+        with self._lock:
+            lines = self._buffer.take()
             self._burst -= len(lines)
+        if lines:
             self._channel.send(Kind.LINES, self._call, _encode(lines))
 
     def finish(self) -> None:
         with self._lock:
-            if self._ticker is not None:
-                self._ticker.cancel()
+            ticker = self._ticker
             self._finish_all()
-            self._send()
+        if ticker is not None:
+            ticker.cancel()
+        with self._sending:
+            self._send_waiting()
             self._has_ended = True

@@ -233,6 +233,14 @@ class _Forward(logging.Handler):
         super().__init__()
         self._channel = channel
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Without the lock of a handler: a thread that holds it would wait for the wire, and a finalizer that logs in
+        the middle of a frame would wait for that thread."""
+        passed: Any = self.filter(record)  # from Python 3.12 on it may be another record
+        if passed:
+            self.emit(passed if isinstance(passed, logging.LogRecord) else record)
+        return bool(passed)
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)

@@ -76,9 +76,11 @@ class AttemptArtifact(NamedTuple):
 
 
 def cut_line(text: str) -> str:
-    """`text` as a line may have it: not too long, and without what a database refuses (NUL, lone surrogates)."""
+    """`text` as a line may have it: not too long, and without what a database refuses (NUL, lone surrogates). A long
+    text loses its middle: the end of a traceback names the error."""
     if len(text) > LINE_CHARS:
-        text = text[: LINE_CHARS - 1] + "…"
+        head = LINE_CHARS // 2
+        text = f"{text[:head]}…{text[head + 1 - LINE_CHARS :]}"
     if "\0" in text:
         text = text.replace("\0", "\\0")
     return text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text

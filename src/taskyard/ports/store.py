@@ -464,6 +464,10 @@ class Store(Protocol):
         """Those of these tasks that others were made of (`origin`), as far as the others are still kept."""
         ...
 
+    async def list_known(self, uuids: Sequence[str]) -> set[str]:
+        """Those of these tasks that are in the store. Reads no more of them than their ids."""
+        ...
+
     async def list_attempts(self, uuid: str) -> list[Attempt]:
         """The attempts of a task in order, the latest `ATTEMPTS_KEPT`. An attempt that runs is the last one: its state
         is running and its `finished_at` is None. An older attempt is forgotten with its lines and artifacts."""

@@ -160,6 +160,9 @@ class MemoryStore(ScheduleVerbs):
     async def list_origins(self, uuids: Sequence[str]) -> set[str]:
         return self._core.list_origins(uuids)
 
+    async def list_known(self, uuids: Sequence[str]) -> set[str]:
+        return self._core.list_known(uuids)
+
     async def list_attempts(self, uuid: str) -> list[Attempt]:
         return self._core.list_attempts(uuid)
 

@@ -395,6 +395,9 @@ class Tasks:
     def list_origins(self, uuids: Sequence[str]) -> set[str]:
         return {record.origin for record in self._by_id.values() if record.origin is not None}.intersection(uuids)
 
+    def list_known(self, uuids: Sequence[str]) -> set[str]:
+        return {uuid for uuid in uuids if uuid in self._tasks}
+
     def list_attempts(self, uuid: str) -> list[Attempt]:
         record = self._tasks.get(uuid)
         if record is None:

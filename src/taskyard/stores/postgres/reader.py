@@ -151,6 +151,12 @@ async def list_origins(conn: Connection, uuids: Sequence[str]) -> set[str]:
     return {origin for (origin,) in await conn.fetch(" UNION ".join(parts), list(uuids))}
 
 
+async def list_known(conn: Connection, uuids: Sequence[str]) -> set[str]:
+    parts = (f"SELECT uuid FROM taskyard.{table} WHERE uuid = ANY ($1)" for table in ("task", "finished"))
+    asked = [uuid for uuid in uuids if clean(uuid) == uuid]
+    return {uuid for (uuid,) in await conn.fetch(" UNION ALL ".join(parts), asked)}
+
+
 # An error that nobody raised has no types, and goes by its kind.
 _NAMED = "coalesce(error::jsonb -> 'types', jsonb_build_array(error::jsonb -> 'kind')) ? ${n}"
 

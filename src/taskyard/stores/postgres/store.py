@@ -228,6 +228,9 @@ class PostgresStore(ScheduleVerbs):
     async def list_origins(self, uuids: Sequence[str]) -> set[str]:
         return await self._db.ask(partial(reader.list_origins, uuids=uuids))
 
+    async def list_known(self, uuids: Sequence[str]) -> set[str]:
+        return await self._db.ask(partial(reader.list_known, uuids=uuids))
+
     async def list_attempts(self, uuid: str) -> list[Attempt]:
         return await self._db.ask(partial(reader.list_attempts, uuid=uuid))
 

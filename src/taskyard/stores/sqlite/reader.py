@@ -183,6 +183,13 @@ class SqliteReader:
         )
         return {origin for (origin,) in rows}
 
+    def list_known(self, uuids: Sequence[str]) -> set[str]:
+        rows: Any = self._conn.execute(
+            "SELECT uuid FROM task WHERE uuid IN (SELECT value FROM json_each(?))",
+            (msgspec.json.encode(list(uuids)).decode(),),
+        )
+        return {uuid for (uuid,) in rows}
+
     def list_attempts(self, uuid: str) -> list[Attempt]:
         rows = self._conn.execute(
             f"SELECT {_ATTEMPT} FROM attempt WHERE {_OF_TASK} UNION ALL SELECT {_RUNNING_ATTEMPT} FROM task "

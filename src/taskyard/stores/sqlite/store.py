@@ -331,6 +331,9 @@ class SqliteStore(ScheduleVerbs):
     async def list_origins(self, uuids: Sequence[str]) -> set[str]:
         return await self._read(partial(self._lister.list_origins, uuids), people=True)
 
+    async def list_known(self, uuids: Sequence[str]) -> set[str]:
+        return await self._read(partial(self._lister.list_known, uuids), people=True)
+
     async def list_attempts(self, uuid: str) -> list[Attempt]:
         return await self._read(partial(self._lister.list_attempts, uuid), people=True)
 

@@ -230,6 +230,9 @@ class RemoteStore(Line):
     async def list_origins(self, uuids: Sequence[str]) -> set[str]:
         return await self.ask("list_origins", lambda: self._core.list_origins(uuids))
 
+    async def list_known(self, uuids: Sequence[str]) -> set[str]:
+        return await self.ask("list_known", lambda: self._core.list_known(uuids))
+
     async def list_attempts(self, uuid: str) -> list[Attempt]:
         return await self.ask("list_attempts", lambda: self._core.list_attempts(uuid))
 

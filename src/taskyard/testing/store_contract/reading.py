@@ -65,6 +65,17 @@ class ReadingContract(Desk):
         assert await store.list_origins(uuids([one, two, three, again])) == {one.uuid, two.uuid}
         assert await store.list_origins([three.uuid, "nobody"]) == await store.list_origins([]) == set()
 
+    async def test_tasks_that_are_in_the_store(self, store: Store, clock: ManualClock) -> None:
+        """Of the tasks asked for, those that wait, run or have ended, and none that was pruned."""
+        gone, done, running = await start(store, a_record(), a_record(), a_record())
+        (waiting,) = await add(store, a_record())
+        await settle(store, gone, Move.completed(at=clock.now()))
+        await store.prune(finished_before=tick(clock, 1))
+        await settle(store, done, Move.completed(at=clock.now()))
+        asked = uuids([gone, done, running, waiting, a_record(), done])
+        assert await store.list_known([*asked, "nobody"]) == set(uuids([done, running, waiting]))
+        assert await store.list_known([]) == set()
+
     async def test_a_part_of_an_id_finds_it(self, store: Store) -> None:
         """An id is found by how it begins and by how it ends, and what is no part of any finds none."""
         await add(store, *(tasks := [a_record() for _ in range(3)]))
