@@ -28,7 +28,6 @@ from taskyard.stores.migrations import (
     is_outdated,
     list_migrations,
     load_bundle,
-    newest,
     pending,
     schema_at,
 )
@@ -153,15 +152,11 @@ _IN_THE_WAY = (
 
 
 def _check(found: Found, known: Sequence[Migration], ours: Bundle, url: str) -> None:
-    check_version(found.version, url)
+    """Raise `StoreTooNew` or `StoreMigrationChanged` if this program does not fit the database."""
+    if found.version > known[-1].number:
+        raise StoreTooNew(hide_password(url), found.version, known[-1].number)
     check_applied(hide_password(url), found.applied, known)
     check_installed(hide_password(url), found.installed, ours)
-
-
-def check_version(version: int, url: str) -> None:
-    """Raise `StoreTooNew` if a newer Taskyard has been here."""
-    if version > newest("postgres"):
-        raise StoreTooNew(hide_password(url), version, newest("postgres"))
 
 
 # --- what is applied --------------------------------------------------------------------------------------------------
@@ -248,6 +243,8 @@ async def _apply(conn: Connection, known: Sequence[Migration], ours: Bundle, url
     if await conn.fetchval("SELECT to_regnamespace('taskyard')") is None:
         await conn.execute("CREATE SCHEMA taskyard")
     found = await _find(conn)
+    # Race: another program may have migrated, or replaced the bundle, while this one waited for the lock.
+    _check(found, known, ours, url)
     for migration in pending(known, found.version):
         await conn.execute(migration.sql, timeout=MIGRATE_S)
         await conn.execute(
