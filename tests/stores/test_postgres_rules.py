@@ -154,7 +154,8 @@ async def test_closing_leaves_rules_on_their_way_to_others(store, clock, monkeyp
     other = PostgresStore(store.url, clock=clock)
     await other.open()
     await add(store, mixed())
-    write, closing = other._db.write, []
+    write = other._db.write
+    closing: list[asyncio.Future[None]] = []
 
     async def write_and_close(sql: str, *arguments: object) -> object:
         row = await write(sql, *arguments)
