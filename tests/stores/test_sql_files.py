@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskyard.model import state
+from taskyard.model.blocker import SEPARATOR as LANE_SEPARATOR
 from taskyard.model.order import GAP
 from taskyard.model.state import LEGAL, TaskState
 from taskyard.stores.migrations import Bundle, folder_of, list_migrations, load_bundle, render
@@ -113,6 +114,8 @@ def test_the_structural_constants() -> None:
     assert GAP == 1 << 20
     assert constants.EVENTS_AT_MOST == 1 << 17
     assert (constants.SEPARATOR, constants.CHANNEL) == ("\x1e", "taskyard")
+    assert LANE_SEPARATOR == "\x1f"
+    assert f"consumer || char({ord(LANE_SEPARATOR)}) || requires" in list_migrations("sqlite")[0].sql
     assert {lock.name: lock.value - 1953721200 for lock in constants.Lock} == {
         "QUEUE": 1, "NODE": 2, "EVENTS": 3, "OPEN_SLOT": 4, "SLOT": 5, "COMPACTION": 6, "MIGRATING": 7, "HINT": 8,
         "COMPLETIONS": 9, "NUMBER_SKIP": 10, "BULK_SLOTS": 11, "ROLLOUT": 12,
