@@ -10,7 +10,7 @@ import apsw
 import asyncpg
 import pytest
 
-from taskyard import OtherDatabase, StoreMigrationChanged, StoreUnavailable, Yard
+from taskyard import OtherDatabase, StoreIncomplete, StoreMigrationChanged, StoreTooNew, StoreUnavailable, Yard
 from taskyard.model import state
 from taskyard.model.state import LEGAL, TaskState
 from taskyard.ports.clock import SystemClock
@@ -127,6 +127,55 @@ async def test_a_newer_bundle_is_left_alone(site: Site, monkeypatch: pytest.Monk
     assert await site.execute("SELECT version, checksum FROM $bundle") == [(newer.version, newer.checksum)]
 
 
+async def test_a_bundle_may_need_a_newer_program(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose own bundle is older than the installed one needs is refused, and told to upgrade."""
+    ours: Bundle = site.module.bundle()
+    newer = Bundle(ours.version + 2, ours.sql, needs_program=ours.version + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(site.module, "bundle", lambda: newer)
+        await site.open()
+    store = site.make()
+    for verb in (store.open, store.schema, store.migrate):
+        with pytest.raises(StoreTooNew, match=rf"bundle version {newer.version}, .* up to {ours.version}; upgrade"):
+            await verb()
+    monkeypatch.setattr(site.module, "bundle", lambda: Bundle(newer.needs_program, ours.sql))
+    await site.open()
+    assert await site.execute("SELECT version FROM $bundle") == [(newer.version,)]
+
+
+THEIRS = {
+    place: ["CREATE TRIGGER audit AFTER INSERT ON task BEGIN SELECT 1; END"],
+    schema: [
+        "CREATE FUNCTION taskyard.audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER audit AFTER INSERT ON taskyard.task FOR EACH ROW EXECUTE FUNCTION taskyard.audit()",
+        "CREATE FUNCTION taskyard.of_an_extension() RETURNS void LANGUAGE sql AS ''",
+        "ALTER EXTENSION plpgsql ADD FUNCTION taskyard.of_an_extension()",
+        "CREATE TYPE taskyard.of_theirs AS (n integer)",
+    ],
+}
+OBJECTS = {
+    place: "SELECT name FROM sqlite_schema WHERE type = 'trigger'",
+    schema: "SELECT tgname::text FROM pg_trigger WHERE NOT tgisinternal UNION ALL "
+    "SELECT proname::text FROM pg_proc WHERE pronamespace = 'taskyard'::regnamespace UNION ALL "
+    "SELECT relname::text FROM pg_class WHERE relnamespace = 'taskyard'::regnamespace AND relkind = 'c'",
+}
+
+
+async def test_what_others_made_stays(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer bundle replaces what the older one brought. It leaves alone a trigger, a routine and a type of somebody
+    else, and what belongs to an extension."""
+    ours: Bundle = site.module.bundle()
+    before = set(await site.execute(OBJECTS[site.module]))
+    for sql in THEIRS[site.module]:
+        await site.execute(sql)
+    theirs = set(await site.execute(OBJECTS[site.module])) - before
+    for n, name in enumerate(["task_goes_on", "task_moves"], 1):
+        newer = Bundle(ours.version + n, ours.sql.replace("TRIGGER task_moves", f"TRIGGER {name}"))
+        monkeypatch.setattr(site.module, "bundle", lambda newer=newer: newer)
+        await site.open()
+        assert set(await site.execute(OBJECTS[site.module])) == before - {("task_moves",)} | {(name,)} | theirs
+
+
 async def test_an_older_bundle_is_pending(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look says that the bundle is to be replaced, and changes nothing; a migration replaces it once."""
     before = await site.execute("SELECT version FROM $bundle")
@@ -197,6 +246,16 @@ def test_a_replaced_bundle_is_that_of_a_new_store(databases: Databases, monkeypa
         one, other = databases.run(dump, old), databases.run(dump, new)
         for name, rows in one.items():
             assert rows == other[name], name
+
+
+async def test_a_store_without_its_bundle_is_incomplete(new_url: str) -> None:
+    """If nobody knows which routines are ours, none is replaced: the store is refused, and the error says why."""
+    conn = await asyncpg.connect(new_url)
+    await schema.migrate(conn)
+    await conn.execute("DELETE FROM taskyard.bundle")
+    with pytest.raises(StoreIncomplete, match="'bundle' is empty"):
+        await schema.migrate(conn)
+    await conn.close()
 
 
 async def test_an_unchanged_signature_keeps_its_identity(new_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ CATALOG = {
     "JOIN pg_class ON pg_class.oid = typrelid JOIN pg_attribute ON attrelid = typrelid "
     "WHERE typnamespace = {schema} AND relkind = 'c'",
     "rows": "SELECT number, name, checksum FROM taskyard.migration",
-    "bundle": "SELECT version, checksum FROM taskyard.bundle",
+    "bundle": "SELECT version, needs_program, checksum, objects FROM taskyard.bundle",
 }
 
 
@@ -132,6 +132,14 @@ def test_the_dump_sees_everything(databases: Databases, fresh):
     }.items():
         databases.execute(change, url)
         assert databases.run(dump, url)[seen] != fresh[seen]
+
+
+async def test_our_tables_are_known(postgres_grown):
+    """The names that tell a part of our store from a schema of another program are all tables that we have."""
+    conn = await connected(postgres_grown)
+    rows = await conn.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'taskyard' ORDER BY 1")
+    assert tuple(name for (name,) in rows) == schema.TABLES
+    await conn.close()
 
 
 async def test_looking_changes_nothing(new_url):
