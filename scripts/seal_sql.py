@@ -3,8 +3,8 @@
     .venv/bin/python scripts/seal_sql.py               # before the first release: whatever changed
     .venv/bin/python scripts/seal_sql.py --released    # after it: a bundle with a new VERSION, or a new migration
 
-A released migration never changes: add another. A released bundle changes only with a new number in `bundle/VERSION`.
-With `--released` the script refuses both, and writes only what is new.
+A released migration never changes: add another. A released bundle changes only with a higher number in
+`bundle/VERSION`. With `--released` the script refuses anything else, and then writes nothing for either database.
 """
 
 import sys
@@ -25,21 +25,41 @@ def sums_of(migrations: list[Migration]) -> str:
 
 
 def sum_of(bundle: Bundle) -> str:
-    """The version, and the checksum of the rendered text."""
-    return f"{bundle.version} {bundle.checksum}\n"
+    """The version, that of the oldest program which may use it, and the checksum of the rendered text."""
+    return f"{bundle.version} {bundle.needs_program} {bundle.checksum}\n"
 
 
-def seal(database: str, *, is_released: bool) -> None:
-    sums, one = STORES / database / "sql/migrations/SHA256SUMS", STORES / database / "sql/bundle/SHA256"
-    migrations, bundle = sums_of(list_migrations(database)), sum_of(BUNDLES[database]())
-    if is_released and not migrations.startswith(sums.read_text()):
-        sys.exit(f"{database}: a migration that was released changed; add another instead")
-    if is_released and one.read_text().split()[0] == bundle.split()[0] and one.read_text() != bundle:
-        sys.exit(f"{database}: the bundle changed; give it the next number in {one.with_name('VERSION')}")
-    sums.write_text(migrations)
-    one.write_text(bundle)
+def sealed_files(database: str) -> tuple[Path, Path]:
+    return STORES / database / "sql/migrations/SHA256SUMS", STORES / database / "sql/bundle/SHA256"
+
+
+def find_fault(database: str) -> str | None:
+    """Why this SQL may not replace what was released."""
+    sums, one = sealed_files(database)
+    bundle, sealed = BUNDLES[database](), one.read_text()
+    if not sums_of(list_migrations(database)).startswith(sums.read_text()):
+        return f"{database}: a migration that was released changed; add another instead"
+    if sum_of(bundle) != sealed and bundle.version <= int(sealed.split()[0]):
+        return (
+            f"{database}: the bundle changed; give it a number above {sealed.split()[0]} in {one.with_name('VERSION')}"
+        )
+    return None
+
+
+def seal(database: str) -> None:
+    sums, one = sealed_files(database)
+    sums.write_text(sums_of(list_migrations(database)))
+    one.write_text(sum_of(BUNDLES[database]()))
+
+
+def main(arguments: list[str]) -> None:
+    if "--released" in arguments:
+        faults = [fault for database in BUNDLES if (fault := find_fault(database)) is not None]
+        if faults:
+            sys.exit("\n".join(faults))
+    for database in BUNDLES:
+        seal(database)
 
 
 if __name__ == "__main__":
-    for database in BUNDLES:
-        seal(database, is_released="--released" in sys.argv[1:])
+    main(sys.argv[1:])

@@ -625,10 +625,10 @@ class StoreReplaced(StoreError):
 class StoreTooNew(StoreError):
     """A newer Taskyard wrote this store: upgrade this one."""
 
-    def __init__(self, path: str, found: int, supported: int) -> None:
+    def __init__(self, path: str, found: int, supported: int, what: str = "schema") -> None:
         self.path, self.found, self.supported = path, found, supported
         super().__init__(
-            f"the store {path} has schema version {found}, this Taskyard knows up to {supported}; upgrade Taskyard. "
+            f"the store {path} has {what} version {found}, this Taskyard knows up to {supported}; upgrade Taskyard. "
             f"Nothing was changed"
         )
 

@@ -10,15 +10,16 @@ import apsw
 import asyncpg
 import pytest
 
-from taskyard import StoreMigrationChanged, Yard
+from taskyard import OtherDatabase, StoreIncomplete, StoreMigrationChanged, StoreTooNew, StoreUnavailable, Yard
 from taskyard.model import state
 from taskyard.model.state import LEGAL, TaskState
 from taskyard.ports.clock import SystemClock
 from taskyard.stores.migrations import Bundle, list_migrations
 from taskyard.stores.postgres import PostgresStore, schema
+from taskyard.stores.postgres.errors import REPLACED_TRIES
 from taskyard.stores.sqlite import SqliteStore, place
 from taskyard.testing.postgres import Databases
-from taskyard.testing.samples import a_record, an_add
+from taskyard.testing.samples import a_record, an_add, room
 from tests.scenario.processes import TOP
 from tests.stores.test_postgres_migrations import a_day_of, dump
 
@@ -126,6 +127,55 @@ async def test_a_newer_bundle_is_left_alone(site: Site, monkeypatch: pytest.Monk
     assert await site.execute("SELECT version, checksum FROM $bundle") == [(newer.version, newer.checksum)]
 
 
+async def test_a_bundle_may_need_a_newer_program(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose own bundle is older than the installed one needs is refused, and told to upgrade."""
+    ours: Bundle = site.module.bundle()
+    newer = Bundle(ours.version + 2, ours.sql, needs_program=ours.version + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(site.module, "bundle", lambda: newer)
+        await site.open()
+    store = site.make()
+    for verb in (store.open, store.schema, store.migrate):
+        with pytest.raises(StoreTooNew, match=rf"bundle version {newer.version}, .* up to {ours.version}; upgrade"):
+            await verb()
+    monkeypatch.setattr(site.module, "bundle", lambda: Bundle(newer.needs_program, ours.sql))
+    await site.open()
+    assert await site.execute("SELECT version FROM $bundle") == [(newer.version,)]
+
+
+THEIRS = {
+    place: ["CREATE TRIGGER audit AFTER INSERT ON task BEGIN SELECT 1; END"],
+    schema: [
+        "CREATE FUNCTION taskyard.audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER audit AFTER INSERT ON taskyard.task FOR EACH ROW EXECUTE FUNCTION taskyard.audit()",
+        "CREATE FUNCTION taskyard.of_an_extension() RETURNS void LANGUAGE sql AS ''",
+        "ALTER EXTENSION plpgsql ADD FUNCTION taskyard.of_an_extension()",
+        "CREATE TYPE taskyard.of_theirs AS (n integer)",
+    ],
+}
+OBJECTS = {
+    place: "SELECT name FROM sqlite_schema WHERE type = 'trigger'",
+    schema: "SELECT tgname::text FROM pg_trigger WHERE NOT tgisinternal UNION ALL "
+    "SELECT proname::text FROM pg_proc WHERE pronamespace = 'taskyard'::regnamespace UNION ALL "
+    "SELECT relname::text FROM pg_class WHERE relnamespace = 'taskyard'::regnamespace AND relkind = 'c'",
+}
+
+
+async def test_what_others_made_stays(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer bundle replaces what the older one brought. It leaves alone a trigger, a routine and a type of somebody
+    else, and what belongs to an extension."""
+    ours: Bundle = site.module.bundle()
+    before = set(await site.execute(OBJECTS[site.module]))
+    for sql in THEIRS[site.module]:
+        await site.execute(sql)
+    theirs = set(await site.execute(OBJECTS[site.module])) - before
+    for n, name in enumerate(["task_goes_on", "task_moves"], 1):
+        newer = Bundle(ours.version + n, ours.sql.replace("TRIGGER task_moves", f"TRIGGER {name}"))
+        monkeypatch.setattr(site.module, "bundle", lambda newer=newer: newer)
+        await site.open()
+        assert set(await site.execute(OBJECTS[site.module])) == before - {("task_moves",)} | {(name,)} | theirs
+
+
 async def test_an_older_bundle_is_pending(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look says that the bundle is to be replaced, and changes nothing; a migration replaces it once."""
     before = await site.execute("SELECT version FROM $bundle")
@@ -198,6 +248,16 @@ def test_a_replaced_bundle_is_that_of_a_new_store(databases: Databases, monkeypa
             assert rows == other[name], name
 
 
+async def test_a_store_without_its_bundle_is_incomplete(new_url: str) -> None:
+    """If nobody knows which routines are ours, none is replaced: the store is refused, and the error says why."""
+    conn = await asyncpg.connect(new_url)
+    await schema.migrate(conn)
+    await conn.execute("DELETE FROM taskyard.bundle")
+    with pytest.raises(StoreIncomplete, match="'bundle' is empty"):
+        await schema.migrate(conn)
+    await conn.close()
+
+
 async def test_an_unchanged_signature_keeps_its_identity(new_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Routines are replaced in place and types left alone: drivers know both by their numbers, and grants stay."""
     conn = await asyncpg.connect(new_url)
@@ -251,7 +311,7 @@ async def test_the_rights_of_a_worker_are_kept(new_url: str, worker_url: str, mo
 
 async def test_work_goes_on_while_the_bundle_is_replaced(new_url: str) -> None:
     """Nodes at work notice nothing of a bundle that is replaced again and again, although internal routines vanish and
-    come back each time: no task is lost, and no submit fails."""
+    come back each time: no task is lost, and no submit, preview or look at events fails."""
     yards = [Yard(new_url), Yard(new_url)]
     for yard in yards:
 
@@ -263,11 +323,23 @@ async def test_work_goes_on_while_the_bundle_is_replaced(new_url: str) -> None:
         handles = [await yard.submit("double", {"n": n}) for n in range(number)]
         assert [await handle.result(timeout_s=PATIENCE_S) for handle in handles] == [2 * n for n in range(number)]
 
+    async def look() -> int:
+        store = PostgresStore(new_url, clock=SystemClock())
+        await store.open()
+        n = 0
+        while not stop.is_set():
+            n += 1
+            await store.preview(room(9))
+            await store.events(after=-1)
+        await store.close()
+        return n
+
     async def replace() -> int:
         conn = await asyncpg.connect(new_url, command_timeout=PATIENCE_S)
         first = schema.bundle()
         other = first.sql
-        for name in ("pick", "start", "complete", "insert_tasks", "insert_running", "write_events", "free_room"):
+        names = ("pick", "start", "complete", "insert_tasks", "insert_running", "write_events", "free_room", "horizon")
+        for name in names:
             other = other.replace(f"taskyard.{name}(", f"taskyard.{name}_again(")
         n = 0
         while not stop.is_set():
@@ -280,7 +352,57 @@ async def test_work_goes_on_while_the_bundle_is_replaced(new_url: str) -> None:
 
     stop = asyncio.Event()
     async with yards[0], yards[1]:
-        replacing = asyncio.create_task(replace())
+        replacing, looking = asyncio.create_task(replace()), asyncio.create_task(look())
         await asyncio.gather(*(work(yard, 60) for yard in yards for _ in range(3)))
         stop.set()
         assert await replacing > 3
+        assert await looking > 3
+
+
+@pytest.mark.parametrize(("missing_for", "is_answered"), [(1, True), (REPLACED_TRIES, False)])
+async def test_a_read_that_finds_a_routine_missing_is_sent_again(
+    new_url: str, missing_for: int, is_answered: bool
+) -> None:
+    """While the bundle is replaced, a read may come to a routine that is there the next time. If the routine stays
+    away, the read fails."""
+    store = PostgresStore(new_url, clock=SystemClock())
+    await store.open()
+    tries = 0
+
+    async def read(conn: asyncpg.Connection) -> None:
+        nonlocal tries
+        tries += 1
+        await conn.execute("SELECT taskyard.gone()" if tries <= missing_for else "SELECT 1")
+
+    if is_answered:
+        await store._db.ask(read)
+        assert tries == missing_for + 1
+    else:
+        with pytest.raises(StoreUnavailable, match=r"taskyard\.gone\(\) does not exist"):
+            await store._db.ask(read)
+        assert tries == missing_for
+    await store.close()
+
+
+async def test_a_submit_in_a_transaction_says_that_the_bundle_was_replaced(new_url: str) -> None:
+    """A transaction of a user that comes to a routine which was just dropped has failed. The error says to run it
+    again. Only if `submit_1` itself is missing, it is another database."""
+    store = PostgresStore(new_url, clock=SystemClock())
+    await store.open()
+    conn = await asyncpg.connect(new_url)
+
+    async def submit() -> None:
+        async with conn.transaction():
+            await store.add_within(conn, an_add(a_record()))
+
+    await conn.execute("ALTER FUNCTION taskyard.insert_in_user_transaction RENAME TO gone")
+    with pytest.raises(StoreUnavailable, match="Roll it back and run it again"):
+        await submit()
+    await conn.execute("ALTER FUNCTION taskyard.gone RENAME TO insert_in_user_transaction")
+    await submit()
+    assert len(await store.list_tasks()) == 1
+    await conn.execute("ALTER FUNCTION taskyard.submit_1 RENAME TO gone")
+    with pytest.raises(OtherDatabase):
+        await submit()
+    await conn.close()
+    await store.close()

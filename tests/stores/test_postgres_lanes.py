@@ -17,7 +17,7 @@ from taskyard.model.task import Dedupe, DedupeScope
 from taskyard.ports.store import Add, BlockedGroup, TaskFilter
 from taskyard.stores.postgres import constants
 from taskyard.stores.postgres.constants import LONGEST_NAME_BYTES
-from taskyard.testing.postgres import Databases
+from taskyard.testing.postgres import UNSEEN, Databases
 from taskyard.testing.samples import NOON, a_node, a_record, an_add, an_error, room
 
 A = a_node("a")
@@ -108,6 +108,34 @@ async def test_what_was_previewed_starts_however_many_queues_there_are(store):
         only = {record.id: None for record in previewed[:2]}
         claims = (await store.turn(A.incarnation, demand=Demand(9, {"fetch": 9}, only=only))).claims
         assert [claim.uuid for claim in claims] == [record.uuid for record in previewed[:2]]
+
+
+@pytest.fixture
+def no_lanes_kept_url(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of a database where lanes are dropped however few there are."""
+    monkeypatch.setattr(constants, "LANES_KEPT", 0)
+    return databases.make()
+
+
+@pytest.mark.parametrize("postgres_url", ["no_lanes_kept_url"], indirect=True)
+async def test_no_task_is_lost_with_a_spent_lane(store, conn):
+    """A lane of tasks with requirements is dropped when none of its tasks may start, although some are parked behind
+    their key. They start when the key is free. Other lanes stay."""
+    held = [a_record(requires=EU, key="k") for _ in range(3)]
+    await store.turn(A.incarnation, adds=[an_add(*held, a_record(), a_record(queue="cpu", requires=EU))])
+    (claim,) = (await store.turn(A.incarnation, demand=Demand(1, {EU_LANE: 1}))).claims
+    assert claim.uuid == held[0].uuid
+    before = {("default", "fetch"), ("default", EU_LANE), ("cpu", EU_LANE)}
+    for lanes in (before, before - {("default", EU_LANE)}):
+        assert {tuple(row) for row in await conn.fetch("SELECT queue, lane FROM taskyard.lane")} == lanes
+        await conn.execute("SELECT taskyard.drop_spent_lanes_1('')")
+    for task in held[1:]:
+        await store.turn(A.incarnation, settles=[(claim, Move.completed(at=NOON))])
+        assert await conn.fetch(UNSEEN) == []
+        (claim,) = (await store.turn(A.incarnation, demand=Demand(1, {EU_LANE: 1}))).claims
+        assert claim.uuid == task.uuid
+        await conn.execute("SELECT taskyard.drop_spent_lanes_1('')")
+    assert len((await store.turn(A.incarnation, demand=room(9))).claims) == 2
 
 
 @pytest.fixture

@@ -10,16 +10,26 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskyard import Dedupe, StoreBusy, StoreDenied, StoreError, StoreTooNew, TaskState, UnknownNode, Yard
+from taskyard import (
+    Dedupe,
+    StoreBusy,
+    StoreDenied,
+    StoreError,
+    StoreMigrationChanged,
+    StoreTooNew,
+    TaskState,
+    UnknownNode,
+    Yard,
+)
 from taskyard.model.command import Cancel
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.notes import Note
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import MigratingStore, Report, Signals
-from taskyard.stores.migrations import Migration, list_migrations
+from taskyard.stores.migrations import Bundle, Migration, list_migrations
 from taskyard.stores.postgres import PostgresStore, schema
-from taskyard.stores.postgres.constants import EVENTS_AT_MOST
+from taskyard.stores.postgres.constants import EVENTS_AT_MOST, Lock
 from taskyard.stores.postgres.errors import typed_errors
 from taskyard.stores.postgres.schema import apply, bundle, find_version
 from taskyard.testing.postgres import Databases
@@ -59,7 +69,7 @@ CATALOG = {
     "JOIN pg_class ON pg_class.oid = typrelid JOIN pg_attribute ON attrelid = typrelid "
     "WHERE typnamespace = {schema} AND relkind = 'c'",
     "rows": "SELECT number, name, checksum FROM taskyard.migration",
-    "bundle": "SELECT version, checksum FROM taskyard.bundle",
+    "bundle": "SELECT version, needs_program, checksum, objects FROM taskyard.bundle",
 }
 
 
@@ -94,7 +104,6 @@ async def connected(url: str) -> asyncpg.Connection:
 async def test_a_migrated_schema_is_that_of_a_new_store(new_url, postgres_grown, monkeypatch):
     """However it came about, one version has one schema."""
     monkeypatch.setattr(schema, "list_migrations", lambda _: [*STEPS, GROW])
-    monkeypatch.setattr(schema, "newest", lambda _: GROW.number)
     store = make(postgres_grown)
     assert isinstance(store, MigratingStore)
     before = await store.schema()
@@ -123,6 +132,14 @@ def test_the_dump_sees_everything(databases: Databases, fresh):
     }.items():
         databases.execute(change, url)
         assert databases.run(dump, url)[seen] != fresh[seen]
+
+
+async def test_our_tables_are_known(postgres_grown):
+    """The names that tell a part of our store from a schema of another program are all tables that we have."""
+    conn = await connected(postgres_grown)
+    rows = await conn.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'taskyard' ORDER BY 1")
+    assert tuple(name for (name,) in rows) == schema.TABLES
+    await conn.close()
 
 
 async def test_looking_changes_nothing(new_url):
@@ -293,6 +310,33 @@ async def test_a_newer_schema_is_left_alone(postgres_grown):
             await verb()
     assert await dump(conn) == before
     await conn.close()
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "error"),
+    [
+        pytest.param("INSERT INTO taskyard.migration VALUES (99, '0099_later', '')", StoreTooNew, id="migration"),
+        pytest.param(
+            "UPDATE taskyard.bundle SET version = version + 1, checksum = 'other'", StoreMigrationChanged, id="bundle"
+        ),
+    ],
+)
+async def test_a_program_looks_again_when_it_has_the_lock(postgres_grown, monkeypatch, meanwhile, error):
+    """Of two programs that start together, one brings the schema up to date and the other waits. If the schema then
+    does not fit the second program, its open is refused."""
+    newer = Bundle(bundle().version + 1, bundle().sql)
+    monkeypatch.setattr(schema, "bundle", lambda: newer)
+    other = await connected(postgres_grown)
+    await other.execute(f"SELECT pg_advisory_lock({Lock.MIGRATING}, 0)")
+    opening = asyncio.create_task(make(postgres_grown).open())
+    async with asyncio.timeout(PATIENCE_S):
+        while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+            assert not opening.done()
+    await other.execute(meanwhile)
+    await other.execute(f"SELECT pg_advisory_unlock({Lock.MIGRATING}, 0)")
+    with pytest.raises(error):
+        await opening
+    await other.close()
 
 
 @pytest.mark.parametrize("left", ["an event", "the mark of those that were trimmed"])

@@ -1,14 +1,18 @@
 """The SQL files: migrations never change, and a bundle changes only with its version."""
 
+import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taskyard.model import state
+from taskyard.model.blocker import SEPARATOR as LANE_SEPARATOR
 from taskyard.model.order import GAP
 from taskyard.model.state import LEGAL, TaskState
 from taskyard.stores.migrations import Bundle, folder_of, list_migrations, load_bundle, render
@@ -33,7 +37,8 @@ databases = pytest.mark.parametrize("database", BUNDLES)
 def find_change(database: str, bundle: Bundle) -> str | None:
     """What is to be done about a bundle that is not the committed one."""
     sealed = (folder_of(database) / "bundle" / "SHA256").read_text(encoding="utf-8").split()
-    return None if sealed == [str(bundle.version), bundle.checksum] else BUNDLE_CHANGED.format(database)
+    is_same = sealed == [str(bundle.version), str(bundle.needs_program), bundle.checksum]
+    return None if is_same else BUNDLE_CHANGED.format(database)
 
 
 @databases
@@ -113,10 +118,68 @@ def test_the_structural_constants() -> None:
     assert GAP == 1 << 20
     assert constants.EVENTS_AT_MOST == 1 << 17
     assert (constants.SEPARATOR, constants.CHANNEL) == ("\x1e", "taskyard")
+    assert LANE_SEPARATOR == "\x1f"
+    assert f"consumer || char({ord(LANE_SEPARATOR)}) || requires" in list_migrations("sqlite")[0].sql
     assert {lock.name: lock.value - 1953721200 for lock in constants.Lock} == {
         "QUEUE": 1, "NODE": 2, "EVENTS": 3, "OPEN_SLOT": 4, "SLOT": 5, "COMPACTION": 6, "MIGRATING": 7, "HINT": 8,
         "COMPLETIONS": 9, "NUMBER_SKIP": 10, "BULK_SLOTS": 11, "ROLLOUT": 12,
     }  # fmt: skip
+
+
+@pytest.fixture
+def sealing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script that writes the checksums, with copies of the committed ones."""
+    spec = importlib.util.spec_from_file_location("seal_sql", TOP / "scripts/seal_sql.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for database in BUNDLES:
+        for file in script.sealed_files(database):
+            copy = tmp_path / file.relative_to(script.STORES)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
+    monkeypatch.setattr(script, "STORES", tmp_path)
+    return script
+
+
+def read_seals(sealing: Any) -> dict[Path, str]:
+    return {file: file.read_text() for database in BUNDLES for file in sealing.sealed_files(database)}
+
+
+@pytest.mark.parametrize(
+    ("more", "is_sealed"), [pytest.param(-1, False, id="lower"), pytest.param(0, False, id="same"), (1, True)]
+)
+def test_a_released_bundle_changes_with_a_higher_version(
+    sealing: Any, monkeypatch: pytest.MonkeyPatch, more: int, is_sealed: bool
+) -> None:
+    """A changed bundle is sealed if its number is higher than the released one. If one database is refused, nothing is
+    written for the other one either."""
+    before = read_seals(sealing)
+    sealing.main(["--released"])
+    assert read_seals(sealing) == before
+    ours, theirs = place.bundle(), schema.bundle()
+    newer = Bundle(ours.version + 1, "-- newer")
+    changed = Bundle(theirs.version + more, "-- changed")
+    monkeypatch.setattr(sealing, "BUNDLES", {"sqlite": lambda: newer, "postgres": lambda: changed})
+    if is_sealed:
+        sealing.main(["--released"])
+        after = [sealing.sealed_files(database)[1].read_text() for database in BUNDLES]
+        assert after == [sealing.sum_of(newer), sealing.sum_of(changed)]
+    else:
+        with pytest.raises(
+            SystemExit, match=rf"^postgres: the bundle changed; give it a number above {theirs.version} "
+        ):
+            sealing.main(["--released"])
+        assert read_seals(sealing) == before
+
+
+def test_a_released_migration_is_not_sealed_again(sealing: Any) -> None:
+    """A migration with another text than the released one is refused."""
+    sums, _ = sealing.sealed_files("sqlite")
+    sums.write_text("0" + sums.read_text())
+    with pytest.raises(SystemExit, match=r"^sqlite: a migration that was released changed"):
+        sealing.main(["--released"])
 
 
 def test_migrations_need_no_driver() -> None:
@@ -132,6 +195,6 @@ def test_the_files_are_in_the_wheel(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if "/sql/" in name}
     folder = Path(str(folder_of("sqlite"))).parents[2]
-    ours = {path for kind in ("*.sql", "VERSION") for path in folder.glob(f"stores/*/sql/*/{kind}")}
+    ours = {path for kind in ("*.sql", "VERSION", "NEEDS_PROGRAM") for path in folder.glob(f"stores/*/sql/*/{kind}")}
     assert shipped >= {f"taskyard/{path.relative_to(folder)}" for path in ours}
     assert len(ours) > 4

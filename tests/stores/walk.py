@@ -263,7 +263,8 @@ class Walk:
 
     async def _forget(self) -> None:
         """What upkeep does now and then."""
-        await self._store._db.write("SELECT taskyard.drop_empty_lanes_1('')")
+        for routine in ("drop_empty_lanes_1", "drop_spent_lanes_1"):
+            await self._store._db.write(f"SELECT taskyard.{routine}('')")
 
     async def _wait(self) -> None:
         self._clock.advance(self._random.choice((0.5, 2.0)))

@@ -19,6 +19,8 @@ SHARE = 16
 """A new place takes this part of the room there is, from the side it does not touch: tasks put one after the other
 before the same one then take hundreds of places before the room is used up, where halving would take twenty."""
 
+NO_PLACE_LEFT = "a million tasks were put between the same two already; move it elsewhere"
+
 SMALLEST = 64
 CROWDED, THINNING = 0.5, 1.2
 """How much of the smallest stretch may be taken, and by how much less of every one of twice the size."""
@@ -75,7 +77,7 @@ def _spread(base: int, low: int, puts: Puts) -> Placing:
         if len(crowd) + 1 <= (last - first + 1) * allowed or (size == GAP and len(crowd) < GAP - 1):
             return _place_all(first, last, crowd, sum(put.position <= low for put in crowd))
         size, allowed = size * 2, allowed / THINNING
-    raise InvalidInput("a million tasks were put between the same two already; move it elsewhere")
+    raise InvalidInput(NO_PLACE_LEFT)
 
 
 def _place_all(first: int, last: int, crowd: Sequence[Put], at: int) -> Placing:

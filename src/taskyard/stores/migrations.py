@@ -3,7 +3,8 @@
 A migration (`<database>/sql/migrations/NNNN_name.sql`) is literal SQL: tables, columns, indexes, data. It is applied
 once, and its checksum is stored. A bundle (`<database>/sql/bundle/*.sql`) has the routines, types and triggers. Its
 files have placeholders, `{{name}}`, which are filled with constants of Python. A bundle has a version and is replaced
-as a whole when the stored version is older.
+as a whole when the stored version is older. Its file `NEEDS_PROGRAM` has the lowest version of a program that may use
+it: a program's version is that of its own bundle.
 
 This module knows no driver: the stores read and write their tables `migration` and `bundle` themselves.
 """
@@ -18,7 +19,7 @@ from importlib.resources.abc import Traversable
 
 import msgspec
 
-from taskyard.errors import StoreMigrationChanged
+from taskyard.errors import StoreMigrationChanged, StoreTooNew
 from taskyard.ports.store import Schema
 
 FIRST_FILE = "types.sql"
@@ -43,6 +44,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
     version: int
     sql: str
+    needs_program: int = 1
 
     @property
     def checksum(self) -> str:
@@ -62,10 +64,12 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """The row of the table `bundle`."""
+    """The row of the table `bundle`. `objects` names what the bundle brought, and nothing that others made."""
 
     version: int
+    needs_program: int
     checksum: str
+    objects: list[str]
 
 
 def checksum(text: str) -> str:
@@ -97,9 +101,10 @@ def newest(database: str) -> int:
 def load_bundle(database: str, values: Mapping[str, str]) -> Bundle:
     """The bundle for `database`, rendered with `values`."""
     folder = folder_of(database) / "bundle"
-    version = int((folder / "VERSION").read_text(encoding="utf-8"))
+    version, needs = (int((folder / name).read_text(encoding="utf-8")) for name in ("VERSION", "NEEDS_PROGRAM"))
     files = sorted(_sql_files(folder), key=lambda file: file.name != FIRST_FILE)
-    return Bundle(version, "\n".join(render(file.read_text(encoding="utf-8"), values, file.name) for file in files))
+    sql = "\n".join(render(file.read_text(encoding="utf-8"), values, file.name) for file in files)
+    return Bundle(version, sql, needs)
 
 
 def render(sql: str, values: Mapping[str, str], name: str) -> str:
@@ -137,7 +142,9 @@ def check_applied(path: str, applied: Iterable[Applied], known: Sequence[Migrati
 
 
 def check_installed(path: str, installed: Installed | None, bundle: Bundle) -> None:
-    """The same for a bundle of the same version."""
+    """The same for a bundle of the same version. `StoreTooNew` if the installed bundle needs a newer program."""
+    if installed is not None and installed.needs_program > bundle.version:
+        raise StoreTooNew(path, installed.version, bundle.version, "bundle")
     if installed is not None and installed.version == bundle.version and installed.checksum != bundle.checksum:
         raise StoreMigrationChanged(path, f"bundle version {bundle.version}")
 

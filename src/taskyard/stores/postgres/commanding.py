@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import asyncpg
 import msgspec
 
 from taskyard.errors import InvalidInput, StoreError, quote
@@ -18,10 +17,11 @@ from taskyard.model.blocker import blocker_key
 from taskyard.model.command import Asked, Block, Command, Retry, Unblock, anchor_of
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, control_detail, steer, told_as
 from taskyard.model.limits import QueueSettings
+from taskyard.model.places import NO_PLACE_LEFT
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Applied, QueueStatus, TaskFilter
 from taskyard.stores.postgres import commands, reader
-from taskyard.stores.postgres.constants import LONGEST_NAME_BYTES
+from taskyard.stores.postgres.constants import LONGEST_NAME_BYTES, NO_PLACE
 from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.errors import busy
 from taskyard.stores.postgres.patience import TRIES, give_way
@@ -76,8 +76,8 @@ class Commanding:
         try:
             return await self._db.write(commands.CHANGE, *decided.arguments())
         except StoreError as exc:
-            if isinstance(exc.__cause__, asyncpg.ProgramLimitExceededError):
-                raise InvalidInput(f"{exc.__cause__}; move it elsewhere") from exc  # `place` found no free position
+            if getattr(exc.__cause__, "sqlstate", None) == NO_PLACE:
+                raise InvalidInput(NO_PLACE_LEFT) from exc
             raise
 
     async def _decide_on(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> commands.Decided:

@@ -1,8 +1,9 @@
 """Numbers and names that the SQL of PostgreSQL and Python share, and what `{{name}}` stands for in the SQL bundle.
 
 Structural constants describe stored data or an agreement between nodes of different versions. They never change for an
-existing database: `GAP` (stored positions), the numbers of `Lock`, `EVENTS_AT_MOST` (numbers of events), `SEPARATOR`
-and `CHANNEL`. Every other constant may change: the rendered bundle then changes, and needs a new `bundle/VERSION`.
+existing database: `GAP` (stored positions), the numbers of `Lock`, `EVENTS_AT_MOST` (numbers of events), `SEPARATOR`,
+`LANE_SEPARATOR` (stored lanes) and `CHANNEL`. Every other constant may change: the rendered bundle then changes, and
+needs a new `bundle/VERSION`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 
 from taskyard.model.attempt import LINES_KEPT
+from taskyard.model.blocker import SEPARATOR as LANE_SEPARATOR
 from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.order import GAP
 from taskyard.model.places import CROWDED, SHARE, SMALLEST, THINNING
@@ -57,6 +59,9 @@ CHANNEL = "taskyard"
 
 INSERT_BLOCKED = "TY001"
 """The SQLSTATE of an insert that would wait for a transaction that somebody keeps open."""
+
+NO_PLACE = "TY002"
+"""The SQLSTATE of a move for which there is no position left between two tasks."""
 
 RAISE_AFTER = 500 * GAP
 """How far claims must be beyond a lane's watermark before it is raised: about 250 tasks, of two numbers each."""
@@ -127,5 +132,7 @@ def bundle_values() -> Mapping[str, str]:
         "numbers_skipped": str(NUMBERS_SKIPPED),
         "longest_name": str(LONGEST_NAME_BYTES),
         "insert_blocked": f"'{INSERT_BLOCKED}'",
+        "no_place": f"'{NO_PLACE}'",
         "separator": f"chr({ord(SEPARATOR)})",
+        "lane_separator": f"chr({ord(LANE_SEPARATOR)})",
     } | {f"lock_{lock.name.lower()}": str(int(lock)) for lock in Lock}

@@ -119,9 +119,17 @@ class Database:
         raise busy(self.url)
 
     async def read(self, run: Callable[[Connection], Awaitable[T]]) -> T:
-        async with self.reads.use() as conn:
-            with typed_errors(self.url):
-                return await run(conn)
+        """What `run` reads. It runs again if the SQL bundle is replaced meanwhile."""
+        n = 0
+        while True:
+            try:
+                async with self.reads.use() as conn:
+                    with typed_errors(self.url):
+                        return await run(conn)
+            except StoreError as error:
+                if not is_replaced(error.__cause__, n):
+                    raise
+            n += 1
 
     async def ask(self, run: Callable[[Connection], Awaitable[T]]) -> T:
         async with self.asked():

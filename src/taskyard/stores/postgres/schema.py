@@ -28,7 +28,6 @@ from taskyard.stores.migrations import (
     is_outdated,
     list_migrations,
     load_bundle,
-    newest,
     pending,
     schema_at,
 )
@@ -46,6 +45,13 @@ MAY_CREATE = (
     "a user who may create the schema and owns it must bring it up to date: `GRANT CREATE ON DATABASE … TO …`, or run "
     "`taskyard migrate` as that user"
 )
+
+TABLES = (
+    "artifact", "attempt", "attempt_line", "bundle", "compaction", "dedupe_window", "dependency", "event",
+    "external_count", "fairness", "finished", "fire", "lane", "migration", "node", "pending_release", "queue",
+    "schedule", "server_history", "state_count", "task", "task_label", "task_relation", "watermark",
+)  # fmt: skip
+"""Our tables. If several are there without the table `migration`, they are a part of a store."""
 
 SCHEMA = "the schema 'taskyard' of this database"
 
@@ -95,8 +101,10 @@ async def _find(conn: Connection) -> Found:
     lacking = [str(number) for number in known if number < version and number not in numbers]
     if lacking:
         raise StoreIncomplete(SCHEMA, f"its table 'migration' lacks {', '.join(lacking)} below {version}")
-    row = await conn.fetchrow("SELECT version, checksum FROM taskyard.bundle")
-    return Found(version, applied, None if row is None else Installed(*row))
+    row = await conn.fetchrow("SELECT version, needs_program, checksum, objects FROM taskyard.bundle")
+    if row is None:
+        raise StoreIncomplete(SCHEMA, "its table 'bundle' is empty")
+    return Found(version, applied, Installed(*row))
 
 
 async def _list_applied(conn: Connection) -> list[Applied]:
@@ -107,23 +115,19 @@ async def _list_applied(conn: Connection) -> list[Applied]:
     return [Applied(*row) for row in rows]
 
 
-def _our_tables() -> list[str]:
-    return re.findall(r"^CREATE TABLE taskyard\.(\w+)", list_migrations("postgres")[0].sql, re.MULTILINE)
-
-
 async def _list_tables(conn: Connection) -> list[str]:
     """Our names that are taken."""
     rows = await conn.fetch(
         "SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
         "WHERE n.nspname = 'taskyard' AND relname = ANY($1::text[]) ORDER BY relname",
-        _our_tables(),
+        TABLES,
     )
     return [name for (name,) in rows]
 
 
 def _refuse_tables(found: list[str]) -> None:
     """These exist although no migration was applied. Another program has a few of our names, never most."""
-    if 2 * len(found) > len(_our_tables()):
+    if 2 * len(found) > len(TABLES):
         raise StoreIncomplete(SCHEMA, "its table 'migration' is missing or empty")
     if found:
         raise _foreign(f"it has a {found[0]!r} already")
@@ -153,15 +157,11 @@ _IN_THE_WAY = (
 
 
 def _check(found: Found, known: Sequence[Migration], ours: Bundle, url: str) -> None:
-    check_version(found.version, url)
+    """Raise `StoreTooNew` or `StoreMigrationChanged` if this program does not fit the database."""
+    if found.version > known[-1].number:
+        raise StoreTooNew(hide_password(url), found.version, known[-1].number)
     check_applied(hide_password(url), found.applied, known)
     check_installed(hide_password(url), found.installed, ours)
-
-
-def check_version(version: int, url: str) -> None:
-    """Raise `StoreTooNew` if a newer Taskyard has been here."""
-    if version > newest("postgres"):
-        raise StoreTooNew(hide_password(url), version, newest("postgres"))
 
 
 # --- what is applied --------------------------------------------------------------------------------------------------
@@ -245,9 +245,12 @@ async def _apply(conn: Connection, known: Sequence[Migration], ours: Bundle, url
     await conn.execute(f"SET LOCAL lock_timeout = '{MIGRATE_S:.0f}s'", timeout=MIGRATE_S)
     await conn.execute(f"SELECT pg_advisory_xact_lock({Lock.MIGRATING}, 0)", timeout=MIGRATE_S)
     await conn.execute(f"SET LOCAL lock_timeout = '{ALTER_S * 1000:.0f}ms'")
+    await conn.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # names of objects are recorded with their schema
     if await conn.fetchval("SELECT to_regnamespace('taskyard')") is None:
         await conn.execute("CREATE SCHEMA taskyard")
     found = await _find(conn)
+    # Race: another program may have migrated, or replaced the bundle, while this one waited for the lock.
+    _check(found, known, ours, url)
     for migration in pending(known, found.version):
         await conn.execute(migration.sql, timeout=MIGRATE_S)
         await conn.execute(
@@ -257,25 +260,26 @@ async def _apply(conn: Connection, known: Sequence[Migration], ours: Bundle, url
             migration.checksum,
         )
     if is_outdated(found.installed, ours):
-        await _install(conn, ours)
+        await _install(conn, [] if found.installed is None else found.installed.objects, ours)
     return found
 
 
 # --- the bundle -------------------------------------------------------------------------------------------------------
 
 _OBJECTS = """
-    SELECT 'ROUTINE' AS kind, proname::text AS name, oid::text || ' ' || xmin::text AS written,
-        format('taskyard.%I(%s)', proname, pg_get_function_identity_arguments(oid)) AS said
+    SELECT format('ROUTINE taskyard.%I(%s)', proname, pg_get_function_identity_arguments(oid)) AS object,
+        oid::text || ' ' || xmin::text AS written
     FROM pg_proc WHERE pronamespace = 'taskyard'::regnamespace
     UNION ALL
-    SELECT 'TRIGGER', tgname::text, t.oid::text || ' ' || t.xmin::text, format('%I ON %s', tgname, tgrelid::regclass)
+    SELECT format('TRIGGER %I ON %s', tgname, tgrelid::regclass), t.oid::text || ' ' || t.xmin::text
     FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = tgrelid
     WHERE c.relnamespace = 'taskyard'::regnamespace AND NOT tgisinternal
     UNION ALL
-    SELECT 'TYPE', relname::text, oid::text, format('taskyard.%I', relname)
+    SELECT format('TYPE taskyard.%I', relname), oid::text
     FROM pg_class WHERE relnamespace = 'taskyard'::regnamespace AND relkind = 'c'
 """
-"""Everything that a bundle brings. `written` changes when an object is replaced; `said` is how DROP names it."""
+"""All routines, triggers and types of the schema, also those of others. `object` is how DROP names it. `written`
+changes if it is replaced."""
 
 _IS_SAME_TYPE = """
     SELECT count(DISTINCT fields) = 1 FROM (
@@ -283,42 +287,47 @@ _IS_SAME_TYPE = """
         WHERE attrelid IN ($1::text::regclass, $2::text::regclass) GROUP BY attrelid) AS types
 """
 
+_RECORD = "INSERT INTO taskyard.bundle (version, needs_program, checksum, objects) VALUES ($1, $2, $3, $4)"
+
 _STATEMENT = re.compile(r"^(?=CREATE )", re.MULTILINE)
 _NAMED = re.compile(r"CREATE (?:OR REPLACE )?(FUNCTION|PROCEDURE|TRIGGER|TYPE) (?:taskyard\.)?(\w+)")
 
-Objects = dict[tuple[str, str, str], str]
-"""What there is, by kind, name and `written`: how DROP names it."""
 
-
-async def _install(conn: Connection, ours: Bundle) -> None:
-    """Replace the routines, types and triggers as a whole.
+async def _install(conn: Connection, recorded: Sequence[str], ours: Bundle) -> None:
+    """Replace the routines, types and triggers as a whole. `recorded` are those of the installed bundle.
 
     Nodes go on meanwhile. A routine with an unchanged signature is replaced in place: it keeps its identity and its
     grants, prepared statements of the nodes stay valid, and a call in flight ends with the text that it began with. A
-    type that is unchanged is left alone, because a driver knows it by its number. Everything that this bundle does not
-    have is dropped. Race: a call in flight may come to a routine that was just dropped. It fails as a whole with
-    `undefined_function`, and the node sends it again."""
+    type that is unchanged is left alone, because a driver knows it by its number. What the installed bundle brought and
+    this one does not have is dropped. What others put into the schema stays. Race: a call in flight may come to a
+    routine that was just dropped. It fails as a whole with `undefined_function`, and the node sends it again."""
     before = await _list_objects(conn)
-    if before:
+    if recorded:
         for statement in _STATEMENT.split(ours.sql)[1:]:
-            await _replace(conn, statement, before)
-        await _drop_rest(conn, before, ours)
+            await _replace(conn, statement, recorded)
     else:
         await conn.execute(ours.sql, timeout=MIGRATE_S)
+    after = await _list_objects(conn)
+    types = {f"TYPE taskyard.{name}" for kind, name in _NAMED.findall(ours.sql) if kind == "TYPE"}
+    brought = {one for one, written in after.items() if one in types or written != before.get(one)}
+    rest = [one for one in recorded if one in after and one not in brought]
+    for kind in ("TRIGGER", "ROUTINE", "TYPE"):  # in the order in which they need each other
+        for one in rest:
+            if one.startswith(kind):
+                await conn.execute(f"DROP {one}")
     await conn.execute("DELETE FROM taskyard.bundle")
-    await conn.execute("INSERT INTO taskyard.bundle (version, checksum) VALUES ($1, $2)", ours.version, ours.checksum)
+    await conn.execute(_RECORD, ours.version, ours.needs_program, ours.checksum, sorted(brought))
 
 
-async def _list_objects(conn: Connection) -> Objects:
-    return {(kind, name, written): said for kind, name, written, said in await conn.fetch(_OBJECTS)}
+async def _list_objects(conn: Connection) -> dict[str, str]:
+    return dict(await conn.fetch(_OBJECTS))  # type: ignore[arg-type]
 
 
-async def _replace(conn: Connection, statement: str, before: Objects) -> None:
+async def _replace(conn: Connection, statement: str, recorded: Sequence[str]) -> None:
     found = _NAMED.match(statement)
     assert found is not None, statement
     kind, name = found.groups()
-    known = [said for (_, old, _), said in before.items() if old == name]
-    if kind == "TYPE" and known:
+    if kind == "TYPE" and f"TYPE taskyard.{name}" in recorded:
         if await _is_same_type(conn, statement, name):
             return
         await conn.execute(f"DROP TYPE taskyard.{name} CASCADE")  # with the routines that use it, which come again
@@ -327,8 +336,9 @@ async def _replace(conn: Connection, statement: str, before: Objects) -> None:
             await conn.execute(statement, timeout=MIGRATE_S)
     except (asyncpg.InvalidFunctionDefinitionError, asyncpg.WrongObjectTypeError):
         # Its arguments have other names, or its answer or its kind is another.
-        for said in known:
-            await conn.execute(f"DROP ROUTINE IF EXISTS {said}")
+        for one in recorded:
+            if one.startswith(f"ROUTINE taskyard.{name}("):
+                await conn.execute(f"DROP ROUTINE IF EXISTS {one.removeprefix('ROUTINE ')}")
         await conn.execute(statement, timeout=MIGRATE_S)
 
 
@@ -337,14 +347,3 @@ async def _is_same_type(conn: Connection, statement: str, name: str) -> bool:
     is_same = await conn.fetchval(_IS_SAME_TYPE, f"taskyard.{name}", f"taskyard.{name}_new")
     await conn.execute(f"DROP TYPE taskyard.{name}_new")
     return bool(is_same)
-
-
-async def _drop_rest(conn: Connection, before: Objects, ours: Bundle) -> None:
-    """Drop what is as it was before: this bundle did not write it. Types that it has are as they were, too."""
-    after = await _list_objects(conn)
-    types = {name for kind, name in _NAMED.findall(ours.sql) if kind == "TYPE"}
-    rest = [(key, said) for key, said in after.items() if key in before and not (key[0] == "TYPE" and key[1] in types)]
-    for kind in ("TRIGGER", "ROUTINE", "TYPE"):  # in the order in which they need each other
-        for (one, _, _), said in rest:
-            if one == kind:
-                await conn.execute(f"DROP {kind} {said}")

@@ -22,18 +22,28 @@ from taskyard.errors import (
     OtherDatabase,
     StaleTransaction,
     StoreDenied,
+    StoreUnavailable,
     UnusableConnection,
     hide_password,
 )
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Add, Added
 from taskyard.stores.postgres.connection import Connection
-from taskyard.stores.postgres.errors import describe, typed_errors
+from taskyard.stores.postgres.errors import describe, is_replaced, typed_errors
 from taskyard.stores.postgres.rows import find_unstorable
 from taskyard.stores.postgres.turn import answered
 from taskyard.stores.records import NEW_TASK_FIELDS, POSTGRES, TASK
 
-SUBMIT = "SELECT taskyard.submit_1($1)"
+ROUTINE = "taskyard.submit_1("
+"""The server names it like this if it does not exist: Taskyard is not in this database. If another routine does not
+exist, the bundle is being replaced."""
+
+SUBMIT = f"SELECT {ROUTINE}$1)"
+
+REPLACED = (
+    "the routines of the store were replaced by those of another Taskyard during this submit; nothing of the "
+    "transaction is stored. Roll it back and run it again"
+)
 
 CLOSED = "this connection is closed; submit while it is open"
 
@@ -231,8 +241,14 @@ def _named_errors(url: str, *, begin: str) -> Iterator[None]:
         except asyncpg.InFailedSQLTransactionError:
             why = "the transaction on this connection has failed and must be rolled back"
             raise NotInTransaction(why, begin) from None
-        except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as exc:
+        except asyncpg.InvalidSchemaNameError as exc:
             raise OtherDatabase(hide_password(url)) from exc
+        except (asyncpg.UndefinedFunctionError, asyncpg.InternalServerError) as exc:
+            if not is_replaced(exc, 0):
+                raise
+            if ROUTINE in str(exc):
+                raise OtherDatabase(hide_password(url)) from exc
+            raise StoreUnavailable(REPLACED) from exc
         except asyncpg.ReadOnlySQLTransactionError as exc:
             why = "the transaction on this connection is read-only; submit in one that may write"
             raise UnusableConnection(why) from exc

@@ -10,12 +10,13 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from taskyard.errors import (
     StoreBusy,
@@ -43,6 +44,7 @@ from taskyard.stores.migrations import (
     pending,
     schema_at,
 )
+from taskyard.stores.records import to_document
 
 APPLICATION_ID = 0x7A5C_A12D
 """Written into the file's header, so that somebody else's database is never taken for ours."""
@@ -271,8 +273,16 @@ def _user_version(conn: apsw.Connection) -> int:
 
 
 def _find_installed(conn: apsw.Connection) -> Installed | None:
-    row: Any = conn.execute("SELECT version, checksum FROM bundle").fetchone()
-    return None if row is None else Installed(*row)
+    row: Any = conn.execute("SELECT version, needs_program, checksum, objects FROM bundle").fetchone()
+    if row is None:
+        return None
+    version, needs, checksum, objects = row
+    return Installed(version, needs, checksum, msgspec.json.decode(objects, type=list[str]))
+
+
+def _list_triggers(conn: apsw.Connection) -> set[str]:
+    rows: Any = conn.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'")
+    return {name for (name,) in rows}
 
 
 def _find_schema(conn: apsw.Connection, path: Path) -> Schema:
@@ -314,12 +324,21 @@ def _apply(conn: apsw.Connection, version: int) -> None:
         conn.execute(f"PRAGMA user_version = {migration.number}")
     if version == 0:
         conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    if is_outdated(_find_installed(conn), ours):
-        for (name,) in conn.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
-            conn.execute(f"DROP TRIGGER {name}")
-        _run(conn, ours.sql)
-        _run(conn, "DELETE FROM bundle")
-        conn.execute("INSERT INTO bundle VALUES (?, ?, ?)", (ours.version, ours.checksum, at))
+    installed = _find_installed(conn)
+    if is_outdated(installed, ours):
+        _install(conn, [] if installed is None else installed.objects, ours, at)
+
+
+def _install(conn: apsw.Connection, recorded: Sequence[str], ours: Bundle, at: int) -> None:
+    """Replace our triggers as a whole. Triggers that somebody else made stay."""
+    for name in recorded:
+        conn.execute(f"DROP TRIGGER IF EXISTS {name}")
+    theirs = _list_triggers(conn)
+    _run(conn, ours.sql)
+    objects = to_document(sorted(_list_triggers(conn) - theirs))
+    _run(conn, "DELETE FROM bundle")
+    row = ours.version, ours.needs_program, ours.checksum, objects, at
+    conn.execute("INSERT INTO bundle VALUES (?, ?, ?, ?, ?)", row)
 
 
 class OpenFiles:

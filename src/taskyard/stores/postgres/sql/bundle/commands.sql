@@ -251,8 +251,7 @@ BEGIN
         EXIT WHEN cardinality(v_crowd) + 1 <= (v_last - v_first + 1) * v_allowed
             OR v_size = {{gap}} AND cardinality(v_crowd) < {{gap}} - 1;
         IF v_size = {{gap}} THEN
-            RAISE EXCEPTION 'a million tasks were put between the same two already'
-                USING ERRCODE = 'program_limit_exceeded';
+            RAISE EXCEPTION 'no position is left between two tasks' USING ERRCODE = {{no_place}};
         END IF;
         v_size := v_size * 2; v_allowed := v_allowed / {{thinning}};
     END LOOP;

@@ -2,7 +2,7 @@
 
 -- The lane of a task: its consumer, and what it requires.
 CREATE OR REPLACE FUNCTION taskyard.lane_of(p_consumer text, p_requires text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_requires IS NULL THEN p_consumer ELSE p_consumer || chr(31) || p_requires END
+    SELECT CASE WHEN p_requires IS NULL THEN p_consumer ELSE p_consumer || {{lane_separator}} || p_requires END
 $$;
 
 -- These tasks may have become startable: their lanes must not be read from above them. Of a lane that is not there, or has had

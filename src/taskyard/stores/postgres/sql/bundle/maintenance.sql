@@ -121,14 +121,14 @@ BEGIN
         RETURN NULL;
     END IF;
     FOR v_queue IN
-        SELECT DISTINCT queue FROM taskyard.lane WHERE queue > p_after AND strpos(lane, chr(31)) > 0
+        SELECT DISTINCT queue FROM taskyard.lane WHERE queue > p_after AND strpos(lane, {{lane_separator}}) > 0
         ORDER BY 1 LIMIT {{locked_at_most}}
     LOOP
         v_looked := v_looked + 1; v_last := v_queue;
         CONTINUE WHEN NOT pg_try_advisory_xact_lock({{lock_queue}}, hashtext(v_queue));
         WITH spent AS (
             DELETE FROM taskyard.lane AS l
-            WHERE l.queue = v_queue AND strpos(l.lane, chr(31)) > 0 AND (
+            WHERE l.queue = v_queue AND strpos(l.lane, {{lane_separator}}) > 0 AND (
                 SELECT t.id FROM taskyard.task AS t
                 WHERE t.queue = l.queue AND t.lane = l.lane AND t.state = 'queued' AND NOT t.is_parked
                 ORDER BY t.priority, t.position LIMIT 1) IS NULL

@@ -114,7 +114,7 @@ BEGIN
             AND coalesce(t.timeout_s, 1) > 0 AND json_typeof(coalesce(t.retry, '{}')::json) = 'object'
             AND json_typeof(coalesce(t.extra, '{}')::json) = 'object'
             AND NOT EXISTS (SELECT FROM json_each(t.requires::json) AS r WHERE json_typeof(r.value) <> 'string')
-            AND strpos(t.consumer, chr(31)) = 0
+            AND strpos(t.consumer, {{lane_separator}}) = 0
             AND least(length(t.uuid), length(t.consumer), length(t.queue)) > 0
             AND greatest(octet_length(t.uuid), octet_length(taskyard.lane_of(t.consumer, t.requires)),
                 octet_length(t.queue), octet_length(t.key), octet_length(t.dedupe_slot), octet_length(t.bucket),

@@ -9,11 +9,14 @@ CREATE TABLE taskyard.migration (
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 
--- The routines, types and triggers, which are replaced as a whole. One row.
+-- The routines, types and triggers, which are replaced as a whole. One row. `objects` names them as DROP does: only these
+-- are dropped for the next bundle. A program whose own bundle is older than `needs_program` may not use this one.
 CREATE TABLE taskyard.bundle (
-    version      integer PRIMARY KEY,
-    checksum     text NOT NULL,
-    installed_at timestamptz NOT NULL DEFAULT now()
+    version       integer PRIMARY KEY,
+    needs_program integer NOT NULL,
+    checksum      text NOT NULL,
+    objects       text[] NOT NULL,
+    installed_at  timestamptz NOT NULL DEFAULT now()
 );
 
 -- The one counter: ids, positions and tokens. No session caches numbers: tokens must grow in the order in which they are

@@ -8,11 +8,14 @@ CREATE TABLE migration (
     applied_at INTEGER NOT NULL
 ) STRICT;
 
--- The triggers, which are replaced as a whole. One row.
+-- The triggers, which are replaced as a whole. One row. `objects` is JSON of their names: only these are dropped for the
+-- next bundle. A program whose own bundle is older than `needs_program` may not use this one.
 CREATE TABLE bundle (
-    version      INTEGER PRIMARY KEY,
-    checksum     TEXT NOT NULL,
-    installed_at INTEGER NOT NULL
+    version       INTEGER PRIMARY KEY,
+    needs_program INTEGER NOT NULL,
+    checksum      TEXT NOT NULL,
+    objects       TEXT NOT NULL,
+    installed_at  INTEGER NOT NULL
 ) STRICT;
 
 -- `requires` is JSON of the labels that a place must have. Tasks of one consumer that require the same form a lane.
