@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from taskyard.errors import InvalidInput
-from taskyard.model.blocker import encode_requirements, lane_of
+from taskyard.model.blocker import DETAIL_BYTES, encode_requirements, lane_of
 from taskyard.model.command import Block, Retry, Unblock
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
@@ -174,7 +174,7 @@ async def test_the_longest_lane_has_room_in_all_indexes(store, conn, order: Queu
     async with conn.transaction():
         await store.add_within(conn, an_add(task))
     await store.turn(A.incarnation, demand=Demand(1, {"none": 1}))
-    longest = name["detail"][: LONGEST_NAME_BYTES - len("disk:")]
+    longest = name["detail"][:DETAIL_BYTES]
     for command in (Block("disk", longest), Unblock("disk", longest)):
         (applied,) = await store.apply([task.uuid], command)
         assert applied.refused is None

@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 
 from taskyard.errors import CommandRefused
-from taskyard.model.blocker import Blocker, blocker_key
+from taskyard.model.blocker import Blocker, blocker_key, stored_detail
 from taskyard.model.event import EventDetail, EventKind, make_detail
 from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move
@@ -84,18 +84,20 @@ class Reschedule(msgspec.Struct, frozen=True, tag=True):
         msgspec.structs.force_setattr(self, "due_at", moment("at", self.due_at))
 
 
-class Block(msgspec.Struct, frozen=True, tag=True):
+class _OfBlocker(msgspec.Struct, frozen=True):
+    kind: str
+    detail: str
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "detail", stored_detail(self.detail))
+
+
+class Block(_OfBlocker, frozen=True, tag=True):
     """Keep a queued task from starting until this blocker is freed; it keeps its place. A node asks for it."""
 
-    kind: str
-    detail: str
 
-
-class Unblock(msgspec.Struct, frozen=True, tag=True):
+class Unblock(_OfBlocker, frozen=True, tag=True):
     """Let a task go on that waits for this blocker. A node asks for it."""
-
-    kind: str
-    detail: str
 
 
 Command = (

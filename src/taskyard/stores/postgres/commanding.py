@@ -12,20 +12,19 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import InvalidInput, StoreError, quote
-from taskyard.model.blocker import blocker_key
-from taskyard.model.command import Asked, Block, Command, Retry, Unblock, anchor_of
+from taskyard.errors import InvalidInput, StoreError
+from taskyard.model.command import Asked, Command, Retry, anchor_of
 from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, control_detail, steer, told_as
 from taskyard.model.limits import QueueSettings
 from taskyard.model.places import NO_PLACE_LEFT
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Applied, QueueStatus, TaskFilter
 from taskyard.stores.postgres import commands, reader
-from taskyard.stores.postgres.constants import LONGEST_NAME_BYTES, NO_PLACE
+from taskyard.stores.postgres.constants import NO_PLACE
 from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.errors import busy
 from taskyard.stores.postgres.patience import TRIES, give_way
-from taskyard.stores.postgres.rows import clean, to_text
+from taskyard.stores.postgres.rows import to_text
 
 APPLY_AT_MOST = 500
 
@@ -40,8 +39,6 @@ class Commanding:
         self._speaking = asyncio.Lock()  # of this event loop
 
     async def apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
-        if isinstance(command, Block | Unblock):
-            command = _storable(command)
         applied: list[Applied] = []
         for start in range(0, len(uuids), APPLY_AT_MOST):
             applied += await self._apply(uuids[start : start + APPLY_AT_MOST], command, by, where)
@@ -123,12 +120,3 @@ class Commanding:
                 self._db.hints.tell()
                 return msgspec.json.decode(row["said"], type=QueueControl)
         raise busy(self._db.url)
-
-
-def _storable(command: Block | Unblock) -> Block | Unblock:
-    """The command with the name of its blocker as it is stored: the name of a file need not be text. `InvalidInput` if
-    the name is too long for an index."""
-    kind, detail = clean(command.kind) or "", clean(command.detail) or ""
-    if len(blocker_key(kind, detail).encode()) > LONGEST_NAME_BYTES:
-        raise InvalidInput(f"the blocker {kind} {quote(detail)} is longer than {LONGEST_NAME_BYTES} bytes")
-    return msgspec.structs.replace(command, kind=kind, detail=detail)
