@@ -18,8 +18,9 @@ from tests.scenario.processes import environment
 PAGE = TOP / "docs" / "POSTGRES.md"
 
 
-def test_the_programs_run(tmp_path, postgres_url):
+def test_the_programs_run(tmp_path, databases):
     """Each program runs as it is printed, one after the other, and says what it should."""
+    url = databases.make()  # they leave a table there
     programs = [block for block in blocks(PAGE) if block.language == "python"]
     assert [block.file for block in programs] == ["shop.py", "session.py", "lease.py"]
     for number, block in enumerate(programs, 1):
@@ -28,7 +29,7 @@ def test_the_programs_run(tmp_path, postgres_url):
         done = subprocess.run(
             [sys.executable, block.file],
             cwd=tmp_path,
-            env=environment(DATABASE_URL=postgres_url),
+            env=environment(DATABASE_URL=url),
             capture_output=True,
             text=True,
             timeout=50,
