@@ -20,6 +20,13 @@ ALONE = {
     "nightly.py": "a full report\noften 0 too often\nreport 5 \n",
     "after.py": "3\n6 2\n",
     "mail.py": "True queue paused\nValueError\n[(1, 'ValueError', 'send')]\n1\nsent to bob@example.org\n",
+    "traces.py": (
+        "printed lines are kept as well\n"
+        "Holiday video {'saved_bytes': 1024}\n"
+        "['read a.mp4', 'printed lines are kept as well']\n"
+        "12 frames were dropped\n"
+        "[(1, 'completed')]\n"
+    ),
     "listening.py": "completed A\ncompleted B\ncompleted C\n",
     "steered.py": "paused by ann: backup\n['c', 'd', 'b']\n1 1 canceled\n",
 }
@@ -57,6 +64,7 @@ def test_the_programs_run(folder):
         "nightly",
         "after",
         "mail",
+        "traces",
         "steered",
         "listening",
         "orders",
