@@ -30,7 +30,7 @@ def set_up_logging(console: Console, *, verbose: bool) -> None:
     handler = LineHandler(console)
     if verbose:
         # The story of every run tells of its failure as well.
-        handler.addFilter(lambda record: not record.msg.startswith("[fail]"))
+        handler.addFilter(lambda record: not _is_task_failure(record))
     root.addHandler(handler)
 
 
@@ -50,7 +50,7 @@ class LineHandler(logging.Handler):
             hide = _hider(record)
             message = Text(clean(hide(record.getMessage())), style if record.name == STORY else "")
             line = Text.assemble((f"{at}  ", "dim"), (level, style), message)
-            if record.exc_info and not str(record.msg).startswith("[fail]"):
+            if record.exc_info and not _is_task_failure(record):
                 trace = logging.Formatter().formatException(record.exc_info)
                 line.append("\n" + clean(hide(trace), lines=True), "dim")
             self._console.print(line, soft_wrap=True)
@@ -58,6 +58,10 @@ class LineHandler(logging.Handler):
             pass  # so rich takes it that nobody reads on; whoever logs goes on
         except Exception:
             self.handleError(record)
+
+
+def _is_task_failure(record: logging.LogRecord) -> bool:
+    return getattr(record, "is_task_failure", False)
 
 
 def _hider(record: logging.LogRecord) -> Callable[[str], str]:

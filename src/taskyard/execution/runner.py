@@ -338,7 +338,7 @@ def _log_failure(run: RunContext, result: ExecutionResult) -> None:
     error = result.error
     if error is None or run.cancel_asked or error.type == "RetryLater":
         return
-    text = "[fail] task %s from %s: %s"
+    text, about = "[fail] task %s from %s: %s", _about(run) | {"is_task_failure": True}
     if error.kind is ErrorKind.RUNTIME or (error.kind is ErrorKind.VALIDATION and error.traceback):
         # What was raised in a worker process stayed there; its traceback has come back as text.
         raised = run.raised
@@ -346,9 +346,9 @@ def _log_failure(run: RunContext, result: ExecutionResult) -> None:
             raised = RemoteTraceback(error.traceback)
         # As a tuple: of a bare exception `logging` reads `__traceback__`, which its class may refuse.
         exc_info = None if raised is None else (type(raised), raised, find_traceback(raised))
-        log.error(text, run.uuid, run.source, error.message, exc_info=exc_info, extra=_about(run))
+        log.error(text, run.uuid, run.source, error.message, exc_info=exc_info, extra=about)
     elif error.kind in (ErrorKind.TIMEOUT, ErrorKind.SYSTEM):
-        log.warning(text, run.uuid, run.source, error.message, extra=_about(run))
+        log.warning(text, run.uuid, run.source, error.message, extra=about)
 
 
 def _about(run: RunContext) -> dict[str, object]:
