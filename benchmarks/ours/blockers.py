@@ -27,6 +27,8 @@ from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add, Store
 from taskyard.queueing.blockers import unblock_all
 
+AT_ONCE = 20
+"""Of those that wait, so many run at once: slots for others are free."""
 WAITING, ASKED_FOR = "waiting", "asked-for"
 ROOM = Demand(1, {ASKED_FOR: 1})
 FILL_AT_ONCE = 1_000
@@ -184,7 +186,7 @@ class _Work:
     """Tasks that wait for disks, and others that are submitted one by one meanwhile."""
 
     def __init__(self, yard: Yard) -> None:
-        self.waiting = yard.consumer(name=WAITING, concurrent_count=SLOTS)(self._run)
+        self.waiting = yard.consumer(name=WAITING, concurrent_count=AT_ONCE)(self._run)
         self._other = yard.consumer(name=ASKED_FOR, queue="others")(self._start)
         self._done = self.added = 0
         self._started_at = 0.0

@@ -61,7 +61,7 @@ def _work(settings: Settings) -> dict[str, object]:
 
 
 def _through_yard(settings: Settings) -> dict[str, object]:
-    return {"waiting": WAITING, "blockers": BLOCKERS, "freed": settings.pick(full=20, quick=5)}
+    return {"waiting": WAITING, "blockers": BLOCKERS, "freed": settings.pick(full=50, quick=20)}
 
 
 def _fill(dsns: dict[str, str]) -> None:
