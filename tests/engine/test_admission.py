@@ -1,6 +1,7 @@
 """Which tasks may start here: checks that block tasks, blockers that are freed, and places with labels."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -486,6 +487,8 @@ class Wrong(Disks):
         match record.args:
             case "cancelled":
                 raise asyncio.CancelledError
+            case "exit":
+                sys.exit(3)
             case "no blocker":
                 return "full"  # type: ignore[return-value]
             case "other kind":
@@ -497,7 +500,7 @@ class Wrong(Disks):
         return await super().check(record)
 
 
-@pytest.mark.parametrize("args", ["cancelled", "no blocker", "other kind", "no text", "too long"])
+@pytest.mark.parametrize("args", ["cancelled", "exit", "no blocker", "other kind", "no text", "too long"])
 async def test_a_bad_answer_costs_one_task(args, caplog):
     """What a check does wrong blocks the task that it was asked about, and is logged; others start."""
     rig, work = rig_with(Wrong()), Work()
@@ -576,24 +579,58 @@ async def test_a_check_that_hangs_for_many_lanes_costs_one_wait():
     await rig.engine.stop(1)
 
 
-async def test_a_lane_whose_check_hangs_again_is_not_looked_at(caplog, monkeypatch):
-    """In every round one task of each such lane is checked, beside the claims: other tasks do not wait for it."""
+class Hanging(Disks):
+    """Hangs for some tasks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_given_up = asyncio.Event()
+
+    async def check(self, record: TaskRecord) -> Blocker | None:
+        self.looked.append(record.uuid)
+        if record.args == "hangs":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.was_given_up.set()
+        return None
+
+
+async def test_a_check_that_hangs_for_one_task_holds_up_others_for_its_time_only(monkeypatch):
+    """They start as soon as it was given up, and also after it has hung again in a round."""
     monkeypatch.setattr(checks, "CHECK_TIMEOUT_S", 0.05)
-    disks, work = Disks(slow=asyncio.Event()), Work()
+    disks, work = Hanging(), Work()
     rig = rig_with(disks)
     rig.consumer("shrink", work, concurrent_count=50)
     await rig.engine.start()
-    lanes = [f"/nfs-{n}" for n in range(3)]
+    bad = await rig.submit("shrink", args="hangs")
+    for looks in (1, 2):
+        good = await rig.submit("shrink", args="fine")
+        work.let_go(good)
+        await rig.outcome(good)
+        assert (await rig.found(bad)).blocked_by == "check:Hanging"
+        assert disks.looked.count(bad) == looks
+        disks.was_given_up.clear()
+        await rig.advance(RECHECK_S)
+        await disks.was_given_up.wait()
+        await settled(rig)
+    await rig.engine.stop(0)
+
+
+async def test_a_lane_whose_check_hangs_is_left_alone_until_the_next_round(caplog, monkeypatch):
+    """After three tasks of a lane."""
+    monkeypatch.setattr(checks, "CHECK_TIMEOUT_S", 0.05)
+    disks, work = Hanging(), Work()
+    rig = rig_with(disks)
+    rig.consumer("shrink", work, concurrent_count=50)
+    await rig.engine.start()
     with rig.engine.changes() as changes:
-        first = await submit_by_disk(rig, lanes)
-        await submit_by_disk(rig, lanes)
-        for failures in (3, 6):
-            while caplog.text.count("the admission check Disks failed") < failures:
-                changes.clear()
-                await changes.wait()
-            await settled(rig)
-            assert sorted(disks.looked) == sorted(first * (failures // 3))
-            await rig.advance(RECHECK_S)
+        uuids = await rig.submit_many("shrink", 9, args="hangs")
+        while caplog.text.count("the admission check Hanging failed") < 3:
+            changes.clear()
+            await changes.wait()
+    await settled(rig)
+    assert disks.looked == uuids[:3]
     await rig.engine.stop(0)
 
 

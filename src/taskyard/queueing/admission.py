@@ -28,7 +28,7 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.places import Place, Places
 from taskyard.ports.store import Store, Turned
-from taskyard.queueing.blockers import LOOKS_AT_MOST, BlockerLoop, KnownBlockers
+from taskyard.queueing.blockers import LOOKS_OF_A_SLOW_ANSWER, BlockerLoop, KnownBlockers
 from taskyard.queueing.capacity import Slots
 from taskyard.queueing.checks import Answer, Checks
 
@@ -300,7 +300,7 @@ class _Asked:
     def _note(self, record: TaskRecord) -> None:
         blocker, is_slow = self._answers[record.id]
         if blocker is not None:
-            self._known.note(blocker.key, record.lane, LOOKS_AT_MOST if is_slow else 1)
+            self._known.note(blocker.key, record.lane, LOOKS_OF_A_SLOW_ANSWER if is_slow else 1)
             self.blocked.setdefault(blocker.key, []).append(record.uuid)
 
 

@@ -26,6 +26,8 @@ log = logging.getLogger("taskyard")
 
 LOOKS_AT_MOST = 10
 """Tasks of one lane that are looked at, and have the same blocker, before the lane is left alone."""
+LOOKS_OF_A_SLOW_ANSWER = 4
+"""A check that hangs counts as so many looks: after three of them the lane is left alone."""
 RECHECK_S = 30.0
 RECHECKS_AT_MOST = 100
 """Blockers whose tasks are checked again in one round. The next round goes on from there."""
@@ -81,8 +83,6 @@ class Round(NamedTuple):
     gone: list[str]
     retried: list[str]
     """The keys of checks that had failed, and were tried again."""
-    slow: list[tuple[str, str]]
-    """Such keys, and lanes for which the check took too long again."""
 
 
 class BlockerLoop:
@@ -163,7 +163,7 @@ class BlockerLoop:
             self.known.forget(key)  # no task waits for it any more: the next one is looked at
         ours = [group for group in groups if self._is_ours(group)]
         ours.sort(key=lambda group: (group.key <= self._last_checked, group.key))
-        found = Round([], [], [])
+        found = Round([], [])
         try:
             for start in range(0, min(len(ours), RECHECKS_AT_MOST), RECHECKS_AT_ONCE):
                 await self._recheck_some(ours[start : start + RECHECKS_AT_ONCE], found)
@@ -174,8 +174,6 @@ class BlockerLoop:
     def _end_round(self, found: Round) -> None:
         for key in found.retried:
             self.known.forget(key)  # the check may fail for some tasks only: of each lane, ten more are looked at
-        for key, lane in found.slow:
-            self.known.note(key, lane, LOOKS_AT_MOST)
         for key in found.gone:
             self.free_key(key)
         self._changed()
@@ -208,17 +206,16 @@ class BlockerLoop:
         records: list[TaskRecord] = []
         for before_id in (self._retry_before.pop(place, None), None):
             records = records or await self._store.list_tasks(where, before_id=before_id, limit=LOOKS_AT_MOST)
-        if records:
-            self._retry_before[place] = records[-1].id
         return records
 
     async def _retried(
         self, group: BlockedGroup, records: Sequence[TaskRecord], answers: Mapping[int, Answer], found: Round
     ) -> None:
         found.retried.append(group.key)
-        asked = [(record, answers[record.id]) for record in records if record.id in answers]
-        found.slow.extend((group.key, record.lane) for record, answer in asked if answer.is_slow)
-        passed = [record.uuid for record, answer in asked if answer.blocker is None]
+        unasked = [record for record in records if record.id not in answers]
+        if records:
+            self._retry_before[group.key, group.consumer] = unasked[0].id + 1 if unasked else records[-1].id
+        passed = [record.uuid for record in records if record.id in answers and answers[record.id].blocker is None]
         if passed and len(passed) == len(records):
             found.gone.append(group.key)
         elif passed:

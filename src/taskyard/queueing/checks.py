@@ -66,7 +66,7 @@ class Checks:
             name = type(check).__name__
             try:
                 blocker = await _ask(check, record)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 log.error("the admission check %s failed for task %s", name, record.uuid, exc_info=error)
                 return Answer(Blocker(BlockerKind.CHECK, name), is_slow=isinstance(error, TimeoutError))
             if blocker is not None:
