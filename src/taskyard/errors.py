@@ -626,7 +626,7 @@ class StoreTooNew(StoreError):
     """A newer Taskyard wrote this store: upgrade this one."""
 
     def __init__(self, path: str, found: int, supported: int, what: str = "schema") -> None:
-        self.path, self.found, self.supported = path, found, supported
+        self.path, self.found, self.supported, self.what = path, found, supported, what
         super().__init__(
             f"the store {path} has {what} version {found}, this Taskyard knows up to {supported}; upgrade Taskyard. "
             f"Nothing was changed"

@@ -148,6 +148,18 @@ def newer(path: Path) -> None:
     _execute(path, "PRAGMA user_version = 99")
 
 
+def changed(path: Path) -> None:
+    _execute(path, "UPDATE migration SET checksum = 'another'")
+
+
+def changed_bundle(path: Path) -> None:
+    _execute(path, "UPDATE bundle SET checksum = 'another'")
+
+
+def newer_bundle(path: Path) -> None:
+    _execute(path, "UPDATE bundle SET version = 99, needs_program = 98")
+
+
 def foreign(path: Path) -> None:
     path.unlink()
     _execute(path, "CREATE TABLE diary (line TEXT)")
@@ -166,6 +178,9 @@ SICK = [
     pytest.param(rubbish, "the file is damaged, or no database at all", 3, id="rubbish"),
     pytest.param(torn, "the file is damaged", None, id="torn"),
     pytest.param(newer, "upgrade Taskyard", 3, id="newer"),
+    pytest.param(changed, "another text of 0001_baseline.sql", 3, id="changed"),
+    pytest.param(changed_bundle, "another text of bundle version", 3, id="changed-bundle"),
+    pytest.param(newer_bundle, "bundle version 99, while this Taskyard knows up to", 3, id="newer-bundle"),
     pytest.param(foreign, "another program's database", 3, id="foreign"),
 ]
 

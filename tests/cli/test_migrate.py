@@ -7,7 +7,6 @@ from pathlib import Path
 import apsw
 import pytest
 
-from taskyard.cli.doctor import file, visit
 from taskyard.ports.clock import SystemClock
 from taskyard.stores.migrations import Bundle
 from taskyard.stores.sqlite import SqliteStore, place
@@ -114,8 +113,7 @@ async def test_many_may_migrate_at_a_time(tmp_path, monkeypatch) -> None:
 def test_doctor_does_not_stumble_over_an_old_store(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store of an earlier version is examined as far as this version can, and the way to bring it up is named."""
     make(shell.path)
-    for module in (file, visit):
-        monkeypatch.setattr(module, "newest", lambda _: NEWEST)
+    use_next_version(monkeypatch)
     done = shell.here("doctor", "--store", shell.url)
     assert done.code == 0, done
     assert "`taskyard migrate`" in done.out

@@ -11,9 +11,10 @@ from typing import Any
 import apsw
 
 from taskyard.cli.doctor.finding import Finding, problem, warning
+from taskyard.cli.doctor.schema import describe_refusal, describe_schema
 from taskyard.cli.text import duration, size
-from taskyard.stores.migrations import newest
-from taskyard.stores.sqlite.place import APPLICATION_ID
+from taskyard.errors import StoreMigrationChanged, StoreTooNew
+from taskyard.stores.sqlite.place import APPLICATION_ID, find_schema_of
 
 CHECK_S = 20.0
 """How long the check of the whole file may take; a very large one is then only partly checked."""
@@ -65,9 +66,8 @@ def sizes(path: Path) -> Iterator[Finding]:
         yield Finding("file", text, data={"file_bytes": file_bytes, "wal_bytes": wal_bytes})
 
 
-def schema(conn: apsw.Connection) -> Iterator[Finding]:
+def schema(path: Path, conn: apsw.Connection) -> Iterator[Finding]:
     """Whose database it is, and of which version."""
-    latest = newest("sqlite")
     owner, found = _one(conn, "PRAGMA application_id"), int(_one(conn, "PRAGMA user_version"))
     if owner == 0 and found == 0 and _one(conn, "SELECT count(*) FROM sqlite_schema") == 0:
         yield Finding("schema", "none yet: the file is empty, and becomes a store when it is first opened")
@@ -77,18 +77,11 @@ def schema(conn: apsw.Connection) -> Iterator[Finding]:
             "this is not a Taskyard store, but another program's database",
             "name another file; nothing was changed in this one",
         )
-    elif found > latest:
-        yield problem(
-            "schema",
-            f"version {found}, while this Taskyard knows up to {latest}",
-            "upgrade Taskyard here; nothing was changed",
-            schema=found,
-        )
-    elif found < latest:
-        text = f"version {found}; `taskyard migrate`, or whoever opens it next, brings it to {latest}"
-        yield Finding("schema", text, data={"schema": found})
     else:
-        yield Finding("schema", f"version {found}", data={"schema": found})
+        try:
+            yield describe_schema(find_schema_of(conn, path))
+        except (StoreTooNew, StoreMigrationChanged) as error:
+            yield describe_refusal(error)
 
 
 def integrity(path: Path, conn: apsw.Connection) -> Iterator[Finding]:

@@ -11,22 +11,22 @@ import asyncpg
 
 from taskyard.cli.doctor.blocking import LOCK, describe_blocker, list_blockers
 from taskyard.cli.doctor.finding import Finding, problem, warning
+from taskyard.cli.doctor.schema import describe_refusal, describe_schema
 from taskyard.cli.doctor.traffic import RUNNING_AT_MOST
 from taskyard.cli.doctor.work import Work, work
 from taskyard.cli.documents import sum_states
 from taskyard.cli.nodes import clock_text
 from taskyard.cli.text import clean, counted, cut, duration, seconds_between
-from taskyard.errors import StoreBusy, StoreError
+from taskyard.errors import StoreBusy, StoreError, StoreMigrationChanged, StoreTooNew
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Node, NodeStatus, TaskFilter
 from taskyard.resources.cpu import cpu_budget
 from taskyard.resources.database import database_pool
-from taskyard.stores.migrations import newest
 from taskyard.stores.postgres import reader
 from taskyard.stores.postgres.connection import connect
 from taskyard.stores.postgres.errors import LOST, typed_errors
 from taskyard.stores.postgres.schedules import read_schedules
-from taskyard.stores.postgres.schema import find_version
+from taskyard.stores.postgres.schema import find_schema
 
 Conn = asyncpg.Connection
 
@@ -56,7 +56,7 @@ async def server(url: str) -> AsyncIterator[Finding]:
     try:
         with typed_errors(url):
             yield await _greeting(conn, time.monotonic() - began)
-            async for finding in _inside(conn):
+            async for finding in _inside(conn, url):
                 if finding.topic == LOCK:
                     named.add(finding.data["pid"])
                 yield finding
@@ -88,7 +88,7 @@ async def _greeting(conn: Conn, took_s: float) -> Finding:
     return Finding("server", text, data={"postgres": version, "connect_s": took_s, "answer_s": trip_s})
 
 
-async def _inside(conn: Conn) -> AsyncIterator[Finding]:
+async def _inside(conn: Conn, url: str) -> AsyncIterator[Finding]:
     if await conn.fetchval("SELECT pg_is_in_recovery()"):
         advice = "give the address of the primary; nothing can be submitted or run over this one"
         yield problem("standby", "this server is a standby: it is read-only", advice)
@@ -101,9 +101,17 @@ async def _inside(conn: Conn) -> AsyncIterator[Finding]:
         yield describe_blocker(blocker)
     async for finding in _in_the_way(conn, besides=[blocker.pid for blocker in blockers]):
         yield finding
-    version = await find_version(conn)
-    yield _schema(version)
-    if version != newest("postgres"):
+    try:
+        found = await find_schema(conn, url)
+    except (StoreTooNew, StoreMigrationChanged) as error:
+        yield describe_refusal(error)
+        return
+    if found.version == 0:
+        advice = "correct the address; `taskyard migrate`, or the first worker, makes it"
+        yield problem("schema", "none yet: there are no tables of Taskyard's in this database", advice, schema=0)
+        return
+    yield describe_schema(found)
+    if found.version != found.newest:
         return
     async for finding in _traffic(conn):
         yield finding
@@ -177,21 +185,6 @@ async def _in_the_way(conn: Conn, *, besides: Sequence[int]) -> AsyncIterator[Fi
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
-
-
-def _schema(version: int) -> Finding:
-    latest = newest("postgres")
-    if version > latest:
-        text = f"version {version}, while this Taskyard knows up to {latest}"
-        return problem("schema", text, "upgrade Taskyard here; nothing was changed", schema=version)
-    if version == 0:
-        advice = "correct the address; `taskyard migrate`, or the first worker, makes it"
-        return problem("schema", "none yet: there are no tables of Taskyard's in this database", advice, schema=0)
-    if version < latest:
-        text = f"version {version}; `taskyard migrate`, or whoever opens it next, brings it to {latest}"
-    else:
-        text = f"version {version}"
-    return Finding("schema", text, data={"schema": version})
 
 
 async def _traffic(conn: Conn) -> AsyncIterator[Finding]:

@@ -24,7 +24,6 @@ from taskyard.cli.target import Target, describe_store, store_path
 from taskyard.cli.text import clean, counted
 from taskyard.errors import StoreError
 from taskyard.settings import POSTGRES, find_store_url
-from taskyard.stores.migrations import newest
 from taskyard.stores.sqlite.place import check_place, to_store_error
 from taskyard.yard import Yard
 
@@ -108,7 +107,7 @@ def _place(path: Path) -> Iterator[Finding]:
 
 
 def _inside(path: Path, conn: apsw.Connection) -> Iterator[Finding]:
-    found = list(schema(conn))
+    found = list(schema(path, conn))
     yield from found
     if any(finding.level is Level.PROBLEM for finding in found) or "schema" not in found[-1].data:
         return
@@ -117,7 +116,7 @@ def _inside(path: Path, conn: apsw.Connection) -> Iterator[Finding]:
     yield from turn(path, conn)
     if any(finding.level is Level.PROBLEM for finding in checked):
         return  # what else a damaged file says is not to be trusted
-    if found[-1].data["schema"] != newest("sqlite"):
+    if found[-1].data["schema"] != found[-1].data["newest"]:
         yield Finding("tasks", "not looked at: the tables are those of an earlier version")
         return
     traffic = Traffic(path, conn)

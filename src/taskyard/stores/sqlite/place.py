@@ -235,7 +235,7 @@ def find_version(path: Path) -> int:
 def find_schema(path: Path) -> Schema:
     """What is to be applied. `StoreTooNew` or `StoreMigrationChanged` if this program does not fit the file."""
     with _looking_at(path) as conn:
-        return _find_schema(conn, path)
+        return find_schema_of(conn, path)
 
 
 @contextmanager
@@ -285,7 +285,7 @@ def _list_triggers(conn: apsw.Connection) -> set[str]:
     return {name for (name,) in rows}
 
 
-def _find_schema(conn: apsw.Connection, path: Path) -> Schema:
+def find_schema_of(conn: apsw.Connection, path: Path) -> Schema:
     known, ours, version = list_migrations("sqlite"), bundle(), _user_version(conn)
     if version > known[-1].number:
         raise StoreTooNew(str(path), version, known[-1].number)
@@ -304,7 +304,7 @@ def migrate(conn: apsw.Connection, path: Path) -> Schema:
     conn.execute("BEGIN IMMEDIATE")
     try:
         refuse_foreign(conn, path)
-        found = _find_schema(conn, path)
+        found = find_schema_of(conn, path)
         if found.pending:
             _apply(conn, found.version)
         conn.execute("COMMIT")
