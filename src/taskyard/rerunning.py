@@ -15,7 +15,7 @@ from taskyard.model.given import check_by
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
-from taskyard.model.task import Dedupe, DedupeScope, TaskExtra, TaskRecord, new_uuid
+from taskyard.model.task import NO_EXTRA, Dedupe, DedupeScope, TaskExtra, TaskRecord, new_uuid
 from taskyard.options import TaskOptions, check_size, make_record
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.store import Add, Added, TaskFilter
@@ -43,7 +43,7 @@ async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments, 
     if args is not None and changes is not None:
         raise InvalidInput("give args, all of them, or changes to those of the old task, not both")
     record = await _make(yard, uuid, args, changes)
-    record.note = _note(by, yard.engine.clock.now())
+    _note_actor(record, by, yard.engine.clock.now())
     (added,) = await yard.engine.submit(Add((record,), parent=yard.find_parent()))
     return TaskHandle(yard, added.uuid, added.is_new)
 
@@ -100,7 +100,7 @@ async def run_all_again(
     async for uuids in in_chunks(yard.engine, [] if dry_run else found, size=BATCH):
         records = await _make_many(yard, uuids, changes, tally)
         for record in records:
-            record.note = _note(by, yard.engine.clock.now())
+            _note_actor(record, by, yard.engine.clock.now())
         try:
             if records:
                 await see_through(_submit(yard, records, repeat=repeat), tally.count)
@@ -110,8 +110,10 @@ async def run_all_again(
     return tally.report()
 
 
-def _note(by: str, now: datetime) -> Note | None:
-    return Note(NoteCode.RUN_AGAIN, by, at=now) if by else None
+def _note_actor(record: TaskRecord, by: str, now: datetime) -> None:
+    if by:
+        record.note = Note(NoteCode.RUN_AGAIN, by, at=now)
+        record.extra = msgspec.structs.replace(record.extra or NO_EXTRA, submitted_by=by)
 
 
 async def _submit(yard: Yard, records: Sequence[TaskRecord], *, repeat: bool) -> list[Added]:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from uuid import UUID
 
 from taskyard.artifact_files import read_file
-from taskyard.errors import UnknownArtifact, UnknownTask
+from taskyard.errors import InvalidInput, UnknownArtifact, UnknownTask, shorten
 from taskyard.listening import check_after, follow, make_filter
 from taskyard.model.attempt import AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
@@ -72,12 +72,15 @@ class YardSteering(Opened, TaskSteering):
         return await self.store.list_attempts(check_uuid(uuid))
 
     async def log_lines(self, uuid: AnyTask, attempt: int | None = None, *, limit: int = 1000) -> list[AttemptLine]:
-        """The latest log lines of a task, or of one of its attempts (1 is the first), oldest first."""
+        """The latest log lines of a task, or of one of its attempts (1 is the first), oldest first. An attempt that was
+        given back shares its number with the next one: both count."""
         asked, limit = check_uuid(uuid), check_count("limit", limit, least=1)
         if attempt is None:
             return await self.store.list_lines(asked, limit=limit)
-        token = await self._find_token(asked, attempt)
-        return [] if token is None else await self.store.list_lines(asked, token=token, limit=limit)
+        lines: list[AttemptLine] = []
+        for token in await self._find_tokens(asked, attempt):
+            lines += await self.store.list_lines(asked, token=token, limit=limit)
+        return lines[-limit:]
 
     async def artifacts(self, uuid: AnyTask) -> list[AttemptArtifact]:
         """The artifacts of a task, by attempt and name, without their content."""
@@ -89,10 +92,10 @@ class YardSteering(Opened, TaskSteering):
         or the file is gone; `InvalidInput` if the file was changed."""
         asked = check_uuid(uuid)
         known = await self.store.list_artifacts(asked)
-        token = None if attempt is None else await self._find_token(asked, attempt)
         tokens = [one.token for one in known if one.artifact.name == name]
         if attempt is not None:
-            tokens = [one for one in tokens if one == token]
+            asked_for = await self._find_tokens(asked, attempt)
+            tokens = [one for one in tokens if one in asked_for]
         found = await self.store.find_artifact(asked, tokens[-1], name) if tokens else None
         if found is None:
             raise UnknownArtifact(asked, name, sorted({one.artifact.name for one in known}))
@@ -100,11 +103,15 @@ class YardSteering(Opened, TaskSteering):
             return found.data
         return await asyncio.to_thread(read_file, found)
 
-    async def _find_token(self, uuid: str, attempt: int) -> int | None:
-        """That of the attempt with this number. An attempt that was given back shares its number: the later counts."""
+    async def _find_tokens(self, uuid: str, attempt: int) -> list[int]:
+        """Those of the attempts with this number."""
         check_count("attempt", attempt, least=1)
-        tokens = [run.token for run in await self.store.list_attempts(uuid) if run.attempt == attempt]
-        return tokens[-1] if tokens else None
+        attempts = await self.store.list_attempts(uuid)
+        tokens = [one.token for one in attempts if one.attempt == attempt]
+        if not tokens:
+            kept = f"{attempts[0].attempt} to {attempts[-1].attempt}" if attempts else "none"
+            raise InvalidInput(f"task {shorten(uuid)} has no attempt {attempt}; it has {kept}")
+        return tokens
 
     def matching(self, where: TaskFilter = ANY, *, by: str = "") -> Matching:
         """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""

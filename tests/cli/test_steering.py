@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from taskyard.cli.asking import asker
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.state import TaskState
 from tests.cli.shell import Shell
@@ -169,7 +170,9 @@ def test_run_again_makes_a_new_task(shell: Shell) -> None:
     new, refused = done.json
     assert (new["ok"], new["origin"], new["state"]) == (True, old, "queued")
     assert shell.record(new["uuid"]).args == '{"a":41}'
-    assert "note      run again by cli:" in shell.here("show", new["uuid"], "--store", shell.url).out
+    shown = shell.here("show", new["uuid"], "--store", shell.url).out.split("\n")
+    assert any(line.startswith("note ") and "run again by cli:" in line for line in shown)
+    assert shell.record(new["uuid"]).submitted_by == asker()
     assert (refused["ok"], refused["state"]) == (False, "queued")
     assert shell.record(old).state is TaskState.COMPLETED
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from taskyard.errors import InvalidInput
 from taskyard.execution import line_capture
 from taskyard.execution.context import RunContext, RunHost
 from taskyard.execution.run_lines import LINES_EVERY_S
@@ -80,6 +81,12 @@ async def test_levels(site, executor):
     """The run's own lines are kept at every level, whatever `logging` lets through."""
     lines = await site.lines(writers.write_levels, executor=executor)
     assert [line.level for line in lines] == ["debug", "info", "warning", "error", "critical"]
+
+
+def test_a_level_that_is_none():
+    """A name of a level is refused with what a level is."""
+    with pytest.raises(InvalidInput, match=r"level must be a number, such as logging\.WARNING, not 'INFO'"):
+        RunContext.log(object(), "text", level="INFO")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("executor", [THREAD, PROCESS])

@@ -101,11 +101,11 @@ async def test_what_is_final_is_run_again_as_another_task(url):
     async with build(url) as yard:
         old = await yard.submit("add", {"a": 1, "b": 2}, priority="high", key="k")
         assert await old.result(timeout_s=PATIENCE_S) == 3
-        new = await yard.run_again(old.uuid)
+        new = await yard.run_again(old.uuid, by="ann")
         other = await yard.run_again(old.uuid, {"a": 5})
         assert [await new.result(timeout_s=PATIENCE_S), await other.result(timeout_s=PATIENCE_S)] == [3, 6]
         record = await new.record()
-        assert (record.origin, record.priority, record.key) == (old.uuid, 0, "k")
+        assert (record.origin, record.priority, record.key, record.submitted_by) == (old.uuid, 0, "k", "ann")
         assert (await old.record()).origin is None
         with pytest.raises(UnknownTask):
             await yard.run_again("nobody")

@@ -74,8 +74,9 @@ async def test_a_completed_attempt_is_complete(durable_url, tmp_path):
         assert (small.data, small.path, await yard.read_artifact(handle, "small.txt")) == (None, None, b"kept")
         with pytest.raises(UnknownArtifact, match=r"large\.bin, small\.txt"):
             await yard.read_artifact(handle, "other")
-        with pytest.raises(UnknownArtifact):
-            await yard.read_artifact(handle, "small.txt", attempt=2)
+        for asked in (yard.read_artifact(handle, "small.txt", attempt=2), yard.log_lines(handle, attempt=2)):
+            with pytest.raises(InvalidInput, match="has no attempt 2; it has 1 to 1"):
+                await asked
 
 
 @pytest.fixture

@@ -205,6 +205,7 @@ async def test_a_task_that_is_run_again_requires_the_same():
         ({"places": [7]}, "a place must be a Place or the name of one, not 7"),
         ({"places": [Place("gpu-0", {"a b": "c"})]}, "the name of a label"),
         ({"places": [A100], "concurrent_count": 2}, "has places: leave concurrent_count out"),
+        ({"places": ["gpu-0", A100]}, "two places have one name"),
     ],
 )
 def test_places_that_are_none_are_refused(settings, text):

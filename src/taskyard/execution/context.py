@@ -184,6 +184,8 @@ class RunContext:
     def log(self, text: str, *args: object, level: int = logging.INFO) -> None:
         """Write a line of the attempt, at any level. It also goes to `logging`, with the fields of the run; from a
         worker process it reaches the handlers of the host."""
+        if not isinstance(level, int):
+            raise InvalidInput(f"level must be a number, such as logging.WARNING, not {quote(level)}")
         self.log_line(level, _merge(text, args), "run")
         RunLogger(run_log, self.log_fields).log(level, text, *args, stacklevel=2)
 

@@ -28,8 +28,12 @@ class Places:
         self._places: dict[str, Place] = {}
         self._not_ready: set[str] = set()
         self._listeners: list[Callable[[], None]] = []
-        for place in places:
+        if isinstance(places, str):
+            raise InvalidInput(f"places must be a list of places or names, not {quote(places)}")
+        for count, place in enumerate(places, 1):
             self._put(place, is_ready=True)
+            if len(self._places) < count:
+                raise InvalidInput(f"two places have one name: {quote(list(self._places))}")
 
     def __iter__(self) -> Iterator[Place]:
         """All of them, ready or not, in the order in which they were added."""
