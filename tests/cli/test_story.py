@@ -1,14 +1,37 @@
 """Reading what happened a little while ago."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskyard.cli.story import look_back
+from taskyard.cli.story import Happening, look_back
+from taskyard.model.event import Event, EventKind
+from taskyard.model.state import TaskState
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Store
 from taskyard.settings import make_store
-from taskyard.testing.samples import a_record, an_add
+from taskyard.testing.samples import NOON, a_record, an_add
+
+A_LINE = [
+    (Event(1, NOON, EventKind.CANCELED, "u", "add", "default", actor="ann"), {}, "by ann"),
+    (Event(1, NOON, EventKind.QUEUE_PAUSED, "", "", "cpu", actor="ann"), None, "by ann"),
+    (Event(1, NOON, EventKind.PRIORITY_CHANGED, "u", "add", "default", actor="ann"), {"priority": 0}, "high · by ann"),
+    (Event(1, NOON, EventKind.BLOCKED, "u", "add", "default"), {}, "waits for other tasks"),
+    (
+        Event(1, NOON, EventKind.BLOCKED, "u", "add", "default", actor="node", code="disk"),
+        {"state": TaskState.BLOCKED, "blocked_by": "disk:/data"},
+        "disk /data · by node",
+    ),
+    (Event(1, NOON, EventKind.BLOCKED, "u", "add", "default", code="disk"), {}, "disk"),
+]
+
+
+@pytest.mark.parametrize(("event", "fields", "text"), A_LINE)
+def test_a_line_says_who_and_why(event: Event, fields: dict[str, Any] | None, text: str) -> None:
+    """The actor of an event, its blocker and its priority are in the line."""
+    record = None if fields is None else a_record(**fields)
+    assert Happening(event, record, None).detail() == text
 
 
 @pytest.fixture(params=["sqlite", "postgres", "memory"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from taskyard.cli.asking import asker
 from tests.cli.shell import Shell
 
 ERASED = "\x1b[1A\x1b[2K"
@@ -84,8 +85,8 @@ def test_what_is_said_of_a_queue_is_a_line(shell: Shell) -> None:
         shell.here("queue", *words, "--store", shell.url)
     everything.hear("resumed    queue cpu")
     assert [line.split(maxsplit=1)[1].strip() for line in everything.heard[-3:]] == [
-        "paused     queue cpu", "changed    queue cpu", "resumed    queue cpu",
-    ]  # fmt: skip
+        f"{verb}queue cpu  by {asker()}" for verb in ("paused     ", "changed    ", "resumed    ")
+    ]
     shell.here("cancel", uuid, "--store", shell.url)
     assert watcher.end() == 1
     assert "queue cpu" not in watcher.said

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from taskyard.cli.documents import Revealed
+from taskyard.cli.documents import Revealed, priority_label
 from taskyard.cli.looks import due_text, error_line, progress_text
 from taskyard.cli.text import clean, duration, one_line, seconds_between
 from taskyard.model.event import Event, EventKind
@@ -20,7 +20,7 @@ _K = EventKind
 WORDS = {
     _K.SUBMITTED: "submitted",
     _K.STARTED: "started",
-    _K.PRIORITY_CHANGED: "moved",
+    _K.PRIORITY_CHANGED: "priority",
     _K.REORDERED: "moved",
     _K.CANCEL_REQUESTED: "stopping",
     _K.QUEUE_PAUSED: "paused",
@@ -65,8 +65,9 @@ class Happening:
     def detail(self, width: int = 200) -> str:
         """What there is to say besides who and what."""
         record, kind = self.record, self.event.kind
+        actor = f"by {clean(self.event.actor)}" if self.event.actor else ""
         if record is None:
-            return ""
+            return one_line(actor, width)
         shown = Revealed(record)
         parts: list[str] = []
         if kind is _K.STARTED:
@@ -82,6 +83,11 @@ class Happening:
             parts.append(("after " if kind is not _K.COMPLETED else "in ") + duration(self.took_s))
         if kind in RUN_ENDS:
             parts.append(self._why(record, shown))
+        elif kind is _K.BLOCKED:
+            parts.append("waits for other tasks" if not self.event.code else clean(_blocker_text(self.event, record)))
+        elif kind is _K.PRIORITY_CHANGED:
+            parts.append(priority_label(record.priority))
+        parts.append(actor)
         return one_line(" · ".join(filter(None, parts)), width)
 
     def _why(self, record: TaskRecord, shown: Revealed) -> str:
@@ -124,6 +130,12 @@ class Teller:
             runs = await self._store.list_attempts(event.uuid)
             run = next((run for run in runs if event.at == _edge(event, run)), None)
         return Happening(event, record, run)
+
+
+def _blocker_text(event: Event, record: TaskRecord) -> str:
+    """The blocker of this event, with its detail if the task still has it."""
+    blocker = record.blocker
+    return event.code if blocker is None or blocker.kind != event.code else blocker.label
 
 
 def _edge(event: Event, run: Attempt) -> datetime | None:
