@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.node import Node
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord, new_uuid
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Add, Node, Store
+from taskyard.ports.store import Add, Store
 from taskyard.settings import make_store
 
 PENDING = (TaskState.QUEUED, TaskState.RUNNING)

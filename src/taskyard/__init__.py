@@ -82,25 +82,25 @@ from taskyard.execution.thread import ThreadExecutor
 from taskyard.group import Group, GroupProgress
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.blocker import Blocker
-from taskyard.model.control import QueueControl, QueueState
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
 from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueControl, QueueState, QueueStatus
 from taskyard.model.recurrence import Cron, Every
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.schedule import Missed, Overlap, Schedule
 from taskyard.model.schedule_state import ScheduleState
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Dedupe, DedupeScope, OnFailure, Task, TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.model.why import Reason, Why
 from taskyard.ports.admission import Admission
 from taskyard.ports.consumer import BaseTaskConsumer, ConsumerChange, TaskConsumerRegistry
 from taskyard.ports.executor import Abilities, ExecutorProtocol
 from taskyard.ports.places import Place, Places
 from taskyard.ports.schedules import FireRow, ScheduleStatus
-from taskyard.ports.store import QueueStatus, TaskFilter
 from taskyard.queueing.controller import QueueController
 from taskyard.queueing.matching import BulkReport, Matching, RerunReport
 from taskyard.schedules import Schedules

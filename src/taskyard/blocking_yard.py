@@ -20,7 +20,7 @@ from taskyard.group import Group
 from taskyard.handle import BoundTask, TaskHandle
 from taskyard.model.given import AnyTask
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
-from taskyard.ports.store import ANY, TaskFilter
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering
 from taskyard.queueing.matching import BulkReport, Matching
 from taskyard.schedules import Schedules
@@ -146,7 +146,7 @@ class BlockingYard(TaskFace[Yard]):
         """Everything a person can do to a queue; see `QueueController`."""
         return BlockingQueue(self._call("queue", _do(lambda: self._yard.queue(name, by=by))), self)
 
-    def matching(self, where: TaskFilter = ANY, *, by: str = "") -> BlockingMatching:
+    def matching(self, where: TaskFilter = ALL_TASKS, *, by: str = "") -> BlockingMatching:
         """All tasks that match, to do something with; see `Matching`."""
         return BlockingMatching(self._call("matching", _do(lambda: self._yard.matching(where, by=by))), self)
 

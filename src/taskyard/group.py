@@ -15,9 +15,10 @@ from taskyard.model.given import check_by, check_reason
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.state import COMPLETED, ENDED, TaskState
 from taskyard.model.task import Dedupe, new_uuid
+from taskyard.model.task_filter import TaskFilter
 from taskyard.options import MAX_BATCH
 from taskyard.ports.paging import id_pages
-from taskyard.ports.store import Add, TaskFilter
+from taskyard.ports.store import Add
 from taskyard.queueing.summary import RESULTS, expect_results
 
 if TYPE_CHECKING:

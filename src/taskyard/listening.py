@@ -13,8 +13,9 @@ from uuid import UUID
 from taskyard.errors import EventsMissed, InvalidInput, StoreBusy, StoreUnavailable, UnknownGroup, quote
 from taskyard.model.event import Event, EventFilter, EventKind
 from taskyard.model.given import AnyTask, check_count, check_name, check_uuid
+from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.paging import id_pages
-from taskyard.ports.store import Store, TaskFilter
+from taskyard.ports.store import Store
 
 log = logging.getLogger("taskyard")
 

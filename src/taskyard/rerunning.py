@@ -16,9 +16,10 @@ from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import NO_EXTRA, Dedupe, DedupeScope, TaskExtra, TaskRecord, new_uuid
+from taskyard.model.task_filter import TaskFilter
 from taskyard.options import TaskOptions, check_size, make_record
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.store import Add, Added, TaskFilter
+from taskyard.ports.store import Add, Added
 from taskyard.queueing.matching import RerunReport, Tally, in_chunks, list_chunks, see_through
 from taskyard.queueing.summary import RESULTS, is_summary, with_results
 

@@ -17,10 +17,11 @@ from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
 from taskyard.model.given import AnyTask, check_count, check_uuid
 from taskyard.model.kinds import checked_verbs
+from taskyard.model.queue import QueueStatus
 from taskyard.model.task import DEFAULT_QUEUE, Attempt, TaskRecord
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Why
 from taskyard.opened import Opened
-from taskyard.ports.store import ANY, QueueStatus, TaskFilter
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
 from taskyard.queueing.matching import Matching
 from taskyard.queueing.waiting import explain_waits
@@ -61,7 +62,7 @@ class YardSteering(Opened, TaskSteering):
         """The same for each of these, as they are listed, at the price of one."""
         return await explain_waits(self.store, records)
 
-    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+    async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         """The failed tasks that match, grouped by class of error and source, those in quarantine apart, the largest
         groups first. `attempts` says how each attempt of one ended; `retry`, `matching` and `run_again` send them
         again."""
@@ -113,7 +114,7 @@ class YardSteering(Opened, TaskSteering):
             raise InvalidInput(f"task {shorten(uuid)} has no attempt {attempt}; it has {kept}")
         return tokens
 
-    def matching(self, where: TaskFilter = ANY, *, by: str = "") -> Matching:
+    def matching(self, where: TaskFilter = ALL_TASKS, *, by: str = "") -> Matching:
         """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
         return Matching(where, self.engine, by=by)
 

@@ -50,6 +50,7 @@ from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, to_json
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.trace import inherit_trace
 from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, check_size, make_record, make_records, named
 from taskyard.ports.admission import Admission, check_admission
@@ -59,7 +60,7 @@ from taskyard.ports.consumer import (
     Consumer,
 )
 from taskyard.ports.places import Place, Places
-from taskyard.ports.store import ANY, Add, Store, TaskFilter
+from taskyard.ports.store import Add, Store
 from taskyard.queueing.matching import RerunReport
 from taskyard.registering import Registering
 from taskyard.rerunning import run_again, run_all_again
@@ -597,7 +598,7 @@ class Yard(Registering, YardSteering):
     @checked
     async def run_all_again(
         self,
-        where: TaskFilter = ANY,
+        where: TaskFilter = ALL_TASKS,
         *,
         changes: Mapping[str, Any] | None = None,
         repeat: bool = False,

@@ -19,7 +19,7 @@ from taskyard.errors import OutcomeUnknown, StoreUnavailable
 from taskyard.model.command import Retry
 from taskyard.model.notes import NoteCode
 from taskyard.model.state import TaskState
-from taskyard.ports.store import TaskFilter
+from taskyard.model.task_filter import TaskFilter
 from taskyard.queueing import matching
 from taskyard.stores.sqlite import SqliteStore
 from tests.cli.shell import LONG_S, Shell

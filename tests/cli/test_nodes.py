@@ -9,8 +9,8 @@ from taskyard.cli import nodes as cli_nodes
 from taskyard.cli.errors import AmbiguousNode
 from taskyard.cli.nodes import resolve_node
 from taskyard.errors import UnknownNode
+from taskyard.model.node import Node, NodeStatus
 from taskyard.model.state import TaskState
-from taskyard.ports.store import Node, NodeStatus
 from taskyard.version import VERSION
 from tests.cli.shell import LONG_S, Shell
 

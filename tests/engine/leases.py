@@ -5,8 +5,8 @@ import asyncio
 import time
 from typing import Any
 
+from taskyard.model.node import Node
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import Node
 from taskyard.testing.clock import ManualClock
 from tests.engine.support import ShakyStore
 

@@ -11,12 +11,13 @@ from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.runner import RunnerSettings
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.limits import QueueSettings
+from taskyard.model.node import Node
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, TaskRecord, new_uuid
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
-from taskyard.ports.store import Add, Added, News, Node, Turned
+from taskyard.ports.store import Add, Added, News, Turned
 from taskyard.stores.memory import MemoryStore
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.probes import Probes

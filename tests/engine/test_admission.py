@@ -16,8 +16,9 @@ from taskyard.model.event import EventKind
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.places import Place, Places
-from taskyard.ports.store import Add, TaskFilter
+from taskyard.ports.store import Add
 from taskyard.queueing import checks
 from taskyard.queueing.blockers import LOOKS_AT_MOST, RECHECK_S, RECHECKS_AT_ONCE
 from taskyard.stores.memory import MemoryStore

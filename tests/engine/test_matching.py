@@ -14,7 +14,8 @@ from taskyard.model.move import Move
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import TaskState
 from taskyard.model.task import OnFailure, TaskRecord
-from taskyard.ports.store import ANY, Add, Applied, TaskFilter
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
+from taskyard.ports.store import Add, Applied
 from taskyard.queueing.controller import QueueController
 from taskyard.queueing.matching import CHUNK, PATIENCE, BulkReport, Matching
 from taskyard.stores.memory import MemoryStore
@@ -37,13 +38,13 @@ class Desk(MemoryStore):
         self.read_s = self.change_s = 0.0
 
     async def list_ids(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = CHUNK
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = CHUNK
     ) -> list[tuple[int, str]]:
         self.clock.advance(self.read_s)
         return await super().list_ids(where, before_id=before_id, limit=limit)
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
     ) -> list[Applied]:
         if self.chunks == 0:
             raise StoreUnavailable("the disk is gone")

@@ -10,12 +10,12 @@ import pytest
 from taskyard.cluster.leader import Leadership, find_leader
 from taskyard.errors import StoreUnavailable
 from taskyard.model.firing import FireKind
+from taskyard.model.node import Node, NodeStatus
 from taskyard.model.recurrence import Cron, Every, Rule, fires_between
 from taskyard.model.schedule import Missed, Overlap, Schedule
 from taskyard.model.schedule_state import ScheduleState
 from taskyard.model.state import TaskState
 from taskyard.ports.schedules import ScheduleStatus
-from taskyard.ports.store import Node, NodeStatus
 from taskyard.schedules import put
 from taskyard.scheduling.recurring import HINTED_S
 from taskyard.testing.clock import START, ManualClock

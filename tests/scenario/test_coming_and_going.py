@@ -22,8 +22,8 @@ from taskyard import (
     UnknownConsumer,
     Yard,
 )
+from taskyard.model.node import Node
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Node
 from taskyard.standalone import StandaloneQueue
 from taskyard.stores.memory import MemoryStore
 from tests.scenario.gates import PATIENCE_S

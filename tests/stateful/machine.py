@@ -45,7 +45,13 @@ from taskyard.model.command import (
     StartNow,
     Unblock,
 )
-from taskyard.model.control import (
+from taskyard.model.event import TOLD_AS, Event, EventKind
+from taskyard.model.execution import ErrorKind, ExecutionError, Progress
+from taskyard.model.limits import Demand, QueueOrder, QueueSettings, Quota
+from taskyard.model.move import Move
+from taskyard.model.notes import Note, NoteCode
+from taskyard.model.order import Priority
+from taskyard.model.queue import (
     UNTOUCHED,
     Pause,
     QueueCommand,
@@ -55,15 +61,10 @@ from taskyard.model.control import (
     SetConcurrency,
     StopAfterCurrent,
 )
-from taskyard.model.event import TOLD_AS, Event, EventKind
-from taskyard.model.execution import ErrorKind, ExecutionError, Progress
-from taskyard.model.limits import Demand, QueueOrder, QueueSettings, Quota
-from taskyard.model.move import Move
-from taskyard.model.notes import Note, NoteCode
-from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, HOLDS_KEY, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord
-from taskyard.ports.store import Add, Added, Report, Store, TaskFilter, Turned
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Add, Added, Report, Store, Turned
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.clock import ManualClock

@@ -31,17 +31,18 @@ from taskyard.errors import (
 )
 from taskyard.model.beats import Beat, Pulses
 from taskyard.model.command import Cancel, Hold, Reschedule, Retry, StartNow
-from taskyard.model.control import SetConcurrency
 from taskyard.model.event import EventKind
 from taskyard.model.execution import Progress
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.notes import CancelRequest, Note
+from taskyard.model.queue import SetConcurrency
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, OnFailure, TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.model.why import Reason, explain_wait
 from taskyard.ports.clock import SystemClock
-from taskyard.ports.store import Add, News, Report, TaskFilter
+from taskyard.ports.store import Add, News, Report
 from taskyard.settings import make_store
 from taskyard.stores.postgres import PostgresStore, commands, connection, hints, link, reader, within
 from taskyard.stores.postgres.connection import COMMAND_S, Connection

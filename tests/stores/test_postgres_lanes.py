@@ -14,7 +14,8 @@ from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope
-from taskyard.ports.store import Add, BlockedGroup, TaskFilter
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Add, BlockedGroup
 from taskyard.stores.postgres import constants
 from taskyard.stores.postgres.constants import LONGEST_NAME_BYTES
 from taskyard.testing.postgres import UNSEEN, Databases

@@ -23,12 +23,13 @@ from taskyard.model.command import (
     StartNow,
     Unblock,
 )
-from taskyard.model.control import Pause, Resume, StopAfterCurrent
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.order import GAP, Priority
+from taskyard.model.queue import Pause, Resume, StopAfterCurrent
 from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord, new_uuid
-from taskyard.ports.store import Add, TaskFilter
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Add
 from taskyard.stores.postgres import PostgresStore, constants, schema, upkeep
 from taskyard.stores.postgres.connection import PLANS, connect
 from taskyard.testing.clock import ManualClock

@@ -27,13 +27,14 @@ from taskyard.model.command import (
     StartNow,
     Unblock,
 )
-from taskyard.model.control import Pause, Resume
 from taskyard.model.limits import Demand, QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
+from taskyard.model.queue import Pause, Resume
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord
-from taskyard.ports.store import Add, TaskFilter
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Add
 from taskyard.stores.postgres import PostgresStore
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.postgres import UNSEEN, Databases

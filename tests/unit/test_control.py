@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.model.control import (
+from taskyard.model.event import EventKind
+from taskyard.model.limits import QueueSettings, rooms
+from taskyard.model.notes import AuditStamp
+from taskyard.model.queue import (
     UNTOUCHED,
     Pause,
     QueueCommand,
@@ -17,9 +20,6 @@ from taskyard.model.control import (
     steer,
     told_as,
 )
-from taskyard.model.event import EventKind
-from taskyard.model.limits import QueueSettings, rooms
-from taskyard.model.notes import AuditStamp
 from taskyard.testing.samples import NOON, seconds
 
 commands = st.one_of(

@@ -176,7 +176,7 @@ def ls_command(
     """List tasks, newest first."""
     from taskyard.cli.listing import list_tasks
     from taskyard.cli.values import parse_pairs, parse_states
-    from taskyard.ports.store import TaskFilter
+    from taskyard.model.task_filter import TaskFilter
 
     with typed_on_the_command_line():
         where = TaskFilter(
@@ -257,7 +257,7 @@ def failures_command(
 ) -> int:
     """List what has failed, by class of error and consumer, the largest groups first."""
     from taskyard.cli.failures import list_failures
-    from taskyard.ports.store import TaskFilter
+    from taskyard.model.task_filter import TaskFilter
 
     with typed_on_the_command_line():
         where = TaskFilter(error=error, queue=queue, consumer=consumer, quarantined=quarantined)

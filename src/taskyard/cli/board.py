@@ -16,7 +16,8 @@ from taskyard.cli.story import look_back
 from taskyard.model.event import Event, EventKind
 from taskyard.model.state import ENDED, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import Store, TaskFilter
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Store
 
 RATE_OVER_S = 10.0
 """Throughput is of this many seconds."""

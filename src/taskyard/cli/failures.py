@@ -17,7 +17,7 @@ from taskyard.cli.documents import Revealed
 from taskyard.cli.target import Target, opened, why_nothing
 from taskyard.cli.text import age, clean, cut, one_line, seconds_between, short_id
 from taskyard.model.failures import FailureGroup
-from taskyard.ports.store import TaskFilter
+from taskyard.model.task_filter import TaskFilter
 from taskyard.yard import Yard
 
 Row = tuple[FailureGroup, str]

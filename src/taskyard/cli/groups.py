@@ -21,7 +21,7 @@ from taskyard.errors import UnknownGroup, UnknownTask
 from taskyard.group import Group, GroupProgress
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import TaskFilter
+from taskyard.model.task_filter import TaskFilter
 from taskyard.yard import Yard
 
 WIDE = 140

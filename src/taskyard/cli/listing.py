@@ -20,7 +20,7 @@ from taskyard.cli.why import why_document, why_line
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
-from taskyard.ports.store import TaskFilter
+from taskyard.model.task_filter import TaskFilter
 
 ROOMY, WIDE = 100, 140
 """Columns of a window from which on there is room for everything, and for whole ids as well."""

@@ -17,7 +17,8 @@ from taskyard.cli.errors import AmbiguousNode
 from taskyard.cli.target import SHORTEST, Target, opened
 from taskyard.cli.text import age, clean, counted, cut, duration, seconds_between
 from taskyard.errors import UnknownNode
-from taskyard.ports.store import NodeStatus, Store
+from taskyard.model.node import NodeStatus
+from taskyard.ports.store import Store
 
 ROOMY = 110
 """Columns of a window from which on there is room for everything."""

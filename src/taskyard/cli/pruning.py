@@ -13,7 +13,7 @@ from taskyard.cli.errors import DONE, UsageError
 from taskyard.cli.target import Target, opened
 from taskyard.cli.text import counted, duration
 from taskyard.model.state import ENDED, TaskState
-from taskyard.ports.store import TaskFilter
+from taskyard.model.task_filter import TaskFilter
 
 BATCH = 500
 

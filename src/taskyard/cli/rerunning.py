@@ -20,7 +20,7 @@ from taskyard.cli.text import clean, counted
 from taskyard.cli.values import Arguments, parse_arguments
 from taskyard.errors import InvalidArguments, StoreError, TaskyardError
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import TaskFilter
+from taskyard.model.task_filter import TaskFilter
 from taskyard.queueing.matching import RerunReport
 from taskyard.yard import Yard
 

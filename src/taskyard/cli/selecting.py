@@ -17,7 +17,7 @@ from taskyard.cli.target import Target
 from taskyard.cli.values import parse_duration, parse_option, parse_pairs, parse_states
 from taskyard.errors import quote
 from taskyard.model.state import TaskState
-from taskyard.ports.store import TaskFilter
+from taskyard.model.task_filter import TaskFilter
 
 
 @dataclass(frozen=True, slots=True)

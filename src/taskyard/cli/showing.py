@@ -25,10 +25,10 @@ from taskyard.cli.text import clean, clock_time, cut, duration, label_text, mome
 from taskyard.cli.why import why_document
 from taskyard.model.attempt import AttemptArtifact, AttemptLine
 from taskyard.model.execution import ExecutionError
+from taskyard.model.node import Node
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Attempt, TaskRecord
 from taskyard.model.why import Why
-from taskyard.ports.store import Node
 
 
 async def show_task(target: Target, fragment: str, *, reveal: bool, as_json: bool) -> int:

@@ -35,8 +35,8 @@ from taskyard.model.command import (
 )
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.model.why import Reason, Why
-from taskyard.ports.store import TaskFilter
 from taskyard.queueing.controller import ask_one
 from taskyard.queueing.matching import BulkReport, RerunReport
 from taskyard.yard import Yard

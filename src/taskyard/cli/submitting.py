@@ -27,9 +27,9 @@ from taskyard.errors import DuplicateTask, InvalidArguments, TaskEnded, UnknownC
 from taskyard.handle import TaskHandle
 from taskyard.model.order import Priority
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
+from taskyard.model.task_filter import TaskFilter
 from taskyard.options import TaskOptions
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.store import TaskFilter
 from taskyard.yard import Yard
 
 

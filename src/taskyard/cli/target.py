@@ -35,9 +35,10 @@ from taskyard.cli.text import cut
 from taskyard.errors import UnknownTask, hide_password, quote
 from taskyard.model.given import check_text
 from taskyard.model.task import DEFAULT_QUEUE
+from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.schedules import ScheduleStore
-from taskyard.ports.store import MigratingStore, TaskFilter
+from taskyard.ports.store import MigratingStore
 from taskyard.settings import find_store_url, make_store
 from taskyard.yard import Yard
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 
-from taskyard.ports.store import Node, NodeStatus, Store
+from taskyard.model.node import Node, NodeStatus
+from taskyard.ports.store import Store
 
 
 def find_leader(nodes: Sequence[NodeStatus], source: str) -> str | None:

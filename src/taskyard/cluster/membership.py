@@ -18,8 +18,9 @@ from datetime import datetime
 from taskyard.cluster.heartbeat import Beating, Heartbeat, InThread
 from taskyard.cluster.pulse import TRUSTED
 from taskyard.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from taskyard.model.node import Node
 from taskyard.ports.clock import Clock, SharedClock, suspended_s
-from taskyard.ports.store import Lease, LeasedStore, Node, Store
+from taskyard.ports.store import Lease, LeasedStore, Store
 
 log = logging.getLogger("taskyard")
 

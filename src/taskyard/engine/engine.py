@@ -16,15 +16,16 @@ from taskyard.engine.parts import Parts
 from taskyard.engine.settings import EngineSettings, Ground
 from taskyard.errors import DuplicateTask, NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
 from taskyard.model.command import Command
-from taskyard.model.control import QueueCommand
 from taskyard.model.limits import QueueSettings
+from taskyard.model.queue import QueueCommand, QueueStatus
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Outcome, TaskRecord
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.store import ANY, Add, Added, Applied, QueueStatus, Store, TaskFilter, TransactionalStore
+from taskyard.ports.store import Add, Added, Applied, Store, TransactionalStore
 from taskyard.queueing.pending import insist
 
 log = logging.getLogger("taskyard")
@@ -172,7 +173,7 @@ class Engine:
         self._watcher.forget(uuid, waiter)
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
     ) -> list[Applied]:
         """Carry out a command, and let it take effect on this node at once; also when the caller is cancelled, since
         the store may have carried it out already."""

@@ -24,10 +24,11 @@ from taskyard.engine.settings import Ground
 from taskyard.engine.signals import SignalLoop
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner
+from taskyard.model.node import Node
 from taskyard.model.notes import NoteCode
 from taskyard.ports.places import Places
 from taskyard.ports.schedules import ScheduleStore
-from taskyard.ports.store import News, Node
+from taskyard.ports.store import News
 from taskyard.queueing.admission import AdmissionControl
 from taskyard.queueing.blockers import BlockerLoop
 from taskyard.queueing.capacity import Hold, Slots

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from taskyard.model.control import QueueControl
 from taskyard.model.fairness import Patience
+from taskyard.model.queue import QueueControl
 from taskyard.model.retry import RetryPolicy
 
 AnyLane = TypeVar("AnyLane", tuple[str, str], tuple[str, str, int])

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import TaskFilter
+from taskyard.model.task_filter import TaskFilter
 
 T = TypeVar("T")
 

@@ -7,29 +7,28 @@ answers is durable when it answers, as far as the store is durable at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import msgspec
-from msgspec.structs import force_setattr
 
-from taskyard.errors import ChangedMeanwhile, ClaimLost, InvalidInput, TaskyardError, quote
+from taskyard.errors import ClaimLost, TaskyardError
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine, LogLine, join_artifacts, join_lines
-from taskyard.model.blocker import BlockerKind, split_key
-from taskyard.model.command import VERBS, Command
-from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl
+from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
-from taskyard.model.failures import FailureGroup, is_quarantined
-from taskyard.model.given import check_labels, check_text, check_time
+from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.node import Node, NodeStatus
 from taskyard.model.notes import Note
+from taskyard.model.queue import QueueCommand, QueueStatus
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Dedupe, Outcome, TaskRecord
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Scene
 
 ATTEMPTS_KEPT = 100
@@ -37,10 +36,6 @@ ATTEMPTS_KEPT = 100
 
 PROMOTE_AT_MOST = 1000
 """Tasks a turn promotes at most, so that a burst of due tasks cannot hold the store for long."""
-
-
-SKEW_S = 3.0
-"""How far the clock of a node may be off before anybody is told: tasks are due by the clock of the node that looks."""
 
 
 class News(IntEnum):
@@ -51,72 +46,6 @@ class News(IntEnum):
     CHANGED = 2
     NODES = 3
     """A node may have come or gone."""
-
-
-class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One process on the store. `incarnation` is random: a reused name is another node. `queues` are those its
-    consumers belong to; a task of theirs that was put on another queue is served as well. `limits` says how many tasks
-    of a source it runs at once, `max_running` how many of all, `capacities` how many each of its executors does, where
-    that has a limit, and `executors` which of them a source uses: for people to see, it keeps to them by itself.
-    `places` are the labels of each place of a consumer that has places; `checks` the requirements that it judges by an
-    admission check. One that `is_stopping` takes nothing new, and leaves when what it runs has ended; one that
-    `is_draining` has heard that it is drained."""
-
-    incarnation: str
-    name: str
-    pid: int
-    host: str
-    consumers: tuple[str, ...] = ()
-    started_at: datetime | None = None
-    version: str = ""
-    queues: tuple[str, ...] = ()
-    limits: dict[str, int] = {}
-    max_running: int | None = None
-    executors: dict[str, str] = {}
-    capacities: dict[str, int] = {}
-    places: dict[str, list[dict[str, str]]] = {}
-    checks: tuple[str, ...] = ()
-    is_stopping: bool = False
-    is_draining: bool = False
-
-    @property
-    def label(self) -> str:
-        """`host-4242 (5a0bd64d)`: enough to know it by, in a text."""
-        return f"{self.name} ({self.incarnation[:8]})"
-
-
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as the store knows it: how many tasks it holds, and whether somebody drains it. Where nodes have to say
-    that they live (`LeasedStore`), `beat_at` is when it last did, and `is_silent` that this is longer ago than the
-    lease, by the store's clock. That is for people to see: whether it is dead, those decide who have watched it. Where
-    the store has a clock of its own, `ahead_s` is how far that of the node was ahead of it when the node joined."""
-
-    node: Node
-    running: int
-    beat_at: datetime | None = None
-    is_silent: bool = False
-    is_draining: bool = False
-    ahead_s: float | None = None
-
-    @property
-    def is_clock_off(self) -> bool:
-        return self.ahead_s is not None and abs(self.ahead_s) > SKEW_S
-
-
-class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue as the store knows it: the rules that code has set, what people have said, how many tasks it holds in
-    each state, and since when the first in its lanes wait, of those that could start."""
-
-    name: str
-    settings: QueueSettings
-    control: QueueControl
-    counts: dict[TaskState, int]
-    oldest_due_at: datetime | None = None
-
-    @classmethod
-    def empty(cls, name: str) -> Self:
-        """That of a queue nobody has used yet."""
-        return cls(name=name, settings=QueueSettings(name=name), control=UNTOUCHED, counts={})
 
 
 class Signals(msgspec.Struct, frozen=True):
@@ -210,101 +139,6 @@ class BlockedGroup(msgspec.Struct, frozen=True):
     consumer: str
     count: int
     first: str
-
-
-class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks to list, or to ask something of; None means any. `node` is the incarnation that runs the task;
-    `error` the name of a class among those of its last error, its bases included, or the kind of one that nobody
-    raised, such as "system"; `uuid` how its id begins or ends; `quarantined` whether it was failed because it took its
-    workers down; `labels` those that it must have, all of them; `blocker` a kind, such as "disk", or
-    a kind and a detail, such as "disk:/data"; "dependency" finds what waits for other tasks."""
-
-    states: tuple[TaskState, ...] | None = None
-    queue: str | None = None
-    consumer: str | None = None
-    group: str | None = None
-    key: str | None = None
-    node: str | None = None
-    error: str | None = None
-    uuid: str | None = None
-    created_after: datetime | None = None
-    created_before: datetime | None = None
-    finished_after: datetime | None = None
-    finished_before: datetime | None = None
-    quarantined: bool | None = None
-    labels: dict[str, str] = {}
-    blocker: str | None = None
-
-    def __post_init__(self) -> None:
-        """What is no filter is told at once: it would match nothing, or fail within a store."""
-        if self.states is not None:
-            force_setattr(self, "states", _states(self.states))
-        for name in ("queue", "consumer", "group", "key", "node", "error", "uuid", "blocker"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                hint = f"; give its name, {value.__name__!r}" if isinstance(value, type) else ""
-                raise InvalidInput(f"{name} must be a string, or None for any, not {quote(value)}{hint}")
-            if value is not None:
-                check_text(name, value)
-        for name in ("created_after", "created_before", "finished_after", "finished_before"):
-            if (at := getattr(self, name)) is not None:
-                force_setattr(self, name, check_time(name, at))
-        if self.labels:
-            force_setattr(self, "labels", check_labels(self.labels))
-        if self.quarantined not in (None, True, False):
-            raise InvalidInput(f"quarantined must be True, False, or None for any, not {quote(self.quarantined)}")
-
-    def matches(self, record: TaskRecord) -> bool:
-        """The same question of one record; from `_after` on, and until right before `_before`."""
-        return (
-            (self.states is None or record.state in self.states)
-            and (self.queue is None or record.queue == self.queue)
-            and (self.consumer is None or record.consumer == self.consumer)
-            and (self.group is None or record.group_id == self.group)
-            and (self.key is None or record.key == self.key)
-            and (self.node is None or record.node == self.node)
-            and (self.error is None or (record.error is not None and self.error in record.error.names))
-            and (self.uuid is None or record.uuid.startswith(self.uuid) or record.uuid.endswith(self.uuid))
-            and _is_within(record.created_at, self.created_after, self.created_before)
-            and _is_within(record.finished_at, self.finished_after, self.finished_before)
-            and (self.quarantined is None or is_quarantined(record) is self.quarantined)
-            and (not self.labels or self.labels.items() <= record.labels.items())
-            and (self.blocker is None or _is_blocked_by(record, self.blocker))
-        )
-
-    def check(self, record: TaskRecord, command: Command) -> None:
-        """`ChangedMeanwhile` if the record is not, or no longer, among those that the command is for."""
-        if self is not ANY and not self.matches(record):
-            why = "it does not match the filter, or no longer does"
-            if self.queue is not None and self.queue != record.queue:
-                why = f"it is in queue {quote(record.queue)}, and this command is for {quote(self.queue)}"
-            verb, detail = VERBS[type(command)], f"it is {record.state}; {why}"
-            raise ChangedMeanwhile(record.uuid, verb, record.state, code="changed_meanwhile", detail=detail)
-
-
-def _states(given: Any) -> tuple[TaskState, ...]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidInput(f"states must be a list of states, such as ['failed'], not {quote(given)}")
-    states = tuple(dict.fromkeys(given))
-    for state in states:
-        if state not in set(TaskState):
-            raise InvalidInput(f"there is no state {quote(state)}; known are {', '.join(TaskState)}")
-    return tuple(map(TaskState, states))
-
-
-def _is_within(at: datetime | None, after: datetime | None, before: datetime | None) -> bool:
-    if at is None:
-        return after is None and before is None
-    return (after is None or at >= after) and (before is None or at < before)
-
-
-def _is_blocked_by(record: TaskRecord, wanted: str) -> bool:
-    if wanted == BlockerKind.DEPENDENCY:
-        return record.state is TaskState.BLOCKED and record.blocked_by is None
-    return record.blocked_by is not None and wanted in (record.blocked_by, split_key(record.blocked_by)[0])
-
-
-ANY = TaskFilter()
 
 
 @runtime_checkable
@@ -415,7 +249,7 @@ class Store(Protocol):
         ...
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
     ) -> list[Applied]:
         """Decide and carry out `command` for each task, atomically each, some hundreds in a transaction. `by` is who
         asks. An unknown task is `UnknownTask`; one that no longer fits is `CommandRefused`; one that is not among those
@@ -448,14 +282,14 @@ class Store(Protocol):
         ...
 
     async def list_tasks(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         """Newest first, at most `limit`; go on with `before_id` of the last one seen. It tells what came of a turn of
         this process whose outcome is unknown: that turn changes nothing any more."""
         ...
 
     async def list_ids(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = 500
     ) -> list[tuple[int, str]]:
         """The same, but only their ids and uuids: for who wants to do something with many."""
         ...
@@ -493,7 +327,7 @@ class Store(Protocol):
         records."""
         ...
 
-    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+    async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         """The failed tasks that match, by class of error, by source, and those in quarantine apart: the largest groups
         first, at most `limit`."""
         ...

@@ -16,10 +16,11 @@ from taskyard.errors import InvalidInput
 from taskyard.model.blocker import BlockerKind, Labels, blocker_key, split_key, stored_detail
 from taskyard.model.command import Unblock
 from taskyard.model.task import TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.store import BlockedGroup, Store, TaskFilter
+from taskyard.ports.store import BlockedGroup, Store
 from taskyard.queueing.checks import Answer, Checks
 
 log = logging.getLogger("taskyard")

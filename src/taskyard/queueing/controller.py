@@ -23,7 +23,6 @@ from taskyard.model.command import (
     Skip,
     StartNow,
 )
-from taskyard.model.control import Pause, QueueCommand, Resume, SetConcurrency, StopAfterCurrent
 from taskyard.model.given import (
     AnyTask,
     check_by,
@@ -36,9 +35,11 @@ from taskyard.model.given import (
 )
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
+from taskyard.model.queue import Pause, QueueCommand, QueueStatus, Resume, SetConcurrency, StopAfterCurrent
 from taskyard.model.task import TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import Applied, QueueStatus, TaskFilter
+from taskyard.ports.store import Applied
 from taskyard.queueing.matching import Matching
 
 CODE = "code"

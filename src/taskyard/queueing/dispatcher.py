@@ -31,10 +31,11 @@ from taskyard.model.move import Move
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.state import COMPLETED, TaskState
 from taskyard.model.task import Claim, TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.paging import task_pages
 from taskyard.ports.probe import SILENT, Probes
-from taskyard.ports.store import LeasedStore, Store, TaskFilter, Turned
+from taskyard.ports.store import LeasedStore, Store, Turned
 from taskyard.queueing.admission import AdmissionControl
 from taskyard.queueing.blame import Blame
 from taskyard.queueing.capacity import Slots

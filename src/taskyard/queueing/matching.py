@@ -31,9 +31,10 @@ from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.paging import id_pages, task_pages
-from taskyard.ports.store import Applied, TaskFilter
+from taskyard.ports.store import Applied
 
 T = TypeVar("T")
 

@@ -7,8 +7,9 @@ import msgspec
 from taskyard.errors import PayloadTooLarge, ResultsPruned
 from taskyard.model.state import COMPLETED
 from taskyard.model.task import TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.paging import task_pages
-from taskyard.ports.store import Store, TaskFilter
+from taskyard.ports.store import Store
 
 RESULTS = "results"
 """The argument of a summary that gets what the others returned."""

@@ -9,12 +9,12 @@ from typing import Self, TypeVar
 import msgspec
 
 from taskyard.model.blocker import Blocker
-from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.limits import QueueSettings
+from taskyard.model.node import Node
+from taskyard.model.queue import UNTOUCHED, QueueControl
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, NodeScene, QueueScene, Scene, Silence, line_of
-from taskyard.ports.store import Node
 
 K = TypeVar("K")
 

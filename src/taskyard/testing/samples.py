@@ -7,8 +7,9 @@ from typing import Any
 
 from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import Demand
+from taskyard.model.node import Node
 from taskyard.model.task import Claim, Dedupe, TaskRecord, new_uuid
-from taskyard.ports.store import Add, Node
+from taskyard.ports.store import Add
 from taskyard.testing.clock import START
 
 NOON = START

@@ -18,8 +18,9 @@ from taskyard.cli.documents import sum_states
 from taskyard.cli.nodes import clock_text
 from taskyard.cli.text import clean, counted, cut, duration, seconds_between
 from taskyard.errors import StoreBusy, StoreError, StoreMigrationChanged, StoreTooNew
+from taskyard.model.node import Node, NodeStatus
 from taskyard.model.state import TaskState
-from taskyard.ports.store import Node, NodeStatus, TaskFilter
+from taskyard.model.task_filter import TaskFilter
 from taskyard.resources.cpu import cpu_budget
 from taskyard.resources.database import database_pool
 from taskyard.stores.postgres import reader

@@ -15,8 +15,9 @@ from taskyard.cli.doctor.work import Work, work
 from taskyard.cli.documents import sum_states
 from taskyard.cli.locks import find_node_holder, node_file
 from taskyard.cli.text import clean, counted, duration, seconds_between
+from taskyard.model.node import Node
 from taskyard.model.state import TaskState
-from taskyard.ports.store import Node, TaskFilter
+from taskyard.model.task_filter import TaskFilter
 from taskyard.stores.records import from_us
 from taskyard.stores.sqlite.reader import SqliteReader
 from taskyard.stores.sqlite.schedules import read_schedules

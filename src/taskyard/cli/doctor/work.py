@@ -9,10 +9,10 @@ from datetime import datetime
 from taskyard.cli.doctor.finding import Finding, problem, warning
 from taskyard.cli.text import clean, duration, seconds_between
 from taskyard.errors import quote
+from taskyard.model.node import Node
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.schedules import ScheduleStatus
-from taskyard.ports.store import Node
 
 CLOCK_S = 60.0
 """How late a task may be queued, and how far ahead of us the newest entry may be."""

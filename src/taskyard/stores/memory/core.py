@@ -27,38 +27,30 @@ from taskyard.model.command import (
     change_detail,
     decide,
 )
-from taskyard.model.control import (
+from taskyard.model.event import EventDetail, EventKind, submit_detail
+from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.move import Move
+from taskyard.model.node import Node
+from taskyard.model.order import GAP, head_position, tail_position
+from taskyard.model.places import Put, place_beside
+from taskyard.model.queue import (
     UNTOUCHED,
     QueueCommand,
     QueueControl,
     QueueState,
+    QueueStatus,
     control_detail,
     drained,
     steer,
     told_as,
 )
-from taskyard.model.event import EventDetail, EventKind, submit_detail
-from taskyard.model.limits import Demand, QueueSettings
-from taskyard.model.move import Move
-from taskyard.model.order import GAP, head_position, tail_position
-from taskyard.model.places import Put, place_beside
 from taskyard.model.settle import heed_cancel, rescue
 from taskyard.model.state import COMPLETED, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, TaskRecord
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import (
-    ANY,
-    PROMOTE_AT_MOST,
-    Add,
-    Added,
-    Applied,
-    Node,
-    QueueStatus,
-    Report,
-    TaskFilter,
-    Turned,
-)
+from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Report, Turned
 from taskyard.stores.memory.claims import Claims
 from taskyard.stores.memory.dependencies import Dependencies
 from taskyard.stores.memory.schedules import ScheduleBook, is_pending
@@ -320,7 +312,9 @@ class MemoryCore(Claims, Dependencies, Sight):
             oldest_due_at=self._oldest_due_at(queue),
         )
 
-    def apply(self, uuids: Sequence[str], command: Command, by: str = "", where: TaskFilter = ANY) -> list[Applied]:
+    def apply(
+        self, uuids: Sequence[str], command: Command, by: str = "", where: TaskFilter = ALL_TASKS
+    ) -> list[Applied]:
         now = self._clock.now()
         applied = [self._apply_one(uuid, command, by, where, now) for uuid in uuids]
         self._release(now)

@@ -11,30 +11,18 @@ from weakref import WeakMethod
 from taskyard.errors import TaskyardError
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
-from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.node import Node, NodeStatus
+from taskyard.model.queue import QueueCommand, QueueStatus
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import (
-    ANY,
-    Add,
-    Added,
-    Applied,
-    BlockedGroup,
-    News,
-    Node,
-    NodeStatus,
-    QueueStatus,
-    Report,
-    Signals,
-    TaskFilter,
-    Turned,
-)
+from taskyard.ports.store import Add, Added, Applied, BlockedGroup, News, Report, Signals, Turned
 from taskyard.stores.memory.core import MemoryCore
 from taskyard.stores.memory.schedules import ScheduleVerbs
 
@@ -126,7 +114,7 @@ class MemoryStore(ScheduleVerbs):
         return self._core.list_blockers()
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
     ) -> list[Applied]:
         answer = self._core.apply(uuids, command, by, where)
         self._tell_of_events()
@@ -148,12 +136,12 @@ class MemoryStore(ScheduleVerbs):
         return self._core.list_uuids(fragment, limit)
 
     async def list_tasks(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         return self._core.list_tasks(where, before_id, limit)
 
     async def list_ids(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = 500
     ) -> list[tuple[int, str]]:
         return self._core.list_ids(where, before_id, limit)
 
@@ -178,7 +166,7 @@ class MemoryStore(ScheduleVerbs):
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         return self._core.scene(records)
 
-    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+    async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         return self._core.failures(where, limit)
 
     async def count(self) -> dict[tuple[str, TaskState], int]:

@@ -14,11 +14,12 @@ import msgspec
 
 from taskyard.errors import InvalidInput, StoreError
 from taskyard.model.command import Asked, Command, Retry, anchor_of
-from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, control_detail, steer, told_as
 from taskyard.model.limits import QueueSettings
 from taskyard.model.places import NO_PLACE_LEFT
+from taskyard.model.queue import UNTOUCHED, QueueCommand, QueueControl, QueueStatus, control_detail, steer, told_as
+from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import Applied, QueueStatus, TaskFilter
+from taskyard.ports.store import Applied
 from taskyard.stores.postgres import commands, reader
 from taskyard.stores.postgres.constants import NO_PLACE
 from taskyard.stores.postgres.database import Database

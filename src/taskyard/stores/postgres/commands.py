@@ -19,11 +19,13 @@ from taskyard.model.event import TOLD_AS, EventDetail, EventKind
 from taskyard.model.execution import ExecutionError
 from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move, apply_move, event_detail
+from taskyard.model.node import Node
 from taskyard.model.settle import rescue
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import Applied, Node, TaskFilter
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Applied
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.rows import FINISHED, HOT, clean, from_row, to_text
 

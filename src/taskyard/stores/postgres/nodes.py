@@ -11,8 +11,9 @@ import msgspec
 
 from taskyard.errors import UnknownNode
 from taskyard.model.beats import Pulses
+from taskyard.model.node import SKEW_S, Node
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import SKEW_S, News, Node
+from taskyard.ports.store import News
 from taskyard.stores.postgres import commands, reader
 from taskyard.stores.postgres.database import Database
 

@@ -11,17 +11,19 @@ import msgspec
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.beats import Beat
 from taskyard.model.blocker import BlockerKind
-from taskyard.model.control import UNTOUCHED, QueueControl
 from taskyard.model.event import Event, EventDetail, EventKind, EventPage
 from taskyard.model.execution import ExecutionError
 from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.node import Node, NodeStatus
 from taskyard.model.notes import CancelRequest
+from taskyard.model.queue import UNTOUCHED, QueueControl, QueueStatus
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
-from taskyard.ports.store import ATTEMPTS_KEPT, BlockedGroup, Node, NodeStatus, QueueStatus, Signals, TaskFilter
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import ATTEMPTS_KEPT, BlockedGroup, Signals
 from taskyard.stores.postgres.connection import Connection, Session
 from taskyard.stores.postgres.constants import EVENTS_AT_MOST
 from taskyard.stores.postgres.rows import FINISHED, HOT, clean, encode_demand, from_row

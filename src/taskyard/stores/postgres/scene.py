@@ -8,12 +8,13 @@ from datetime import datetime
 import msgspec
 
 from taskyard.model.blocker import Blocker, split_key
-from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
+from taskyard.model.node import Node
+from taskyard.model.queue import QueueControl
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene, Silence
-from taskyard.ports.store import BEATS_PER_LEASE, Node
+from taskyard.ports.store import BEATS_PER_LEASE
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.scene import ClusterState, Found, Running, Wanted, make_scene
 

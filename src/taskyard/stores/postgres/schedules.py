@@ -22,9 +22,10 @@ from taskyard.model.firing import COUNTED, Fire, FireKind
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import ScheduleState
 from taskyard.model.task import TaskRecord, new_uuid
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
-from taskyard.ports.store import ANY, Add, Applied, TaskFilter
+from taskyard.ports.store import Add, Applied
 from taskyard.stores.postgres import commands, within
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.database import Database
@@ -63,7 +64,7 @@ class ScheduleVerbs:
 
     @abstractmethod
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
     ) -> list[Applied]: ...
 
     async def put_schedule(
@@ -153,7 +154,7 @@ class ScheduleVerbs:
             return []
 
     def _decided(self, name: str) -> commands.Decided:
-        return commands.Decided(self._cancel(name), ANY, NO_BONDS)
+        return commands.Decided(self._cancel(name), ALL_TASKS, NO_BONDS)
 
     def _cancel(self, name: str) -> Asked:
         return Asked(command=cancel_for(name), now=self._clock.now(), by="")

@@ -12,31 +12,18 @@ from functools import partial
 from taskyard.errors import ClaimLost, InvalidInput, hide_password
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
-from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.node import Node, NodeStatus
+from taskyard.model.queue import QueueCommand, QueueStatus
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import (
-    ANY,
-    Add,
-    Added,
-    Applied,
-    BlockedGroup,
-    News,
-    Node,
-    NodeStatus,
-    QueueStatus,
-    Report,
-    Schema,
-    Signals,
-    TaskFilter,
-    Turned,
-)
+from taskyard.ports.store import Add, Added, Applied, BlockedGroup, News, Report, Schema, Signals, Turned
 from taskyard.stores.postgres import reader, within
 from taskyard.stores.postgres.commanding import Commanding
 from taskyard.stores.postgres.connection import COMMAND_S, Connection, once
@@ -138,7 +125,7 @@ class PostgresStore(ScheduleVerbs):
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
     ) -> list[Applied]:
         async with self._db.asked():
             return await self._commanding.apply(uuids, command, by, where)
@@ -210,12 +197,12 @@ class PostgresStore(ScheduleVerbs):
         return await self._db.ask(partial(reader.list_uuids, fragment=fragment, limit=limit))
 
     async def list_tasks(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         return await self._db.ask(partial(reader.list_tasks, where=where, before_id=before_id, limit=limit))
 
     async def list_ids(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = 500
     ) -> list[tuple[int, str]]:
         return await self._db.ask(partial(reader.list_ids, where=where, before_id=before_id, limit=limit))
 
@@ -247,7 +234,7 @@ class PostgresStore(ScheduleVerbs):
         now = self._clock.now()
         return await self._db.ask(partial(find_scene, records=records, now=now))
 
-    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+    async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         return await self._db.ask(lambda conn: reader.failures(conn, where, limit))
 
     async def count(self) -> dict[tuple[str, TaskState], int]:

@@ -21,15 +21,17 @@ from taskyard.model.command import (
     change_detail,
     decide,
 )
-from taskyard.model.control import UNTOUCHED, QueueCommand, QueueControl, steer
 from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.node import Node
 from taskyard.model.order import GAP, head_position
 from taskyard.model.places import Put, place_beside
+from taskyard.model.queue import UNTOUCHED, QueueCommand, QueueControl, steer
 from taskyard.model.settle import rescue
 from taskyard.model.state import QUEUED, TaskState
 from taskyard.model.task import TaskRecord
-from taskyard.ports.store import ANY, Applied, Node, TaskFilter
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
+from taskyard.ports.store import Applied
 from taskyard.stores.records import to_us
 from taskyard.stores.sqlite.dependencies import Dependencies
 from taskyard.stores.sqlite.statements import HAS_ENDED
@@ -43,7 +45,9 @@ _IN_NEED = (
 
 
 class Commands(Dependencies):
-    def apply(self, uuids: Sequence[str], command: Command, by: str = "", where: TaskFilter = ANY) -> list[Applied]:
+    def apply(
+        self, uuids: Sequence[str], command: Command, by: str = "", where: TaskFilter = ALL_TASKS
+    ) -> list[Applied]:
         now = self._clock.now()
         found = self._read("uuid IN (SELECT value FROM json_each(?))", (msgspec.json.encode(list(uuids)).decode(),))
         records = {record.uuid: record for record in found}

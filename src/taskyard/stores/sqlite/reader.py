@@ -11,16 +11,18 @@ import msgspec
 
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.blocker import BlockerKind
-from taskyard.model.control import UNTOUCHED
 from taskyard.model.event import Event, EventDetail, EventKind, EventPage
 from taskyard.model.execution import ExecutionError
 from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import QueueSettings
+from taskyard.model.node import Node, NodeStatus
 from taskyard.model.notes import CancelRequest
+from taskyard.model.queue import UNTOUCHED, QueueStatus
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Outcome, TaskRecord
-from taskyard.ports.store import ATTEMPTS_KEPT, BlockedGroup, Node, NodeStatus, QueueStatus, Signals, TaskFilter
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import ATTEMPTS_KEPT, BlockedGroup, Signals
 from taskyard.stores.records import (
     ARTIFACT,
     ARTIFACT_FACTS,

@@ -10,12 +10,12 @@ import apsw
 import msgspec
 
 from taskyard.model.blocker import Blocker, split_key
-from taskyard.model.control import QueueControl
 from taskyard.model.limits import QueueSettings
+from taskyard.model.node import Node
+from taskyard.model.queue import QueueControl
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene, Silence
-from taskyard.ports.store import Node
 from taskyard.stores.records import from_us
 from taskyard.stores.scene import ClusterState, Found, Running, Wanted, make_scene
 from taskyard.stores.sqlite.statements import IN_LINE

@@ -19,30 +19,18 @@ import msgspec
 from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
-from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.node import Node, NodeStatus
+from taskyard.model.queue import QueueCommand, QueueStatus
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import (
-    ANY,
-    Add,
-    Applied,
-    BlockedGroup,
-    News,
-    Node,
-    NodeStatus,
-    QueueStatus,
-    Report,
-    Schema,
-    Signals,
-    TaskFilter,
-    Turned,
-)
+from taskyard.ports.store import Add, Applied, BlockedGroup, News, Report, Schema, Signals, Turned
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.place import (
     BUSY_MS,
@@ -241,7 +229,7 @@ class SqliteStore(ScheduleVerbs):
         return await self._read(self._lister.list_blockers, people=True)
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
     ) -> list[Applied]:
         applied: list[Applied] = []
         for start in range(0, len(uuids), APPLY_AT_MOST):
@@ -319,12 +307,12 @@ class SqliteStore(ScheduleVerbs):
         return await self._read(partial(self._lister.list_uuids, fragment, limit), people=True)
 
     async def list_tasks(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         return await self._read(partial(self._lister.list_tasks, where, before_id, limit), people=True)
 
     async def list_ids(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = 500
     ) -> list[tuple[int, str]]:
         return await self._read(partial(self._lister.list_ids, where, before_id, limit), people=True)
 
@@ -353,7 +341,7 @@ class SqliteStore(ScheduleVerbs):
         self._sidecar.look_around()
         return self._lister.look(partial(find_scene, records, now=self._clock.now(), is_dead=self._is_dead))
 
-    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+    async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         return await self._read(partial(self._lister.failures, where, limit), people=True)
 
     async def count(self) -> dict[tuple[str, TaskState], int]:

@@ -8,28 +8,17 @@ from datetime import datetime
 from taskyard.errors import OutcomeUnknown, StoreError, StoreUnavailable, TaskyardError
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
-from taskyard.model.control import QueueCommand
 from taskyard.model.event import EventPage
 from taskyard.model.failures import FailureGroup
 from taskyard.model.limits import Demand, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.node import Node, NodeStatus
+from taskyard.model.queue import QueueCommand, QueueStatus
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Scene
-from taskyard.ports.store import (
-    ANY,
-    Add,
-    Added,
-    Applied,
-    BlockedGroup,
-    Node,
-    NodeStatus,
-    QueueStatus,
-    Report,
-    Signals,
-    TaskFilter,
-    Turned,
-)
+from taskyard.ports.store import Add, Added, Applied, BlockedGroup, Report, Signals, Turned
 from taskyard.testing.ledger import Entry, What
 from taskyard.testing.simulation.history import Fate, Kind, Op
 from taskyard.testing.simulation.loop import PROCESS
@@ -188,7 +177,7 @@ class RemoteStore(Line):
         return await self.ask("nodes", self._core.list_nodes)
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ANY
+        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
     ) -> list[Applied]:
         verb = f"{type(command).__name__} {','.join(uuids)}"
         return await self.ask(verb, lambda: self._core.apply(uuids, command, by, where))
@@ -218,12 +207,12 @@ class RemoteStore(Line):
         return await self.ask("list_uuids", lambda: self._core.list_uuids(fragment, limit))
 
     async def list_tasks(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 100
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = 100
     ) -> list[TaskRecord]:
         return await self.ask("list_tasks", lambda: self._core.list_tasks(where, before_id, limit))
 
     async def list_ids(
-        self, where: TaskFilter = ANY, *, before_id: int | None = None, limit: int = 500
+        self, where: TaskFilter = ALL_TASKS, *, before_id: int | None = None, limit: int = 500
     ) -> list[tuple[int, str]]:
         return await self.ask("list_ids", lambda: self._core.list_ids(where, before_id, limit))
 
@@ -248,7 +237,7 @@ class RemoteStore(Line):
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         return await self.ask("scene", lambda: self._core.scene(records))
 
-    async def failures(self, where: TaskFilter = ANY, *, limit: int = 100) -> list[FailureGroup]:
+    async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         return await self.ask("failures", lambda: self._core.failures(where, limit))
 
     async def count(self) -> dict[tuple[str, TaskState], int]:

@@ -13,7 +13,7 @@ from taskyard.model.command import Cancel, Command, Retry, SetPriority
 from taskyard.model.limits import QueueSettings
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, WAITING_FOR_TIME, TaskState
-from taskyard.ports.store import ANY
+from taskyard.model.task_filter import ALL_TASKS
 from taskyard.stores.memory import MemoryCore
 from taskyard.testing.ledger import Entry, Stored, What
 from taskyard.testing.simulation.clock import VirtualClock
@@ -130,7 +130,7 @@ class World:
         return not left and is_answered and self.network.is_quiet
 
     def _records(self) -> Sequence[Any]:
-        return self.core.list_tasks(ANY, None, 100_000)
+        return self.core.list_tasks(ALL_TASKS, None, 100_000)
 
     def _check_users(self) -> None:
         for what, node, task in self._users:

@@ -28,7 +28,8 @@ from taskyard.model.notes import AuditStamp, CancelRequest, Fact, Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, TaskRecord
-from taskyard.ports.store import Signals, Store, TaskFilter
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Signals, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_error, room, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, get, settle, start, state_of, tick, uuids

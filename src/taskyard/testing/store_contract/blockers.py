@@ -28,8 +28,9 @@ from taskyard.model.move import Move
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.model.why import Reason
-from taskyard.ports.store import Add, BlockedGroup, Store, TaskFilter
+from taskyard.ports.store import Add, BlockedGroup, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_node, a_record, an_error, room, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, get, settle, start, state_of, tick, uuids

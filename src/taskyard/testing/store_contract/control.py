@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from taskyard.model.control import (
-    Pause,
-    QueueCommand,
-    QueueControl,
-    QueueState,
-    Resume,
-    SetConcurrency,
-    StopAfterCurrent,
-)
 from taskyard.model.event import EventKind
 from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.notes import AuditStamp
 from taskyard.model.order import Priority
+from taskyard.model.queue import (
+    Pause,
+    QueueCommand,
+    QueueControl,
+    QueueState,
+    QueueStatus,
+    Resume,
+    SetConcurrency,
+    StopAfterCurrent,
+)
 from taskyard.model.state import TaskState
-from taskyard.ports.store import QueueStatus, Store
+from taskyard.ports.store import Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_add, an_error, room, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, settle, start, tick, uuids

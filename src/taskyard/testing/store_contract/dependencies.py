@@ -19,7 +19,8 @@ from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Dedupe, OnFailure, TaskRecord
-from taskyard.ports.store import Add, Added, Store, TaskFilter, Turned
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Add, Added, Store, Turned
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_add, an_error, room, seconds
 from taskyard.testing.store_contract.desk import (

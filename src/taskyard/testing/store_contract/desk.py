@@ -10,10 +10,11 @@ import pytest
 
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
+from taskyard.model.node import NodeStatus
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import Added, NodeStatus, Store, Turned
+from taskyard.ports.store import Added, Store, Turned
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_node, an_add, room
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from taskyard.model.command import Cancel, Hold, Release, Retry, SetPriority
-from taskyard.model.control import Pause, SetConcurrency
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import Progress
 from taskyard.model.move import Move
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
+from taskyard.model.queue import Pause, SetConcurrency
 from taskyard.model.state import TaskState as S
 from taskyard.model.task import Dedupe, OnFailure, TaskExtra
-from taskyard.ports.store import Add, Report, Store, TaskFilter
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Add, Report, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_error, seconds
 from taskyard.testing.store_contract.desk import A, Desk, add, claim, get, settle, start, uuids

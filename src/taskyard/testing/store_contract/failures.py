@@ -11,7 +11,8 @@ from taskyard.model.execution import ErrorKind
 from taskyard.model.move import Move
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import TaskState
-from taskyard.ports.store import Store, TaskFilter
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_error, room
 from taskyard.testing.store_contract.desk import Desk, claim, get, settle, start, tick, uuids

@@ -13,8 +13,9 @@ from taskyard.model.notes import AuditStamp, CancelRequest, Note
 from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Dedupe, Outcome, TaskRecord
+from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.paging import id_pages, task_pages
-from taskyard.ports.store import ATTEMPTS_KEPT, Added, Store, TaskFilter
+from taskyard.ports.store import ATTEMPTS_KEPT, Added, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import NOON, a_record, an_error, seconds
 from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, everything, get, settle, start, tick, uuids

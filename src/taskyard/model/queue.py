@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Self
 
 import msgspec
 
 from taskyard.model.event import EventDetail, EventKind
+from taskyard.model.limits import QueueSettings
 from taskyard.model.notes import AuditStamp
+from taskyard.model.state import TaskState
 
 
 class QueueState(StrEnum):
@@ -115,3 +118,19 @@ def told_as(old: QueueControl, new: QueueControl) -> EventKind | None:
     if (new.concurrency, new.concurrency_set) != (old.concurrency, old.concurrency_set):
         return EventKind.QUEUE_CHANGED
     return _TOLD[new.state]
+
+
+class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue as the store knows it: the rules that code has set, what people have said, how many tasks it holds in
+    each state, and since when the first in its lanes wait, of those that could start."""
+
+    name: str
+    settings: QueueSettings
+    control: QueueControl
+    counts: dict[TaskState, int]
+    oldest_due_at: datetime | None = None
+
+    @classmethod
+    def empty(cls, name: str) -> Self:
+        """That of a queue nobody has used yet."""
+        return cls(name=name, settings=QueueSettings(name=name), control=UNTOUCHED, counts={})
