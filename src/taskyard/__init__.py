@@ -85,9 +85,8 @@ from taskyard.model.blocker import Blocker
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
 from taskyard.model.failures import FailureGroup
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.order import Priority
-from taskyard.model.queue import QueueControl, QueueState, QueueStatus
+from taskyard.model.queue import QueueControl, QueueOrder, QueueSettings, QueueState, QueueStatus
 from taskyard.model.recurrence import Cron, Every
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.schedule import Missed, Overlap, Schedule

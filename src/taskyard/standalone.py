@@ -31,7 +31,7 @@ from taskyard.model.given import (
     check_uuid,
 )
 from taskyard.model.kinds import checked, checked_verbs
-from taskyard.model.limits import QueueOrder, QueueSettings
+from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.retry import NO_RETRY, RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord, new_uuid, to_json
 from taskyard.model.why import Why

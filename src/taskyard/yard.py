@@ -46,7 +46,7 @@ from taskyard.model.given import (
     check_wait,
 )
 from taskyard.model.kinds import checked
-from taskyard.model.limits import RETRIES_PER_S, QueueOrder, QueueSettings
+from taskyard.model.queue import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, to_json

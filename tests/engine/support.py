@@ -10,8 +10,8 @@ from taskyard.errors import StoreError, StoreUnavailable
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.runner import RunnerSettings
 from taskyard.execution.thread import ThreadExecutor
-from taskyard.model.limits import QueueSettings
 from taskyard.model.node import Node
+from taskyard.model.queue import QueueSettings
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, TaskRecord, new_uuid

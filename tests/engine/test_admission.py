@@ -13,7 +13,8 @@ from taskyard.errors import InvalidInput, OutcomeUnknown, StoreUnavailable
 from taskyard.model.blocker import Blocker, encode_requirements, stored_detail
 from taskyard.model.command import Block, StartNow, Unblock
 from taskyard.model.event import EventKind
-from taskyard.model.limits import Demand, QueueOrder, QueueSettings
+from taskyard.model.limits import Demand
+from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import TaskFilter

@@ -10,7 +10,7 @@ import pytest
 from taskyard.cluster.heartbeat import InTask
 from taskyard.cluster.membership import LeaseSettings
 from taskyard.errors import InvalidInput, OutcomeUnknown, StoreUnavailable
-from taskyard.model.limits import QueueSettings
+from taskyard.model.queue import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.store import Turned

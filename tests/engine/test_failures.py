@@ -11,8 +11,8 @@ import pytest
 from taskyard import errors
 from taskyard.execution.context import current_run
 from taskyard.execution.thread import ThreadExecutor
-from taskyard.model.limits import QueueSettings
 from taskyard.model.notes import NoteCode
+from taskyard.model.queue import QueueSettings
 from taskyard.model.retry import NO_RETRY, RetryPolicy
 from taskyard.model.task import Claim
 from tests.engine.support import Work, quiet

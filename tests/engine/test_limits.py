@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from taskyard.model.limits import QueueSettings
+from taskyard.model.queue import QueueSettings
 from tests.engine.support import Work, quiet
 
 

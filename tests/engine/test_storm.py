@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from taskyard.model.limits import QueueSettings
+from taskyard.model.queue import QueueSettings
 from taskyard.model.retry import RetryPolicy
 from tests.engine.support import Rig
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from taskyard.model.event import Event, EventKind
-from taskyard.model.limits import QueueSettings
+from taskyard.model.queue import QueueSettings
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState as S
 from taskyard.model.task import Attempt, Dedupe

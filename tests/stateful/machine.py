@@ -47,7 +47,7 @@ from taskyard.model.command import (
 )
 from taskyard.model.event import TOLD_AS, Event, EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
-from taskyard.model.limits import Demand, QueueOrder, QueueSettings, Quota
+from taskyard.model.limits import Demand, Quota
 from taskyard.model.move import Move
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
@@ -56,6 +56,8 @@ from taskyard.model.queue import (
     Pause,
     QueueCommand,
     QueueControl,
+    QueueOrder,
+    QueueSettings,
     QueueState,
     Resume,
     SetConcurrency,

@@ -33,10 +33,10 @@ from taskyard.model.beats import Beat, Pulses
 from taskyard.model.command import Cancel, Hold, Reschedule, Retry, StartNow
 from taskyard.model.event import EventKind
 from taskyard.model.execution import Progress
-from taskyard.model.limits import Demand, QueueOrder, QueueSettings
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.notes import CancelRequest, Note
-from taskyard.model.queue import SetConcurrency
+from taskyard.model.queue import QueueOrder, QueueSettings, SetConcurrency
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, OnFailure, TaskRecord
 from taskyard.model.task_filter import TaskFilter

@@ -9,10 +9,10 @@ import pytest
 
 from taskyard.errors import InvalidInput, SubmitPending
 from taskyard.model.event import Event, EventKind
-from taskyard.model.limits import Demand, QueueOrder, QueueSettings
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.order import GAP
-from taskyard.model.queue import Pause, StopAfterCurrent
+from taskyard.model.queue import Pause, QueueOrder, QueueSettings, StopAfterCurrent
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskExtra, TaskRecord

@@ -10,8 +10,8 @@ import pytest
 
 from taskyard.errors import UnknownTask
 from taskyard.model.event import EventKind
-from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.queue import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import OnFailure
 from taskyard.ports.store import Add

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import asyncpg
 import pytest
 
-from taskyard.model.limits import QueueSettings
+from taskyard.model.queue import QueueSettings
 from taskyard.ports.store import News
 from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.postgres.constants import Lock

@@ -7,9 +7,8 @@ import asyncpg
 import pytest
 
 from taskyard.errors import InvalidInput, SubmitPending
-from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
-from taskyard.model.queue import QueueState, StopAfterCurrent
+from taskyard.model.queue import QueueSettings, QueueState, StopAfterCurrent
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim
 from taskyard.ports.store import Add

@@ -10,8 +10,9 @@ import pytest
 from taskyard.errors import InvalidInput
 from taskyard.model.blocker import DETAIL_BYTES, encode_requirements, lane_of
 from taskyard.model.command import Block, Retry, Unblock
-from taskyard.model.limits import Demand, QueueOrder, QueueSettings
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
+from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope
 from taskyard.model.task_filter import TaskFilter

@@ -8,9 +8,9 @@ import pytest
 
 from taskyard.errors import StoreBusy
 from taskyard.model.command import Hold, Release, Retry
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.task import TaskRecord
 from taskyard.stores.postgres import PostgresStore, constants
 from taskyard.stores.postgres.constants import Lock

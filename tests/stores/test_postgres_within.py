@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from taskyard.errors import ClaimLost, InvalidInput, SubmitPending
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
+from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.task import Dedupe, DedupeScope
 from taskyard.ports.store import Add
 from taskyard.stores.postgres import PostgresStore, constants

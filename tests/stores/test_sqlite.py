@@ -19,12 +19,12 @@ import pytest
 from taskyard.errors import StoreBusy, StoreReplaced
 from taskyard.model.command import Cancel, Retry, SetPriority
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
-from taskyard.model.limits import Demand, QueueOrder, QueueSettings
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.node import Node
 from taskyard.model.notes import Note
 from taskyard.model.order import Priority
-from taskyard.model.queue import SetConcurrency
+from taskyard.model.queue import QueueOrder, QueueSettings, SetConcurrency
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord, new_uuid
 from taskyard.model.why import Reason, explain_wait

@@ -27,10 +27,10 @@ from taskyard.model.command import (
     StartNow,
     Unblock,
 )
-from taskyard.model.limits import Demand, QueueOrder, QueueSettings
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
-from taskyard.model.queue import Pause, Resume
+from taskyard.model.queue import Pause, QueueOrder, QueueSettings, Resume
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.model.task_filter import TaskFilter

@@ -30,10 +30,10 @@ from taskyard.model.command import (
     apply_change,
     decide,
 )
-from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move, apply_move
 from taskyard.model.notes import AuditStamp, CancelCode, CancelRequest, Note, NoteCode
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueOrder
 from taskyard.model.state import ENDED, HAS_PLACE, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.testing.samples import NOON, a_record, an_error, seconds

@@ -5,18 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.model.event import EventKind
-from taskyard.model.limits import QueueSettings, rooms
 from taskyard.model.notes import AuditStamp
 from taskyard.model.queue import (
     UNTOUCHED,
     Pause,
     QueueCommand,
     QueueControl,
+    QueueSettings,
     QueueState,
     Resume,
     SetConcurrency,
     StopAfterCurrent,
     drained,
+    rooms,
     steer,
     told_as,
 )

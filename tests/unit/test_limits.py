@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.model.limits import Demand, QueueSettings, Quota
+from taskyard.model.limits import Demand, Quota
+from taskyard.model.queue import QueueSettings
 
 QUEUES = ("default", "cpu", "free")  # nothing limits the last one
 SOURCES = ("fetch", "shrink", "stranger")  # the last one is in no demand

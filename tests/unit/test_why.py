@@ -9,9 +9,8 @@ import pytest
 
 from taskyard.model.blocker import Blocker
 from taskyard.model.execution import ErrorKind, ExecutionError
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.notes import AuditStamp, Note
-from taskyard.model.queue import QueueControl, QueueState
+from taskyard.model.queue import QueueControl, QueueOrder, QueueSettings, QueueState
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, NodeScene, QueueScene, Reason, Scene, Silence, Why, explain_wait

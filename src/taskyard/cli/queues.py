@@ -18,9 +18,8 @@ from taskyard.cli.looks import rate_text
 from taskyard.cli.story import look_back
 from taskyard.cli.target import Target, opened, refuse_unknown_queue
 from taskyard.cli.text import age, clean, counted, cut, one_line, seconds_between
-from taskyard.model.limits import QueueOrder
 from taskyard.model.notes import AuditStamp
-from taskyard.model.queue import QueueState, QueueStatus
+from taskyard.model.queue import QueueOrder, QueueState, QueueStatus
 from taskyard.model.state import ENDED, TaskState
 from taskyard.ports.store import Store
 from taskyard.queueing.controller import QueueController

@@ -16,8 +16,7 @@ from taskyard.engine.parts import Parts
 from taskyard.engine.settings import EngineSettings, Ground
 from taskyard.errors import DuplicateTask, NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
 from taskyard.model.command import Command
-from taskyard.model.limits import QueueSettings
-from taskyard.model.queue import QueueCommand, QueueStatus
+from taskyard.model.queue import QueueCommand, QueueSettings, QueueStatus
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Outcome, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter

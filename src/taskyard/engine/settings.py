@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from taskyard.cluster.membership import LeaseSettings
 from taskyard.execution.runner import RunnerSettings
-from taskyard.model.limits import QueueSettings
+from taskyard.model.queue import QueueSettings
 from taskyard.ports.admission import Admission
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer

@@ -23,9 +23,10 @@ from taskyard.execution.idle import Idle
 from taskyard.execution.line_capture import keep_capturing, start_capture, stop_capture
 from taskyard.model.budget import RetryBudget
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
-from taskyard.model.limits import RETRIES_PER_S, QueueSettings, tighter
+from taskyard.model.limits import tighter
 from taskyard.model.move import Move
 from taskyard.model.notes import Note, NoteCode
+from taskyard.model.queue import RETRIES_PER_S, QueueSettings
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.settle import settle, settle_success
 from taskyard.model.task import Claim, TaskRecord, to_json

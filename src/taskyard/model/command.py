@@ -9,10 +9,10 @@ import msgspec
 from taskyard.errors import CommandRefused
 from taskyard.model.blocker import Blocker, blocker_key, stored_detail
 from taskyard.model.event import EventDetail, EventKind, make_detail
-from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move
 from taskyard.model.notes import AuditStamp, CancelCode, CancelRequest, Fact, Note, NoteCode
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueOrder
 from taskyard.model.state import ENDED, HAS_PLACE, LEGAL, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord, moment
 

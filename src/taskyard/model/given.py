@@ -13,8 +13,8 @@ from uuid import UUID
 import msgspec
 
 from taskyard.errors import InvalidInput, quote
-from taskyard.model.limits import QueueOrder
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueOrder
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import aware
 

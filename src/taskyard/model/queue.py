@@ -1,17 +1,88 @@
-"""What a person says about a whole queue, kept apart from the rules that code sets for it, and what follows from it."""
+"""A queue: the rules that code sets, what a person sets on top of them, and what follows from both."""
 
 from __future__ import annotations
 
-from datetime import datetime
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import Self
 
 import msgspec
 
 from taskyard.model.event import EventDetail, EventKind
-from taskyard.model.limits import QueueSettings
+from taskyard.model.fairness import Patience
 from taskyard.model.notes import AuditStamp
+from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
+
+RETRIES_PER_S = 500.0
+"""More than a node has to try again in ordinary times, and far less than what it could send at whoever is down."""
+
+
+class QueueOrder(StrEnum):
+    """Who goes first in a queue.
+
+    `priority`: high, normal, low; within one, first in first out among those that can start. `fifo`: first in first
+    out, whatever the priority, and the head is never skipped: while it cannot start, nobody behind it does. `buckets`:
+    the same within each bucket, and the buckets take turns; one whose head cannot start is passed over.
+
+    What waits for its time, before its first attempt or between two, stands in no line and holds up nobody; for the
+    next attempt it comes back to its place."""
+
+    PRIORITY = "priority"
+    FIFO = "fifo"
+    BUCKETS = "buckets"
+
+
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of one queue, held across every process on the store. `concurrency=None` sets no limit of its own;
+    `per_key` is how many tasks with one key may run at once; `auto_recover` how often a task is taken back from a dead
+    node before it is failed; `retry` the policy of consumers that name none.
+
+    At most `retries_per_s` of its retries become due in a second, on each node; None lets all come when their policy
+    says, however many they are.
+
+    With `order="priority"` a lower priority is let in once after `starve_after` starts of higher ones, or when it has
+    waited for `starve_wait_s` seconds; None waits for ever."""
+
+    name: str
+    concurrency: int | None = None
+    per_key: int = 1
+    auto_recover: int = 1
+    retry: RetryPolicy = RetryPolicy()
+    order: QueueOrder = QueueOrder.PRIORITY
+    starve_after: int | None = 8
+    starve_wait_s: float | None = 600.0
+    retries_per_s: float | None = RETRIES_PER_S
+
+    @property
+    def patience(self) -> Patience:
+        return _patience(self.starve_after, self.starve_wait_s)
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether places alone count, and what cannot start holds up others."""
+        return self.order is not QueueOrder.PRIORITY
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ValueError(f"queue {self.name!r}: concurrency must be at least 1, or None for no limit")
+        if self.per_key < 1 or self.auto_recover < 0:
+            raise ValueError(f"queue {self.name!r}: per_key must be at least 1 and auto_recover not negative")
+        if self.starve_after is not None and self.starve_after < 1:
+            raise ValueError(f"queue {self.name!r}: starve_after must be at least 1, or None for never")
+        if self.starve_wait_s is not None and self.starve_wait_s <= 0:
+            raise ValueError(f"queue {self.name!r}: starve_wait_s must be more than 0, or None for never")
+        if self.retries_per_s is not None and not 0 < self.retries_per_s < math.inf:
+            raise ValueError(f"queue {self.name!r}: retries_per_s must be more than 0, or None for no limit")
+
+
+@lru_cache(maxsize=64)
+def _patience(after: int | None, wait_s: float | None) -> Patience:
+    """Every claim asks for it, and queues have few different ones."""
+    return Patience(after, None if wait_s is None else timedelta(seconds=wait_s))
 
 
 class QueueState(StrEnum):
@@ -118,6 +189,23 @@ def told_as(old: QueueControl, new: QueueControl) -> EventKind | None:
     if (new.concurrency, new.concurrency_set) != (old.concurrency, old.concurrency_set):
         return EventKind.QUEUE_CHANGED
     return _TOLD[new.state]
+
+
+def rooms(
+    queues: Mapping[str, QueueSettings], controls: Mapping[str, QueueControl], running: Mapping[str, int]
+) -> dict[str, int]:
+    """How many more each queue may start, of those that have a limit. What a person has said goes before the rules."""
+    room = {
+        name: queue.concurrency - running.get(name, 0)
+        for name, queue in queues.items()
+        if queue.concurrency is not None
+    }
+    for name, control in controls.items():
+        if not control.is_open:
+            room[name] = 0
+        elif control.concurrency is not None:
+            room[name] = control.concurrency - running.get(name, 0)
+    return room
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):

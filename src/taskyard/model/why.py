@@ -14,9 +14,8 @@ from enum import StrEnum
 import msgspec
 
 from taskyard.model.blocker import Blocker, BlockerKind, Labels, remedy_of, satisfies
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.notes import describe_hold
-from taskyard.model.queue import UNTOUCHED, QueueControl, QueueState
+from taskyard.model.queue import UNTOUCHED, QueueControl, QueueOrder, QueueSettings, QueueState
 from taskyard.model.settle import RETRY_LATER
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord

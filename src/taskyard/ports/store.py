@@ -21,11 +21,11 @@ from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
 from taskyard.model.failures import FailureGroup
-from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.node import Node, NodeStatus
 from taskyard.model.notes import Note
-from taskyard.model.queue import QueueCommand, QueueStatus
+from taskyard.model.queue import QueueCommand, QueueSettings, QueueStatus
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Dedupe, Outcome, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter

@@ -9,9 +9,8 @@ from typing import Self, TypeVar
 import msgspec
 
 from taskyard.model.blocker import Blocker
-from taskyard.model.limits import QueueSettings
 from taskyard.model.node import Node
-from taskyard.model.queue import UNTOUCHED, QueueControl
+from taskyard.model.queue import UNTOUCHED, QueueControl, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, NodeScene, QueueScene, Scene, Silence, line_of

@@ -11,8 +11,9 @@ import msgspec
 
 from taskyard.model.event import EventKind
 from taskyard.model.fairness import NO_FAIRNESS_STATE, FairnessState
-from taskyard.model.limits import Demand, QueueOrder, Quota, rooms
+from taskyard.model.limits import Demand, Quota
 from taskyard.model.picking import ByPriority, InTurn, Level, Offer, RoundRobin, pick
+from taskyard.model.queue import QueueOrder, rooms
 from taskyard.model.state import QUEUED, RUNNING
 from taskyard.model.task import Claim, DedupeScope, TaskRecord
 from taskyard.stores.memory.lines import Lane, Place

@@ -28,7 +28,7 @@ from taskyard.model.command import (
     decide,
 )
 from taskyard.model.event import EventDetail, EventKind, submit_detail
-from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.node import Node
 from taskyard.model.order import GAP, head_position, tail_position
@@ -37,6 +37,7 @@ from taskyard.model.queue import (
     UNTOUCHED,
     QueueCommand,
     QueueControl,
+    QueueSettings,
     QueueState,
     QueueStatus,
     control_detail,

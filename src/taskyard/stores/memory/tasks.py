@@ -16,12 +16,11 @@ from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.dedupe import counts_as_done
 from taskyard.model.event import TOLD_AS, Event, EventDetail, EventKind, EventPage
 from taskyard.model.failures import FailureGroup, group_failures
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_completed, apply_move, event_detail
 from taskyard.model.node import Node, NodeStatus
 from taskyard.model.order import GAP, head_position, tail_position
 from taskyard.model.places import Put
-from taskyard.model.queue import QueueControl
+from taskyard.model.queue import QueueControl, QueueOrder, QueueSettings
 from taskyard.model.state import COMPLETED, ENDED, FAILED, HOLDS_KEY, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import Attempt, Outcome, TaskRecord
 from taskyard.model.task_filter import TaskFilter

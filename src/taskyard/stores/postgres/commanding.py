@@ -14,9 +14,17 @@ import msgspec
 
 from taskyard.errors import InvalidInput, StoreError
 from taskyard.model.command import Asked, Command, Retry, anchor_of
-from taskyard.model.limits import QueueSettings
 from taskyard.model.places import NO_PLACE_LEFT
-from taskyard.model.queue import UNTOUCHED, QueueCommand, QueueControl, QueueStatus, control_detail, steer, told_as
+from taskyard.model.queue import (
+    UNTOUCHED,
+    QueueCommand,
+    QueueControl,
+    QueueSettings,
+    QueueStatus,
+    control_detail,
+    steer,
+    told_as,
+)
 from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Applied

@@ -17,9 +17,9 @@ from taskyard.model.command import VERBS, Asked, Change, Reorder, apply_change, 
 from taskyard.model.dependency import Stand, lost_to, refuse_revival, stand_of
 from taskyard.model.event import TOLD_AS, EventDetail, EventKind
 from taskyard.model.execution import ExecutionError
-from taskyard.model.limits import QueueOrder
 from taskyard.model.move import Move, apply_move, event_detail
 from taskyard.model.node import Node
+from taskyard.model.queue import QueueOrder
 from taskyard.model.settle import rescue
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState

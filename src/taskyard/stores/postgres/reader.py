@@ -14,10 +14,10 @@ from taskyard.model.blocker import BlockerKind
 from taskyard.model.event import Event, EventDetail, EventKind, EventPage
 from taskyard.model.execution import ExecutionError
 from taskyard.model.failures import FailureGroup
-from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.limits import Demand
 from taskyard.model.node import Node, NodeStatus
 from taskyard.model.notes import CancelRequest
-from taskyard.model.queue import UNTOUCHED, QueueControl, QueueStatus
+from taskyard.model.queue import UNTOUCHED, QueueControl, QueueSettings, QueueStatus
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import ENDED as ENDED_STATES
 from taskyard.model.state import TaskState

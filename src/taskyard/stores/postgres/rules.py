@@ -11,7 +11,7 @@ import logging
 import msgspec
 
 from taskyard.errors import StoreError
-from taskyard.model.limits import QueueSettings
+from taskyard.model.queue import QueueSettings
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.database import Database
 

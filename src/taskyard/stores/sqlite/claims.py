@@ -15,8 +15,9 @@ import msgspec
 from taskyard.model.blocker import lane_of
 from taskyard.model.event import EventKind
 from taskyard.model.fairness import NO_FAIRNESS_STATE
-from taskyard.model.limits import Demand, QueueOrder, Quota, rooms
+from taskyard.model.limits import Demand, Quota
 from taskyard.model.picking import ByPriority, Feed, InTurn, Level, Offer, RoundRobin, pick
+from taskyard.model.queue import QueueOrder, rooms
 from taskyard.model.state import QUEUED, RUNNING
 from taskyard.model.task import Claim, DedupeScope, TaskRecord
 from taskyard.stores.records import CLAIM_READS, SET_BY_START, SQLITE, TASK, from_us, to_us

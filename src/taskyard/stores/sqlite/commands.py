@@ -21,12 +21,11 @@ from taskyard.model.command import (
     change_detail,
     decide,
 )
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.node import Node
 from taskyard.model.order import GAP, head_position
 from taskyard.model.places import Put, place_beside
-from taskyard.model.queue import UNTOUCHED, QueueCommand, QueueControl, steer
+from taskyard.model.queue import UNTOUCHED, QueueCommand, QueueControl, QueueOrder, QueueSettings, steer
 from taskyard.model.settle import rescue
 from taskyard.model.state import QUEUED, TaskState
 from taskyard.model.task import TaskRecord

@@ -14,10 +14,9 @@ from taskyard.model.blocker import BlockerKind
 from taskyard.model.event import Event, EventDetail, EventKind, EventPage
 from taskyard.model.execution import ExecutionError
 from taskyard.model.failures import FailureGroup
-from taskyard.model.limits import QueueSettings
 from taskyard.model.node import Node, NodeStatus
 from taskyard.model.notes import CancelRequest
-from taskyard.model.queue import UNTOUCHED, QueueStatus
+from taskyard.model.queue import UNTOUCHED, QueueSettings, QueueStatus
 from taskyard.model.settle import QUARANTINE_AFTER
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Outcome, TaskRecord

@@ -10,9 +10,8 @@ import apsw
 import msgspec
 
 from taskyard.model.blocker import Blocker, split_key
-from taskyard.model.limits import QueueSettings
 from taskyard.model.node import Node
-from taskyard.model.queue import QueueControl
+from taskyard.model.queue import QueueControl, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene, Silence

@@ -21,10 +21,10 @@ from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.failures import FailureGroup
-from taskyard.model.limits import Demand, QueueSettings
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.node import Node, NodeStatus
-from taskyard.model.queue import QueueCommand, QueueStatus
+from taskyard.model.queue import QueueCommand, QueueSettings, QueueStatus
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter

@@ -16,10 +16,18 @@ import msgspec
 
 from taskyard.model.event import TOLD_AS, EventDetail, EventKind
 from taskyard.model.fairness import FairnessState
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move, apply_move, event_detail
 from taskyard.model.order import head_position, tail_position
-from taskyard.model.queue import UNTOUCHED, QueueControl, QueueState, control_detail, drained, told_as
+from taskyard.model.queue import (
+    UNTOUCHED,
+    QueueControl,
+    QueueOrder,
+    QueueSettings,
+    QueueState,
+    control_detail,
+    drained,
+    told_as,
+)
 from taskyard.model.state import COMPLETED, ENDED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock

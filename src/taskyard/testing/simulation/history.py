@@ -14,7 +14,7 @@ from enum import Enum, StrEnum
 import msgspec
 
 from taskyard.model.event import Event
-from taskyard.model.limits import QueueSettings
+from taskyard.model.queue import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, TaskRecord
 from taskyard.testing.ledger import Entry, Stored

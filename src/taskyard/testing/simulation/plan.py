@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from taskyard.model.limits import QueueSettings
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueSettings
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import Dedupe
 from taskyard.testing.simulation.network import FAIR, Weather

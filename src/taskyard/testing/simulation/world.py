@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from taskyard.model.command import Cancel, Command, Retry, SetPriority
-from taskyard.model.limits import QueueSettings
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueSettings
 from taskyard.model.state import ENDED, WAITING_FOR_TIME, TaskState
 from taskyard.model.task_filter import ALL_TASKS
 from taskyard.stores.memory import MemoryCore

@@ -22,10 +22,10 @@ from taskyard.model.command import (
 )
 from taskyard.model.event import EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.notes import AuditStamp, CancelRequest, Fact, Note, NoteCode
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Outcome, TaskRecord
 from taskyard.model.task_filter import TaskFilter

@@ -23,9 +23,10 @@ from taskyard.model.command import (
     Unblock,
 )
 from taskyard.model.event import EventKind
-from taskyard.model.limits import Demand, QueueOrder, QueueSettings
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import TaskFilter

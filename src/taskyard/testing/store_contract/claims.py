@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from taskyard.model.command import SetPriority
-from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueSettings
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Store

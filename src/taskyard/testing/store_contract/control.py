@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from taskyard.model.event import EventKind
-from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.notes import AuditStamp
 from taskyard.model.order import Priority
@@ -13,6 +12,7 @@ from taskyard.model.queue import (
     Pause,
     QueueCommand,
     QueueControl,
+    QueueSettings,
     QueueState,
     QueueStatus,
     Resume,

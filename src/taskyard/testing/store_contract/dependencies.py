@@ -13,10 +13,10 @@ from taskyard.model.command import Cancel, Hold, MoveBefore, Release, Reschedule
 from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.event import EventKind
 from taskyard.model.execution import ErrorCode, ErrorKind
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Dedupe, OnFailure, TaskRecord
 from taskyard.model.task_filter import TaskFilter

@@ -11,11 +11,10 @@ import pytest
 from taskyard.errors import ClaimLost, DuplicateTask
 from taskyard.model.command import Cancel, MoveBefore
 from taskyard.model.execution import Progress
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
-from taskyard.model.queue import Pause, SetConcurrency
+from taskyard.model.queue import Pause, QueueOrder, QueueSettings, SetConcurrency
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import Dedupe, TaskRecord
 from taskyard.ports.store import Report, Store

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from taskyard.model.command import Cancel, Retry, SetPriority
-from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim
 from taskyard.ports.store import Store

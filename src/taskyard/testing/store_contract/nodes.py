@@ -8,10 +8,10 @@ import pytest
 from taskyard.errors import ClaimLost, UnknownNode
 from taskyard.model.command import Cancel
 from taskyard.model.execution import ErrorCode
-from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.notes import CancelRequest, Note, NoteCode
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.ports.store import Signals, Store
 from taskyard.testing.clock import ManualClock

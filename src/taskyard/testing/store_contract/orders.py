@@ -8,9 +8,9 @@ import pytest
 
 from taskyard.errors import CommandRefused
 from taskyard.model.command import Cancel, Hold, MoveBefore, Release, Reschedule, Retry, SetPriority
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueOrder, QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.store import Store

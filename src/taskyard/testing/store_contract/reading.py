@@ -7,10 +7,10 @@ from collections import Counter
 
 from taskyard.model.command import Cancel, Retry, SetPriority
 from taskyard.model.execution import ErrorKind
-from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.notes import AuditStamp, CancelRequest, Note
 from taskyard.model.order import Priority
+from taskyard.model.queue import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Dedupe, Outcome, TaskRecord
 from taskyard.model.task_filter import TaskFilter

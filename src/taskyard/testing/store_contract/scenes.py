@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from taskyard.model.command import Hold
-from taskyard.model.limits import QueueOrder, QueueSettings
 from taskyard.model.move import Move
-from taskyard.model.queue import Pause, SetConcurrency
+from taskyard.model.queue import Pause, QueueOrder, QueueSettings, SetConcurrency
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Reason, Why, explain_wait
 from taskyard.ports.store import Add, Store

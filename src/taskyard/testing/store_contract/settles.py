@@ -9,9 +9,9 @@ import pytest
 from taskyard.errors import ClaimLost, IllegalMove
 from taskyard.model.command import Cancel, Retry
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
-from taskyard.model.limits import QueueSettings
 from taskyard.model.move import Move
 from taskyard.model.notes import CancelRequest, Note, NoteCode
+from taskyard.model.queue import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, Outcome
 from taskyard.ports.store import Added, Report, Store, Turned
