@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 REPEATED_CHARS = 80
 """How much of what a user has given a message repeats: enough to recognize it."""
@@ -51,11 +51,16 @@ def hide_password(text: str) -> str:
 
 
 class TaskyardError(Exception):
-    """The base of everything below: catch it to catch us. `code` names the kind of error and never changes: programs
-    compare codes, people read messages."""
+    """The base class of every error below. `code` names the kind of error and never changes: programs compare codes,
+    people read messages. `problem` is what is wrong, `hint` what to do about it; the message is both."""
 
     code: str = "taskyard_error"
+    hint: str = ""
     __reduce__ = _reduce
+
+    def __init__(self, problem: str = "", *, hint: str = "") -> None:
+        self.problem, self.hint = problem, hint
+        super().__init__(f"{problem}; {hint}" if hint else problem)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -66,11 +71,48 @@ class TaskyardError(Exception):
 # --- bad input: nothing was written ---------------------------------------------------------------------------------
 
 
+_NOT_GIVEN: Final = object()
+
+
 class InvalidInput(TaskyardError):
-    """What was asked cannot be done as asked: correct it and ask again. Nothing was stored. Of several that were handed
-    in at once, `item` is the one at fault, from 0 on, where that is known."""
+    """What was asked cannot be done as asked: correct it and ask again. Nothing was stored. `field` is the parameter at
+    fault, if it is one, and `given` its value as the message repeats it. If several items were passed at once, `item`
+    is the index of the one at fault, where that is known.
+
+    `problem` and `hint` may name more parameters, as in "{delay_s} and {schedule_at} exclude each other", if `fields`
+    lists them. So `describe` can tell the same in the words of a command line."""
 
     item: int | None = None
+    field: str | None = None
+
+    def __init__(
+        self,
+        problem: str = "",
+        *,
+        field: str | None = None,
+        fields: Sequence[str] = (),
+        given: object = _NOT_GIVEN,
+        hint: str = "",
+    ) -> None:
+        self.field, self.fields = field, tuple(fields)
+        self.given = None if given is _NOT_GIVEN else str(given) if isinstance(given, datetime) else quote(given)
+        self._problem, self._hint = problem, hint
+        named, hint = self._named(str, self.given)
+        super().__init__(named, hint=hint)
+
+    def describe(self, name_of: Callable[[str], str], given: str | None = None) -> str:
+        """The message with other names for the parameters, and the value as it was typed."""
+        problem, hint = self._named(name_of, given if given is not None and self.given is not None else self.given)
+        text = f"{problem}; {hint}" if hint else problem
+        return text if self.item is None else f"item {self.item}: {text}"
+
+    def _named(self, name_of: Callable[[str], str], given: str | None) -> tuple[str, str]:
+        problem, hint = self._problem, self._hint
+        for name in self.fields:
+            problem, hint = (text.replace("{" + name + "}", name_of(name)) for text in (problem, hint))
+        if self.field is not None:
+            problem = f"{name_of(self.field)} {problem}"
+        return (problem if given is None else f"{problem}, not {given}"), hint
 
 
 class UnknownConsumer(InvalidInput):
@@ -80,7 +122,7 @@ class UnknownConsumer(InvalidInput):
         self.name, self.known = name, sorted(known)
         have = ", ".join(self.known) or "none"
         super().__init__(
-            f"no consumer is called {quote(name)} (registered: {have}); register it before you submit to it"
+            f"no consumer is called {quote(name)} (registered: {have})", hint="register it before you submit to it"
         )
 
 
@@ -89,7 +131,9 @@ class DuplicateConsumer(InvalidInput):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        super().__init__(f"a consumer called {quote(name)} is registered already; give one of the two another name")
+        super().__init__(
+            f"a consumer called {quote(name)} is registered already", hint="give one of the two another name"
+        )
 
 
 class InvalidConsumer(InvalidInput):
@@ -119,7 +163,9 @@ class UnknownAlgorithm(InvalidInput):
     def __init__(self, name: str, installed: Iterable[str] = ()) -> None:
         self.name, self.installed = name, sorted(installed)
         have = ", ".join(self.installed) or "none"
-        super().__init__(f"no algorithm is called {quote(name)} (installed: {have}); install it before you call it")
+        super().__init__(
+            f"no algorithm is called {quote(name)} (installed: {have})", hint="install it before you call it"
+        )
 
 
 class InvalidOutput(TaskyardError):
@@ -142,10 +188,11 @@ class NaiveDatetime(InvalidInput):
     """A datetime without a time zone has no single meaning: add one."""
 
     def __init__(self, field: str, value: object) -> None:
-        self.field, self.value = field, value
+        self.value = value
         super().__init__(
-            f"{field}={value} has no time zone; write datetime.now(timezone.utc), "
-            f"or give it one with .replace(tzinfo=ZoneInfo('Europe/Berlin'))"
+            f"{value} has no time zone",
+            field=field,
+            hint="write datetime.now(timezone.utc), or give it one with .replace(tzinfo=ZoneInfo('Europe/Berlin'))",
         )
 
 
@@ -155,8 +202,8 @@ class NotJson(InvalidInput):
     def __init__(self, what: str, why: str) -> None:
         self.what, self.why = what, why
         super().__init__(
-            f"{what} cannot be written as JSON ({why}); "
-            "use dicts with string keys, lists, strings, finite numbers, booleans and None"
+            f"{what} cannot be written as JSON ({why})",
+            hint="use dicts with string keys, lists, strings, finite numbers, booleans and None",
         )
 
 
@@ -166,8 +213,8 @@ class PayloadTooLarge(InvalidInput):
     def __init__(self, what: str, size: int, limit: int) -> None:
         self.what, self.size, self.limit = what, size, limit
         super().__init__(
-            f"{what}: {size:,} bytes of JSON are more than the limit of {limit:,}; "
-            f"write it to a file and pass the path, or raise max_payload_bytes"
+            f"{what}: {size:,} bytes of JSON are more than the limit of {limit:,}",
+            hint="write it to a file and pass the path, or raise max_payload_bytes",
         )
 
 
@@ -177,8 +224,8 @@ class ResultsPruned(InvalidInput):
     def __init__(self, group: str, found: int, expected: int) -> None:
         self.group, self.found, self.expected = group, found, expected
         super().__init__(
-            f"of the {expected:,} results of group {group} {found:,} are left in the store, the others were pruned; "
-            f"submit the group again"
+            f"of the {expected:,} results of group {group} {found:,} are left in the store, the others were pruned",
+            hint="submit the group again",
         )
 
 
@@ -187,7 +234,7 @@ class BatchTooLarge(InvalidInput):
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        super().__init__(f"one submit_many takes at most {limit:,} tasks; split them into several calls")
+        super().__init__(f"one submit_many takes at most {limit:,} tasks", hint="split them into several calls")
 
 
 class DuplicateTask(InvalidInput):
@@ -204,12 +251,14 @@ class DuplicateTask(InvalidInput):
             window=window,
             maybe="it has not ended, or " if until is None else "",
             also="" if until is None else f", and {window}",
+            dedupe="{dedupe}",
         )
         super().__init__(
             f"task {existing} stands for the same work: {told}"
             if existing
             else "the same work is in this batch twice, so nothing of it was stored; leave one out, or submit with "
-            "dedupe='merge'"
+            "{dedupe}='merge'",
+            fields=("dedupe",),
         )
 
 
@@ -217,16 +266,16 @@ def _ends(until: datetime) -> str:
     return f"its window ends at {until:%Y-%m-%d %H:%M:%S %Z}"
 
 
-_BOTH = "submit with dedupe='allow' to have both"
+_BOTH = "submit with {dedupe}='allow' to have both"
 _PENDS = (
-    "it is {state}{also}. Wait for it (dedupe='merge' gives you its handle), cancel it, submit with dedupe='replace' "
+    "it is {state}{also}. Wait for it ({dedupe}='merge' returns that one), cancel it, submit with {dedupe}='replace' "
     f"to have the new one instead, or {_BOTH}"
 )
 _STANDS = {
-    "": "{maybe}{window}. Wait for it (dedupe='merge' gives you its handle), cancel it if it is "
-    f"pending, or {_BOTH}; dedupe='replace' replaces only what has not started",
-    "running": f"it is running{{also}}. Wait for it (dedupe='merge' gives you its handle), cancel it, or {_BOTH}",
-    "completed": f"it is completed, and {{window}}. Take its result (dedupe='merge' gives you its handle), or {_BOTH}",
+    "": "{maybe}{window}. Wait for it ({dedupe}='merge' returns that one), cancel it if it is "
+    f"pending, or {_BOTH}; {{dedupe}}='replace' replaces only what has not started",
+    "running": f"it is running{{also}}. Wait for it ({{dedupe}}='merge' returns that one), cancel it, or {_BOTH}",
+    "completed": f"it is completed, and {{window}}. Take its result ({{dedupe}}='merge' returns that one), or {_BOTH}",
     "failed": f"it has failed, and {{window}}. Retry that one, or {_BOTH}",
     "forgotten": f"it has ended and is forgotten, with its result, and {{window}}. Wait until then, or {_BOTH}",
 }
@@ -254,8 +303,9 @@ class NotInTransaction(UnusableConnection):
         self, why: str = "no transaction is open on this connection", begin: str = "connection.transaction()"
     ) -> None:
         super().__init__(
-            f"{why}; submit inside of one that is, as in `async with {begin}:`, or leave `connection` out and the task "
-            f"is stored at once"
+            why,
+            hint=f"submit inside of one that is, as in `async with {begin}:`, or leave `connection` out and the task "
+            "is stored at once",
         )
 
 
@@ -266,7 +316,8 @@ class OtherDatabase(UnusableConnection):
         self.store = store
         super().__init__(
             f"the connection leads to another database than the yard's store {store}, which the task would never be "
-            f"seen in; connect to the same one, or leave `connection` out"
+            f"seen in",
+            hint="connect to the same one, or leave `connection` out",
         )
 
 
@@ -276,8 +327,8 @@ class StaleTransaction(UnusableConnection):
 
     def __init__(self) -> None:
         super().__init__(
-            "the same work was submitted after this transaction began, which it cannot see at its isolation level; "
-            "roll it back and run it again"
+            "the same work was submitted after this transaction began, which it cannot see at its isolation level",
+            hint="roll it back and run it again",
         )
 
 
@@ -331,7 +382,7 @@ class UnknownSchedule(InvalidInput):
 
     def __init__(self, schedule: str) -> None:
         self.schedule = schedule
-        super().__init__(f"no schedule {quote(schedule)} is in this store; `taskyard schedule ls` lists them")
+        super().__init__(f"no schedule {quote(schedule)} is in this store", hint="`taskyard schedule ls` lists them")
 
 
 class ScheduleExists(InvalidInput):
@@ -339,7 +390,7 @@ class ScheduleExists(InvalidInput):
 
     def __init__(self, schedule: str, hint: str) -> None:
         self.schedule = schedule
-        super().__init__(f"there is a schedule {quote(schedule)} already; {hint}")
+        super().__init__(f"there is a schedule {quote(schedule)} already", hint=hint)
 
 
 REFUSALS = {
@@ -407,8 +458,8 @@ class UnguardedScript(TaskyardError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this script starts its work when it is merely imported, which worker processes do to find its functions; "
-            'put what it does under `if __name__ == "__main__":`'
+            "this script starts its work when it is merely imported, which worker processes do to find its functions",
+            hint='put what it does under `if __name__ == "__main__":`',
         )
 
 
@@ -418,7 +469,8 @@ class NoScript(TaskyardError):
     def __init__(self) -> None:
         super().__init__(
             "it was defined in an interactive session, with `python -c` or on standard input, where worker processes "
-            "cannot find it; save it to a file and import it from there"
+            "cannot find it",
+            hint="save it to a file and import it from there",
         )
 
 
@@ -509,7 +561,8 @@ class EventsMissed(TaskyardError):
         self.after, self.now = after, now
         why = "are no longer kept" if after < now else "are of another store, or of this one before it was restored"
         super().__init__(
-            f"events after number {after} {why}; look at the tasks themselves, then go on with events(after={now})"
+            f"events after number {after} {why}",
+            hint=f"look at the tasks themselves, then go on with events(after={now})",
         )
 
 
@@ -524,7 +577,9 @@ class BlockingOnLoop(TaskyardError):
     """A blocking call was made on the event loop's own thread, where it would wait for itself: await instead."""
 
     def __init__(self, call: str) -> None:
-        super().__init__(f"{call} blocks, and was called on the event loop's thread; use the awaitable call there")
+        super().__init__(
+            f"{call} blocks, and was called on the event loop's thread", hint="use the awaitable call there"
+        )
 
 
 class WrongLoop(TaskyardError):
@@ -532,8 +587,8 @@ class WrongLoop(TaskyardError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this yard is open on another event loop; from here use yard.blocking() in a thread, or a Yard of this "
-            "loop's own on the same store"
+            "this yard is open on another event loop",
+            hint="from here use yard.blocking() in a thread, or a Yard of this loop's own on the same store",
         )
 
 
@@ -553,7 +608,7 @@ class StoreUrlInvalid(StoreError, InvalidInput):
         # Whatever this was to be, it may begin with a user and his password.
         self.url = None if url is None else _IN_NO_URL.sub(rf"\1:{HIDDEN}@", hide_password(url))
         what = "no store was given" if url is None else f"{quote(self.url)} is not a store"
-        super().__init__(f"{what}; {hint}")
+        super().__init__(what, hint=hint)
 
 
 class StoreReadOnly(StoreError):
@@ -562,8 +617,8 @@ class StoreReadOnly(StoreError):
     def __init__(self, path: str, why: str = "") -> None:
         self.path = path
         super().__init__(
-            f"the store {path} cannot be written{f' ({why})' if why else ''}; "
-            f"give this user write permission on the file and on its folder, or choose another path"
+            f"the store {path} cannot be written{f' ({why})' if why else ''}",
+            hint="give this user write permission on the file and on its folder, or choose another path",
         )
 
 
@@ -585,8 +640,8 @@ class StoreFolderMissing(StoreError):
     def __init__(self, path: str, folder: str) -> None:
         self.path, self.folder = path, folder
         super().__init__(
-            f"the store {path} cannot be made, because the folder {folder} does not exist; "
-            f'make it with `mkdir -p "{folder}"`, or correct the path'
+            f"the store {path} cannot be made, because the folder {folder} does not exist",
+            hint=f'make it with `mkdir -p "{folder}"`, or correct the path',
         )
 
 
@@ -596,7 +651,7 @@ class StoreForeign(StoreError):
 
     def __init__(self, path: str, what: str, hint: str = "choose another path for the store") -> None:
         self.path, self.what = path, what
-        super().__init__(f"{path} is {what}, and nothing was changed in it; {hint}")
+        super().__init__(f"{path} is {what}, and nothing was changed in it", hint=hint)
 
 
 class StoreIncomplete(StoreError):
@@ -628,8 +683,8 @@ class StoreTooNew(StoreError):
     def __init__(self, path: str, found: int, supported: int, what: str = "schema") -> None:
         self.path, self.found, self.supported, self.what = path, found, supported, what
         super().__init__(
-            f"the store {path} has {what} version {found}, this Taskyard knows up to {supported}; upgrade Taskyard. "
-            f"Nothing was changed"
+            f"the store {path} has {what} version {found}, this Taskyard knows up to {supported}",
+            hint="upgrade Taskyard. Nothing was changed",
         )
 
 
@@ -640,8 +695,8 @@ class StoreMigrationChanged(StoreError):
     def __init__(self, path: str, changed: str) -> None:
         self.path, self.changed = path, changed
         super().__init__(
-            f"the store {path} was made with another text of {changed} than this Taskyard has; install the version of "
-            f"Taskyard that made it, or one that was released later. Nothing was changed"
+            f"the store {path} was made with another text of {changed} than this Taskyard has",
+            hint="install the version of Taskyard that made it, or one that was released later. Nothing was changed",
         )
 
 
@@ -651,7 +706,8 @@ class StoreFull(StoreError):
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            f"no room left for the store {path}; free some disk space and try again. Nothing acknowledged is lost"
+            f"no room left for the store {path}",
+            hint="free some disk space and try again. Nothing acknowledged is lost",
         )
 
 
@@ -661,8 +717,8 @@ class StoreOnNetwork(StoreError):
     def __init__(self, path: str, fstype: str) -> None:
         self.path, self.fstype = path, fstype
         super().__init__(
-            f"the store {path} is on a network file system ({fstype}), where SQLite's locks do not protect it; "
-            f"put it on a local disk"
+            f"the store {path} is on a network file system ({fstype}), where SQLite's locks do not protect it",
+            hint="put it on a local disk",
         )
 
 
@@ -696,7 +752,7 @@ class StoreUnreachable(StoreUnavailable):
         self, url: str, why: str, hint: str = "check that the server runs and that host and port are right"
     ) -> None:
         self.url, self.why = url, why
-        super().__init__(f"the database {url} cannot be reached ({why}); {hint}")
+        super().__init__(f"the database {url} cannot be reached ({why})", hint=hint)
 
 
 class StoreDenied(StoreError):
@@ -704,7 +760,7 @@ class StoreDenied(StoreError):
 
     def __init__(self, url: str, why: str, hint: str) -> None:
         self.url, self.why = url, why
-        super().__init__(f"the database {url} refuses: {why}; {hint}")
+        super().__init__(f"the database {url} refuses: {why}", hint=hint)
 
 
 class StoreTooOld(StoreError):
@@ -713,8 +769,8 @@ class StoreTooOld(StoreError):
     def __init__(self, url: str, found: int, needed: int) -> None:
         self.url, self.found, self.needed = url, found, needed
         super().__init__(
-            f"the server of {url} is PostgreSQL {found}, Taskyard needs {needed} or newer; upgrade the server, or use "
-            f"another. Nothing was changed"
+            f"the server of {url} is PostgreSQL {found}, Taskyard needs {needed} or newer",
+            hint="upgrade the server, or use another. Nothing was changed",
         )
 
 
@@ -744,7 +800,7 @@ class ForkedStore(StoreError):
     """A store was carried across fork(): open a new one in the child."""
 
     def __init__(self) -> None:
-        super().__init__("this store was opened before fork(); open a new Yard in the child process")
+        super().__init__("this store was opened before fork()", hint="open a new Yard in the child process")
 
 
 # --- steering: raised by consumers, never a failure -------------------------------------------------------------------

@@ -19,6 +19,7 @@ from taskyard.model.given import (
     check_delay,
     check_labels,
     check_name,
+    check_priority,
     check_retry,
     check_timeout,
     check_title,
@@ -110,9 +111,14 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.dedupe is Dedupe.ALLOW:
             if self.dedupe_key is not None or window_s is not None or self.dedupe_scope is not DedupeScope.PENDING:
                 name = "dedupe_key" if self.dedupe_key is not None else "dedupe_scope"
-                raise InvalidInput(f"{name} has no effect without dedupe='merge', 'refuse' or 'replace'")
+                raise InvalidInput(
+                    "has no effect without {dedupe}='merge', 'refuse' or 'replace'", field=name, fields=("dedupe",)
+                )
         elif is_window != (window_s is not None):
-            raise InvalidInput("dedupe_scope='window' and dedupe_window_s, how many seconds it lasts, go together")
+            raise InvalidInput(
+                "{dedupe_scope}='window' and {dedupe_window_s}, how long it lasts, go together",
+                fields=("dedupe_scope", "dedupe_window_s"),
+            )
         elif window_s is not None:
             check_window(window_s)
 
@@ -120,8 +126,10 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         """What is decided about other tasks is decided in transactions of ours, which end at once."""
         if self.after or self.dedupe is Dedupe.REPLACE or self.dedupe_scope is not DedupeScope.PENDING:
             raise InvalidInput(
-                "after, dedupe='replace' and a dedupe_scope other than 'pending' do not go into a transaction of your "
-                "own; leave connection out, or submit when you have committed"
+                "{after}, {dedupe}='replace' and a {dedupe_scope} other than 'pending' do not go into a transaction of "
+                "your own",
+                fields=("after", "dedupe", "dedupe_scope", "connection"),
+                hint="leave {connection} out, or submit when you have committed",
             )
 
     def _check_times(self) -> None:
@@ -131,10 +139,10 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         if at is None:
             return
         if not isinstance(at, datetime):
-            raise InvalidInput(f"schedule_at must be a datetime with a time zone, not {quote(at)}")
+            raise InvalidInput("must be a datetime with a time zone", field="schedule_at", given=at)
         moment("schedule_at", at)
         if delay_s is not None:
-            raise InvalidInput("give either delay_s or schedule_at, not both")
+            raise InvalidInput("give either {delay_s} or {schedule_at}, not both", fields=("delay_s", "schedule_at"))
 
     def due_at(self, now: datetime) -> datetime:
         if self.schedule_at is not None:
@@ -142,25 +150,20 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         return now if self.delay_s is None else now + timedelta(seconds=self.delay_s)
 
 
-def _priority(given: Any) -> Priority:
-    try:
-        return Priority.of(given)
-    except ValueError as exc:
-        raise InvalidInput(str(exc)) from None
-
-
 def _word(name: str, kind: type[StrEnum], value: Any) -> StrEnum:
     try:
         return kind(value)
     except ValueError:
-        raise InvalidInput(f"{name} {quote(value)} is not one of {', '.join(kind)}") from None
+        raise InvalidInput(f"{quote(value)} is not one of {', '.join(kind)}", field=name) from None
 
 
 def _check_trace(given: Any) -> str:
     if not isinstance(given, str) or (given and not TRACEPARENT.fullmatch(given)):
         raise InvalidInput(
-            "trace must be a W3C traceparent in lower case, such as "
-            f"'00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01', not {quote(given)}"
+            "must be a W3C traceparent in lower case, such as "
+            "'00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01'",
+            field="trace",
+            given=given,
         )
     return given
 
@@ -170,12 +173,12 @@ def _uuids(given: Any) -> tuple[str, ...] | None:
     if given is None:
         return None
     if isinstance(given, str | UUID) or not isinstance(given, Iterable):
-        raise InvalidInput(f"after must be a list of handles or ids of tasks, not {quote(given)}")
+        raise InvalidInput("must be a list of handles or ids of tasks", field="after", given=given)
     return tuple(dict.fromkeys(check_uuid(getattr(task, "uuid", task)) for task in given))
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {
-    "priority": _priority,
+    "priority": check_priority,
     "queue": partial(check_name, "queue"),
     "key": partial(check_name, "key"),
     "timeout_s": check_timeout,
@@ -259,8 +262,9 @@ def named(consumer: str, args: Mapping[str, Any]) -> dict[str, Any]:
 def _carry_over(options: TaskOptions, record: TaskRecord, consumer: Consumer) -> None:
     if options.timeout_s is not None and consumer.timeout_s is not None and options.timeout_s > consumer.timeout_s:
         raise InvalidInput(
-            f"timeout_s={options.timeout_s:g} is longer than the {consumer.timeout_s:g} s that {consumer.name!r} allows"
-            "; a task can only have a shorter one. Raise it where the consumer is defined"
+            f"{options.timeout_s:g} is longer than the {consumer.timeout_s:g} s that {consumer.name!r} allows",
+            field="timeout_s",
+            hint="a task can only have a shorter one. Raise it where the consumer is defined",
         )
     record.priority = options.priority.value
     record.key = options.key
@@ -282,8 +286,10 @@ def _carry_over(options: TaskOptions, record: TaskRecord, consumer: Consumer) ->
         record.on_failure = options.on_failure
     elif options.after is None and options.on_failure is not OnFailure.FAIL:
         raise InvalidInput(
-            f"on_failure={options.on_failure.value!r} is about the tasks that it waits for, and it waits for none; "
-            "name them with after=[…], or leave it out"
+            f"{options.on_failure.value!r} is about the tasks that it waits for, and it waits for none",
+            field="on_failure",
+            fields=("after",),
+            hint="name them with {after}, or leave it out",
         )
 
 

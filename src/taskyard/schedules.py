@@ -214,8 +214,8 @@ class Schedules:
         schedule = Schedule(name=name, rule=make_rule(rule, zone), consumer=consumer.name, args=text, **settings)
         if consumer.timeout_s is not None and (schedule.timeout_s or 0.0) > consumer.timeout_s:
             raise InvalidInput(
-                f"timeout_s={schedule.timeout_s:g} is longer than the {consumer.timeout_s:g} s that "
-                f"{consumer.name!r} allows"
+                f"{schedule.timeout_s:g} is longer than the {consumer.timeout_s:g} s that {consumer.name!r} allows",
+                field="timeout_s",
             )
         return schedule
 
@@ -285,7 +285,7 @@ def make_rule(rule: Rule | str | float | timedelta, zone: str | None = None) -> 
     if isinstance(rule, str):
         return Cron(rule, "UTC" if zone is None else zone)
     if zone is not None:
-        raise InvalidInput("zone goes with a cron expression; an interval is the same in every zone")
+        raise InvalidInput("goes with a cron expression", field="zone", hint="an interval is the same in every zone")
     if isinstance(rule, Cron | Every):
         return rule
     return Every(rule.total_seconds() if isinstance(rule, timedelta) else rule)

@@ -119,7 +119,7 @@ class Yard(Registering, YardSteering):
         super().__init__()
         self._checks = check_admission(admission)
         if artifacts is not None and not isinstance(artifacts, str | os.PathLike):
-            raise InvalidInput(f"artifacts must be the path of a folder, not {quote(artifacts)}")
+            raise InvalidInput("must be the path of a folder", field="artifacts", given=artifacts)
         self._artifacts, self._artifact_folder = artifacts, ArtifactFolder(None)
         check_count("max_running", max_running, least=1)
         check_count("threads", threads, least=1)

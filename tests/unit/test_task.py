@@ -46,7 +46,7 @@ def test_a_task_is_due_now_unless_it_says_otherwise():
 def test_a_naive_time_is_refused():
     """A time without a zone is refused with an error that names the field and says what to write."""
     naive = datetime(2026, 1, 1)  # noqa: DTZ001 - the point
-    with pytest.raises(NaiveDatetime, match=r"schedule_at=2026-01-01 00:00:00 has no time zone; write .*timezone.utc"):
+    with pytest.raises(NaiveDatetime, match=r"schedule_at 2026-01-01 00:00:00 has no time zone; write .*timezone.utc"):
         Task("fetch", schedule_at=naive)
     with pytest.raises(NaiveDatetime):
         Task.from_dict({**Task("fetch").to_dict(), "schedule_at": "2026-01-01T00:00:00"})

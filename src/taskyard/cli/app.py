@@ -20,6 +20,7 @@ from taskyard.cli.errors import (
     USAGE,
     UsageError,
     error_document,
+    error_text,
     exit_code_of,
     typed_on_the_command_line,
 )
@@ -35,7 +36,6 @@ from taskyard.cli.options import (
     VerboseOption,
 )
 from taskyard.cli.queue_commands import groups, queues
-from taskyard.cli.rewording import reword
 from taskyard.cli.schedule_commands import schedules
 from taskyard.cli.target import Target
 from taskyard.cli.task_commands import COMMANDS
@@ -386,8 +386,7 @@ def run(arguments: Sequence[str]) -> int:
         code = answer if isinstance(answer, int) else 0
         sys.stdout.flush()
     except (TaskyardError, TimeoutError) as exc:
-        reword(exc, arguments)
-        code = _report(exc, exit_code_of(exc), wants_json)
+        code = _report(exc, exit_code_of(exc), wants_json, arguments)
     except typer.Abort:
         code = INTERRUPTED
     except BrokenPipeError:
@@ -422,11 +421,12 @@ def _drop(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def _report(error: TaskyardError | TimeoutError, code: int, wants_json: bool) -> int:
+def _report(error: TaskyardError | TimeoutError, code: int, wants_json: bool, arguments: Sequence[str] = ()) -> int:
+    text = error_text(error, arguments)
     if wants_json:
-        print(json_text(error_document(error), pretty=False), file=sys.stderr)
+        print(json_text(error_document(error) | {"message": text}, pretty=False), file=sys.stderr)
     else:
-        complain("error", str(error))
+        complain("error", text)
     return code
 
 

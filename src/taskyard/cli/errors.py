@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any
+from itertools import pairwise
+from typing import Any, Self
 
-from taskyard.errors import InvalidInput, StoreError, StoreUrlInvalid, TaskyardError, quote
+from taskyard.errors import InvalidInput, StoreError, StoreUrlInvalid, TaskyardError, quote, shorten
 
 DONE, REFUSED, USAGE, NOT_REACHABLE = 0, 1, 2, 3
 """0 done, 1 refused or failed, 2 the command line makes no sense, 3 the store cannot be opened."""
@@ -20,6 +21,13 @@ SHOWN = 20
 
 class UsageError(InvalidInput):
     """The command line cannot be understood: correct it."""
+
+    @classmethod
+    def of(cls, error: InvalidInput) -> Self:
+        """The same problem, found on the command line."""
+        made = cls(error.problem)
+        vars(made).update(vars(error))
+        return made
 
 
 class AppNotFound(UsageError):
@@ -132,6 +140,9 @@ class StoreHeld(StoreError):
         )
 
 
+_NOT_IN_DOCUMENT = frozenset({"traceback", "problem", "_problem", "_hint", "fields", "given"})
+
+
 @contextmanager
 def typed_on_the_command_line() -> Iterator[None]:
     """What is wrong inside stands on the command line, before anything was asked of a store."""
@@ -140,7 +151,46 @@ def typed_on_the_command_line() -> Iterator[None]:
     except InvalidInput as wrong:
         if isinstance(wrong, UsageError):
             raise
-        raise UsageError(str(wrong)) from wrong
+        raise UsageError.of(wrong) from wrong
+
+
+OPTION_OF = {
+    "schedule_at": "--at",
+    "start_at": "--from",
+    "start": "--from",
+    "end_at": "--to",
+    "end": "--to",
+    "labels": "--label",
+    "requires": "--require",
+    "states": "--state",
+    "seconds of an interval": "--every",
+}
+"""The options that are not called after their parameter."""
+
+
+def option_of(field: str) -> str:
+    """The option of a parameter: `--timeout` for `timeout_s`. A field that is no parameter keeps its name."""
+    if field in OPTION_OF:
+        return OPTION_OF[field]
+    return f"--{field.removesuffix('_s').replace('_', '-')}" if field.isidentifier() else field
+
+
+def error_text(error: TaskyardError | TimeoutError, arguments: Sequence[str]) -> str:
+    """The message, with options for parameters and the value as it was typed on the command line `arguments`."""
+    if not isinstance(error, InvalidInput):
+        return str(error)
+    typed = None if error.field is None else _typed(option_of(error.field), arguments)
+    return error.describe(option_of, None if typed is None else shorten(typed))
+
+
+def _typed(option: str, arguments: Sequence[str]) -> str | None:
+    """What was given for an option; the last one counts."""
+    typed = None
+    for word, following in pairwise([*arguments, ""]):
+        name, equals, value = word.partition("=")
+        if name == option:
+            typed = value if equals else following
+    return typed
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -156,5 +206,7 @@ def exit_code_of(error: BaseException) -> int:
 def error_document(error: TaskyardError | TimeoutError) -> dict[str, Any]:
     """An error as JSON: its code, its message, and its fields where they are plain."""
     plain = (str, int, float, list, datetime)
-    fields = {name: value for name, value in vars(error).items() if isinstance(value, plain) and name != "traceback"}
+    fields = {
+        name: value for name, value in vars(error).items() if isinstance(value, plain) and name not in _NOT_IN_DOCUMENT
+    }
     return {"code": getattr(error, "code", "timeout"), "message": str(error)} | fields

@@ -15,9 +15,8 @@ from rich.text import Text
 
 from taskyard.cli.asking import asker
 from taskyard.cli.console import complain, make_console, say, say_json, show
-from taskyard.cli.errors import UsageError, typed_on_the_command_line
+from taskyard.cli.errors import UsageError, option_of, typed_on_the_command_line
 from taskyard.cli.looks import state_text
-from taskyard.cli.rewording import OPTIONS
 from taskyard.cli.submitting import fitting, stand_in
 from taskyard.cli.target import Target, opened
 from taskyard.cli.text import age, as_short_json, clean, counted, cut, duration, redact, seconds_between
@@ -258,7 +257,7 @@ def make_draft(
         ("end", "end_at", parse_moment),
     ):
         if short in settings:
-            settings[option] = parse_option(OPTIONS["schedule add"][option], parse, settings.pop(short))
+            settings[option] = parse_option(option_of(option), parse, settings.pop(short))
     rule = cron if cron is not None else parse_option("--every", parse_duration, every or "")
     with typed_on_the_command_line():
         Schedule(name=name, rule=make_rule(rule, zone), consumer=consumer, **settings)

@@ -17,9 +17,8 @@ from rich.text import Text
 from taskyard.cli.asking import asker
 from taskyard.cli.console import complain, json_text, make_console, say, say_json
 from taskyard.cli.documents import Revealed, priority_label, task_document
-from taskyard.cli.errors import UsageError, typed_on_the_command_line
+from taskyard.cli.errors import UsageError, option_of, typed_on_the_command_line
 from taskyard.cli.looks import state_text
-from taskyard.cli.rewording import OPTIONS
 from taskyard.cli.target import Target, opened, resolve_all
 from taskyard.cli.text import clean, duration, moment
 from taskyard.cli.values import Arguments, parse_arguments, parse_duration, parse_moment, parse_option, parse_pairs
@@ -70,7 +69,7 @@ def make_order(
         ("at", "schedule_at", parse_moment),
     ):
         if short in options:
-            options[option] = parse_option(OPTIONS["submit"][option], parse, options.pop(short))
+            options[option] = parse_option(option_of(option), parse, options.pop(short))
     if "delay_s" in options and "schedule_at" in options:
         raise UsageError("give either --delay or --at, not both")
     if "on_failure" in options and not after:

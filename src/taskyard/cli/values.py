@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from taskyard.cli.errors import UsageError
-from taskyard.errors import InvalidInput, quote
+from taskyard.cli.errors import UsageError, typed_on_the_command_line
+from taskyard.errors import quote
 from taskyard.model.given import LARGEST_COUNT, check_labels
 from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
@@ -108,10 +108,8 @@ def parse_pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"{option} {quote(pair)} has no value; write {option} name=text")
         if named.setdefault(name, value) != value:
             raise UsageError(f"{option} {quote(name)} is given twice, as {quote(named[name])} and {quote(value)}")
-    try:
-        return check_labels(named)
-    except InvalidInput as exc:
-        raise UsageError(f"{option}: {exc}") from None
+    with typed_on_the_command_line():
+        return check_labels(named, field=option)
 
 
 def parse_duration(text: str) -> float:

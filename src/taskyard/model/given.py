@@ -42,7 +42,7 @@ LONGEST_S = 1e9
 def check_name(field: str, value: Any) -> str:
     """`value` if it is a short text that every store takes."""
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
-        raise InvalidInput(f"{field} must be a string of 1 to {LONGEST_NAME} characters, not {quote(value)}")
+        raise InvalidInput(f"must be a string of 1 to {LONGEST_NAME} characters", field=field, given=value)
     return check_text(field, value)
 
 
@@ -54,15 +54,15 @@ def check_by(value: Any) -> str:
 def check_text(field: str, value: Any) -> str:
     """`value` if it is text that every store takes."""
     if not isinstance(value, str):
-        raise InvalidInput(f"{field} must be a string, not {quote(value)}")
+        raise InvalidInput("must be a string", field=field, given=value)
     try:
         value.encode()
     except UnicodeEncodeError:
         raise InvalidInput(
-            f"{field} must be text without lone surrogates, which no store takes, not {quote(value)}"
+            "must be text without lone surrogates, which no store takes", field=field, given=value
         ) from None
     if "\0" in value:
-        raise InvalidInput(f"{field} must be text without NUL characters, not {quote(value)}")
+        raise InvalidInput("must be text without NUL characters", field=field, given=value)
     return value
 
 
@@ -71,7 +71,7 @@ def check_reason(value: Any, *, field: str = "reason") -> str:
     text = check_text(field, value)
     if len(text) > LONGEST_REASON:
         raise InvalidInput(
-            f"{field} must be a text of at most {LONGEST_REASON:,} characters, not of {len(text):,}: {quote(text)}"
+            f"must be a text of at most {LONGEST_REASON:,} characters, not of {len(text):,}: {quote(text)}", field=field
         )
     return text
 
@@ -85,22 +85,21 @@ def check_title(value: Any) -> str:
     """One line of at most `LONGEST_TITLE` characters."""
     text = check_text("title", value)
     if len(text) > LONGEST_TITLE or not text.isprintable():
-        raise InvalidInput(f"title must be one line of at most {LONGEST_TITLE} characters, not {quote(text)}")
+        raise InvalidInput(f"must be one line of at most {LONGEST_TITLE} characters", field="title", given=text)
     return text
 
 
 def check_labels(value: Any, *, field: str = "labels") -> dict[str, str]:
     """Names and values of labels: `{"customer": "42"}`."""
     if not isinstance(value, Mapping):
-        raise InvalidInput(
-            f"{field} must be a dict of names and texts, such as {{'customer': '42'}}, not {quote(value)}"
-        )
+        raise InvalidInput("must be a dict of names and texts, such as {'customer': '42'}", field=field, given=value)
     if len(value) > LABELS_AT_MOST:
-        raise InvalidInput(f"{field} has at most {LABELS_AT_MOST} names, not {len(value)}")
+        raise InvalidInput(f"has at most {LABELS_AT_MOST} names, not {len(value)}", field=field)
     for name, text in value.items():
         if not isinstance(name, str) or _LABEL_NAME.fullmatch(name) is None:
             raise InvalidInput(
-                f"the name of a label has 1 to 40 letters, digits, dots, dashes and underscores, unlike {quote(name)}"
+                f"has a name that is not 1 to 40 letters, digits, dots, dashes and underscores: {quote(name)}",
+                field=field,
             )
         check_name(f"label {name}", text)
     return dict(value)
@@ -127,27 +126,27 @@ def check_uuid(value: Any) -> str:
 def check_count(field: str, value: Any, *, least: int, most: int = LARGEST_COUNT, hint: str = "") -> int:
     """`value` if it is a number that a limit can be."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidInput(f"{field} must be a whole number from {least} to {most:,}{hint}, not {quote(value)}")
+        raise InvalidInput(f"must be a whole number from {least} to {most:,}{hint}", field=field, given=value)
     return value
 
 
 def check_rate(field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise InvalidInput(f"{field} must be a positive number a second, not {quote(value)}")
+        raise InvalidInput("must be a positive number a second", field=field, given=value)
     return float(value)
 
 
 def check_memory(field: str, value: Any) -> int:
     """`value` if it is a number of bytes that a worker process can live with."""
     if isinstance(value, bool) or not isinstance(value, int) or value < LEAST_MEMORY:
-        raise InvalidInput(f"{field} must be a number of bytes, at least {LEAST_MEMORY:,}, not {quote(value)}")
+        raise InvalidInput(f"must be a number of bytes, at least {LEAST_MEMORY:,}", field=field, given=value)
     return value
 
 
 def check_gpu(value: Any) -> int | str:
     """`value` if CUDA_VISIBLE_DEVICES can say it."""
     if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, int) and value < 0):
-        raise InvalidInput(f'gpu must be a number from 0 on, or text such as "0,1" ("" for none), not {quote(value)}')
+        raise InvalidInput('must be a number from 0 on, or text such as "0,1" ("" for none)', field="gpu", given=value)
     return check_text("gpu", value) if isinstance(value, str) else value
 
 
@@ -156,52 +155,56 @@ def check_keep(value: Any, *, field: str = "keep_s") -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LONGEST_S:
-        raise InvalidInput(f"{field} must be between 0 and 1e9 seconds, or None to keep everything, not {quote(value)}")
+        raise InvalidInput("must be between 0 and 1e9 seconds, or None to keep everything", field=field, given=value)
     return float(value)
 
 
 def check_priority(value: Any) -> Priority:
     try:
         return Priority.of(value)
-    except ValueError as exc:
-        raise InvalidInput(str(exc)) from None
+    except ValueError:
+        raise InvalidInput(
+            f"{quote(value)} is not one of {', '.join(one.label for one in Priority)}", field="priority"
+        ) from None
 
 
 def check_order(value: Any) -> QueueOrder:
     try:
         return QueueOrder(value)
     except ValueError:
-        raise InvalidInput(f"order {quote(value)} is not one of {', '.join(QueueOrder)}") from None
+        raise InvalidInput(f"{quote(value)} is not one of {', '.join(QueueOrder)}", field="order") from None
 
 
 def check_time(field: str, value: Any) -> datetime:
     """`value` in UTC, if it is a time in some zone."""
     if not isinstance(value, datetime):
-        raise InvalidInput(f"{field} must be a datetime with a time zone, not {quote(value)}")
+        raise InvalidInput("must be a datetime with a time zone", field=field, given=value)
     return aware(field, value)
 
 
 def check_delay(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidInput(f"delay_s must be a number of seconds, not {quote(value)}")
+        raise InvalidInput("must be a number of seconds", field="delay_s", given=value)
     if not 0 <= value < LONGEST_S:
-        raise InvalidInput(f"delay_s must be between 0 and 1e9 seconds, not {value}")
+        raise InvalidInput("must be between 0 and 1e9 seconds", field="delay_s", given=value)
     return float(value)
 
 
 def check_window(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LONGEST_S:
         raise InvalidInput(
-            f"dedupe_window_s must be a number of seconds, more than 0 and less than 1e9, not {quote(value)}"
+            "must be a number of seconds, more than 0 and less than 1e9", field="dedupe_window_s", given=value
         )
     return float(value)
 
 
 def check_timeout(value: Any, *, field: str = "timeout_s") -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidInput(f"{field} must be a number of seconds, not {quote(value)}")
+        raise InvalidInput("must be a number of seconds", field=field, given=value)
     if not 0 < value < LONGEST_S:
-        raise InvalidInput(f"{field} must be more than 0 and less than 1e9, not {value}; leave it out for no limit")
+        raise InvalidInput(
+            "must be more than 0 and less than 1e9", field=field, given=value, hint="leave it out for no limit"
+        )
     return float(value)
 
 
@@ -212,21 +215,21 @@ def check_wait(field: str, value: Any) -> float | None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
         raise InvalidInput(
-            f"{field} must be a number of seconds, or None to wait for as long as it takes, not {quote(value)}"
+            "must be a number of seconds, or None to wait for as long as it takes", field=field, given=value
         )
     if value < 0:
-        raise InvalidInput(f"{field} must not be negative, not {value}; None waits for as long as it takes")
+        raise InvalidInput("must not be negative", field=field, given=value, hint="None waits for as long as it takes")
     return float(value) if value < LONGEST_S else None
 
 
 def check_retry(value: Any) -> RetryPolicy:
     """`value` if it is a policy that comes out of a store as it went in."""
     if not isinstance(value, RetryPolicy):
-        raise InvalidInput(f"retry must be a RetryPolicy, such as RetryPolicy(max_retries=3), not {quote(value)}")
+        raise InvalidInput("must be a RetryPolicy, such as RetryPolicy(max_retries=3)", field="retry", given=value)
     try:
         return msgspec.json.decode(msgspec.json.encode(value), type=RetryPolicy)
     except (ValueError, TypeError, OverflowError) as exc:
-        raise InvalidInput(f"retry={value!r} cannot be stored: {exc}") from None
+        raise InvalidInput(f"{value!r} cannot be stored: {exc}", field="retry") from None
 
 
 def convert_each(convert: Callable[[T], R], many: Iterable[T]) -> list[R]:

@@ -14,7 +14,7 @@ from functools import cached_property, wraps
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
-from taskyard.errors import InvalidInput, quote
+from taskyard.errors import InvalidInput
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -87,13 +87,15 @@ class _Taken:
             kinds, parameter = self._kinds.get(name), self._signature.parameters[name]
             for one in value if parameter.kind is parameter.VAR_POSITIONAL else (value,):
                 if kinds is not None and not _is_one(one, kinds):
-                    raise InvalidInput(_complaint(name, one, kinds))
+                    raise InvalidInput(_kinds_text(kinds), field=name, given=one, hint=_hint(one, kinds))
 
 
-def _complaint(name: str, value: Any, kinds: Sequence[type]) -> str:
-    words = " or ".join(_WORDS.get(kind) or f"a {kind.__name__}" for kind in kinds)
-    hint = "; give its uuid" if str in kinds and hasattr(value, "uuid") else ""
-    return f"{name} must be {words}, not {quote(value)}{hint}"
+def _kinds_text(kinds: Sequence[type]) -> str:
+    return "must be " + " or ".join(_WORDS.get(kind) or f"a {kind.__name__}" for kind in kinds)
+
+
+def _hint(value: Any, kinds: Sequence[type]) -> str:
+    return "give its uuid" if str in kinds and hasattr(value, "uuid") else ""
 
 
 def _kinds_of(annotation: Any) -> Iterator[type]:

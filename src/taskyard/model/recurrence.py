@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from taskyard.errors import InvalidInput, quote
+from taskyard.errors import InvalidInput
 from taskyard.model.cron import DAY, get_zone, normalize, parse_cron, to_midnight
 from taskyard.model.given import LONGEST_S
 from taskyard.model.task import FIRST, LAST, aware
@@ -60,12 +60,14 @@ class Every(msgspec.Struct, frozen=True, tag="every"):
     def __post_init__(self) -> None:
         seconds: Any = self.seconds
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not LEAST_S <= seconds < LONGEST_S:
-            raise InvalidInput(f"seconds of an interval must be a number from {LEAST_S:g} to 1e9, not {quote(seconds)}")
+            raise InvalidInput(
+                f"must be a number from {LEAST_S:g} to 1e9", field="seconds of an interval", given=seconds
+            )
         if not isinstance(self.anchor, datetime):
-            raise InvalidInput(f"anchor must be a datetime with a time zone, not {quote(self.anchor)}")
+            raise InvalidInput("must be a datetime with a time zone", field="anchor", given=self.anchor)
         anchor = aware("anchor", self.anchor)
         if not FIRST <= anchor < LAST:
-            raise InvalidInput(f"anchor must be between the years 1970 and 9000, not {anchor}")
+            raise InvalidInput("must be between the years 1970 and 9000", field="anchor", given=anchor)
         msgspec.structs.force_setattr(self, "seconds", float(seconds))
         msgspec.structs.force_setattr(self, "anchor", anchor)
 

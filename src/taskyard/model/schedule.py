@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import InvalidInput, quote
-from taskyard.model.given import LONGEST_S, check_name, check_retry, check_text, check_timeout
+from taskyard.model.given import LONGEST_S, check_name, check_priority, check_retry, check_text, check_timeout
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import Cron, Every, Rule
 from taskyard.model.retry import RetryPolicy
@@ -89,23 +89,25 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         )
         if self.missed is Missed.SKIP and self.grace_s < LEAST_GRACE_S:
             raise InvalidInput(
-                f"with missed='skip' and grace_s={self.grace_s:g} it would never fire: nobody looks at the very "
-                f"moment. Give grace_s at least {LEAST_GRACE_S:g}"
+                f"with {{missed}}='skip' and {{grace_s}}={self.grace_s:g} the schedule would never fire",
+                fields=("missed", "grace_s"),
+                hint=f"give {{grace_s}} at least {LEAST_GRACE_S:g}",
             )
         if isinstance(self.rule, Every) and self.jitter_s >= self.rule.seconds:
-            raise InvalidInput(f"jitter_s={self.jitter_s:g} must be shorter than the interval, {self.rule.seconds:g} s")
+            raise InvalidInput(
+                f"must be shorter than the interval, {self.rule.seconds:g} s", field="jitter_s", given=self.jitter_s
+            )
         if self.start_at is not None and self.end_at is not None and self.start_at >= self.end_at:
-            raise InvalidInput(f"end_at={self.end_at} must be later than start_at={self.start_at}")
+            raise InvalidInput(
+                f"{self.end_at} must be later than {{start_at}}, {self.start_at}", field="end_at", fields=("start_at",)
+            )
 
     def _check_task(self) -> None:
-        check_name("source", self.consumer)
+        check_name("consumer", self.consumer)
         for field, text in (("queue", self.queue), ("key", self.key)):
             if text is not None:
                 check_name(field, text)
-        try:
-            self._set(priority=Priority.of(self.priority))
-        except ValueError as exc:
-            raise InvalidInput(str(exc)) from None
+        self._set(priority=check_priority(self.priority))
         if self.timeout_s is not None:
             self._set(timeout_s=check_timeout(self.timeout_s))
         if self.retry is not None:
@@ -113,7 +115,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         try:
             msgspec.json.decode(check_text("args", self.args), type=dict[str, Any])
         except (ValueError, RecursionError) as exc:
-            raise InvalidInput(f"args must be a JSON object as text, not {quote(self.args)}: {exc}") from None
+            raise InvalidInput(f"must be a JSON object as text, not {quote(self.args)}: {exc}", field="args") from None
 
     def _set(self, **fields: object) -> None:
         for name, value in fields.items():
@@ -124,21 +126,21 @@ def _one_of(kind: type[StrEnum], field: str, value: Any) -> StrEnum:
     try:
         return kind(value)
     except ValueError:
-        raise InvalidInput(f"{field} {quote(value)} is not one of {', '.join(kind)}") from None
+        raise InvalidInput(f"{quote(value)} is not one of {', '.join(kind)}", field=field) from None
 
 
 def _check_span(field: str, value: Any, *, most: float = LONGEST_S) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise InvalidInput(f"{field} must be a number of seconds from 0 to {most:g}, not {quote(value)}")
+        raise InvalidInput(f"must be a number of seconds from 0 to {most:g}", field=field, given=value)
     return float(value)
 
 
 def _check_bound(field: str, value: Any) -> datetime | None:
-    return None if value is None else check_moment(field, value, hint=", or None for no bound")
+    return None if value is None else check_moment(field, value)
 
 
 def check_moment(field: str, value: Any, *, hint: str = "") -> datetime:
     """`value` in UTC, if a rule can fire then: nothing that is computed from it leaves the calendar."""
     if not isinstance(value, datetime):
-        raise InvalidInput(f"{field} must be a datetime with a time zone{hint}, not {quote(value)}")
+        raise InvalidInput(f"must be a datetime with a time zone{hint}", field=field, given=value)
     return moment(field, value, hint=hint)

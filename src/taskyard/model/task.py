@@ -93,7 +93,9 @@ def aware(field: str, value: datetime) -> datetime:
     try:
         return value.astimezone(UTC)
     except OverflowError:
-        raise InvalidInput(f"{field}={value} lies outside of the calendar, which has the years 1 to 9999") from None
+        raise InvalidInput(
+            f"{value} lies outside of the calendar, which has the years 1 to 9999", field=field
+        ) from None
 
 
 FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
@@ -104,7 +106,7 @@ def moment(field: str, value: datetime, *, hint: str = "") -> datetime:
     """`value` in UTC, if something can be due then."""
     at = aware(field, value)
     if not FIRST <= at < LAST:
-        raise InvalidInput(f"{field} must be between the years 1970 and 9000{hint}, not {value}")
+        raise InvalidInput(f"must be between the years 1970 and 9000{hint}", field=field, given=value)
     return at
 
 
@@ -163,14 +165,14 @@ class Task(msgspec.Struct, frozen=True):
         texts: tuple[tuple[str, object], ...] = (("source", self.source), ("uuid", self.uuid))
         for name, text in texts:
             if not isinstance(text, str) or not text:
-                raise InvalidInput(f"{name} of a task must be a text that is not empty, not {quote(text)}")
+                raise InvalidInput("of a task must be a text that is not empty", field=name, given=text)
         if not isinstance(self.schedule_at, datetime):
-            raise InvalidInput(f"schedule_at must be a datetime with a time zone, not {quote(self.schedule_at)}")
+            raise InvalidInput("must be a datetime with a time zone", field="schedule_at", given=self.schedule_at)
         if self.schedule_at.tzinfo is not UTC:
             # In the zone's own time the two hours of a fall-back are one: kept as a moment, they stay two.
             msgspec.structs.force_setattr(self, "schedule_at", aware("schedule_at", self.schedule_at))
         if not isinstance(self.args, dict):
-            raise InvalidInput(f"args of a task must be a dict, not {type(self.args).__name__}")
+            raise InvalidInput(f"of a task must be a dict, not {type(self.args).__name__}", field="args")
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -48,8 +48,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("queue", "consumer", "group", "key", "node", "error", "uuid", "blocker"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                hint = f"; give its name, {value.__name__!r}" if isinstance(value, type) else ""
-                raise InvalidInput(f"{name} must be a string, or None for any, not {quote(value)}{hint}")
+                hint = f"give its name, {value.__name__!r}" if isinstance(value, type) else ""
+                raise InvalidInput("must be a string, or None for any", field=name, given=value, hint=hint)
             if value is not None:
                 check_text(name, value)
         for name in ("created_after", "created_before", "finished_after", "finished_before"):
@@ -58,7 +58,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         if self.labels:
             force_setattr(self, "labels", check_labels(self.labels))
         if self.quarantined not in (None, True, False):
-            raise InvalidInput(f"quarantined must be True, False, or None for any, not {quote(self.quarantined)}")
+            raise InvalidInput("must be True, False, or None for any", field="quarantined", given=self.quarantined)
 
     def matches(self, record: TaskRecord) -> bool:
         """The same question of one record; from `_after` on, and until right before `_before`."""
@@ -90,11 +90,13 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 def _states(given: Any) -> tuple[TaskState, ...]:
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidInput(f"states must be a list of states, such as ['failed'], not {quote(given)}")
+        raise InvalidInput("must be a list of states, such as ['failed']", field="states", given=given)
     states = tuple(dict.fromkeys(given))
     for state in states:
         if state not in set(TaskState):
-            raise InvalidInput(f"there is no state {quote(state)}; known are {', '.join(TaskState)}")
+            raise InvalidInput(
+                f"there is no state {quote(state)}", field="states", hint=f"states are {', '.join(TaskState)}"
+            )
     return tuple(map(TaskState, states))
 
 

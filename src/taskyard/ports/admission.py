@@ -50,7 +50,7 @@ def check_admission(given: Any) -> tuple[Admission, ...]:
     try:
         checks = tuple(given)
     except TypeError:
-        raise InvalidInput(f"admission must be a list of checks, not {quote(given)}") from None
+        raise InvalidInput("must be a list of checks", field="admission", given=given) from None
     for check in checks:
         is_async = inspect.iscoroutinefunction(getattr(check, "check", None))
         if isinstance(check, type) or not is_async or not hasattr(check, "kinds") or not hasattr(check, "connect"):
@@ -63,7 +63,7 @@ def check_admission(given: Any) -> tuple[Admission, ...]:
 
 def _check_kinds(kinds: Any) -> None:
     if isinstance(kinds, str) or not isinstance(kinds, Collection) or not kinds:
-        raise InvalidInput(f"kinds must be a tuple of words such as ('disk',), not {quote(kinds)}")
+        raise InvalidInput("must be a tuple of words such as ('disk',)", field="kinds", given=kinds)
     for kind in kinds:
         if not isinstance(kind, str) or not KIND.fullmatch(kind):
             raise InvalidInput(f"the kind of a blocker is a lower-case word such as 'disk', not {quote(kind)}")
