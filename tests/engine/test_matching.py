@@ -231,7 +231,7 @@ def test_every_command_says_what_it_fits():
     ("wrong", "words"),
     [
         ({"states": "failed"}, r"states must be a list of states, such as \['failed'\]"),
-        ({"states": ["broken"]}, "there is no state 'broken'; known are created, "),
+        ({"states": ["broken"]}, "states has 'broken', which is not a state; states are created, "),
         ({"states": 5}, "states must be a list of states"),
         ({"created_after": ManualClock().now().replace(tzinfo=None)}, "created_after"),
         ({"finished_before": "yesterday"}, "finished_before must be a datetime with a time zone"),

@@ -139,7 +139,7 @@ WRONG = [
     ("after-number", {"after": 7}, "after must be a list of handles or ids"),
     ("after-of-numbers", {"after": [7]}, "uuid must be a string"),
     ("on-failure", {"on_failure": "retry"}, "'retry' is not one of fail, skip, ignore"),
-    ("on-failure-of-nobody", {"on_failure": "skip"}, r"it waits for none; name them with after="),
+    ("on-failure-of-nobody", {"on_failure": "skip"}, r"it waits for none; name them with after,"),
     ("scope", {"dedupe": "merge", "dedupe_scope": "ever"}, "'ever' is not one of queued, pending, window"),
     ("scope-alone", {"dedupe_scope": "queued"}, "has no effect without dedupe="),
     ("window-alone", {"dedupe_window_s": 5}, "has no effect without dedupe="),

@@ -203,7 +203,7 @@ async def test_a_task_that_is_run_again_requires_the_same():
     [
         ({"places": "gpu-0"}, "places must be a list of places or names, not 'gpu-0'"),
         ({"places": [7]}, "a place must be a Place or the name of one, not 7"),
-        ({"places": [Place("gpu-0", {"a b": "c"})]}, "the name of a label"),
+        ({"places": [Place("gpu-0", {"a b": "c"})]}, "a name that is not 1 to 40 letters"),
         ({"places": [A100], "concurrent_count": 2}, "has places: leave concurrent_count out"),
         ({"places": ["gpu-0", A100]}, "two places have one name"),
     ],
@@ -219,7 +219,7 @@ def test_places_that_are_none_are_refused(settings, text):
     [
         ("t4", "requires must be a dict"),
         ({"model": 4}, "label model must be a string"),
-        ({"": "a"}, "the name of a label"),
+        ({"": "a"}, "a name that is not 1 to 40 letters"),
     ],
 )
 async def test_requirements_that_are_none_are_refused(requires, text):

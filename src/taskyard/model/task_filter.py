@@ -95,7 +95,7 @@ def _states(given: Any) -> tuple[TaskState, ...]:
     for state in states:
         if state not in set(TaskState):
             raise InvalidInput(
-                f"there is no state {quote(state)}", field="states", hint=f"states are {', '.join(TaskState)}"
+                f"has {quote(state)}, which is not a state", field="states", hint=f"states are {', '.join(TaskState)}"
             )
     return tuple(map(TaskState, states))
 
