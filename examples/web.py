@@ -1,6 +1,7 @@
-"""Tasks behind a web application. Needs fastapi and uvicorn.
+"""Tasks behind a web application, which only submits them, and a worker. Needs fastapi and uvicorn.
 
-python examples/web.py, then: curl -X POST 'http://127.0.0.1:8000/digests?text=hello'
+python examples/web.py, and in another shell, from the same folder: taskyard worker examples.web:yard
+Then: curl -X POST 'http://127.0.0.1:8000/digests?text=hello'
 """
 
 from hashlib import scrypt
@@ -12,7 +13,7 @@ from fastapi import FastAPI, HTTPException
 from taskyard import InvalidInput, ResultGone, Yard
 
 yard = Yard("sqlite:///web.db")
-app = FastAPI(lifespan=yard.lifespan)  # opened with the application, closed with it
+app = FastAPI(lifespan=yard.lifespan)  # opened and closed with the application; workers run the tasks
 
 
 @yard.consumer(concurrent_count=2)

@@ -64,6 +64,14 @@ def check_store(store: object) -> str | Store | None:
     return store
 
 
+def is_private(store: str | Store | None) -> bool:
+    """Whether the store lives in this process, where no other process can run its tasks. A store without `path` and
+    `url` is taken to."""
+    if store is None or isinstance(store, str):
+        return find_store_url(store) == "memory://"
+    return not (hasattr(store, "path") or hasattr(store, "url"))
+
+
 def check_store_url(url: str) -> None:
     """Raise `StoreUrlInvalid`, with what to write instead, unless `url` has the form of an address."""
     path = url.removeprefix("sqlite:///")

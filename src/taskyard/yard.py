@@ -66,7 +66,7 @@ from taskyard.registering import Registering
 from taskyard.rerunning import run_again, run_all_again
 from taskyard.retention import KEEP_S, Keep, Retention
 from taskyard.schedules import Schedules
-from taskyard.settings import check_store, find_stall_s, find_store_url, make_store
+from taskyard.settings import check_store, find_stall_s, find_store_url, is_private, make_store
 from taskyard.steering import YardSteering
 
 if TYPE_CHECKING:
@@ -338,7 +338,17 @@ class Yard(Registering, YardSteering):
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """For FastAPI and Starlette: `FastAPI(lifespan=yard.lifespan)`."""
+        """For FastAPI and Starlette: `FastAPI(lifespan=yard.lifespan)`. The web process submits tasks, and workers run
+        them: `taskyard worker app:yard`. A memory store is in this process only, so its tasks run here."""
+        await self.start(serve=is_private(self._where))
+        try:
+            yield
+        finally:
+            await self.stop()
+
+    @asynccontextmanager
+    async def worker_lifespan(self, app: object) -> AsyncIterator[None]:
+        """The same, with a worker in each web process: `FastAPI(lifespan=yard.worker_lifespan)`."""
         async with self:
             yield
 

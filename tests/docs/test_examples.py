@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -14,6 +17,7 @@ from tests.docs.blocks import TOP
 from tests.scenario.processes import environment
 
 EXAMPLES = TOP / "examples"
+PATIENCE_S = 30
 
 SHOWS = {
     "files.py": ["LICENSE: 11358 -> "],
@@ -42,13 +46,29 @@ def test_an_example_shows_what_it_says(tmp_path, name):
         assert line in done.stdout
 
 
+@asynccontextmanager
+async def worker(folder: Path, app: str) -> AsyncIterator[None]:
+    """`taskyard worker` on this app, until the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "taskyard.cli", "worker", app],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(EXAMPLES)),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
+
+
 @pytest.mark.spec("SCH-22")
 async def test_the_web_example_answers(tmp_path, monkeypatch):
-    """The web example takes a task, merges the same one, and serves its result."""
+    """The web example takes a task, merges the same one, and serves the result of the worker."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     web = importlib.import_module("web")
-    async with web.app.router.lifespan_context(web.app):
+    async with web.app.router.lifespan_context(web.app), worker(tmp_path, "web:yard"):
         transport = httpx.ASGITransport(app=web.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://example") as client:
             posted = await client.post("/digests", params={"text": "hello"})
