@@ -19,7 +19,7 @@ yard = Yard("sqlite:///files.db")
 yard.define_queue("zip", concurrency=1)  # over every process that opens this store
 
 
-@yard.consumer(concurrent_count=4)
+@yard.consumer(concurrency=4)
 def digest(path: str) -> str:
     """A plain function runs in a thread. FileNotFoundError is not worth a retry; a busy disk is."""
     return sha256(Path(path).read_bytes()).hexdigest()

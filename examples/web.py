@@ -16,7 +16,7 @@ yard = Yard("sqlite:///web.db")
 app = FastAPI(lifespan=yard.lifespan)  # opened and closed with the application; workers run the tasks
 
 
-@yard.consumer(concurrent_count=2)
+@yard.consumer(concurrency=2)
 def digest(text: str) -> str:
     return scrypt(text.encode(), salt=b"example", n=2**14, r=8, p=1, dklen=16).hex()
 

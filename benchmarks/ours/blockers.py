@@ -186,7 +186,7 @@ class _Work:
     """Tasks that wait for disks, and others that are submitted one by one meanwhile."""
 
     def __init__(self, yard: Yard) -> None:
-        self.waiting = yard.consumer(name=WAITING, concurrent_count=AT_ONCE)(self._run)
+        self.waiting = yard.consumer(name=WAITING, concurrency=AT_ONCE)(self._run)
         self._other = yard.consumer(name=ASKED_FOR, queue="others")(self._start)
         self._done = self.added = 0
         self._started_at = 0.0

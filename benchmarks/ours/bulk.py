@@ -53,7 +53,7 @@ class Work:
 
     def __init__(self, yard: Yard) -> None:
         self._yard = yard
-        self._noop = yard.consumer(concurrent_count=SLOTS)(noop)
+        self._noop = yard.consumer(concurrency=SLOTS)(noop)
         self._others = yard.consumer(name="others", queue=OTHERS)(noop)
         self.done = 0
         self.is_over = False

@@ -83,7 +83,7 @@ async def _idle(folder: Path, dsn: str, count: int, gap_s: float) -> Reading:
     orders = Orders(dsn, str(folder), number=0, concurrency=None, work_s=0.0)
     _counters(folder, 1)
     yard = Yard(dsn, max_running=SLOTS)
-    consumer = yard.consumer(concurrent_count=SLOTS)(noop)
+    consumer = yard.consumer(concurrency=SLOTS)(noop)
     asked_mono = []
     async with asyncio.timeout(TIMEOUT_S), _started([orders]) as (node,), yard.client():
         _input_of(node).write(b"open\n")
@@ -162,7 +162,7 @@ async def _node(orders: Orders) -> None:
     yard.define_queue("default", concurrency=orders.concurrency)
     runs: list[TaskRan] = []
 
-    @yard.consumer(name="noop", concurrent_count=SLOTS)
+    @yard.consumer(name="noop", concurrency=SLOTS)
     async def stamped_noop(number: int) -> int:
         began_mono = time.monotonic()
         if orders.work_s:

@@ -43,7 +43,7 @@ def memory(folder: Path, count: int, clients: str) -> Reading:
 
 async def _memory(count: int, submit_and_wait: Callable[[Submit, int], Awaitable[list[object]]]) -> Reading:
     yard = Yard("memory://", max_running=SLOTS)
-    consumer = yard.consumer(concurrent_count=SLOTS)(noop)
+    consumer = yard.consumer(concurrency=SLOTS)(noop)
     async with yard:
         await submit_and_wait(lambda number: consumer.submit(number=number), WARM_UP)
         began = time.perf_counter()
@@ -82,7 +82,7 @@ async def _drain(url: str, count: int, slots: int) -> Reading:
     yard = Yard(url, max_running=slots)
     all_ran, ran = asyncio.Event(), 0
 
-    @yard.consumer(name="noop", concurrent_count=slots)
+    @yard.consumer(name="noop", concurrency=slots)
     async def counted_noop(number: int) -> int:
         nonlocal ran
         ran += 1
@@ -110,7 +110,7 @@ async def _idle(url: str, count: int, gap_s: float) -> Reading:
     yard = Yard(url, max_running=SLOTS)
     started = 0.0
 
-    @yard.consumer(concurrent_count=SLOTS)
+    @yard.consumer(concurrency=SLOTS)
     async def stamp() -> None:
         nonlocal started
         started = time.perf_counter()
@@ -141,7 +141,7 @@ async def _lateness(url: str, count: int, within_s: float) -> Reading:
     all_ran = asyncio.Event()
     late: list[float] = []
 
-    @yard.consumer(concurrent_count=SLOTS)
+    @yard.consumer(concurrency=SLOTS)
     async def stamp(due_mono: float) -> None:
         late.append(time.monotonic() - due_mono)
         if len(late) == count:

@@ -29,7 +29,7 @@ async def queue_without_running(url: str, count: int) -> None:
 @asynccontextmanager
 async def _submitting(url: str) -> AsyncIterator[ConsumerFunction[..., Any]]:
     yard = Yard(url, max_running=SLOTS)
-    consumer = yard.consumer(concurrent_count=SLOTS)(noop)
+    consumer = yard.consumer(concurrency=SLOTS)(noop)
     async with yard.client():
         yield consumer
 

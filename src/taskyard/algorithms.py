@@ -26,17 +26,17 @@ def algorithm_consumer(
     spec: AlgorithmSpec | None = None,
     *,
     queue: str = DEFAULT_QUEUE,
-    concurrent_count: int | None = None,
+    concurrency: int | None = None,
     retry: RetryPolicy | None = None,
     places: Places | Iterable[Place | str] | None = None,
 ) -> tuple[Consumer, PoolSettings | None]:
-    """A consumer of an algorithm, and the pool it wants for itself. `concurrent_count` is by default the `max_workers`
+    """A consumer of an algorithm, and the pool it wants for itself. `concurrency` is by default the `max_workers`
     of its hints, or else 1."""
     installed = Installed(algorithm, spec)
     name, hints = installed.name, installed.spec.execution
     form = TaskForm(name, installed.takes, installed.gives)
     place = check_executor(name, choose_place(hints, is_async=installed.is_async), installed.is_async)
-    count = concurrent_count if concurrent_count is not None else hints.max_workers or 1
+    count = concurrency if concurrency is not None else hints.max_workers or 1
 
     def call(record: TaskRecord) -> Any:
         return form.result(installed.call(form.payload(record)))
@@ -50,12 +50,12 @@ def algorithm_consumer(
         call=call_async if installed.is_async else call,
         is_async=installed.is_async,
         executor=place,
-        **check_consumer(name, queue=queue, concurrent_count=count, timeout_s=hints.timeout_s, retry=retry),
+        **check_consumer(name, queue=queue, concurrency=count, timeout_s=hints.timeout_s, retry=retry),
         warm_up=form.warm_up,
         close=installed.close,
         remote=RemoteTask(installed.spec, algorithm) if place in (PROCESS, ISOLATED) else None,
         takes_results="results" in getattr(form.takes, "model_fields", ()),
-        places=check_places(name, places, 1 if concurrent_count is None else concurrent_count),
+        places=check_places(name, places, 1 if concurrency is None else concurrency),
     )
     return consumer, settings_for(hints, workers=consumer.slots) if place == ISOLATED else None
 

@@ -256,7 +256,7 @@ def function_consumer(
     *,
     name: str | None = None,
     queue: str = DEFAULT_QUEUE,
-    concurrent_count: int = 1,
+    concurrency: int = 1,
     timeout_s: float | None = None,
     retry: RetryPolicy | None = None,
     executor: str | None = None,
@@ -281,21 +281,21 @@ def function_consumer(
         call=call if is_async else _plainly(name, call),
         is_async=is_async,
         executor=place,
-        **check_consumer(name, queue=queue, concurrent_count=concurrent_count, timeout_s=timeout_s, retry=retry),
+        **check_consumer(name, queue=queue, concurrency=concurrency, timeout_s=timeout_s, retry=retry),
         warm_up=signature.warm_up,
         remote=RemoteFunction.of(name, function) if place in (PROCESS, ISOLATED) else None,
         takes_results=any(p.name == "results" or p.kind is p.VAR_KEYWORD for p in signature.parameters),
         encode_many=signature.encode_many,
-        places=check_places(name, places, concurrent_count),
+        places=check_places(name, places, concurrency),
     )
     return consumer, signature
 
 
-def check_places(name: str, given: Any, concurrent_count: int) -> Places | None:
+def check_places(name: str, given: Any, concurrency: int) -> Places | None:
     if given is None:
         return None
-    if concurrent_count != 1:
-        raise InvalidConsumer(f"consumer {quote(name)} has places: leave concurrent_count out, each runs one task")
+    if concurrency != 1:
+        raise InvalidConsumer(f"consumer {quote(name)} has places: leave concurrency out, each runs one task")
     if isinstance(given, Places):
         return given
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
@@ -316,8 +316,12 @@ def fitting(name: str, decode: Callable[[str], dict[str, Any]], args: str) -> di
         raise StoredArgumentsInvalid(name, [str(exc)]) from None
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse what `function_consumer` does not take."""
+def check_settings(settings: dict[str, Any]) -> None:
+    """Refuse what `function_consumer` does not take. `concurrent_count` is another name for `concurrency`."""
+    if "concurrent_count" in settings:
+        if "concurrency" in settings:
+            raise InvalidConsumer("concurrent_count is another name for concurrency: leave one of them out")
+        settings["concurrency"] = settings.pop("concurrent_count")
     known = function_consumer.__kwdefaults__ or {}
     unknown = sorted(settings.keys() - known.keys())
     if unknown:
@@ -330,8 +334,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def class_consumer(instance: BaseTaskConsumer) -> Consumer:
-    """A consumer of an instance of the class form. A missing or invalid `concurrent_count` is 1."""
-    count = getattr(instance, "concurrent_count", 1)
+    """A consumer of an instance of the class form. `concurrent_count` is the name that the class form has for the
+    concurrency; a missing or invalid one is 1."""
+    count = getattr(instance, "concurrency", getattr(instance, "concurrent_count", 1))
     is_async = inspect.iscoroutinefunction(instance.consume)
     place = check_executor(instance.name, getattr(instance, "executor", None), is_async)
     _refuse_generator(instance.name, instance.consume)
@@ -354,7 +359,7 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
         **check_consumer(
             instance.name,
             queue=getattr(instance, "queue", DEFAULT_QUEUE),
-            concurrent_count=count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
+            concurrency=count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
             timeout_s=getattr(instance, "timeout_s", None),
             retry=getattr(instance, "retry", None),
         ),
@@ -386,7 +391,7 @@ def _plainly(name: str, call: Callable[[TaskRecord], Any]) -> Callable[[TaskReco
 
 
 def check_consumer(
-    name: str, *, queue: object, concurrent_count: object, timeout_s: object, retry: object
+    name: str, *, queue: object, concurrency: object, timeout_s: object, retry: object
 ) -> dict[str, Any]:
     """The settings that every form of consumer has, checked."""
     try:
@@ -394,7 +399,7 @@ def check_consumer(
             raise InvalidInput("name must not have the control character U+001F in it")
         return {
             "queue": check_name("queue", queue),
-            "concurrent_count": check_count("concurrent_count", concurrent_count, least=1),
+            "concurrency": check_count("concurrency", concurrency, least=1),
             "timeout_s": None if timeout_s is None else check_timeout(timeout_s),
             "retry": None if retry is None else check_retry(retry),
         }

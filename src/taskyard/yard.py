@@ -159,7 +159,8 @@ class Yard(Registering, YardSteering):
         *,
         name: str | None = None,
         queue: str = DEFAULT_QUEUE,
-        concurrent_count: int = 1,
+        concurrency: int = 1,
+        concurrent_count: int = ...,
         timeout_s: float | None = None,
         retry: RetryPolicy | None = None,
         executor: str | None = None,
@@ -167,7 +168,7 @@ class Yard(Registering, YardSteering):
     ) -> Callable[[Callable[P, R]], ConsumerFunction[P, R]]: ...
 
     def consumer(self, function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
-        """Make a function a consumer: `@yard.consumer`, or `@yard.consumer(concurrent_count=8, timeout_s=30)`. With
+        """Make a function a consumer: `@yard.consumer`, or `@yard.consumer(concurrency=8, timeout_s=30)`. With
         `places` its tasks run there, one at a time each: `places=[Place("gpu-0", {"model": "a100"})]`. A task may name
         labels that its place must have: `requires={"model": "a100"}`."""
         check_settings(settings)
@@ -193,17 +194,17 @@ class Yard(Registering, YardSteering):
         *,
         spec: AlgorithmSpec | None = None,
         queue: str = DEFAULT_QUEUE,
-        concurrent_count: int | None = None,
+        concurrency: int | None = None,
         retry: RetryPolicy | None = None,
         places: Places | Iterable[Place | str] | None = None,
     ) -> None:
         """Add an algorithm as a consumer, as `ExecutionDispatcher.install` adds it for direct calls: a task has the
         fields of its `Input` as arguments and its `Output` as result, and runs where and as its hints say. At most
-        `concurrent_count` run at once, by default the hints' `max_workers`, or 1; with `places`, one at each."""
+        `concurrency` run at once, by default the hints' `max_workers`, or 1; with `places`, one at each."""
         from taskyard.algorithms import algorithm_consumer
 
         consumer, pool = algorithm_consumer(
-            algorithm, spec, queue=queue, concurrent_count=concurrent_count, retry=retry, places=places
+            algorithm, spec, queue=queue, concurrency=concurrency, retry=retry, places=places
         )
         self._register(consumer)
         if pool is not None:
@@ -291,7 +292,7 @@ class Yard(Registering, YardSteering):
         """Set the rules of the shared process pool, or of the pool of one consumer with `executor="isolated"`; before
         the yard is opened. `settings` as in `PoolSettings`: max_workers, memory_limit, recycle_after, preload, … What
         is not named stays as the hints of an algorithm say, or the default: a pool of its own has as many workers as
-        the consumer's `concurrent_count`, the shared one the usable cores less one."""
+        the consumer's `concurrency`, the shared one the usable cores less one."""
         if self._engine is not None:
             raise InvalidInput("define process pools before the yard is opened")
         self._pool_rules.ask(consumer, settings)

@@ -14,7 +14,7 @@ yard = Yard("sqlite:///work.db")
 yard.define_queue("cpu", concurrency=2)
 
 
-@yard.consumer(concurrent_count=4)
+@yard.consumer(concurrency=4)
 async def add(a: int, b: int = 1) -> int:
     return a + b
 
@@ -41,7 +41,7 @@ async def flaky(host: str) -> None:
     raise ConnectionError(f"{host} is away")
 
 
-@yard.consumer(concurrent_count=4)
+@yard.consumer(concurrency=4)
 async def hold(name: str = "") -> None:
     """Runs until it is stopped. What it prints says that the code itself has begun: the store tells of a start a moment
     earlier, when it is claimed."""

@@ -128,7 +128,7 @@ async def test_one_full_disk_costs_ten_looks():
     """Of very many tasks that wait for one disk ten are looked at until it is freed, and then they run in order."""
     disks, work = Disks({"/data"}), Work()
     rig = rig_with(disks, max_running=1000)
-    rig.consumer("shrink", work, concurrent_count=1000)
+    rig.consumer("shrink", work, concurrency=1000)
     await rig.engine.start()
     uuids = await rig.submit_many("shrink", 200, args="/data")
     await settled(rig)
@@ -150,7 +150,7 @@ async def test_a_declared_disk_holds_up_only_its_own():
     """A task that requires `{"disk": …}` waits without a look while that is full; others of its consumer go on."""
     disks, work = Disks({"/a"}), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=100)
+    rig.consumer("shrink", work, concurrency=100)
     await rig.engine.start()
     needs = {disk: encode_requirements({"disk": disk}) for disk in ("/a", "/b")}
     full = await rig.submit_many("shrink", 30, args="/a", requires=needs["/a"])
@@ -172,7 +172,7 @@ async def test_in_a_strict_queue_a_blocked_head_holds_the_line(order):
     """Nobody passes a blocked task where the order is strict."""
     disks, work = Disks({"/data"}), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=9)
+    rig.consumer("shrink", work, concurrency=9)
     await rig.store.set_queue(QueueSettings(name="default", order=order))
     await rig.engine.start()
     uuids = [await rig.submit("shrink", args=disk) for disk in ("/data", "/home", "/home")]
@@ -190,7 +190,7 @@ async def test_a_lost_signal_costs_half_a_minute():
     """Without a signal one task of each blocker is checked again after a while, and no other."""
     disks, work = Disks({"/data"}), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=50)
+    rig.consumer("shrink", work, concurrency=50)
     await rig.engine.start()
     uuids = await rig.submit_many("shrink", 50, args="/data")
     await settled(rig)
@@ -211,7 +211,7 @@ async def test_what_another_node_has_blocked_is_freed_here():
     """A node that died took its signals with it: the next one checks one task of each blocker when it starts."""
     disks, work = Disks({"/data"}), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=50)
+    rig.consumer("shrink", work, concurrency=50)
     await rig.engine.start()
     uuids = await rig.submit_many("shrink", 20, args="/data")
     await settled(rig)
@@ -219,7 +219,7 @@ async def test_what_another_node_has_blocked_is_freed_here():
     still, free = Disks({"/data"}), Disks()
     for disks, began in ((still, []), (free, uuids)):
         other = Rig(rig.store, rig.clock, checks=(disks,))
-        other.consumer("shrink", work, concurrent_count=50)
+        other.consumer("shrink", work, concurrency=50)
         await other.engine.start()
         await settled(other)
         assert work.began == began
@@ -400,7 +400,7 @@ async def test_a_plain_consumer_beside_one_with_places_keeps_the_order_of_a_queu
     rig, work = Rig(), Work()
     await rig.store.set_queue(QueueSettings(name="default", concurrency=1, order=QueueOrder.FIFO))
     rig.consumer("daily", work, places=phones("eu"))
-    rig.consumer("plain", work, concurrent_count=9)
+    rig.consumer("plain", work, concurrency=9)
     await rig.engine.start()
     uuids = [await rig.submit(name) for name in ("plain", "daily", "plain", "daily")]
     for n, uuid in enumerate(uuids, 1):
@@ -459,8 +459,8 @@ async def test_nothing_is_asked_where_there_is_nothing_to_admit():
 async def test_a_stream_of_newcomers_starves_nobody():
     """Tasks that arrive between a look and its claim, and would go first, do not end the claim of another lane."""
     rig, work = rig_with(Disks()), Work()
-    rig.consumer("io", work, concurrent_count=1000)
-    rig.consumer("gpu", work, concurrent_count=1)
+    rig.consumer("io", work, concurrency=1000)
+    rig.consumer("gpu", work, concurrency=1)
     await rig.engine.start()
     preview = rig.store.preview
 
@@ -506,7 +506,7 @@ class Wrong(Disks):
 async def test_a_bad_answer_costs_one_task(args, caplog):
     """What a check does wrong blocks the task that it was asked about, and is logged; others start."""
     rig, work = rig_with(Wrong()), Work()
-    rig.consumer("shrink", work, concurrent_count=9)
+    rig.consumer("shrink", work, concurrency=9)
     await rig.engine.start()
     bad, other = await rig.submit("shrink", args=args), await rig.submit("shrink", args="/home")
     await settled(rig)
@@ -521,7 +521,7 @@ async def test_ten_tasks_that_a_check_cannot_judge_do_not_hold_up_the_rest_for_e
     """In every round the next ten are looked at; those that pass later are freed, whatever the others do."""
     wrong, work = Wrong(), Work()
     rig = rig_with(wrong)
-    rig.consumer("shrink", work, concurrent_count=50)
+    rig.consumer("shrink", work, concurrency=50)
     await rig.engine.start()
     bad = await rig.submit_many("shrink", 12, args="no blocker")
     good = await rig.submit("shrink", args="/home")
@@ -539,7 +539,7 @@ async def test_tasks_that_a_check_can_never_judge_do_not_starve_an_older_one():
     """The rounds go through all tasks that a check failed for, and not only through the ten newest."""
     wrong, work = Wrong(broken=OSError("stale file handle")), Work()
     rig = rig_with(wrong)
-    rig.consumer("shrink", work, concurrent_count=50)
+    rig.consumer("shrink", work, concurrency=50)
     await rig.engine.start()
     good = await rig.submit("shrink", args="/home")
     bad = await rig.submit_many("shrink", 25, args="no blocker")
@@ -566,7 +566,7 @@ async def test_a_check_that_hangs_for_many_lanes_costs_one_wait():
     """The first tasks of other lanes are checked while the check hangs for one."""
     disks, work = Disks(slow=asyncio.Event()), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=50)
+    rig.consumer("shrink", work, concurrency=50)
     hanging = [rig.record("shrink", requires=encode_requirements({"disk": f"/nfs-{n}"})) for n in range(8)]
     await rig.engine.start()
     await rig.offer(*hanging)
@@ -603,7 +603,7 @@ async def test_a_check_that_hangs_for_one_task_holds_up_others_for_its_time_only
     monkeypatch.setattr(checks, "CHECK_TIMEOUT_S", 0.05)
     disks, work = Hanging(), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=50)
+    rig.consumer("shrink", work, concurrency=50)
     await rig.engine.start()
     bad = await rig.submit("shrink", args="hangs")
     for looks in (1, 2):
@@ -624,7 +624,7 @@ async def test_a_lane_whose_check_hangs_is_left_alone_until_the_next_round(caplo
     monkeypatch.setattr(checks, "CHECK_TIMEOUT_S", 0.05)
     disks, work = Hanging(), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=50)
+    rig.consumer("shrink", work, concurrency=50)
     await rig.engine.start()
     with rig.engine.changes() as changes:
         uuids = await rig.submit_many("shrink", 9, args="hangs")
@@ -640,7 +640,7 @@ async def test_a_recheck_that_hangs_delays_no_signal_for_long():
     """Some blockers are checked at the same time, and what is freed meanwhile does not wait for the others."""
     disks, work = Disks({f"/{n:02}" for n in range(RECHECKS_AT_ONCE + 2)}), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=50)
+    rig.consumer("shrink", work, concurrency=50)
     await rig.engine.start()
     uuids = await submit_by_disk(rig, sorted(disks.full))
     await settled(rig)
@@ -667,7 +667,7 @@ async def test_a_blocked_task_that_nobody_checks_is_started_by_hand():
     """The node that has the check runs it again, and blocks the task again; where none has it, the task starts."""
     disks, work = Disks({"/data"}), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=9)
+    rig.consumer("shrink", work, concurrency=9)
     other, full = rig.record("shrink"), rig.record("shrink", args="/data")
     await MemoryStore.turn(rig.store, "elsewhere", adds=[Add([other, full])])
     await rig.store.apply([other.uuid], Block("tape", "7"))
@@ -705,14 +705,14 @@ async def test_others_start_while_very_many_are_freed():
     """A node that starts, and frees what an earlier one blocked, does not make other tasks wait for the end of that."""
     disks, work = Disks({"/data"}), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=50)
+    rig.consumer("shrink", work, concurrency=50)
     await rig.engine.start()
     await rig.submit_many("shrink", 60, args="/data")
     await settled(rig)
     await rig.engine.stop(0)
     held = asyncio.Event()
     other = Rig(rig.store, rig.clock, checks=(Disks(),))
-    other.consumer("shrink", work, concurrent_count=50)
+    other.consumer("shrink", work, concurrency=50)
     other.consumer("quick", work)
     apply = rig.store.apply
 
@@ -735,7 +735,7 @@ async def test_a_blocker_that_is_freed_while_its_tasks_are_freed_counts_again():
     """A disk that fills and is free again meanwhile leaves no task behind."""
     disks, work = Disks({"/data"}), Work()
     rig = rig_with(disks)
-    rig.consumer("shrink", work, concurrent_count=99)
+    rig.consumer("shrink", work, concurrency=99)
     await rig.engine.start()
     uuids = await rig.submit_many("shrink", 10, args="/data")
     await settled(rig)

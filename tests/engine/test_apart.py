@@ -70,7 +70,7 @@ async def rig(start_rig):
     async def run(record: TaskRecord) -> None:
         rig.store.began.append(record.uuid)
 
-    rig.consumer("brief", run, concurrent_count=8)
+    rig.consumer("brief", run, concurrency=8)
     return rig
 
 
@@ -104,7 +104,7 @@ async def test_ends_that_concern_who_is_next_go_with_the_claims(rig):
     async def fail(record: TaskRecord) -> None:
         raise ValueError(record.uuid)
 
-    rig.consumer("fail", fail, concurrent_count=8)
+    rig.consumer("fail", fail, concurrency=8)
     await rig.offer(*[rig.record("brief", key=str(n)) for n in range(20)])
     await rig.submit_many("fail", 20)
     await quiet()
@@ -185,7 +185,7 @@ def test_the_end_of_the_loop_loses_nothing_whenever_it_comes():
 
         loop = asyncio.get_running_loop()
         pass_time()
-        rig.consumer("brief", run, concurrent_count=8)
+        rig.consumer("brief", run, concurrency=8)
         await rig.engine.start()
         stopping.append(asyncio.create_task(stop_at_the_end()))
         await rig.submit_many("brief", 40)
@@ -223,8 +223,8 @@ async def test_what_is_due_next_is_known_though_one_of_the_two_has_not_seen_it(r
         if len(rig.store.began) == 8:
             rig.offer(later)  # goes with the ends of four, and with claims for all that is left
 
-    rig.consumer("brief", run, concurrent_count=8)
-    rig.consumer("work", work, concurrent_count=8)
+    rig.consumer("brief", run, concurrency=8)
+    rig.consumer("work", work, concurrency=8)
     rig.store.slow = CLAIMS
     await rig.offer(*[rig.record("brief") for _ in range(8)], *[rig.record("work") for _ in range(8)])
     await quiet()
@@ -248,7 +248,7 @@ async def test_very_many_claims_begin_some_at_a_time(start_rig, more):
         rig.store.began.append(record.uuid)
         begun_at[passed] += 1
 
-    rig.consumer("brief", run, concurrent_count=count)
+    rig.consumer("brief", run, concurrency=count)
     answers = rig.offer(*[rig.record("brief") for _ in range(count + more)])
     for passed in itertools.islice(passes, 200):  # noqa: B007 -- the runs look at it
         await asyncio.sleep(0)

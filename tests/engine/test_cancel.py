@@ -296,7 +296,7 @@ async def test_every_cancel_is_honoured_or_reported(start_rig, seed):
                 raise
         return "done"
 
-    rig.consumer("work", work, concurrent_count=50)
+    rig.consumer("work", work, concurrency=50)
 
     async def race() -> tuple[str, bool]:
         uuid = await rig.submit("work")

@@ -15,7 +15,7 @@ def consumers(**counts: Any) -> dict[str, Consumer]:
 
 
 def consumer(name: str, count: Any) -> Consumer:
-    return Consumer(name=name, encode=str, call=str, is_async=False, executor="thread", concurrent_count=count)
+    return Consumer(name=name, encode=str, call=str, is_async=False, executor="thread", concurrency=count)
 
 
 def test_room_is_what_is_left():

@@ -38,7 +38,7 @@ async def test_a_node_tells_what_it_serves_now(rig):
     """Its row in the store says which sources it serves, how many of each, where, and since when it is there."""
     before = await published(rig)
     rig.clock.advance(5)
-    rig.consumer("work", Work(), concurrent_count=3)
+    rig.consumer("work", Work(), concurrency=3)
     rig.consumer("steady", str, queue="cpu")
     await quiet()
     node = await published(rig)

@@ -20,7 +20,7 @@ async def drain(rig: Rig, *, on: bool = True) -> None:
 async def test_a_drained_node_finishes_what_it_runs_and_takes_nothing_new(rig):
     """What runs goes on and is recorded; what waits, and what comes, stays in the queue; the node stays joined."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=2)
+    rig.consumer("work", work, concurrency=2)
     first, second, waiting = await rig.submit_many("work", 3)
     await quiet()
     await drain(rig)

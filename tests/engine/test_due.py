@@ -180,7 +180,7 @@ async def test_a_store_whose_clock_is_behind_is_not_pestered(rig, fired):
 async def test_more_due_than_one_turn_promotes(rig, fired):
     """When more tasks are due at one instant than a turn promotes, all of them fire."""
     rig.consumers.clear()
-    rig.consumer("fire", fire_into(fired), concurrent_count=100)
+    rig.consumer("fire", fire_into(fired), concurrency=100)
     at: datetime = rig.clock.now() + timedelta(seconds=1)
     await rig.submit_many("fire", 2500, at=at)
     for _ in range(20):

@@ -270,7 +270,7 @@ async def test_a_rejected_run_goes_back_and_waits_a_moment(rig):
     def work(record) -> None:
         go_on.wait(10)
 
-    rig.consumer("work", work, concurrent_count=2)
+    rig.consumer("work", work, concurrency=2)
     first, second = await rig.submit_many("work", 2)
     await quiet()
     turns = rig.store.turns
@@ -289,7 +289,7 @@ async def test_a_rejected_run_goes_back_and_waits_a_moment(rig):
 async def test_a_start_that_fails_costs_its_own_task_alone(rig):
     """A bug between claim and run: everybody who submitted is answered, the others run, and no slot is lost."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=5)
+    rig.consumer("work", work, concurrency=5)
     await quiet()
     start = rig.engine._runner.start
     records = [rig.record("work") for _ in range(5)]

@@ -29,7 +29,7 @@ async def rig(start_rig):
 
 
 async def running(rig: Rig, work: Work, **fields: object) -> str:
-    rig.consumer("work", work, concurrent_count=5, **fields)
+    rig.consumer("work", work, concurrency=5, **fields)
     uuid = await rig.submit("work")
     await quiet()
     assert work.began == [uuid]
@@ -275,7 +275,7 @@ async def test_a_thread_that_goes_on_is_fenced_by_its_token(rig):
         gate.wait(10)
         return "done"
 
-    rig.consumer("work", stubborn, concurrent_count=2)
+    rig.consumer("work", stubborn, concurrency=2)
     kept, taken = await rig.submit_many("work", 2)
     for _ in range(2):
         await asyncio.to_thread(began.acquire)

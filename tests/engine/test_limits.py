@@ -13,7 +13,7 @@ from tests.engine.support import Work, quiet
 async def test_no_more_of_a_source_than_its_count(rig, limit):
     """At most `concurrent_count` tasks of a source run at once, and each that ends makes room for the next."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=limit)
+    rig.consumer("work", work, concurrency=limit)
     uuids = await rig.submit_many("work", 12)
     for done, uuid in enumerate(uuids):
         await quiet()
@@ -41,7 +41,7 @@ async def test_sources_do_not_hold_each_other_up(rig):
 async def test_a_count_that_makes_no_sense_is_one(rig, count):
     """A missing or invalid `concurrent_count` counts as 1."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=count)
+    rig.consumer("work", work, concurrency=count)
     await rig.submit_many("work", 3)
     await quiet()
     assert len(work.began) == 1
@@ -68,7 +68,7 @@ async def test_no_more_in_total_than_the_node_allows(start_rig):
     rig = await start_rig(max_running=3)
     works = [Work() for _ in range(4)]
     for number, work in enumerate(works):
-        rig.consumer(f"work{number}", work, concurrent_count=2)
+        rig.consumer(f"work{number}", work, concurrency=2)
     uuids = [await rig.submit(f"work{n % 4}") for n in range(12)]
     for uuid in uuids:
         await quiet()
@@ -93,7 +93,7 @@ async def test_a_burst_creates_no_more_runners_than_slots(start_rig):
             most = max(most, len(asyncio.all_tasks()))
         await asyncio.sleep(0)
 
-    rig.consumer("count", count, concurrent_count=50)
+    rig.consumer("count", count, concurrency=50)
     resting = len(asyncio.all_tasks())
     for _ in range(100):
         await rig.submit_many("count", 1000, in_s=1)
@@ -131,7 +131,7 @@ async def test_what_cannot_start_waits_queued(rig):
 async def test_a_queue_s_concurrency_holds_beside_the_source_s(rig):
     """The tighter of queue and source wins, and a set queue takes effect from the next turn on."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=5)
+    rig.consumer("work", work, concurrency=5)
     await rig.store.set_queue(QueueSettings(name="default", concurrency=2))
     await rig.submit_many("work", 5)
     await quiet()

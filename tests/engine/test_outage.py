@@ -29,7 +29,7 @@ async def test_submitters_are_told_and_can_ask_again(rig, caplog):
 async def test_what_ended_during_an_outage_is_recorded_after_it(rig):
     """Runs that end while the store is away are settled when it is back, once each."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=5)
+    rig.consumer("work", work, concurrency=5)
     uuids = await rig.submit_many("work", 5)
     await quiet()
     rig.store.away = StoreUnavailable("gone")
@@ -76,7 +76,7 @@ async def test_an_outage_in_the_due_moment_only_delays(rig):
 async def test_what_is_due_joins_its_queue_after_an_outage_also_on_a_full_node(rig):
     """The turn that was to promote it is tried again, though the node has no room to claim anything."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=1)
+    rig.consumer("work", work, concurrency=1)
     first = await rig.submit("work")
     await quiet()
     later = await rig.submit("work", in_s=5)
@@ -133,7 +133,7 @@ async def test_a_commit_with_unknown_outcome_is_sent_again(rig, caplog):
 async def test_what_was_claimed_without_our_hearing_is_run(rig):
     """When the answer to a turn is lost that had claimed a task, this node finds the task and runs it, once."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=3)
+    rig.consumer("work", work, concurrency=3)
     before = await rig.submit("work")
     rig.store.unanswered = OutcomeUnknown("power")
     record = rig.record("work")
@@ -164,7 +164,7 @@ async def test_a_lost_claim_is_a_warning(rig, caplog):
 async def test_a_settle_the_store_chokes_on_holds_up_nobody_else(rig, caplog):
     """When one settle makes the store raise what it should not, the others are written all the same."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=5)
+    rig.consumer("work", work, concurrency=5)
     uuids = await rig.submit_many("work", 5)
     await quiet()
     poison, turn = uuids[2], rig.store.turn
@@ -204,7 +204,7 @@ async def test_what_is_no_settle_loses_no_settle(rig, bad):
             raise OSError(37, "No locks available")
         return await turn(node, **parts)
 
-    rig.consumer("work", work, concurrent_count=3)
+    rig.consumer("work", work, concurrency=3)
     rig.consumer("talk", talk)
     uuids = await rig.submit_many("work", 3)
     await quiet()

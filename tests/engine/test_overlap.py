@@ -49,7 +49,7 @@ def brief(rig: Rig) -> None:
     async def run(record: TaskRecord) -> None:
         store.began.append(record.uuid)
 
-    rig.consumer("brief", run, concurrent_count=8)
+    rig.consumer("brief", run, concurrency=8)
 
 
 async def test_the_rest_of_many_claims_begins_while_the_next_turn_is_on_its_way(rig):
@@ -67,7 +67,7 @@ async def test_the_rest_of_many_claims_begins_while_the_next_turn_is_on_its_way(
 async def test_runs_that_do_not_end_hold_up_nobody(rig):
     """Without anything to settle there is no turn to wait for: all claims begin at once."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=8)
+    rig.consumer("work", work, concurrency=8)
     uuids = await rig.submit_many("work", 8)
     await quiet()
     assert work.began == uuids
@@ -84,7 +84,7 @@ async def test_claims_that_have_not_begun_when_the_node_stops_go_back(rig):
         if not stopping:
             stopping.append(asyncio.create_task(rig.engine.stop(grace_s=5.0)))
 
-    rig.consumer("brief", run, concurrent_count=8)
+    rig.consumer("brief", run, concurrency=8)
     uuids = await rig.submit_many("brief", 8)
     await quiet()
     await stopping[0]
@@ -139,7 +139,7 @@ async def test_claims_that_are_found_only_when_the_node_stops_go_back(start_rig)
     async def run(record: TaskRecord) -> None:
         brief_runs.append(record.uuid)
 
-    rig.consumer("brief", run, concurrent_count=8)
+    rig.consumer("brief", run, concurrency=8)
     store.unanswered = OutcomeUnknown("cut off")
     answers = rig.offer(*[rig.record("brief") for _ in range(8)])
     await asyncio.gather(answers, return_exceptions=True)

@@ -83,7 +83,7 @@ async def make(start_rig):
 
         async def job(record) -> None: ...
 
-        rig.consumer("job", call or job, concurrent_count=100)
+        rig.consumer("job", call or job, concurrency=100)
         return rig
 
     return make

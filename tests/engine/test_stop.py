@@ -26,7 +26,7 @@ async def test_start_is_idempotent(rig):
 async def test_stop_fires_nothing_new_and_lets_running_tasks_finish(rig):
     """After stop() nothing starts, what runs completes, and stop() returns then."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=3)
+    rig.consumer("work", work, concurrency=3)
     uuids = await rig.submit_many("work", 10)
     await quiet()
     stopping = asyncio.create_task(rig.engine.stop())
@@ -87,7 +87,7 @@ async def test_a_stop_that_is_cancelled_gives_back_what_runs(rig):
 async def test_a_stop_that_is_cancelled_while_it_writes(rig):
     """A stop() that is cancelled while the last turn is under way writes what that turn did not."""
     work = Work()
-    rig.consumer("work", work, concurrent_count=2)
+    rig.consumer("work", work, concurrency=2)
     first, second = await rig.submit_many("work", 2)
     await quiet()
     rig.store.held = asyncio.Event()

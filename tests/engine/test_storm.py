@@ -27,7 +27,7 @@ async def storm(rig: Rig, tasks: int = TASKS) -> list[float]:
         began.append(rig.clock.monotonic() - start)
 
     start = rig.clock.monotonic()
-    rig.consumer("run", run, concurrent_count=100, retry=RetryPolicy(jitter=0))
+    rig.consumer("run", run, concurrency=100, retry=RetryPolicy(jitter=0))
     await rig.submit_many("run", tasks)
     await all_failed.wait()
     while len(began) < tasks:

@@ -10,7 +10,7 @@ async def test_a_node_takes_what_its_threads_can_run(start_rig):
     """A consumer that may run six at once on one thread runs one; the others stay queued, for whoever has room."""
     rig = await start_rig(threads=1)
     go_on = threading.Event()
-    rig.consumer("work", lambda record: go_on.wait(10), concurrent_count=6)
+    rig.consumer("work", lambda record: go_on.wait(10), concurrency=6)
     uuids = await rig.submit_many("work", 6)
     await quiet()
     assert [await rig.state(uuid) for uuid in uuids] == ["running"] + ["queued"] * 5

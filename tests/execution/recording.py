@@ -50,7 +50,7 @@ class Site:
         key = function, executor
         if key not in self._consumers:
             make = self.yard.consumer(
-                name=f"{function.__name__}-{executor}", executor=executor, retry=NO_RETRY, concurrent_count=4
+                name=f"{function.__name__}-{executor}", executor=executor, retry=NO_RETRY, concurrency=4
             )
             self._consumers[key] = make(function)
         return await self._consumers[key].submit(*args)

@@ -138,5 +138,5 @@ def test_what_cannot_be_installed_says_so():
         yard.install(algorithms.report, spec=spec("elsewhere", executor="mock"))
     with pytest.raises(InvalidAlgorithm, match="top level of a module"):
         yard.install(lambda given: given, spec=spec("nameless"))
-    with pytest.raises(InvalidConsumer, match="concurrent_count"):
-        yard.install(algorithms.report, spec=spec("report"), concurrent_count=0)
+    with pytest.raises(InvalidConsumer, match="concurrency"):
+        yard.install(algorithms.report, spec=spec("report"), concurrency=0)

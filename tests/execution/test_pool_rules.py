@@ -13,7 +13,7 @@ from tests.execution.deeds import echo
 
 def make_yard(**settings):
     yard = Yard("memory://")
-    yard.consumer(name="echo", executor="isolated", concurrent_count=3, **settings)(echo)
+    yard.consumer(name="echo", executor="isolated", concurrency=3, **settings)(echo)
     return yard
 
 
@@ -78,7 +78,7 @@ async def test_a_consumer_with_more_slots_than_room_is_told(caplog):
     """Why fewer run at once than the consumer allows is said when the yard is opened, with what to do about it."""
     yard = make_yard()
     yard.define_pool("echo", max_workers=1)
-    yard.consumer(name="shared", executor="process", concurrent_count=2)(echo)
+    yard.consumer(name="shared", executor="process", concurrency=2)(echo)
     yard.define_pool(max_workers=1)
     with caplog.at_level(logging.WARNING):
         async with yard:

@@ -25,23 +25,23 @@ def build(url: str | Store, port: int = 0, *, queues: dict[str, dict[str, Any]] 
     for name, rules in (queues or {}).items():
         yard.define_queue(name, **rules)
 
-    @yard.consumer(concurrent_count=each)
+    @yard.consumer(concurrency=each)
     async def gate(name: str) -> Any:
         return await attend(port, name)
 
-    @yard.consumer(concurrent_count=each)
+    @yard.consumer(concurrency=each)
     async def other_gate(name: str) -> Any:
         return await attend(port, name)
 
-    @yard.consumer(concurrent_count=1)
+    @yard.consumer(concurrency=1)
     async def narrow_gate(name: str) -> Any:
         return await attend(port, name)
 
-    @yard.consumer(concurrent_count=each)
+    @yard.consumer(concurrency=each)
     def thread_gate(name: str) -> Any:
         return attend_in_thread(port, name)
 
-    @yard.consumer(concurrent_count=each)
+    @yard.consumer(concurrency=each)
     async def echo(value: Any = None) -> Any:
         return value
 

@@ -131,7 +131,7 @@ async def test_3_a_past_time_fires_at_once(scheduler, registry):
 
 @pytest.mark.spec("SCH-08")
 async def test_4_one_at_a_time(scheduler, registry):
-    """4. 并发上限: three tasks of a source with concurrent_count=1 run strictly one after another."""
+    """4. 并发上限: three tasks of a source with concurrency=1 run strictly one after another."""
     recorder = Recorder("r", count=1)
     registry.register(recorder)
     for label in "abc":
@@ -142,7 +142,7 @@ async def test_4_one_at_a_time(scheduler, registry):
 
 @pytest.mark.spec("SCH-08")
 async def test_4_two_at_a_time(scheduler, registry):
-    """4. 并发上限: with concurrent_count=2 at most two run at once, and two do."""
+    """4. 并发上限: with concurrency=2 at most two run at once, and two do."""
     recorder = Recorder("r", count=2, holds=True)
     registry.register(recorder)
     for label in "abcde":

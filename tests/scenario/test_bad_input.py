@@ -242,13 +242,13 @@ def nothing() -> None: ...
 @pytest.mark.parametrize("count", ["x", 0, 1.5, True])
 def test_a_count_that_is_none_is_refused(count):
     """A consumer's count of runs at once is a whole number; another is refused when the consumer is made."""
-    with pytest.raises(InvalidConsumer, match="concurrent_count must be a whole number from 1"):
-        Yard("memory://").consumer(concurrent_count=count)(nothing)
+    with pytest.raises(InvalidConsumer, match="concurrency must be a whole number from 1"):
+        Yard("memory://").consumer(concurrency=count)(nothing)
 
 
 def test_a_setting_that_no_consumer_has_is_refused():
     """A misspelled setting is refused by name, with those that there are."""
-    with pytest.raises(InvalidConsumer, match="has no 'bogus'; known are name, queue, concurrent_count"):
+    with pytest.raises(InvalidConsumer, match="has no 'bogus'; known are name, queue, concurrency"):
         Yard("memory://").consumer(bogus=1)  # type: ignore[call-overload]
 
 

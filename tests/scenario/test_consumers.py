@@ -80,7 +80,7 @@ async def test_functions_of_both_kinds_are_consumers(url):
         threads["swift"] = threading.current_thread() is threading.main_thread()
         return a + b
 
-    @yard.consumer(concurrent_count=2, timeout_s=5)
+    @yard.consumer(concurrency=2, timeout_s=5)
     def steady(words: list[str]) -> dict[str, int]:
         threads["steady"] = threading.current_thread() is threading.main_thread()
         return {word: len(word) for word in words}
@@ -117,6 +117,25 @@ async def test_a_class_is_a_consumer(url):
         assert await waiting.state() is TaskState.SCHEDULED
         overruled = await yard.submit("report", {"month": "next"}, delay_s=0)
         assert await overruled.result(timeout_s=10) == "NEXT"
+
+
+@pytest.mark.spec("SCH-01")
+def test_concurrent_count_is_another_name_for_concurrency():
+    """The name of the source design is taken wherever `concurrency` is, but not beside it."""
+    yard = Yard("memory://")
+
+    class Report(BaseTaskConsumer):
+        name, concurrency = "report", 2
+
+        async def consume(self, task: Task) -> None: ...
+
+    def nothing() -> None: ...
+
+    yard.register(Report())
+    yard.consumer(name="fetch", concurrent_count=3)(nothing)
+    assert [yard.get_consumer(name).concurrency for name in ("report", "fetch")] == [2, 3]
+    with pytest.raises(InvalidConsumer, match="leave one of them out"):
+        yard.consumer(name="both", concurrency=1, concurrent_count=1)(nothing)
 
 
 @pytest.mark.spec("SCH-01")
@@ -237,7 +256,7 @@ BAD = [
     pytest.param(lambda yard: yard.consumer(lambda: None), "give it one with name=", id="no-name"),
     pytest.param(lambda yard: yard.consumer(positional_only), "arguments are stored by name", id="positional-only"),
     pytest.param(lambda yard: yard.consumer(variadic), "arguments are stored by name", id="variadic"),
-    pytest.param(lambda yard: yard.consumer(concurrent_count=0)(plain), "from 1 to 1,000,000", id="no-slots"),
+    pytest.param(lambda yard: yard.consumer(concurrency=0)(plain), "from 1 to 1,000,000", id="no-slots"),
     pytest.param(lambda yard: yard.consumer(timeout_s=0)(plain), "more than 0", id="no-time"),
     pytest.param(
         lambda yard: yard.consumer(executor="bogus")(plain),
@@ -320,7 +339,7 @@ async def test_a_yard_bounds_what_runs_at_once(url):
     yard = Yard(url, max_running=3)
     at_once: list[int] = [0, 0]
 
-    @yard.consumer(concurrent_count=50)
+    @yard.consumer(concurrency=50)
     async def work() -> None:
         at_once[0] += 1
         at_once[1] = max(at_once)

@@ -29,7 +29,7 @@ def build(url: str) -> tuple[Yard, set[str]]:
     yard = Yard(url)
     down = {"a", "b", "c"}
 
-    @yard.consumer(concurrent_count=5, retry=ONCE_MORE)
+    @yard.consumer(concurrency=5, retry=ONCE_MORE)
     async def fetch(host: str) -> str:
         if host in down:
             raise ConnectionError(f"{host} is away")
@@ -87,7 +87,7 @@ async def test_all_dead_letters_are_run_again_with_an_argument_changed(url):
     the same, and what the consumer refuses is told by why."""
     yard = Yard(url)
 
-    @yard.consumer(concurrent_count=5, retry=RetryPolicy(max_retries=0))
+    @yard.consumer(concurrency=5, retry=RetryPolicy(max_retries=0))
     async def fetch(host: str, n: int) -> str:
         if host == "typo":
             raise ValueError("no such host")

@@ -46,14 +46,14 @@ class Shop:
         self.gate = asyncio.Event()
         self.at_gate = asyncio.Event()
 
-        @yard.consumer(concurrent_count=8, retry=ONCE)
+        @yard.consumer(concurrency=8, retry=ONCE)
         async def work(name: object) -> object:
             self.ran.append(name)
             if name in self.broken:
                 raise ValueError(f"{name} is broken")
             return name
 
-        @yard.consumer(concurrent_count=8)
+        @yard.consumer(concurrency=8)
         async def wait(name: str = "") -> str:
             self.at_gate.set()
             await self.gate.wait()

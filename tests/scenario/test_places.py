@@ -149,7 +149,7 @@ async def test_a_blocked_task_outlives_its_node(url, tmp_path):
     def make() -> Yard:
         yard = Yard(url, admission=[locks])
 
-        @yard.consumer(concurrent_count=4)
+        @yard.consumer(concurrency=4)
         async def shrink(path: str) -> str:
             return f"shrunk {Path(path).name}"
 
@@ -204,7 +204,7 @@ async def test_a_task_that_is_run_again_requires_the_same():
         ({"places": "gpu-0"}, "places must be a list of places or names, not 'gpu-0'"),
         ({"places": [7]}, "a place must be a Place or the name of one, not 7"),
         ({"places": [Place("gpu-0", {"a b": "c"})]}, "a name that is not 1 to 40 letters"),
-        ({"places": [A100], "concurrent_count": 2}, "has places: leave concurrent_count out"),
+        ({"places": [A100], "concurrency": 2}, "has places: leave concurrency out"),
         ({"places": ["gpu-0", A100]}, "two places have one name"),
     ],
 )

@@ -243,7 +243,7 @@ async def test_a_task_submits_others(url):
     """A running task may submit others and wait for them."""
     yard = Yard(url)
 
-    @yard.consumer(concurrent_count=10)
+    @yard.consumer(concurrency=10)
     async def square(n: int) -> int:
         return n * n
 

@@ -36,7 +36,7 @@ JANUARY = datetime(2026, 1, 1, tzinfo=UTC)
 def build(url: str) -> Yard:
     yard = Yard(url)
 
-    @yard.consumer(concurrent_count=9)
+    @yard.consumer(concurrency=9)
     async def add(a: int, b: int = 1) -> int:
         return a + b
 

@@ -77,7 +77,7 @@ def _yard(store: SqliteStore, vfs: RecordingVFS | None = None) -> Yard:
     yard = Yard(store, max_running=8)
     yard.define_queue("default", auto_recover=1_000_000)
 
-    @yard.consumer(concurrent_count=4)
+    @yard.consumer(concurrency=4)
     async def note(text: str) -> int:
         token = current_run().token
         if vfs is not None:

@@ -28,7 +28,7 @@ async def _storm(tasks: int) -> Figures:
     began: list[float] = []
     all_failed = asyncio.Event()
 
-    @yard.consumer(concurrent_count=100, retry=RetryPolicy(max_retries=MAX_RETRIES))
+    @yard.consumer(concurrency=100, retry=RetryPolicy(max_retries=MAX_RETRIES))
     async def fail(n: int) -> None:
         runs[str(n)] += 1
         if runs[str(n)] > 1:

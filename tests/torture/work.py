@@ -61,7 +61,7 @@ def make_yard(folder: Path, ledger: Ledger, faults: Faults | None = None, *, sto
 
 
 def _add_work(yard: Yard, ledger: Ledger, faults: Faults) -> None:
-    @yard.consumer(concurrent_count=8, retry=AGAIN)
+    @yard.consumer(concurrency=8, retry=AGAIN)
     async def breathe(ms: float, fails: int = 0, child_ms: float | None = None, parent: int = 0, pad: str = "") -> int:
         run = current_run()
         with ledger.run(run):
@@ -77,7 +77,7 @@ def _add_work(yard: Yard, ledger: Ledger, faults: Faults) -> None:
             faults.passing("run.ending")
             return run.token
 
-    @yard.consumer(concurrent_count=4, retry=AGAIN)
+    @yard.consumer(concurrency=4, retry=AGAIN)
     def chew(ms: float) -> int:
         run = current_run()
         with ledger.run(run):
@@ -88,7 +88,7 @@ def _add_work(yard: Yard, ledger: Ledger, faults: Faults) -> None:
             faults.passing("run.ending")
             return run.token
 
-    @yard.consumer(name=ALONE, queue=ALONE, concurrent_count=4, retry=AGAIN)
+    @yard.consumer(name=ALONE, queue=ALONE, concurrency=4, retry=AGAIN)
     async def alone(ms: float) -> int:
         run = current_run()
         with ledger.run(run):
@@ -103,7 +103,7 @@ def _add_guards(yard: Yard, ledger: Ledger, folder: Path) -> None:
     def is_open(gate: str) -> bool:
         return (folder / gate).exists() or (folder / f"{gate}-{os.getpid()}").exists()
 
-    @yard.consumer(concurrent_count=4, retry=AGAIN)
+    @yard.consumer(concurrency=4, retry=AGAIN)
     async def guard(gate: str) -> int:
         run = current_run()
         with ledger.run(run):
@@ -114,7 +114,7 @@ def _add_guards(yard: Yard, ledger: Ledger, folder: Path) -> None:
             await yard.submit("breathe", {"ms": 0.0, "parent": run.token})
             return run.token
 
-    @yard.consumer(concurrent_count=4, retry=AGAIN)
+    @yard.consumer(concurrency=4, retry=AGAIN)
     def guard_in_thread(gate: str) -> int:
         run = current_run()
         with ledger.run(run):
@@ -128,7 +128,7 @@ def _add_guards(yard: Yard, ledger: Ledger, folder: Path) -> None:
 
 
 def _add_races(yard: Yard, ledger: Ledger) -> None:
-    @yard.consumer(concurrent_count=16, retry=AGAIN)
+    @yard.consumer(concurrency=16, retry=AGAIN)
     async def race(ms: float, mood: str) -> int:
         """Ends after a while, and takes a cancel as its mood is."""
         run = current_run()

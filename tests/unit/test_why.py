@@ -303,7 +303,7 @@ PLACED = NodeScene(
 
 
 def test_busy_places_are_named_before_other_limits():
-    """Where each place runs a task, another place is what helps, not a larger concurrent_count or max_running."""
+    """Where each place runs a task, another place is what helps, not a larger concurrency or max_running."""
     why = explain_wait(a_record(), a_scene(nodes=[PLACED]))
     assert why is not None
     assert (why.reason, why.text) == (Reason.PLACES_BUSY, "2 of the places fit, and none is free")

@@ -452,7 +452,7 @@ def _explain_rooms(record: TaskRecord, scene: Scene) -> Why | None:
     if not all(node.is_full for node in others):
         return None
     if by_source:
-        reason, more = Reason.SOURCE_FULL, "raise the consumer's concurrent_count"
+        reason, more = Reason.SOURCE_FULL, "raise the consumer's concurrency"
         text = f"{source!r} is at its limit of running tasks ({sum(busy.count for busy in by_source)} run)"
         longest = _longest(by_source)
     elif by_executor:

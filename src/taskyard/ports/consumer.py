@@ -27,7 +27,7 @@ class Consumer:
     otherwise hold up the first run, `close` lets go of what runs here have left loaded. `remote` is `call` in a form
     that can be pickled, for executors in other processes. `takes_results` says that it has an argument `results`, which
     is filled when it is a group's summary. `places` are where its tasks run, one at a time each; without any, as many
-    run at once as `concurrent_count` says."""
+    run at once as `concurrency` says."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -35,7 +35,7 @@ class Consumer:
     is_async: bool
     executor: str
     queue: str = DEFAULT_QUEUE
-    concurrent_count: int = 1
+    concurrency: int = 1
     timeout_s: float | None = None
     retry: RetryPolicy | None = None
     produce: Callable[[dict[str, Any]], Task] | None = None
@@ -49,11 +49,12 @@ class Consumer:
     @property
     def slots(self) -> int:
         """How many of its tasks run at once on one node."""
-        return self.concurrent_count if self.places is None else len(self.places)
+        return self.concurrency if self.places is None else len(self.places)
 
 
 class BaseTaskConsumer(ABC):
-    """Subclass it, give it a unique `name`, and write `produce` and `consume`."""
+    """Subclass it, give it a unique `name`, and write `produce` and `consume`. An attribute `concurrency` may stand for
+    `concurrent_count`."""
 
     name: str = ""
     concurrent_count: int = 1

@@ -149,7 +149,7 @@ class Slots:
         for name, consumer in list(self._consumers.items()):  # a thread may be registering another
             if consumer.places is not None:
                 self._placed[name] = consumer.places
-            limit = _sensible(consumer.concurrent_count) if consumer.places is None else len(consumer.places)
+            limit = _sensible(consumer.concurrency) if consumer.places is None else len(consumer.places)
             self._sources[name] = self._sources.get(name, 0) + limit - self._limits.get(name, 0)
             self._limits[name] = limit
             self._settle_in(name, consumer.executor)

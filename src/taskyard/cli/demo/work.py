@@ -28,7 +28,7 @@ class Busy(Exception):
     """The server has no time now: worth another try."""
 
 
-@yard.consumer(name="hash", concurrent_count=2)
+@yard.consumer(name="hash", concurrency=2)
 def hash_file(path: str) -> dict[str, Any]:
     """The SHA-256 of a file."""
     digest = hashlib.sha256()
@@ -37,7 +37,7 @@ def hash_file(path: str) -> dict[str, Any]:
     return {"file": Path(path).name, "sha256": digest.hexdigest()[:16]}
 
 
-@yard.consumer(concurrent_count=2)
+@yard.consumer(concurrency=2)
 def compress(path: str, method: str = "lzma") -> dict[str, Any]:
     """A compressed copy of a file beside it. It looks at every block whether it should stop."""
     source, packer = Path(path), _packer(method)
@@ -54,7 +54,7 @@ def compress(path: str, method: str = "lzma") -> dict[str, Any]:
     return {"file": target.name, "saved": f"{1 - after / before:.0%}"}
 
 
-@yard.consumer(concurrent_count=3, retry=RetryPolicy(max_retries=5, first_s=1.5, factor=1.5))
+@yard.consumer(concurrency=3, retry=RetryPolicy(max_retries=5, first_s=1.5, factor=1.5))
 async def fetch(url: str) -> dict[str, Any]:
     """Download from the demo's own server, which packs what it sends; `Busy` when it says 503."""
     parts = urlsplit(url)
@@ -74,7 +74,7 @@ async def fetch(url: str) -> dict[str, Any]:
     return {"url": parts.path, "bytes": received}
 
 
-@yard.consumer(concurrent_count=4)
+@yard.consumer(concurrency=4)
 def ledger(book: str, entry: str) -> dict[str, Any]:
     """Add a line that is chained to the one before it by its hash. Two at once would break the chain, so all entries of
     a book are submitted with the same key."""

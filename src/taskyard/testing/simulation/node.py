@@ -101,7 +101,7 @@ class SimulatedNode:
             call=self._run,
             is_async=True,
             executor="inline",
-            concurrent_count=plan.room[name],
+            concurrency=plan.room[name],
             timeout_s=plan.timeouts[name],
             places=self._world.guards.places(name, plan.room[name]),
         )
