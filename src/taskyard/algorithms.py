@@ -56,6 +56,7 @@ def algorithm_consumer(
         remote=RemoteTask(installed.spec, algorithm) if place in (PROCESS, ISOLATED) else None,
         takes_results="results" in getattr(form.takes, "model_fields", ()),
         places=check_places(name, places, 1 if concurrency is None else concurrency),
+        version=installed.spec.version,
     )
     return consumer, settings_for(hints, workers=consumer.slots) if place == ISOLATED else None
 

@@ -38,11 +38,13 @@ from taskyard.model.why import Why
 from taskyard.options import TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer, ConsumerChange, TaskConsumerRegistry
+from taskyard.ports.sink import Sinks
 from taskyard.ports.store import Add, Added, Store
 from taskyard.queueing.controller import QueueController
 from taskyard.queueing.waiting import explain_waits
 from taskyard.settings import check_store, make_store
 from taskyard.stores.memory import MemoryStore
+from taskyard.telemetry.logs import FailureLog
 
 log = logging.getLogger("taskyard")
 
@@ -235,6 +237,7 @@ class Scheduler:
             executors={INLINE: InProcessExecutor(), THREAD: ThreadExecutor()},
             queues={DEFAULT_QUEUE: QueueSettings(name=DEFAULT_QUEUE, retry=NO_RETRY)},
             settings=EngineSettings(max_running=self._max_running, others=self._max_running),
+            sinks=Sinks([FailureLog(is_plain=True)]),
         )
         self._engine = engine
         try:
@@ -304,6 +307,7 @@ class StandaloneQueue(QueueController):
             queues={DEFAULT_QUEUE: self._rules},
             # The queue's own limit, which may be raised while it runs, is the only one.
             settings=EngineSettings(max_running=LARGEST_COUNT),
+            sinks=Sinks([FailureLog()]),
         )
         super().__init__(DEFAULT_QUEUE, self._engine)
 

@@ -60,6 +60,7 @@ from taskyard.ports.consumer import (
     Consumer,
 )
 from taskyard.ports.places import Place, Places
+from taskyard.ports.sink import Sink, Sinks
 from taskyard.ports.store import Add, Store
 from taskyard.queueing.matching import RerunReport
 from taskyard.registering import Registering
@@ -68,6 +69,7 @@ from taskyard.retention import KEEP_S, Keep, Retention
 from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, find_store_url, is_private, make_store
 from taskyard.steering import YardSteering
+from taskyard.telemetry.logs import FailureLog
 
 if TYPE_CHECKING:
     from taskyard.blocking_yard import BlockingYard
@@ -100,7 +102,7 @@ class Yard(Registering, YardSteering):
     default that is beside a SQLite file or among the data of this user for PostgreSQL; for `memory://` it is temporary.
 
     `admission` are checks that decide whether a task may start here now, such as whether a disk has room
-    (`taskyard.ports.admission`)."""
+    (`taskyard.ports.admission`). `sinks` are told what happens in this process (`taskyard.ports.sink`)."""
 
     def __init__(  # noqa: PLR0913 - the settings of a yard, each with a name and a default
         self,
@@ -114,10 +116,12 @@ class Yard(Registering, YardSteering):
         name: str = "",
         artifacts: str | os.PathLike[str] | None = None,
         admission: Iterable[Admission] = (),
+        sinks: Iterable[Sink] = (),
         clock: Clock | None = None,
     ) -> None:
         super().__init__()
         self._checks = check_admission(admission)
+        self._sinks = Sinks([FailureLog(), *sinks])
         if artifacts is not None and not isinstance(artifacts, str | os.PathLike):
             raise InvalidInput("must be the path of a folder", field="artifacts", given=artifacts)
         self._artifacts, self._artifact_folder = artifacts, ArtifactFolder(None)
@@ -305,6 +309,11 @@ class Yard(Registering, YardSteering):
             self._pools = PoolRules()
         return self._pools
 
+    def add_sink(self, sink: Sink) -> Callable[[], None]:
+        """Tell `sink` what happens in this process (`taskyard.ports.sink`), until the function that is returned is
+        called. At any time."""
+        return self._sinks.add(sink)
+
     # --- opening and closing ------------------------------------------------------------------------------------------
 
     def now(self) -> datetime:
@@ -417,6 +426,7 @@ class Yard(Registering, YardSteering):
                 checks=self._checks,
                 runner=replace(self._settings.runner, artifact_folder=self._artifact_folder.path),
             ),
+            sinks=self._sinks,
         )
 
     async def stop(self, *, grace_s: float | EllipsisType | None = ...) -> None:

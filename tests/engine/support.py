@@ -19,6 +19,7 @@ from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.store import Add, Added, News, Turned
 from taskyard.stores.memory import MemoryStore
+from taskyard.telemetry.logs import FailureLog
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.probes import Probes
 
@@ -104,6 +105,8 @@ class Rig:
         self.clock = clock or ManualClock()
         self.store = store or (PromptStore if settings.pop("prompt", False) else ShakyStore)(self.clock)
         self.probes = Probes()
+        self.sinks = self.probes.sinks
+        self.sinks.add(FailureLog())
         self.consumers: dict[str, Consumer] = {}
         self.queues: dict[str, QueueSettings] = {}
         threads = ThreadExecutor(max_workers=settings.pop("threads", 32))
@@ -121,7 +124,7 @@ class Rig:
             queues=self.queues,
             settings=EngineSettings(runner=runner, **settings),
             jitter=lambda: 0.0,
-            probes=self.probes,
+            sinks=self.sinks,
         )
 
     def consumer(self, name: str, call: Callable[[TaskRecord], Any], **fields: Any) -> None:

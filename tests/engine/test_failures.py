@@ -37,7 +37,8 @@ async def test_an_exception_is_logged_with_its_stack_and_the_loop_goes_on(rig, c
     await quiet()
     entry = next(entry for entry in caplog.records if first in entry.getMessage())
     assert (entry.name, entry.levelno) == ("taskyard", logging.ERROR)
-    assert entry.getMessage() == f"[fail] task {first} from fail: broken"
+    verdict = "attempt 1 of 4, final: ValueError is not retried"
+    assert entry.getMessage() == f"[fail] task {first} from fail: ValueError: broken ({verdict})"
     assert 'raise ValueError("broken")' in caplog.text
     assert (await rig.outcome(second)).state == "failed"
 

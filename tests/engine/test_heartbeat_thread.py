@@ -37,7 +37,7 @@ async def serving(
         consumers={"work": consumer},
         executors={"inline": InProcessExecutor()},
         settings=EngineSettings(),
-        probes=probes,
+        sinks=probes.sinks,
     )
     await engine.start()
     try:

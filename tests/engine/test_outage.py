@@ -344,7 +344,7 @@ async def test_a_loop_that_fails_is_started_again(start_rig, caplog, name):
     await passing(rig, 10)
     assert (await waiting).state == "canceled"
     assert work.began == [soon.uuid, later.uuid]
-    assert await rig.probes.stumbled.next() == name
+    assert await rig.probes.restarted.next() == name
     assert f"the {name} loop failed" in caplog.text
 
 

@@ -22,6 +22,7 @@ from taskyard import (
     NoopExecutor,
     Progress,
 )
+from taskyard.telemetry import RunLog
 from taskyard.testing.clock import ManualClock
 from tests.execution import algorithms
 from tests.execution.asking import PATIENCE_S, SYSTEM, begin, spec
@@ -349,3 +350,30 @@ async def test_an_executor_that_raises_is_a_system_error(dispatch):
     dispatcher = dispatch((algorithms.crash, spec("crash")), executors={"process": Broken()})
     error = (await dispatcher.run("crash", True)).error
     assert (error.kind, error.type) == (ErrorKind.SYSTEM, "KeyError")
+
+
+# --- sinks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("EXE-12")
+async def test_every_call_is_told_to_sinks_and_logged(dispatch, caplog):
+    """Each answer is one event and one log line with request, trace, algorithm, version, worker, duration, status and
+    error; also one whose arguments do not fit, and one for an algorithm that there is not."""
+    caplog.set_level(logging.INFO, "taskyard")
+    dispatcher = dispatch((algorithms.double, spec("double", executor="process")), sinks=[RunLog()])
+    good = await dispatcher.run("double", 4, request_id="good", trace_id="t")
+    assert good.success, good.error
+    await dispatcher.run("double", "no number", request_id="bad")
+    await dispatcher.run("third", 4, request_id="unknown")
+    lines: list[Any] = [line for line in caplog.records if hasattr(line, "request_id")]
+    completed, bad, unknown = lines
+    assert completed.getMessage() == "call good of double completed"
+    assert (completed.trace_id, completed.algorithm, completed.version) == ("t", "double", "1.0")
+    assert (completed.status, completed.worker_pid, hasattr(completed, "error_type")) == (
+        "completed",
+        good.worker_pid,
+        False,
+    )
+    assert 0 <= completed.duration_ms < 60_000
+    assert (bad.request_id, bad.status, bad.error_type) == ("bad", "validation", "InvalidArguments")
+    assert (unknown.algorithm, unknown.status, hasattr(unknown, "version")) == ("third", "validation", False)

@@ -47,7 +47,8 @@ async def test_the_log_says_where_it_failed(consumer, caplog):
         with pytest.raises(TaskFailed):
             await handle.result(timeout_s=20)
     [entry] = [entry for entry in caplog.records if entry.getMessage().startswith("[fail]")]
-    assert entry.getMessage() == f"[fail] task {handle.uuid} from {consumer.__name__}: quality -1"
+    told = f"[fail] task {handle.uuid} from {consumer.__name__}: ValueError: quality -1"
+    assert entry.getMessage() == f"{told} (attempt 1 of 1, final)"
     assert 'raise ValueError(f"quality {quality}")' in logging.Formatter().format(entry)
 
 
@@ -108,8 +109,13 @@ async def test_a_task_that_kills_its_workers_is_quarantined(caplog):
         assert record.crashes == 3
         assert record.note == Note(NoteCode.QUARANTINED, facts={"crashes": 3})
         assert isinstance(await (await where.submit()).result(timeout_s=20), int)
-    said = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("[fail]")]
-    assert said == [f"[fail] task {handle.uuid} from deadly: its worker process exited with code 1"] * 3
+    *retried, final = [record for record in caplog.records if getattr(record, "error_type", "") == "system"]
+    crash = "its worker process exited with code 1"
+    assert [line.getMessage()[:-1].partition(", retrying in ")[0] for line in retried] == [
+        f"task {handle.uuid} from deadly failed: {crash} (attempt {n} of 21" for n in (1, 2)
+    ]
+    verdict = "attempt 3 of 21, final: it took down 3 workers"
+    assert final.getMessage() == f"[fail] task {handle.uuid} from deadly: {crash} ({verdict})"
 
 
 async def test_a_cancel_ends_it():

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import HIDDEN, hide_password
+from taskyard.model import durations
 
 # C0 and C1 controls (0x9B alone starts an escape sequence on some terminals), line and paragraph separators, marks that
 # turn the direction of writing, invisible tags, lone surrogates.
@@ -129,28 +130,7 @@ def seconds_between(start: datetime | None, end: datetime | None) -> float | Non
     return None if start is None or end is None else max(0.0, (end - start).total_seconds())
 
 
-def duration(seconds: float | None) -> str:
-    """`85 ms`, `3.2 s`, `4 min 10 s`, `2 h 5 min`, `3 d 4 h`."""
-    if seconds is None:
-        return ""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    return _two_units(round(seconds), (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)))
-
-
-def _two_units(left: int, units: tuple[tuple[str, int], ...]) -> str:
-    parts: list[str] = []
-    for name, size in units:
-        if left >= size or parts:
-            parts.append(f"{left // size} {name}" if left // size else "")
-            left %= size
-        if len(parts) == 2:
-            break
-    return " ".join(filter(None, parts))
+duration = durations.duration
 
 
 def counted(count: int, thing: str) -> str:

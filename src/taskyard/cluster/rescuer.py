@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from taskyard.errors import StoreError
-from taskyard.ports.probe import SILENT, Probes
+from taskyard.ports.sink import NO_SINKS, Sinks, TasksRescued
 from taskyard.ports.store import Store
 
 log = logging.getLogger("taskyard")
@@ -16,8 +16,8 @@ log = logging.getLogger("taskyard")
 class Rescuer:
     """Looks when poked. It has no timer of its own, so that a node needs only one for all that is periodic."""
 
-    def __init__(self, store: Store, rescued: Callable[[Sequence[str]], None], *, probes: Probes = SILENT) -> None:
-        self._store, self._rescued, self._probes = store, rescued, probes
+    def __init__(self, store: Store, rescued: Callable[[Sequence[str]], None], *, sinks: Sinks = NO_SINKS) -> None:
+        self._store, self._rescued, self._sinks = store, rescued, sinks
         self._wake = asyncio.Event()
         self._is_away = False
         self._former: dict[str, tuple[Callable[[str], bool], Callable[[str], None]]] = {}
@@ -71,5 +71,5 @@ class Rescuer:
             self._rescued(())
             raise
         self._rescued(uuids)
-        self._probes.rescued(uuids)
+        self._sinks.tell(TasksRescued(incarnation, uuids))
         return uuids

@@ -23,7 +23,7 @@ from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
-from taskyard.ports.probe import SILENT, Probes
+from taskyard.ports.sink import NO_SINKS, Sinks
 from taskyard.ports.store import Add, Added, Applied, Store, TransactionalStore
 from taskyard.queueing.pending import insist
 
@@ -53,7 +53,7 @@ class Engine:
         queues: Mapping[str, QueueSettings] | None = None,
         settings: EngineSettings | None = None,
         jitter: Callable[[], float] = random.random,
-        probes: Probes = SILENT,
+        sinks: Sinks = NO_SINKS,
     ) -> None:
         self._store, self._clock, self._executors = store, clock, executors
         self._settings = settings or EngineSettings()
@@ -66,12 +66,12 @@ class Engine:
                 queues=queues if queues is not None else {},
                 settings=self._settings,
                 jitter=jitter,
-                probes=probes,
+                sinks=sinks,
             )
         )
         self._inbox, self._dispatcher, self._runner = parts.inbox, parts.dispatcher, parts.runner
         self._slots, self._membership, self._watcher = parts.slots, parts.membership, parts.watcher
-        self._loops = Loops(clock, parts.changed, probes=probes)
+        self._loops = Loops(clock, parts.changed, sinks=sinks)
         self._applying: set[asyncio.Task[list[Applied]]] = set()
         self._is_started = self._is_stopped = False
         # After `stop`: whether the store has taken all that ended here. What it has not will be run again.

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from taskyard.errors import StoreError, StoreReplaced
 from taskyard.ports.clock import Clock
-from taskyard.ports.probe import Probes
+from taskyard.ports.sink import LoopRestarted, Sinks
 
 log = logging.getLogger("taskyard")
 
@@ -19,8 +19,8 @@ RESTART_FIRST_S, RESTART_CAP_S = 0.05, 5.0
 class Loops:
     """`restarted` is told before a loop starts again, so that whatever it was in the middle of is looked at again."""
 
-    def __init__(self, clock: Clock, restarted: Callable[[], None], *, probes: Probes) -> None:
-        self._clock, self._restarted, self._probes = clock, restarted, probes
+    def __init__(self, clock: Clock, restarted: Callable[[], None], *, sinks: Sinks) -> None:
+        self._clock, self._restarted, self._sinks = clock, restarted, sinks
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
@@ -42,14 +42,15 @@ class Loops:
     async def _restarting(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         failures = 0
         while True:
-            began = self._clock.monotonic()
+            began, failure = self._clock.monotonic(), None
             try:
                 await loop()
             except Exception as error:
+                failure = error
                 if self._clock.monotonic() - began > 2 * RESTART_CAP_S:
                     failures = 0
                 _log_failure(name, error, is_first=failures == 0)
-            self._probes.stumbled(name)
+            self._sinks.tell(LoopRestarted(name, failure))
             pause = min(RESTART_FIRST_S * 2 ** min(failures, 10), RESTART_CAP_S)
             failures += 1
             await self._clock.wait(asyncio.Event(), self._clock.monotonic() + pause)

@@ -28,6 +28,7 @@ from taskyard.model.node import Node
 from taskyard.model.notes import NoteCode
 from taskyard.ports.places import Places
 from taskyard.ports.schedules import ScheduleStore
+from taskyard.ports.sink import LeaseLost, LeaseRegained
 from taskyard.ports.store import News
 from taskyard.queueing.admission import AdmissionControl
 from taskyard.queueing.blockers import BlockerLoop
@@ -66,7 +67,7 @@ class Parts:
         self.watcher = OutcomeWatcher(store)
         self.due = DueLoop(ground.clock, self.inbox.promote)
         self.recurring = self._make_recurring()
-        self.rescuer = Rescuer(store, lambda _: self.changed(), probes=ground.probes)
+        self.rescuer = Rescuer(store, lambda _: self.changed(), sinks=ground.sinks)
         self.signals = SignalLoop(
             store,
             self._incarnation,
@@ -107,7 +108,7 @@ class Parts:
             clock=ground.clock,
             jitter=ground.jitter,
             admission=self.admission,
-            probes=ground.probes,
+            sinks=ground.sinks,
             many=ground.settings.many,
             many_ends=ground.settings.many_ends,
         )
@@ -121,7 +122,7 @@ class Parts:
             node=ground.settings.node_name,
             changed=self._unblocked,
             clock=ground.clock,
-            probes=ground.probes,
+            sinks=ground.sinks,
         )
         return AdmissionControl(
             ground.store,
@@ -150,6 +151,7 @@ class Parts:
             jitter=ground.jitter,
             settings=ground.settings.runner,
             fails_unknown=ground.settings.others > 0,
+            sinks=ground.sinks,
         )
 
     def _make_recurring(self) -> RecurringLoop | None:
@@ -162,7 +164,7 @@ class Parts:
             consumers=ground.consumers,
             look_for_leader=Leadership(ground.store, self._incarnation).look,
             fired=self.fired,
-            probes=ground.probes,
+            sinks=ground.sinks,
         )
 
     def _connect(self) -> None:
@@ -290,14 +292,14 @@ class Parts:
         store takes that only of tasks that nobody else has."""
         self.slots.hold(Hold.FENCE)
         self.runner.interrupt(NoteCode.LEASE_LOST)
-        self._ground.probes.fenced(incarnation)
+        self._ground.sinks.tell(LeaseLost(incarnation))
 
     def _rejoined(self, old: str, new: str) -> None:
         self.dispatcher.rejoin(new)
         self.slots.release(Hold.FENCE)
         self.rescuer.bury(old, self._is_over, self.dispatcher.forget)
         self.changed()
-        self._ground.probes.rejoined(new)
+        self._ground.sinks.tell(LeaseRegained(old, new))
 
     def _is_over(self, incarnation: str) -> bool:
         return not self.runner.holds_of(incarnation) and not self.dispatcher.owes(incarnation)

@@ -14,7 +14,7 @@ from taskyard.ports.admission import Admission
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
-from taskyard.ports.probe import Probes
+from taskyard.ports.sink import Sinks
 from taskyard.ports.store import Store
 from taskyard.queueing.dispatcher import MANY, MANY_ENDS
 
@@ -53,4 +53,4 @@ class Ground:
     queues: Mapping[str, QueueSettings]
     settings: EngineSettings
     jitter: Callable[[], float]
-    probes: Probes
+    sinks: Sinks

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import CoroutineType
 from typing import Any
 
-from taskyard.execution.exception_attributes import find_traceback, set_traceback
+from taskyard.model.exception_attributes import find_traceback, set_traceback
 
 log = logging.getLogger("taskyard")
 

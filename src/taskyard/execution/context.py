@@ -21,7 +21,7 @@ from taskyard.execution.explain import clean
 from taskyard.execution.run_lines import AttemptLines, HostLines, level_name, utc_now
 from taskyard.execution.said import RunLogger
 from taskyard.model.attempt import ARTIFACTS_KEPT, Artifact, LineOrigin, LogLine
-from taskyard.model.execution import Fact, Progress
+from taskyard.model.execution import ExecutionResult, Fact, Progress
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.task import Claim, to_json
 from taskyard.model.trace import attempt_trace
@@ -100,6 +100,7 @@ class RunContext:
     interrupt: Callable[[], object] | None = None
     kill: Callable[[], object] | None = None
     raised: BaseException | None = None
+    result: ExecutionResult | None = None
     task: asyncio.Task[None] | None = None
     consumer: Consumer | None = None
     grace: asyncio.TimerHandle | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import Cancel, RetryLater, StoredArgumentsInvalid, TaskyardError
-from taskyard.execution.exception_attributes import find_traceback
+from taskyard.model.exception_attributes import find_traceback
 from taskyard.model.execution import INTERNAL_FAULT, ErrorKind, ExecutionError, ExecutionResult
 
 MESSAGE_CHARS = 4_000

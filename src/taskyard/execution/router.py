@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -49,6 +49,7 @@ from taskyard.model.notes import Note
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.executor import Abilities, ExecutorProtocol
+from taskyard.ports.sink import CallFinished, Sink, Sinks
 from taskyard.ports.store import Report
 
 log = logging.getLogger("taskyard")
@@ -87,7 +88,8 @@ class ExecutionDispatcher(AlgorithmCaller):
 
     `executors` adds or replaces places by name; `place` sends everything to one of them, whatever hints say (`mock` for
     tests with no algorithm installed). `policy` decides on timeouts and retries, `circuit` when to give an algorithm a
-    rest. `on_incident` hears of timeouts, crashes and circuits, `on_progress` of how far requests are, on the loop."""
+    rest. `on_incident` hears of timeouts, crashes and circuits, `on_progress` of how far requests are, on the loop.
+    `sinks` are told of every answer (`taskyard.telemetry`)."""
 
     def __init__(
         self,
@@ -98,8 +100,10 @@ class ExecutionDispatcher(AlgorithmCaller):
         circuit: CircuitPolicy | None = None,
         on_incident: Callable[[Incident], None] = log_incident,
         on_progress: Callable[[str, Progress], None] = ignore_progress,
+        sinks: Iterable[Sink] = (),
         clock: Clock | None = None,
     ) -> None:
+        self._sinks = Sinks(sinks)
         self._executors: dict[str, ExecutorProtocol] = dict(executors or {})
         self._place = place
         self._policy, self._circuit = policy or ExecutionPolicy(), circuit or CircuitPolicy()
@@ -249,7 +253,14 @@ class ExecutionDispatcher(AlgorithmCaller):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def submit(self, request: ExecutionRequest) -> ExecutionResult:
-        return await self._serve(request, may_degrade=True)
+        if CallFinished not in self._sinks.kinds:
+            return await self._serve(request, may_degrade=True)
+        began_mono = self._clock.monotonic()
+        result = await self._serve(request, may_degrade=True)
+        name, took_s = algorithm_name(request.spec), self._clock.monotonic() - began_mono
+        version = self._desks[name].spec.version if name in self._desks else None
+        self._sinks.tell(CallFinished(request.request_id, request.trace_id, name, version, result, took_s))
+        return result
 
     async def _serve(self, request: ExecutionRequest, *, may_degrade: bool) -> ExecutionResult:
         if self._is_closed:

@@ -17,7 +17,6 @@ import msgspec
 
 from taskyard.errors import NotJson, PayloadTooLarge, ResultsPruned, StoreError
 from taskyard.execution.context import CURRENT, RunContext, RunHost
-from taskyard.execution.exception_attributes import find_traceback
 from taskyard.execution.explain import RemoteTraceback, canceled, explain, internal_fault, refused, rejected
 from taskyard.execution.idle import Idle
 from taskyard.execution.line_capture import keep_capturing, start_capture, stop_capture
@@ -29,11 +28,13 @@ from taskyard.model.notes import Note, NoteCode
 from taskyard.model.queue import RETRIES_PER_S, QueueSettings
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.settle import settle, settle_success
+from taskyard.model.state import COMPLETED
 from taskyard.model.task import Claim, TaskRecord, to_json
 from taskyard.model.trace import task_trace_id
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.sink import NO_SINKS, RunCompleted, RunStarted, Sinks, finished_kind
 from taskyard.ports.store import Report
 
 log = logging.getLogger("taskyard")
@@ -68,7 +69,7 @@ class Runner:
     """`fails_unknown`: a task of a source that no consumer has is failed, and said so. Else it goes back, since that
     one was there when it was claimed."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it works with, each part with a name
         self,
         *,
         consumers: Mapping[str, Consumer],
@@ -79,9 +80,10 @@ class Runner:
         jitter: Callable[[], float],
         settings: RunnerSettings,
         fails_unknown: bool = False,
+        sinks: Sinks = NO_SINKS,
     ) -> None:
         self._consumers, self._executors, self._queues = consumers, executors, queues
-        self._fails_unknown = fails_unknown
+        self._fails_unknown, self._sinks = fails_unknown, sinks
         self._clock, self._hooks, self._jitter, self._settings = clock, hooks, jitter, settings
         self._budgets: dict[str, RetryBudget | None] = {}
         self._host: RunHost | None = None
@@ -108,6 +110,8 @@ class Runner:
         run = self._live[claim.token] = RunContext(claim, host)
         if claim.record.cancel is not None:
             run.ask_cancel()  # a claim that was found again, after a turn that went unanswered
+        if RunStarted in self._sinks.kinds:
+            self._sinks.tell(RunStarted(claim, self._consumers.get(claim.record.consumer), self._clock.now()))
         run.task = host.loop.create_task(self._run(run))
 
     def _make_host(self) -> RunHost:
@@ -144,7 +148,7 @@ class Runner:
         except _Unfit as unfit:
             move = self._settle(run, ExecutionResult(success=False, error=unfit.error))
         except Exception as exc:
-            log.exception("task %s from %s could not be run", run.uuid, run.source, extra=_about(run))
+            run.raised = exc
             move = self._settle(run, ExecutionResult(success=False, error=internal_fault(exc)))
         self._commit(run, move)
 
@@ -195,18 +199,18 @@ class Runner:
             await self._clock.wait(wake, self._clock.monotonic() + REJECTED_PAUSE_S)
 
     def _settle(self, run: RunContext, result: ExecutionResult) -> Move:
-        now = self._clock.now()
+        now, run.result = self._clock.now(), result
         if result.success:
             try:
                 kept = self._keep(result.data)
             except (NotJson, PayloadTooLarge) as exc:
-                result = ExecutionResult(success=False, error=explain(exc))
+                run.raised = exc
+                run.result = result = msgspec.structs.replace(result, success=False, data=None, error=explain(exc))
             else:
                 return settle_success(result, now=now, result_json=kept)
         elif run.stop_asked and not run.cancel_asked:
             # Whatever it raised when it was cut short: a graceful stop uses up no attempt.
             return Move.given_back(at=now, note=Note(run.stop_code))
-        _log_failure(run, result)
         record = run.claim.record
         move = settle(
             record,
@@ -262,12 +266,25 @@ class Runner:
         return Move.given_back(at=self._clock.now(), note=Note(run.stop_code))
 
     def _commit(self, run: RunContext, move: Move | None) -> None:
+        raised = run.raised
         run.end()
         if move is not None:
             del self._live[run.claim.token]
             self._hooks.settle(run.claim, move)
+            if move.state is not COMPLETED or RunCompleted in self._sinks.kinds:
+                self._tell_finished(run, move, raised)
         if not self._live:
             self._idle.tell()
+
+    def _tell_finished(self, run: RunContext, move: Move, raised: BaseException | None) -> None:
+        kind, error = finished_kind(move), move.error
+        if kind not in self._sinks.kinds:
+            return
+        if raised is None and error is not None and error.traceback:
+            # What was raised in a worker process stayed there; its traceback has come back as text.
+            raised = RemoteTraceback(error.traceback)
+        attempts = run.attempt + max(0, self._policy(run).max_retries - run.claim.record.retries)
+        self._sinks.tell(kind(run.claim, run.consumer, move, run.result, raised, attempts))
 
     # --- ending runs early --------------------------------------------------------------------------------------------
 
@@ -333,23 +350,6 @@ class _Unfit(Exception):
 
 def _stopped() -> ExecutionError:
     return ExecutionError(kind=ErrorKind.REJECTED, message="its node was stopped before it began")
-
-
-def _log_failure(run: RunContext, result: ExecutionResult) -> None:
-    error = result.error
-    if error is None or run.cancel_asked or error.type == "RetryLater":
-        return
-    text, about = "[fail] task %s from %s: %s", _about(run) | {"is_task_failure": True}
-    if error.kind is ErrorKind.RUNTIME or (error.kind is ErrorKind.VALIDATION and error.traceback):
-        # What was raised in a worker process stayed there; its traceback has come back as text.
-        raised = run.raised
-        if raised is None and error.traceback:
-            raised = RemoteTraceback(error.traceback)
-        # As a tuple: of a bare exception `logging` reads `__traceback__`, which its class may refuse.
-        exc_info = None if raised is None else (type(raised), raised, find_traceback(raised))
-        log.error(text, run.uuid, run.source, error.message, exc_info=exc_info, extra=about)
-    elif error.kind in (ErrorKind.TIMEOUT, ErrorKind.SYSTEM):
-        log.warning(text, run.uuid, run.source, error.message, extra=about)
 
 
 def _about(run: RunContext) -> dict[str, object]:

@@ -27,7 +27,7 @@ class Consumer:
     otherwise hold up the first run, `close` lets go of what runs here have left loaded. `remote` is `call` in a form
     that can be pickled, for executors in other processes. `takes_results` says that it has an argument `results`, which
     is filled when it is a group's summary. `places` are where its tasks run, one at a time each; without any, as many
-    run at once as `concurrency` says."""
+    run at once as `concurrency` says. `version` is that of its algorithm, if it is one."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -45,6 +45,7 @@ class Consumer:
     takes_results: bool = False
     encode_many: Callable[[Iterable[Mapping[str, Any]]], list[str]] | None = None
     places: Places | None = None
+    version: str | None = None
 
     @property
     def slots(self) -> int:

@@ -19,7 +19,7 @@ from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.probe import SILENT, Probes
+from taskyard.ports.sink import NO_SINKS, BlockerFreed, Sinks
 from taskyard.ports.store import BlockedGroup, Store
 from taskyard.queueing.checks import Answer, Checks
 
@@ -99,11 +99,11 @@ class BlockerLoop:
         node: str,
         changed: Callable[[], None],
         clock: Clock,
-        probes: Probes = SILENT,
+        sinks: Sinks = NO_SINKS,
     ) -> None:
         self._store, self._checks, self._consumers = store, checks, consumers
         self.known = KnownBlockers()
-        self._node, self._changed, self._clock, self._probes = node, changed, clock, probes
+        self._node, self._changed, self._clock, self._sinks = node, changed, clock, sinks
         self._freed: dict[str, None] = {}
         """The keys to unblock, in the order of their signals."""
         self._wake = asyncio.Event()
@@ -154,7 +154,7 @@ class BlockerLoop:
         except BaseException:
             self._freed[key] = None  # behind the others
             raise
-        self._probes.freed(key)
+        self._sinks.tell(BlockerFreed(key))
 
     async def _recheck(self) -> None:
         """Check one task of each blocker and consumer, those of some blockers at the same time. Between these, what was

@@ -34,7 +34,15 @@ from taskyard.model.task import Claim, TaskRecord
 from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.paging import task_pages
-from taskyard.ports.probe import SILENT, Probes
+from taskyard.ports.sink import (
+    NO_SINKS,
+    ReportsStored,
+    Sinks,
+    StoreCalled,
+    StoreFailed,
+    TasksClaimed,
+    TasksSettled,
+)
 from taskyard.ports.store import LeasedStore, Store, Turned
 from taskyard.queueing.admission import AdmissionControl
 from taskyard.queueing.blame import Blame
@@ -90,12 +98,12 @@ class Dispatcher:
         clock: Clock,
         jitter: Callable[[], float],
         admission: AdmissionControl | None = None,
-        probes: Probes = SILENT,
+        sinks: Sinks = NO_SINKS,
         many: int = MANY,
         many_ends: int = MANY_ENDS,
     ) -> None:
         self._store, self._node, self._slots, self._clock = store, node, slots, clock
-        self._jitter, self._probes = jitter, probes
+        self._jitter, self._sinks = jitter, sinks
         self._hooks: Hooks
         self._admission = admission
         self.inbox = Inbox(store, slots, admission)
@@ -156,7 +164,6 @@ class Dispatcher:
                     self._begin_held()
                     await asyncio.sleep(0)
                     continue
-                self._probes.idle(None)
                 await self.inbox.wait()
             await self._turn()
             # Whom the turn has set free goes first: submitters that were answered submit again, short runs end, and all
@@ -212,22 +219,34 @@ class Dispatcher:
 
     async def _send(self, sent: _Sent) -> Turned | Exception:
         """Take a turn with this, and let the answer take effect."""
-        batch = sent.batch
+        batch, began = sent.batch, 0.0
+        is_timed = StoreCalled in self._sinks.kinds
+        if is_timed:
+            began = self._clock.monotonic()
         try:
             turned = await self._store.turn(
                 sent.node, settles=batch.settles, adds=batch.adds, reports=batch.reports, demand=batch.demand
             )
         except BaseException as error:
             self._put_back(batch, error)
+            if is_timed:
+                self._tell_called(batch, began, 0, error)
             if not isinstance(error, Exception):
                 raise
             return error
         finally:
             self._sent.remove(sent)
+        if is_timed:
+            self._tell_called(batch, began, len(turned.claims))
         if self._failures:
             self._succeeded(batch)
         self._finish(batch, turned)
         return turned
+
+    def _tell_called(self, batch: Batch, began: float, claimed: int, error: BaseException | None = None) -> None:
+        added = sum(len(add.records) for add in batch.adds)
+        took_s = self._clock.monotonic() - began
+        self._sinks.tell(StoreCalled(took_s, len(batch.settles), added, claimed, error))
 
     async def _failed(self, batch: Batch, error: Exception) -> None:
         if _is_refusal(error):
@@ -247,8 +266,8 @@ class Dispatcher:
             self._answered(batch.settles, turned.settled)
         if turned.ended:
             self._hooks.ended(turned.ended)
-        if batch.reports:
-            self._probes.reported([report.claim.uuid for report in batch.reports])
+        if batch.reports and ReportsStored in self._sinks.kinds:
+            self._sinks.tell(ReportsStored([report.claim for report in batch.reports]))
         if self._flushed is not None:
             self._flushed.set()
 
@@ -263,8 +282,8 @@ class Dispatcher:
         if self._doubtful:
             self._doubtful.difference_update(claim.token for claim, _ in settles)
         self._hooks.settled(settles, answers)
-        if self._probes is not SILENT:
-            self._probes.settled([claim.uuid for claim, _ in settles])
+        if TasksSettled in self._sinks.kinds:
+            self._sinks.tell(TasksSettled(settles, answers))
 
     def _accept(self, claims: list[Claim]) -> None:
         """Begin these claims: all of them now, or the first half, or, if there is enough for the next turn or others
@@ -307,8 +326,8 @@ class Dispatcher:
             except Exception as error:  # a bug of ours, which is to cost this task alone
                 log.error("task %s could not be begun", claim.uuid, exc_info=error)
                 self.inbox.settle(claim, _unbegun(error, at=self._clock.now()))
-        if self._probes is not SILENT:
-            self._probes.claimed([claim.uuid for claim in claims])
+        if claims and TasksClaimed in self._sinks.kinds:
+            self._sinks.tell(TasksClaimed(claims))
 
     def _give_back_unwanted(self, claims: list[Claim]) -> list[Claim]:
         """Race: stop() came, or the lease was lost, while this turn was in flight. What was claimed then does not
@@ -391,7 +410,7 @@ class Dispatcher:
             self._is_hopeless = True
             if self._flushed is not None:
                 self._flushed.set()
-        self._probes.outage(error)
+        self._sinks.tell(StoreFailed(error, self._failures))
         wait = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
         await self._clock.wait(asyncio.Event(), self._clock.monotonic() + wait)
 

@@ -22,8 +22,8 @@ from taskyard.model.schedule_state import is_ahead, rewind
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.probe import SILENT, Probes
 from taskyard.ports.schedules import ScheduleStatus, ScheduleStore
+from taskyard.ports.sink import NO_SINKS, ScheduleFired, SchedulesChecked, Sinks
 
 log = logging.getLogger("taskyard")
 
@@ -57,10 +57,10 @@ class RecurringLoop:
         consumers: Mapping[str, Consumer],
         look_for_leader: Callable[[], Awaitable[Leads]],
         fired: Callable[[], None],
-        probes: Probes = SILENT,
+        sinks: Sinks = NO_SINKS,
     ) -> None:
         self._store, self._clock, self._consumers = store, clock, consumers
-        self._look_for_leader, self._fired, self._probes = look_for_leader, fired, probes
+        self._look_for_leader, self._fired, self._sinks = look_for_leader, fired, sinks
         self._wake = asyncio.Event()
         self._is_asked = False
         self._has_buffered = False
@@ -105,7 +105,7 @@ class RecurringLoop:
                 self._is_away, until_mono = True, began + LOOK_S
             self._looked_mono = self._clock.monotonic()
             self._took_s = self._looked_mono - began
-            self._probes.looked(self._next_at)
+            self._sinks.tell(SchedulesChecked(self._next_at))
             await self._clock.wait(self._wake, until_mono)
             await self._hold_back(until_mono)
 
@@ -197,7 +197,7 @@ class RecurringLoop:
         self._told.pop(status.name, None)
         if fired.made:
             self._fired()
-            self._probes.fired(fired.made)
+            self._sinks.tell(ScheduleFired(fired.made))
         return plan.look_at
 
     def _forget(self, names: set[str]) -> None:
