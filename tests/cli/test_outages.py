@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 
 from taskyard import Yard
-from taskyard.cli.narrator import narrated
 from taskyard.engine.engine import FLUSH_S
 from taskyard.ports.clock import SystemClock
 from taskyard.stores.postgres import PostgresStore
@@ -76,31 +75,6 @@ async def let_connect(server: Server, number: int) -> None:
     conn = await asyncpg.connect(server.url)
     await conn.execute(f"ALTER ROLE app CONNECTION LIMIT {number}")
     await conn.close()
-
-
-@pytest.mark.anyio
-async def test_a_story_that_cannot_be_read_waits(server: Server, url: str, lines: Lines) -> None:
-    """A verbose worker that gets no connection for its story runs its tasks all the same, says once that nothing is
-    told, and tells all of it when there is one."""
-    yard = Yard(url)
-
-    @yard.consumer
-    async def add(a: int) -> int:
-        return a + 1
-
-    async with yard:
-        await (await add.submit(0)).result(timeout_s=LONG_S)  # what this needs is open now
-        await let_connect(server, 0)
-        try:
-            async with narrated(yard):
-                await lines.hear("nothing is told before the store answers")
-                handle = await add.submit(1)
-                assert await handle.result(timeout_s=LONG_S) == 2
-                await let_connect(server, -1)
-                await lines.hear(f"completed add {handle.uuid}")
-        finally:
-            await let_connect(server, -1)
-    assert len([line for line in lines.said if "nothing is told" in line]) == 1
 
 
 def test_a_verbose_worker_is_stopped_while_the_server_is_away(shell: Shell, server: Server, url: str) -> None:

@@ -213,7 +213,7 @@ def test_waiting_and_the_log_tell_no_secret(how: tuple[str, ...], shell: Shell) 
     done = shell.run("submit", "boom", "why=refused", "password=hunter22", "--wait", "--app", "app", *how)
     assert done.code == 1
     assert "refused ***" in done.err
-    assert "refused ***" in worker.hear("[fail]")
+    assert "refused ***" in worker.hear("failed ")
     assert "hunter" not in done.out + done.err + worker.said
 
 

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from taskyard.cli.documents import Revealed
-from taskyard.cli.text import clean, clock_time
+from taskyard.cli.text import clean, clock_time, one_line
 from taskyard.errors import hide_password
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
 
-STORY = "taskyard.worker"
-"""The logger whose lines begin with what happened, and need no level."""
+RUN_LINE_CHARS = 300
+"""Characters of a line about a run: the store keeps the whole error."""
 
 
 def set_up_logging(console: Console, *, verbose: bool) -> None:
@@ -27,16 +27,13 @@ def set_up_logging(console: Console, *, verbose: bool) -> None:
     if root.handlers:
         return
     root.setLevel(level)
-    handler = LineHandler(console)
-    if verbose:
-        # The story of every run tells of its failure as well.
-        handler.addFilter(lambda record: not _is_task_failure(record))
-    root.addHandler(handler)
+    root.addHandler(LineHandler(console))
 
 
 class LineHandler(logging.Handler):
     """One line a record: time, level if it is worth mentioning, message, without the secrets of the task it is about. A
-    failed task's traceback is left out: the store keeps it, and `taskyard show` prints it."""
+    line about a run begins with what happened, in place of a level. A failed task's traceback is left out: the store
+    keeps it, and `taskyard show` prints it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -46,9 +43,12 @@ class LineHandler(logging.Handler):
         try:
             at = clock_time(datetime.fromtimestamp(record.created, UTC))
             style = STYLES.get(record.levelno, "")
-            level = "" if record.levelno == logging.INFO or record.name == STORY else f"{record.levelname.lower()}  "
-            hide = _hider(record)
-            message = Text(clean(hide(record.getMessage())), style if record.name == STORY else "")
+            hide, run_line = _hider(record), getattr(record, "run_line", None)
+            if run_line is None:
+                level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}  "
+                message = Text(clean(hide(record.getMessage())))
+            else:
+                level, message = "", Text(one_line(hide(run_line), RUN_LINE_CHARS), style)
             line = Text.assemble((f"{at}  ", "dim"), (level, style), message)
             if record.exc_info and not _is_task_failure(record):
                 trace = logging.Formatter().formatException(record.exc_info)

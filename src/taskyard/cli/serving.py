@@ -26,11 +26,11 @@ from taskyard.cli.console import make_console, show
 from taskyard.cli.errors import DONE, REFUSED
 from taskyard.cli.logs import set_up_logging
 from taskyard.cli.looks import counts_text
-from taskyard.cli.narrator import narrated
 from taskyard.cli.target import Target, describe_store, patiently, refuse_held
 from taskyard.cli.text import clean, counted, duration
 from taskyard.errors import NotOpen, StoreError
 from taskyard.model.task import DEFAULT_QUEUE
+from taskyard.telemetry.logs import RunLog
 from taskyard.yard import Yard
 
 T = TypeVar("T")
@@ -68,6 +68,8 @@ async def serve(target: Target, service: Service) -> int:
     live = service.live and console.is_terminal
     set_up_logging(console if live else make_console(stderr=True), verbose=service.verbose)
     refuse_held(yard)
+    if service.verbose:
+        yard.add_sink(RunLog())
     stop = Stop()
     tell = partial(_tell, console if live else make_console(stderr=True))
     async with contextlib.AsyncExitStack() as company:
@@ -77,8 +79,6 @@ async def serve(target: Target, service: Service) -> int:
             return DONE
         try:
             show(console, banner(yard, service))
-            if service.verbose:
-                await company.enter_async_context(narrated(yard))
             if live:
                 await company.enter_async_context(_status_line(yard, console))
             await _until_over(yard, service, stop, tell)

@@ -1,9 +1,9 @@
-"""Events as lines of text: what `watch` prints when nobody looks at a live view, and what a worker logs."""
+"""Events as lines of text: what `watch` prints when nobody looks at a live view."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Container, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -56,12 +56,6 @@ class Happening:
             return None
         return seconds_between(self.run.started_at, self.run.finished_at)
 
-    def is_of(self, nodes: Container[str]) -> bool:
-        """Whether it began or ended a run on one of these nodes."""
-        if self.run is not None:
-            return self.run.node in nodes
-        return self.event.kind is _K.STARTED and self.record is not None and self.record.node in nodes
-
     def detail(self, width: int = 200) -> str:
         """What there is to say besides who and what."""
         record, kind = self.record, self.event.kind
@@ -98,10 +92,10 @@ class Happening:
 
 
 class Teller:
-    """Looks up what events are about. `nodes` narrows the story to the runs of these; it may grow."""
+    """Looks up what events are about."""
 
-    def __init__(self, store: Store, *, nodes: Container[str] | None = None, only: Sequence[str] = ()) -> None:
-        self._store, self._nodes, self._only = store, nodes, frozenset(only)
+    def __init__(self, store: Store, *, only: Sequence[str] = ()) -> None:
+        self._store, self._only = store, frozenset(only)
         self._last_progress: dict[str, float] = {}
 
     async def tell(self, events: Sequence[Event]) -> AsyncIterator[Happening]:
@@ -110,9 +104,7 @@ class Teller:
                 continue
             if event.kind is _K.PROGRESS and not self._is_due(event):
                 continue
-            happening = await self._look_up(event)
-            if self._nodes is None or happening.is_of(self._nodes):
-                yield happening
+            yield await self._look_up(event)
 
     def _is_due(self, event: Event) -> bool:
         at = event.at.timestamp()
