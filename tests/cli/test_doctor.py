@@ -12,9 +12,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from taskyard.cli.doctor import machine
-from taskyard.cli.doctor.budget import budget
-from taskyard.cli.text import size
+from taskyard.application.doctor import machine
+from taskyard.application.doctor.machine import check_limits
+from taskyard.application.formatting import size
 from taskyard.resources.cpu import cpu_budget
 from taskyard.resources.memory import memory_budget
 from taskyard.resources.workers import worker_counts
@@ -41,7 +41,7 @@ def test_a_healthy_store_is_well(shell: Shell) -> None:
         "quick check passed",
         f"(pid {worker.process.pid})",
         "1 completed",
-        "looks well",
+        "no problems found",
     ):
         assert text in done.out
     findings = shell.here("doctor", "--store", shell.url, "--json").json
@@ -50,7 +50,7 @@ def test_a_healthy_store_is_well(shell: Shell) -> None:
 
 
 def test_a_process_stopped_in_its_turn_is_named(shell: Shell) -> None:
-    """A process that is stopped while it has the turn to write is named with what to do, and nobody waits for it."""
+    """A process that is stopped while it holds the write lock is named with what to do, and no command waits for it."""
     shell.seed(("add", {"a": 1}))
     holder = subprocess.Popen([sys.executable, "-c", TAKE_THE_TURN], cwd=shell.folder, stdout=subprocess.PIPE)
     assert holder.stdout is not None
@@ -109,7 +109,7 @@ def test_a_removed_folder_is_told(shell: Shell) -> None:
     assert "start them again, which makes it anew" in worker.hear("was removed while the store")
     done = shell.here("doctor", "--store", shell.url)
     assert "its file beside the store was removed" in done.out
-    assert "start it again" in done.out
+    assert "restart it" in done.out
 
 
 def test_tasks_that_nobody_can_run_are_told(shell: Shell) -> None:
@@ -286,8 +286,8 @@ def test_a_store_in_memory_cannot_be_examined(shell: Shell) -> None:
     """Of a store in memory the doctor says that nobody else can see it, not that all is well."""
     done = shell.here("doctor", "--store", "memory://")
     assert done.code == 0
-    assert "lives only inside its own process" in done.out
-    assert "looks well" not in done.out
+    assert "exists only inside its own process" in done.out
+    assert "no problems found" not in done.out
 
 
 def test_without_a_store_the_machine_is_looked_at(shell: Shell) -> None:
@@ -313,7 +313,7 @@ def test_the_budget_is_shown_with_its_source(shell: Shell) -> None:
     assert f"usable {'core' if cpu.cores == 1 else 'cores'}: {cpu.source}" in out
     assert f"{size(memory.bytes)}: {memory.source}" in out
     assert f"{counts.cpu} for CPU work ({counts.cpu_source}), {counts.io} for I/O" in out
-    found = {finding["topic"]: finding for finding in shell.here("doctor", "--json", **UNSET).json["findings"]}
+    found = {finding["topic"]: finding["data"] for finding in shell.here("doctor", "--json", **UNSET).json["findings"]}
     assert (found["cpu"]["cpus"], found["cpu"]["cores"]) == (cpu.cpus, cpu.cores)
     assert (found["memory"]["memory_bytes"], found["memory"]["source"]) == (memory.bytes, memory.source)
     assert (found["pool sizes"]["cpu_workers"], found["pool sizes"]["io_workers"]) == (counts.cpu, counts.io)
@@ -324,7 +324,7 @@ def test_the_limits_of_a_container_are_shown(tmp_path: Path) -> None:
     """In a container its own limits are shown, with where they are set."""
     plant(tmp_path, {"proc/meminfo": MEMINFO})
     v2(tmp_path, "/", {".": {"cpu.max": "50000 100000", "memory.max": f"{2 * GB}", "memory.high": f"{GB}"}})
-    assert [finding.text for finding in budget({}, root=tmp_path)] == [
+    assert [finding.text for finding in check_limits({}, root=tmp_path)] == [
         "1 usable core: cgroup quota of 0.5 CPUs in /sys/fs/cgroup",
         "2.1 GB: cgroup limit in /sys/fs/cgroup",
         "slowed down above 1.1 GB: memory.high in /sys/fs/cgroup",
@@ -334,7 +334,7 @@ def test_the_limits_of_a_container_are_shown(tmp_path: Path) -> None:
 
 def test_a_system_that_does_not_tell_its_memory_is_well(tmp_path: Path) -> None:
     """Where memory is unknown that is said, and is no problem."""
-    _, memory, _ = budget({}, root=tmp_path)
+    _, memory, _ = check_limits({}, root=tmp_path)
     assert memory.level == "ok"
     assert memory.data == {"memory_bytes": None}
 
@@ -343,7 +343,7 @@ def test_a_system_that_does_not_tell_its_memory_is_well(tmp_path: Path) -> None:
 def test_the_environment_is_shown_as_source(tmp_path: Path) -> None:
     """A variable that lowers the budget is named, beside what there would be."""
     environ = {"CPU_EXECUTOR_WORKERS": "1"}
-    cpu, _, workers = budget(environ, root=tmp_path, allowed=HOST)
+    cpu, _, workers = check_limits(environ, root=tmp_path, allowed=HOST)
     assert cpu.text == "1 usable core: CPU_EXECUTOR_WORKERS; without it 64: affinity of 64 CPUs"
     assert workers.text == "1 for CPU work (CPU_EXECUTOR_WORKERS), 20 for I/O (cores * 5, at most 20)"
 
@@ -357,4 +357,4 @@ def test_variables_that_do_harm_are_told(shell: Shell) -> None:
     assert "5000 for CPU work (CPU_EXECUTOR_WORKERS)" in done.out
     assert "→ lower CPU_EXECUTOR_WORKERS" in done.out
     assert "IO_EXECUTOR_WORKERS is 'some'" in done.out
-    assert "2 things to look at" in done.out
+    assert "2 warnings" in done.out

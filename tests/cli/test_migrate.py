@@ -117,4 +117,4 @@ def test_doctor_does_not_stumble_over_an_old_store(shell: Shell, monkeypatch: py
     done = shell.here("doctor", "--store", shell.url)
     assert done.code == 0, done
     assert "`taskyard migrate`" in done.out
-    assert "not looked at" in done.out
+    assert "not checked" in done.out

@@ -13,10 +13,8 @@ import asyncpg
 import pytest
 
 from taskyard.cli import target
-from taskyard.cli.doctor import blocking
-from taskyard.cli.doctor import server as examination
 from taskyard.stores.migrations import list_migrations, newest
-from taskyard.stores.postgres import connection, schema
+from taskyard.stores.postgres import connection, inspection, schema
 from taskyard.testing.postgres import FAST, Databases, Server, at_database
 from tests.cli.shell import Done, Shell
 
@@ -382,7 +380,7 @@ def test_the_doctor_before_a_frozen_server(shell: Shell, frozen: str, monkeypatc
     text = " ".join(done.out.split())
     assert done.code == 1
     assert "cannot be reached (no answer in time); check that the server runs" in text
-    assert "everything looks well" not in text
+    assert "no problems found" not in text
 
 
 @contextmanager
@@ -403,7 +401,7 @@ def test_the_doctor_before_a_server_that_stops_answering(shell: Shell, url: str,
         done = shell.here("doctor", "--store", url, "--json")
     found = {finding["topic"]: finding for finding in done.json["findings"]}
     assert (done.code, found["store"]["level"], "schema" in found) == (1, "problem", False)
-    assert found["server"]["postgres"].startswith("1")
+    assert found["server"]["data"]["postgres"].startswith("1")
     assert "did not answer" in found["store"]["text"]
 
 
@@ -434,7 +432,7 @@ def findings(shell: Shell, url: str, **variables: str) -> dict[str, list[dict[st
     """What the doctor finds, by topic."""
     found: dict[str, list[dict[str, Any]]] = {}
     for finding in shell.here("doctor", "--store", url, "--json", **variables).json["findings"]:
-        found.setdefault(finding["topic"], []).append(finding)
+        found.setdefault(finding["topic"], []).append(finding.pop("data") | finding)
     return found
 
 
@@ -490,21 +488,21 @@ def test_the_doctor_names_who_has_locked_the_tables(shell: Shell, url: str, monk
     doctor comes into his way only after having looked."""
     shell.here("migrate", "--store", url)
     monkeypatch.setattr(connection, "LIMITS", connection.LIMITS | {"lock_timeout": "500ms"})
-    monkeypatch.setattr(blocking, "BLOCKS_S", blocks_s)
+    monkeypatch.setattr(inspection, "MIN_BLOCK_S", blocks_s)
     with open_transaction(url, "SET application_name = 'nightly'", "LOCK taskyard.migration") as pid:
         found = findings(shell, url)
     (lock,), (*_, store) = found["lock"], found["store"]
     assert (lock["level"], lock["pid"], lock["user"], lock["application"]) == ("problem", pid, "app", "nightly")
-    assert f"session {pid} of app (nightly) has locked tables of Taskyard's, in a transaction" in lock["text"]
-    assert "what it asked for last: LOCK taskyard.migration" in lock["text"]
-    assert f"pg_terminate_backend({pid})" in lock["advice"]
+    assert f"session {pid} of app (nightly) has locked Taskyard's tables, in a transaction" in lock["text"]
+    assert "its last query: LOCK taskyard.migration" in lock["text"]
+    assert f"pg_terminate_backend({pid})" in lock["hint"]
     assert (store["level"], "taskyard doctor" in store["text"]) == ("problem", False)
 
 
 def test_the_doctor_names_whom_a_node_waits_for(shell: Shell, url: str, monkeypatch) -> None:
     """A young transaction that something of ours waits for is named; one that is in nobody's way is not."""
     shell.here("submit", "add", "a=1", "--app", "app:yard", "--store", url)
-    monkeypatch.setattr(blocking, "BLOCKS_S", 0.0)
+    monkeypatch.setattr(inspection, "MIN_BLOCK_S", 0.0)
     touch = "UPDATE taskyard.task SET priority = priority"
     with open_transaction(url, touch) as pid:
         assert "lock" not in findings(shell, url)
@@ -516,7 +514,7 @@ def test_the_doctor_names_whom_a_node_waits_for(shell: Shell, url: str, monkeypa
 
 def test_the_doctor_sees_what_is_in_the_way(shell: Shell, place: Place, url: str, monkeypatch) -> None:
     """Settings that break a promise, a transaction that somebody keeps open, work for nobody and a silent node."""
-    monkeypatch.setattr(examination, "OPEN_S", 0.0)
+    monkeypatch.setattr(inspection, "OPEN_S", 0.0)
     shell.here("submit", "add", "a=1", "--app", "app:yard", "--store", url)
     place.databases.execute(KILLED, place.superuser_url)
 
@@ -524,6 +522,6 @@ def test_the_doctor_sees_what_is_in_the_way(shell: Shell, place: Place, url: str
         found = findings(shell, url)
     assert "forgetful" in found["open transaction"][0]["text"]
     assert {one["setting"] for one in found["settings"]} >= {"fsync", "synchronous_commit"}
-    assert "'add' wait" in found["unserved"][0]["text"]
+    assert "'add' wait" in found["no consumer"][0]["text"]
     assert "said nothing for 1 h" in found["silent worker"][0]["text"]
     assert (found["schema"][0]["schema"], found["tasks"][0]["counts"]) == (NEWEST, {"queued": 1})

@@ -171,7 +171,7 @@ def test_one_that_cannot_be_read_is_listed_beside_the_others(scheduled: Shell) -
     assert odd["problem"] in on(scheduled, "show", "odd").out
     ill = scheduled.here("doctor", "--store", scheduled.url, "--json")
     (finding,) = [finding for finding in ill.json["findings"] if finding["topic"] == "schedule"]
-    assert (ill.code, finding["level"], finding["name"]) == (1, "problem", "odd")
+    assert (ill.code, finding["level"], finding["data"]["name"]) == (1, "problem", "odd")
     assert odd["problem"] in finding["text"]
     on(scheduled, "rm", "odd")
     assert [found["name"] for found in on(scheduled, "ls", "--json").json] == ["nightly"]

@@ -291,9 +291,9 @@ def watch_command(  # noqa: PLR0917 - a command takes all of its options so
 @app.command("doctor")
 def doctor_command(store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False) -> int:
     """Examine a store and this machine, and say what to do about what is wrong."""
-    from taskyard.cli.doctor.visit import examine
+    from taskyard.cli.doctor import print_findings
 
-    return examine(Target(store, yard), as_json=as_json)
+    return print_findings(Target(store, yard), as_json=as_json)
 
 
 # --- steering ---------------------------------------------------------------------------------------------------------

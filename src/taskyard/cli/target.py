@@ -30,7 +30,6 @@ from taskyard.cli.errors import (
     UsageError,
     typed_on_the_command_line,
 )
-from taskyard.cli.locks import find_sqlite_writer, find_turn_holder
 from taskyard.cli.text import cut
 from taskyard.errors import UnknownTask, hide_password, quote
 from taskyard.model.given import check_text
@@ -40,6 +39,7 @@ from taskyard.ports.clock import SystemClock
 from taskyard.ports.schedules import ScheduleStore
 from taskyard.ports.store import MigratingStore
 from taskyard.settings import find_store_url, make_store
+from taskyard.stores.sqlite.locks import find_sqlite_writer, find_write_lock_owner
 from taskyard.yard import Yard
 
 T = TypeVar("T")
@@ -192,7 +192,7 @@ async def _refuse_unmade(yard: Yard) -> None:
 def refuse_held(yard: Yard) -> None:
     """Opening a store takes the turn to write; a stopped process that has it would hold us up for ever."""
     path = store_path(yard)
-    holder = find_turn_holder(path) if path is not None else None
+    holder = find_write_lock_owner(path) if path is not None else None
     if path is not None and holder is not None and holder.is_stopped:
         raise StoreHeld(str(path), holder.pid, cut(holder.command, 60))
 
@@ -213,7 +213,7 @@ def _say_whom(yard: Yard) -> None:
 
 
 def _whom(path: Path) -> str:
-    for find in (find_turn_holder, find_sqlite_writer):
+    for find in (find_write_lock_owner, find_sqlite_writer):
         holder = find(path)
         if holder is not None and holder.pid != os.getpid():
             return f"process {holder.pid} ({cut(holder.command, 60)})"

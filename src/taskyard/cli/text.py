@@ -13,8 +13,12 @@ from typing import Any
 
 import msgspec
 
+from taskyard.application.formatting import counted as counted  # noqa: PLC0414
+from taskyard.application.formatting import cut as cut  # noqa: PLC0414
+from taskyard.application.formatting import duration as duration  # noqa: PLC0414
+from taskyard.application.formatting import seconds_between as seconds_between  # noqa: PLC0414
+from taskyard.application.formatting import size as size  # noqa: PLC0414
 from taskyard.errors import HIDDEN, hide_password
-from taskyard.model import durations
 
 # C0 and C1 controls (0x9B alone starts an escape sequence on some terminals), line and paragraph separators, marks that
 # turn the direction of writing, invisible tags, lone surrogates.
@@ -69,10 +73,6 @@ def one_line(text: str, width: int) -> str:
     return cut(clean(first.rstrip()) + (" …" if rest.strip() else ""), width)
 
 
-def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 1)].rstrip() + "…"
-
-
 def cut_start(text: str, width: int) -> str:
     """The end of a path says more than its beginning."""
     return text if len(text) <= width else "…" + text[len(text) - max(0, width - 1) :]
@@ -125,36 +125,14 @@ def short_id(uuid: str) -> str:
     return clean(uuid[-8:])
 
 
-def seconds_between(start: datetime | None, end: datetime | None) -> float | None:
-    """How long that was on the wall clock, for showing only; a clock that stepped back makes it 0."""
-    return None if start is None or end is None else max(0.0, (end - start).total_seconds())
-
-
-duration = durations.duration
-
-
-def counted(count: int, thing: str) -> str:
-    """`1 task`, `3 tasks`."""
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
-
-
 def age(seconds: float | None) -> str:
     """The same in one unit, for a narrow column: `8s`, `4m`, `2h`, `3d`."""
     if seconds is None:
         return ""
-    for name, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f}{name}"
+    for name, unit in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= unit:
+            return f"{seconds / unit:.0f}{name}"
     return f"{seconds:.0f}s"
-
-
-def size(count: float) -> str:
-    """`512 B`, `3.4 MB`, `12 GB`."""
-    for name in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {name}" if name == "B" or count >= 10 else f"{count:.1f} {name}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def clock_time(at: datetime) -> str:

@@ -45,6 +45,7 @@ from taskyard.stores.migrations import (
     schema_at,
 )
 from taskyard.stores.records import to_document
+from taskyard.stores.sqlite.sidecar import folder_of
 
 APPLICATION_ID = 0x7A5C_A12D
 """Written into the file's header, so that somebody else's database is never taken for ours."""
@@ -92,7 +93,7 @@ def prepare_folder(path: Path) -> Path:
     refuse_network(path)
     if path.exists() and not os.access(path, os.W_OK | os.R_OK):
         raise StoreReadOnly(str(path))
-    folder = path.with_name(path.name + "-yard")
+    folder = folder_of(path)
     if path.exists() and not folder.exists():
         with typed_errors(path):
             refuse_stranger(path)

@@ -23,6 +23,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+WRITE_LOCK = "turn"
+"""The file whose lock a writer holds."""
+
+NODE = "n-"
+"""How the names of the files of nodes begin."""
+
+
+def folder_of(database: Path) -> Path:
+    """The folder beside this database."""
+    return database.with_name(database.name + "-yard")
+
+
+def node_file_name(incarnation: str) -> str:
+    """The file that a node holds while it lives."""
+    return NODE + incarnation
+
+
 _open_files: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
 
@@ -94,7 +111,7 @@ class WriteTurn:
     SQLite's own way is to try again after a sleep, under which one writer can wait for seconds while another has it."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = LockFile(folder / "turn")
+        self._file = LockFile(folder / WRITE_LOCK)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -142,7 +159,7 @@ class Sidecar:
 
     def look_around(self) -> None:
         """See who else is here, and remove what dead processes other than nodes have left."""
-        names = {name for name in os.listdir(self._folder) if name[:2] in ("p-", "n-")}
+        names = {name for name in os.listdir(self._folder) if name[:2] in ("p-", NODE)}
         with self._lock:
             for gone in self._peers.keys() - names:
                 self._peers.pop(gone).close()
@@ -177,7 +194,7 @@ class Sidecar:
 
     def bury_strangers(self, known: set[str]) -> None:
         """Remove what nodes have left that died before they had joined, or after they had left."""
-        for name in [name for name in list(self._peers) if name.startswith("n-") and name not in known]:
+        for name in [name for name in list(self._peers) if name.startswith(NODE) and name not in known]:
             self.bury(name)
 
     def release(self, name: str) -> None:

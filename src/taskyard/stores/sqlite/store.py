@@ -46,7 +46,7 @@ from taskyard.stores.sqlite.place import (
 from taskyard.stores.sqlite.reader import SqliteReader
 from taskyard.stores.sqlite.scene import find_scene
 from taskyard.stores.sqlite.schedules import ScheduleVerbs
-from taskyard.stores.sqlite.sidecar import Sidecar, Watch, WriteTurn
+from taskyard.stores.sqlite.sidecar import NODE, Sidecar, Watch, WriteTurn, node_file_name
 from taskyard.stores.sqlite.writer import Writer
 
 log = logging.getLogger("taskyard")
@@ -54,7 +54,6 @@ log = logging.getLogger("taskyard")
 T = TypeVar("T")
 
 APPLY_AT_MOST = 500
-NODE = "n-"
 
 CLOSE_S = 5.0
 """How long closing waits for the write turn of a process that does not give it up."""
@@ -182,7 +181,7 @@ class SqliteStore(ScheduleVerbs):
     def _close(self, writer: Writer) -> None:
         is_stopped = writer.stop(CLOSE_S)
         self._watch.close()
-        self._sidecar.close(keep={_file_of(incarnation) for incarnation in self._joined})
+        self._sidecar.close(keep={node_file_name(incarnation) for incarnation in self._joined})
         self._people.submit(self._lister.close).result()
         self._reader.close()
         self._poller.close()
@@ -247,7 +246,7 @@ class SqliteStore(ScheduleVerbs):
 
     async def join(self, node: Node) -> None:
         # The lock first: from the moment the others can see the node, they can also see that it lives.
-        await self._read(partial(self._sidecar.appear, _file_of(node.incarnation)))
+        await self._read(partial(self._sidecar.appear, node_file_name(node.incarnation)))
         self._joined.add(node.incarnation)
         await self._write(partial(self._core.join, node, boot_id()))
 
@@ -258,17 +257,17 @@ class SqliteStore(ScheduleVerbs):
         has_left = await self._write(partial(self._core.leave, incarnation))
         self._joined.discard(incarnation)
         if has_left:
-            self._sidecar.vanish(_file_of(incarnation))
+            self._sidecar.vanish(node_file_name(incarnation))
         else:
             log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation[:8])
-            self._sidecar.release(_file_of(incarnation))
+            self._sidecar.release(node_file_name(incarnation))
 
     async def drain(self, incarnation: str, *, on: bool = True) -> None:
         await self._write(partial(self._core.drain, incarnation, on))
 
     async def rescue(self, incarnation: str) -> list[str]:
         rescued = await self._write(partial(self._core.rescue, incarnation))
-        self._sidecar.bury(_file_of(incarnation))
+        self._sidecar.bury(node_file_name(incarnation))
         return rescued
 
     async def find_end(self, n: int, *, failed: bool | None = None) -> datetime | None:
@@ -369,11 +368,11 @@ class SqliteStore(ScheduleVerbs):
     def _find_dead(self) -> list[str]:
         self._sidecar.look_around()
         nodes = self._reader.nodes()
-        self._sidecar.bury_strangers({_file_of(status.node.incarnation) for status, _ in nodes})
+        self._sidecar.bury_strangers({node_file_name(status.node.incarnation) for status, _ in nodes})
         return [status.node.incarnation for status, boot in nodes if self._is_dead(status.node, boot)]
 
     def _is_dead(self, node: Node, boot: str) -> bool:
-        dead = self._sidecar.is_dead(_file_of(node.incarnation))
+        dead = self._sidecar.is_dead(node_file_name(node.incarnation))
         if dead is not None:
             return dead
         # Its file was removed by hand. After a restart of the machine it is dead for certain; before that, ask for its
@@ -437,7 +436,3 @@ class SqliteStore(ScheduleVerbs):
         if self._heard is not None:
             with suppress(RuntimeError):  # the loop was closed under us
                 self._loop.call_soon_threadsafe(self._heard, News.CHANGED)
-
-
-def _file_of(incarnation: str) -> str:
-    return NODE + incarnation
