@@ -117,7 +117,7 @@ def test_tasks_that_nobody_can_run_are_told(shell: Shell) -> None:
     shell.seed(("add", {"a": 1}))
     done = shell.here("doctor", "--store", shell.url)
     assert done.code == 0
-    assert "tasks for 'add' wait, and no worker runs" in done.out
+    assert "tasks for 'add' wait, and no worker is running" in done.out
 
 
 def no_file(path: Path) -> None:

@@ -38,7 +38,7 @@ def test_group_show_tells_how_far_it_is(shell: Shell) -> None:
     assert "ValueError: bad luck" in lines[4]
     assert f"summary  its dependency {failed} failed" in lines[7]
     told = shell.here("group", "show", group, "--store", shell.url, "--json").json
-    assert (told["total"], told["ended"], told["completed"]) == (3, 3, 2)
+    assert (told["total"], told["finished"], told["completed"]) == (3, 3, 2)
     assert (told["summary"]["uuid"], told["summary"]["state"]) == (group, "failed")
 
 

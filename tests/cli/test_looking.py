@@ -48,7 +48,7 @@ def test_ls_filters_and_pages(shell: Shell) -> None:
     first = shell.here("ls", "--store", shell.url, "--json", "--limit", "4").json
     assert first["counts"] == {"queued": 6}
     assert [task["uuid"] for task in first["tasks"]] == [boom, *adds[:1:-1]]
-    assert ids("--before", first["before"][-8:]) == [adds[1], adds[0]]
+    assert ids("--before", first["next_before"][-8:]) == [adds[1], adds[0]]
     assert ids("--queue", "cpu") == [boom]
     assert ids("--consumer", "add", "--state", "queued,running", "--limit", "1") == [adds[4]]
     assert ids("--state", "ended") == []
@@ -60,8 +60,8 @@ def test_the_next_page_is_asked_for_as_this_one_was(shell: Shell) -> None:
     out = shell.here("ls", "--store", shell.url, "--consumer", "add", "--state", "queued,running", "-n", "2").out
     (hint,) = [line for line in out.splitlines() if line.startswith("the next ones: taskyard ls")]
     first = shell.here("ls", "--store", shell.url, "--json", "-n", "2").json
-    assert hint.endswith(f"ls --state queued,running --consumer add -n 2 --before {first['before'][-8:]}")
-    assert shell.here(*hint.split()[4:], "--store", shell.url, "--json").json["before"] is not None
+    assert hint.endswith(f"ls --state queued,running --consumer add -n 2 --before {first['next_before'][-8:]}")
+    assert shell.here(*hint.split()[4:], "--store", shell.url, "--json").json["next_before"] is not None
 
 
 def test_lines_are_not_cut_in_a_pipe(shell: Shell) -> None:
@@ -92,8 +92,8 @@ def test_show_tells_everything(shell: Shell) -> None:
     for text in (uuid, "✘ failed", '"host": "example.org"', "ConnectionError", "Traceback", "is away", "↻ retrying"):
         assert text in out
     told = shell.here("show", uuid[-10:], "--store", shell.url, "--json").json
-    assert [run["state"] for run in told["runs"]] == ["retrying", "failed"]
-    assert [run["attempt"] for run in told["runs"]] == [1, 2]
+    assert [run["state"] for run in told["attempts"]] == ["retrying", "failed"]
+    assert [run["attempt"] for run in told["attempts"]] == [1, 2]
     assert told["error"]["type"] == "ConnectionError"
     assert told["retries"] == 1
 

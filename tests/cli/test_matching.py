@@ -13,8 +13,8 @@ import pytest
 from taskyard import rerunning
 from taskyard.cli.rerunning import run_again
 from taskyard.cli.selecting import Selection
-from taskyard.cli.steering import steer
-from taskyard.cli.target import Target
+from taskyard.cli.session import Target
+from taskyard.cli.steering import apply_command
 from taskyard.errors import OutcomeUnknown, StoreUnavailable
 from taskyard.model.command import Retry
 from taskyard.model.notes import NoteCode
@@ -38,7 +38,7 @@ def test_retry_all_takes_what_failed_with_this_error(shell: Shell) -> None:
     chosen = ("retry", "--all", "--error", "OSError", "--store", shell.url)
     counted = shell.here(*chosen, "--dry-run", "--json").json
     nobody = {"moved": 0, "changed_meanwhile": 0, "unfit": {}, "reasons": {}, "quarantined": 0}
-    assert counted == {"matched": 1, **nobody, "dry_run": True, "interrupted": False}
+    assert counted == {"matched": 1, **nobody, "dry_run": True, "interrupted": False, "is_uncertain": False}
     assert shell.record(away).state is TaskState.FAILED
     assert shell.here(*chosen).out == "1 task matched   ✔ 1 changed\n"
     found = [shell.record(uuid).state for uuid in (boom, away, done)]
@@ -340,7 +340,7 @@ def test_who_is_interrupted_is_told_so(
     shell.seed(*[("boom", {}) for _ in range(5)], work=True)
     chosen = Selection(Target(f"sqlite:///{shell.path}", None), as_json, where=TaskFilter(), yes=True)
     with pytest.raises(KeyboardInterrupt):
-        run_again(chosen, ()) if again else steer(chosen, Retry())
+        run_again(chosen, ()) if again else apply_command(chosen, Retry())
     out, found = capsys.readouterr().out, 5 if again else 4
     if as_json:
         said = json.loads(out)

@@ -72,4 +72,4 @@ def test_show_has_lines_and_artifacts(shell: Shell, uuid: str) -> None:
     document = shell.here("show", uuid, "--json", "--store", shell.url).json
     assert [one["name"] for one in document["artifacts"]] == ["large.bin", "note.txt", "raw.bin"]
     assert len(document["lines"]) == 3
-    assert document["runs"][0]["worker_pid"] is None
+    assert document["attempts"][0]["worker_pid"] is None

@@ -118,14 +118,18 @@ def test_steering_on_a_server(shell: Shell, url: str) -> None:
     assert f"right before {second}" in do("move", first, "--before", second).out
     assert do("hold", "--all", "--queue", "cpu", "--json").json["moved"] == 2
     assert do("release", "--all").out == "2 tasks matched   ✔ 2 changed\n"
-    assert do("reschedule", first, "2h", "--json").json[0]["state"] == "scheduled"
+    assert do("reschedule", first, "2h", "--json").json[0]["task"]["state"] == "scheduled"
     assert do("skip", first).code == 0
     assert do("queue", "pause", "cpu", "--reason", "backup").code == 0
     assert do("queue", "set", "cpu", "--concurrency", "3", "--json").json["limit"] == 3
     (cpu,) = do("queue", "ls", "--json").json
-    assert (cpu["state"], cpu["said"]["why"], cpu["counts"]) == ("paused", "backup", {"queued": 1, "skipped": 1})
+    assert (cpu["state"], cpu["state_set"]["reason"], cpu["counts"]) == (
+        "paused",
+        "backup",
+        {"queued": 1, "skipped": 1},
+    )
     assert do("queue", "resume", "cpu").code == 0
-    assert do("run-again", first, "--json").json[0]["origin"] == first
+    assert do("run-again", first, "--json").json[0]["task"]["origin"] == first
     assert do("prune", "--older", "0", "--json").json["pruned"] == 1
 
 

@@ -65,9 +65,9 @@ def test_a_paused_queue_starts_nothing_until_it_is_resumed(shell: Shell) -> None
     resumed = say(shell, "resume", "cpu")
     assert resumed.out.startswith("cpu  ● running; it starts tasks, at most 2 at once")
     worker.hear(f"failed    boom {held}")
-    said = queue(shell, "cpu")["said"]
-    assert isinstance(said, dict)
-    assert said["by"].startswith("cli:")
+    stamp = queue(shell, "cpu")["state_set"]
+    assert isinstance(stamp, dict)
+    assert stamp["actor"].startswith("cli:")
 
 
 @pytest.mark.spec("QUE-10")

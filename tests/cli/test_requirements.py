@@ -53,7 +53,7 @@ def test_a_task_runs_at_a_place_with_its_labels(farm: Shell) -> None:
     worker.signal(signal.SIGTERM)
     assert worker.end() == 0
     task = farm.here("show", submitted["uuid"], "--json", "--store", farm.url).json
-    assert (task["state"], task["runs"][0]["device"]) == ("completed", "gpu-0")
+    assert (task["state"], task["attempts"][0]["device"]) == ("completed", "gpu-0")
     text = farm.here("show", submitted["uuid"], "--store", farm.url).out
     for words in ("requires", "model=a100", "PLACE", "gpu-0"):
         assert words in text

@@ -31,13 +31,13 @@ def scheduled(shell: Shell) -> Shell:
 def test_schedules_are_listed_in_words(scheduled: Shell) -> None:
     """Each is a line with its state, when it fires next, its counters and its rule; also in a narrow window."""
     head, line = on(scheduled, "ls").out.splitlines()
-    assert head.split() == ["NAME", "STATE", "NEXT", "FIRED", "MISSED", "SKIPPED", "SOURCE", "RULE"]
+    assert head.split() == ["NAME", "STATE", "NEXT", "FIRED", "MISSED", "SKIPPED", "CONSUMER", "RULE"]
     assert line.split()[:4] == ["nightly", "●", "active", "in"]
     assert line.endswith("at 04:30 every day, Europe/Berlin")
     narrow = scheduled.here("schedule", "ls", "--store", scheduled.url, COLUMNS="80").out
     assert max(map(len, narrow.splitlines())) <= 80
     (found,) = on(scheduled, "ls", "--json").json
-    assert (found["name"], found["state"], found["words"]) == (
+    assert (found["name"], found["state"], found["rule_text"]) == (
         "nightly",
         "active",
         "at 04:30 every day, Europe/Berlin",
@@ -139,7 +139,7 @@ def test_a_schedule_is_changed_only_if_that_is_asked_for(scheduled: Shell) -> No
     )  # fmt: skip
     assert said.code == 0, said.err
     found = said.json
-    assert (found["words"], found["args"], found["missed"], found["overlap"]) == (
+    assert (found["rule_text"], found["args"], found["missed"], found["overlap"]) == (
         "every 6 hours",
         {"a": 2},
         "all",

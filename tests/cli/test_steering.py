@@ -26,8 +26,9 @@ def test_cancel_ends_what_waits_at_once(shell: Shell) -> None:
     again = shell.here("cancel", one, "--store", shell.url, "--json")
     assert again.code == 1
     (answer,) = again.json
-    assert (answer["ok"], answer["code"], answer["uuid"]) == (False, "is_canceled", one)
-    assert answer["state"] == "canceled"
+    assert (answer["ok"], answer["ref"], answer["task"]) == (False, one, None)
+    error = answer["error"]
+    assert (error["code"], error["data"]["uuid"], error["data"]["state"]) == ("is_canceled", one, "canceled")
 
 
 @pytest.mark.spec("QUE-12")
@@ -36,8 +37,10 @@ def test_cancel_stops_what_runs_elsewhere(shell: Shell) -> None:
     worker = shell.start_worker("--verbose")
     (uuid,) = shell.seed(("hold", {}))
     worker.hear(f"started   hold {uuid}")
-    asked = shell.here("cancel", uuid, "--store", shell.url, "--json").json
-    assert asked == [{"ok": True, "asked": uuid, "uuid": uuid, "state": "running", "stopping": True}]
+    (receipt,) = shell.here("cancel", uuid, "--store", shell.url, "--json").json
+    assert (receipt["ok"], receipt["ref"], receipt["error"], receipt["why"]) == (True, uuid, None, None)
+    assert (receipt["task"]["uuid"], receipt["task"]["state"]) == (uuid, "running")
+    assert receipt["task"]["cancel"]["actor"] == asker()
     watched = shell.here("watch", uuid, "--store", shell.url)
     assert watched.code == 1, "not completed"
     assert "canceled   hold" in watched.out
@@ -54,8 +57,8 @@ def test_retry_sends_failed_tasks_again(shell: Shell) -> None:
     mixed = shell.here("retry", second, done, "--tail", "--store", shell.url, "--json")
     assert mixed.code == 1
     assert [answer["ok"] for answer in mixed.json] == [True, False]
-    assert mixed.json[1]["code"] == "not_failed"
-    assert "only a failed task" in mixed.json[1]["message"]
+    assert mixed.json[1]["error"]["code"] == "not_failed"
+    assert "only a failed task" in mixed.json[1]["error"]["message"]
     places = [shell.record(uuid).position for uuid in (first, waiting, second)]
     assert places == sorted(places)
 
@@ -111,7 +114,7 @@ def test_move_keeps_the_order_in_which_they_are_named(shell: Shell, side: str) -
     (elsewhere,) = shell.seed(("add", {"a": 1}))
     refused = shell.here("move", elsewhere, side, three, "--store", shell.url, "--json")
     assert refused.code == 1
-    assert "stands in queue 'cpu', normal" in refused.json[0]["message"]
+    assert "stands in queue 'cpu', normal" in refused.json[0]["error"]["message"]
     assert shell.here("move", one, "--store", shell.url).code == 2
     assert shell.here("move", one, "--before", two, "--after", three, "--store", shell.url).code == 2
 
@@ -167,13 +170,14 @@ def test_run_again_makes_a_new_task(shell: Shell) -> None:
     (pending,) = shell.seed(("add", {"a": 1}))
     done = shell.here("run-again", old[-10:], pending, "--store", shell.url, "--json")
     assert done.code == 1
-    new, refused = done.json
-    assert (new["ok"], new["origin"], new["state"]) == (True, old, "queued")
+    made, refused = done.json
+    new = made["task"]
+    assert (made["ok"], new["origin"], new["state"]) == (True, old, "queued")
     assert shell.record(new["uuid"]).args == '{"a":41}'
     shown = shell.here("show", new["uuid"], "--store", shell.url).out.split("\n")
     assert any(line.startswith("note ") and "run again by cli:" in line for line in shown)
     assert shell.record(new["uuid"]).submitted_by == asker()
-    assert (refused["ok"], refused["state"]) == (False, "queued")
+    assert (refused["ok"], refused["error"]["data"]["state"]) == (False, "queued")
     assert shell.record(old).state is TaskState.COMPLETED
 
 

@@ -64,13 +64,15 @@ def test_submit_takes_every_way_to_dedupe(shell: Shell) -> None:
     window = ["--dedupe", "merge", "--dedupe-scope", "window", "--dedupe-window", "2h"]
     first, again = shell.here(*of, *window).json, shell.here(*of, *window).json
     assert (first["is_new"], again["is_new"], again["uuid"]) == (True, False, first["uuid"])
-    ends = datetime.fromisoformat(again["until"]) - datetime.fromisoformat(first["created_at"])
-    assert (first["until"], round(ends / timedelta(hours=1))) == (None, 2)
-    until = moment(datetime.fromisoformat(again["until"]))
+    ends = datetime.fromisoformat(again["window_ends_at"]) - datetime.fromisoformat(first["created_at"])
+    assert (first["window_ends_at"], round(ends / timedelta(hours=1))) == (None, 2)
+    until = moment(datetime.fromisoformat(again["window_ends_at"]))
     assert f"merged into the one that was there, whose window ends at {until}" in shell.here(*of[:-1], *window).err
     assert shell.record(first["uuid"]).dedupe_scope == "window"
     refused = json.loads(shell.here(*of, *window[2:], "--dedupe", "refuse").err.splitlines()[-1])
-    assert (refused["code"], refused["existing"], refused["until"]) == ("duplicate_task", first["uuid"], again["until"])
+    assert refused["code"] == "duplicate_task"
+    assert refused["data"]["existing"] == first["uuid"]
+    assert refused["data"]["until"] == again["window_ends_at"]
     assert "it is queued, and its window ends at" in refused["message"]
     other = shell.here(*of, "--dedupe", "replace", "--dedupe-scope", "queued", "--dedupe-key", "k").json
     assert shell.record(other["uuid"]).dedupe_scope == "queued"
@@ -100,7 +102,7 @@ def test_who_gave_up_waiting_knows_which_task_goes_on(shell: Shell) -> None:
     late = shell.run("submit", "add", "a=1", "--app", "app", "--wait-timeout", "0.1", "--json")
     assert late.code == 1
     (task,) = shell.here("ls", "--store", shell.url, "--json").json["tasks"]
-    assert json.loads(late.err.splitlines()[-1])["uuid"] == task["uuid"]
+    assert json.loads(late.err.splitlines()[-1])["data"] == {"uuid": task["uuid"]}
 
 
 def test_submit_can_wait_for_the_result(shell: Shell) -> None:

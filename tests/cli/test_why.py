@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
+from taskyard.application.task_documents import FailureDocument, FailurePage
 from taskyard.cli.failures import draw
-from taskyard.model.failures import FailureGroup
 from tests.cli.shell import Shell
 
 
@@ -23,7 +23,7 @@ def test_why_follows_the_chain(shell: Shell) -> None:
     assert "it does not wait: it is running" in out
     chain = shell.here("why", waiting, "--store", shell.url, "--json").json
     assert [link["uuid"] for link in chain] == [waiting, held]
-    assert (chain[0]["why"]["reason"], chain[0]["why"]["blocker"], chain[1]["why"]) == ("key busy", held, None)
+    assert (chain[0]["why"]["reason"], chain[0]["why"]["blocking_task"], chain[1]["why"]) == ("key busy", held, None)
     listed = shell.here("ls", "--store", shell.url).out.splitlines()
     assert f"key 'k' is busy: task {held[-8:]} holds it" in listed[1]
 
@@ -93,10 +93,10 @@ def test_what_failed_is_named_where_nothing_matches(shell: Shell) -> None:
 def test_what_is_suggested_chooses_what_is_shown(quarantined: bool, options: str) -> None:
     """The command that is proposed for the largest group is one that means it, also when it is in quarantine."""
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    group = FailureGroup(
-        error="system", consumer="resize", is_quarantined=quarantined, count=1, newest_at=at, uuid="u", message="gone"
+    group = FailureDocument(
+        error="system", consumer="resize", quarantined=quarantined, count=1, newest_at=at, uuid="u", message="gone"
     )
     console = Console(width=200)
     with console.capture() as said:
-        console.print(draw([(group, "gone")], now=at))
+        console.print(draw(FailurePage(groups=(group,)), now=at))
     assert said.get().rstrip().endswith(f"taskyard retry {options}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from taskyard.model.durations import duration as duration
+from taskyard.model.durations import duration as duration  # noqa: PLC0414
 
 
 def seconds_between(start: datetime | None, end: datetime | None) -> float | None:

@@ -11,15 +11,16 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, TextIO
 
+import msgspec
 import typer
 
+from taskyard.application.errors import describe_error
 from taskyard.cli.console import complain, json_text
 from taskyard.cli.errors import (
     DONE,
     REFUSED,
     USAGE,
     UsageError,
-    error_document,
     error_text,
     exit_code_of,
     typed_on_the_command_line,
@@ -37,7 +38,7 @@ from taskyard.cli.options import (
 )
 from taskyard.cli.queue_commands import groups, queues
 from taskyard.cli.schedule_commands import schedules
-from taskyard.cli.target import Target
+from taskyard.cli.session import Target
 from taskyard.cli.task_commands import COMMANDS
 from taskyard.errors import TaskyardError
 
@@ -143,15 +144,15 @@ def submit_command(
     as_json: JsonOption = False,
 ) -> int:
     """Submit one task: taskyard submit resize path=a.png width=640."""
-    from taskyard.cli.submitting import make_order, submit_task
+    from taskyard.cli.submitting import make_submit, submit_task
 
-    order = make_order(
+    submit = make_submit(
         name, arguments or (), args, wait=wait, wait_timeout=wait_timeout, after=after or (), priority=priority,
         delay=delay, at=at, queue=queue, key=key, timeout=timeout, bucket=bucket, on_failure=on_failure, dedupe=dedupe,
         dedupe_key=dedupe_key, dedupe_scope=dedupe_scope, dedupe_window=dedupe_window, title=title, labels=label or (),
         requires=require or (),
     )  # fmt: skip
-    return _await(submit_task(Target(store, yard), order, as_json=as_json))
+    return _await(submit_task(Target(store, yard), submit, as_json=as_json))
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -359,9 +360,9 @@ def _await(work: Coroutine[Any, Any, int]) -> int:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        import taskyard
+        from taskyard.application import VERSION
 
-        print(f"taskyard {taskyard.__version__}")
+        print(f"taskyard {VERSION}")
         raise typer.Exit
 
 
@@ -424,7 +425,8 @@ def _drop(stream: TextIO) -> None:
 def _report(error: TaskyardError | TimeoutError, code: int, wants_json: bool, arguments: Sequence[str] = ()) -> int:
     text = error_text(error, arguments)
     if wants_json:
-        print(json_text(error_document(error) | {"message": text}, pretty=False), file=sys.stderr)
+        document = msgspec.structs.replace(describe_error(error), message=text)
+        print(json_text(document, pretty=False), file=sys.stderr)
     else:
         complain("error", text)
     return code

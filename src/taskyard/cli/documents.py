@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
-from taskyard.cli.text import hide, redact, seconds_between, secrets_of
-from taskyard.errors import TaskEnded
+from taskyard.application.documents import sum_states as sum_states  # noqa: PLC0414
+from taskyard.application.redaction import Redactor
+from taskyard.cli.text import seconds_between
 from taskyard.model.event import Event
 from taskyard.model.execution import ExecutionError
 from taskyard.model.order import Priority
-from taskyard.model.state import TaskState
 from taskyard.model.task import NO_EXTRA, Attempt, TaskRecord
 from taskyard.stores.records import ATTEMPT, EXTRA, PUBLIC, TASK, Description, Kind
 
-
-class Revealed:
-    """The data of one task as it may be shown. `reveal` shows secrets as well."""
-
-    def __init__(self, record: TaskRecord, *, reveal: bool = False) -> None:
-        raw = _decode(record.args)
-        self._secrets = set() if reveal else secrets_of(raw)
-        self._reveal = reveal
-        self.args: Any = raw if reveal else redact(raw)
-        result = None if record.result is None else _decode(record.result)
-        self.result: Any = result if reveal else redact(result)
-
-    def text(self, text: str) -> str:
-        """A message or traceback without the secrets among the arguments."""
-        return text if self._reveal else hide(text, self._secrets)
-
-    def value(self, value: Any) -> Any:
-        """A stored value as JSON, its texts without the secrets among the arguments."""
-        found = msgspec.to_builtins(value)
-        if isinstance(found, str):
-            return self.text(found)
-        if isinstance(found, dict):
-            return {name: self.value(value) for name, value in found.items()}
-        return found
-
-    def error(self, ended: TaskEnded) -> TaskEnded:
-        """The same error, its text and its fields without those secrets."""
-        ended.args = (self.text(str(ended)),)
-        for name, value in vars(ended).items():
-            if isinstance(value, str):
-                setattr(ended, name, self.text(value))
-        return ended
-
-
-def _decode(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text  # written by somebody else; shown as it is
+Revealed = Redactor
 
 
 def task_document(record: TaskRecord, *, reveal: bool = False) -> dict[str, Any]:
@@ -124,18 +84,6 @@ def shown_document(record: TaskRecord, runs: Sequence[Attempt], *, reveal: bool 
     """One task with its runs."""
     shown = Revealed(record, reveal=reveal)
     return {**task_document(record, reveal=reveal), "runs": [attempt_document(run, shown) for run in runs]}
-
-
-def sum_states(
-    counts: Mapping[tuple[str, TaskState], int], queues: Iterable[str] | None = None
-) -> dict[TaskState, int]:
-    """Tasks per state, over all queues or over these; states without any are left out."""
-    only = None if queues is None else set(queues)
-    total: dict[TaskState, int] = {}
-    for (queue, state), n in counts.items():
-        if only is None or queue in only:
-            total[state] = total.get(state, 0) + n
-    return {state: total[state] for state in TaskState if total.get(state)}
 
 
 def priority_label(priority: int) -> str:

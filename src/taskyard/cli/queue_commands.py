@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from taskyard.cli.options import AppOption, JsonOption, StoreOption, reason_option
-from taskyard.cli.target import Target
+from taskyard.cli.session import Target
 
 queues = typer.Typer(help="Queues: what each holds, and steering them as a whole.", no_args_is_help=True)
 groups = typer.Typer(help="Tasks that were submitted together.", no_args_is_help=True)
@@ -38,10 +38,10 @@ def pause_command(
     as_json: JsonOption = False,
 ) -> int:
     """Start nothing more of a queue, until it is resumed; what runs goes on."""
-    from taskyard.cli.queues import steer_queue
+    from taskyard.cli.queues import control_queue
+    from taskyard.model.queue import Pause
 
-    target = Target(store, yard)
-    return asyncio.run(steer_queue(target, name, lambda queue: queue.pause(reason=reason), as_json=as_json))
+    return asyncio.run(control_queue(Target(store, yard), name, Pause(reason), as_json=as_json))
 
 
 @queues.command("resume")
@@ -49,9 +49,10 @@ def resume_command(
     name: NameArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
 ) -> int:
     """Start tasks of a queue again; takes back a pause, and a stop that is under way."""
-    from taskyard.cli.queues import steer_queue
+    from taskyard.cli.queues import control_queue
+    from taskyard.model.queue import Resume
 
-    return asyncio.run(steer_queue(Target(store, yard), name, lambda queue: queue.resume(), as_json=as_json))
+    return asyncio.run(control_queue(Target(store, yard), name, Resume(), as_json=as_json))
 
 
 @queues.command("stop-after-current")
@@ -63,12 +64,10 @@ def stop_after_current_command(
     as_json: JsonOption = False,
 ) -> int:
     """Pause a queue, and show it as stopping until what runs has ended."""
-    from taskyard.cli.queues import steer_queue
+    from taskyard.cli.queues import control_queue
+    from taskyard.model.queue import StopAfterCurrent
 
-    target = Target(store, yard)
-    return asyncio.run(
-        steer_queue(target, name, lambda queue: queue.stop_after_current(reason=reason), as_json=as_json)
-    )
+    return asyncio.run(control_queue(Target(store, yard), name, StopAfterCurrent(reason), as_json=as_json))
 
 
 @queues.command("set")
@@ -83,13 +82,12 @@ def set_command(
     as_json: JsonOption = False,
 ) -> int:
     """Change how many tasks of a queue run at once, in all processes, from now on."""
-    from taskyard.cli.queues import steer_queue
+    from taskyard.cli.queues import control_queue
     from taskyard.cli.values import parse_limit, parse_option
+    from taskyard.model.queue import SetConcurrency
 
-    limit, target = parse_option("--concurrency", parse_limit, concurrency), Target(store, yard)
-    return asyncio.run(
-        steer_queue(target, name, lambda queue: queue.set_concurrency(limit, reason=reason), as_json=as_json)
-    )
+    command = SetConcurrency(parse_option("--concurrency", parse_limit, concurrency), reason)
+    return asyncio.run(control_queue(Target(store, yard), name, command, as_json=as_json))
 
 
 @groups.command("show")

@@ -1,30 +1,23 @@
-"""`taskyard run-again`: new tasks made of ended ones."""
+"""`taskyard run-again`: new tasks made of finished ones."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 from rich.text import Text
 
-from taskyard.cli.asking import asker, confirm
+from taskyard.application.interface import Application
+from taskyard.application.task_requests import CommandReceipt, RerunReport
 from taskyard.cli.console import make_console, say_json
-from taskyard.cli.errors import DONE, REFUSED, UsageError, error_document
-from taskyard.cli.looks import state_text
+from taskyard.cli.errors import DONE, REFUSED, UsageError
+from taskyard.cli.formatting import state_text
 from taskyard.cli.selecting import Selection
-from taskyard.cli.steering import tell_interrupted, tell_report
-from taskyard.cli.target import opened, refuse_unknown, resolve
-from taskyard.cli.text import clean, counted
+from taskyard.cli.session import opened_application
+from taskyard.cli.steering import confirm_and_apply, refused_line
+from taskyard.cli.text import clean
 from taskyard.cli.values import Arguments, parse_arguments
-from taskyard.errors import InvalidArguments, StoreError, TaskyardError
-from taskyard.model.task import TaskRecord
-from taskyard.model.task_filter import TaskFilter
-from taskyard.queueing.matching import RerunReport
-from taskyard.yard import Yard
-
-RUN_AGAIN = "run them again"
 
 
 def run_again(chosen: Selection, changes: Sequence[str], *, repeat: bool = False) -> int:
@@ -37,75 +30,28 @@ def run_again(chosen: Selection, changes: Sequence[str], *, repeat: bool = False
     if chosen.where is None:
         return asyncio.run(_run_named(chosen, given))
     where = msgspec.structs.replace(chosen.where, states=chosen.states)
-    if not chosen.dry_run and not chosen.yes:
-        found = asyncio.run(_run_all(chosen, where, given, repeat=repeat, dry_run=True)).fitting
-        confirm(f"run {counted(found, 'task')} again", found, yes=False)
-    report = asyncio.run(_run_all(chosen, where, given, repeat=repeat, dry_run=chosen.dry_run))
-    tell_report(chosen, report, RUN_AGAIN)
-    return REFUSED if report.refused else DONE
 
+    def apply(application: Application, dry_run: bool) -> AsyncIterator[RerunReport]:
+        return application.tasks.rerun_matching(where, changes=given.values, repeat=repeat, dry_run=dry_run)
 
-async def _run_all(
-    chosen: Selection, where: TaskFilter, given: Arguments, *, repeat: bool, dry_run: bool
-) -> RerunReport:
-    """As the arguments were typed: what one consumer takes as JSON, another may want as text."""
-    done = RerunReport()
-
-    def note(report: RerunReport) -> None:
-        nonlocal done
-        done = report
-
-    async with opened(_yard(chosen, given)) as yard:
-        await refuse_unknown(yard, chosen.target, where)
-        try:
-            return await yard.run_all_again(
-                where, changes=given.values or None, repeat=repeat, dry_run=dry_run, so_far=note, by=asker()
-            )
-        except BaseException as exc:
-            tell_interrupted(chosen, done, RUN_AGAIN, exc)
-            raise
-
-
-def _yard(chosen: Selection, given: Arguments) -> Yard:
-    return chosen.target.load() if given.values else chosen.target.bare()
+    return confirm_and_apply(chosen, apply, "run", after=" again", needs_app=bool(given.values))
 
 
 async def _run_named(chosen: Selection, given: Arguments) -> int:
-    answers: list[tuple[str, TaskRecord | TaskyardError]] = []
-    async with opened(_yard(chosen, given)) as yard:
-        for fragment in dict.fromkeys(chosen.ids):
-            try:
-                answers.append((fragment, await _run_one(yard, fragment, given)))
-            except StoreError:
-                raise
-            except TaskyardError as exc:
-                answers.append((fragment, exc))
+    async with opened_application(chosen.target, needs_app=bool(given.values)) as application:
+        receipts = await application.tasks.rerun(chosen.ids, changes=given.values, changes_text=given.typed)
     if chosen.as_json:
-        say_json([_document(asked, answer) for asked, answer in answers])
+        say_json(receipts)
     else:
         console = make_console()
-        for _, answer in answers:
-            console.print(_line(answer), soft_wrap=True)
-    return REFUSED if any(isinstance(answer, TaskyardError) for _, answer in answers) else DONE
+        for receipt in receipts:
+            console.print(_line(receipt), soft_wrap=True)
+    return DONE if all(receipt.ok for receipt in receipts) else REFUSED
 
 
-async def _run_one(yard: Yard, fragment: str, given: Arguments) -> TaskRecord:
-    uuid = await resolve(yard, fragment)
-    try:
-        handle = await yard.run_again(uuid, changes=given.values or None, by=asker())
-    except InvalidArguments as refused:  # what the consumer refuses as JSON, it may take as the text that was typed
-        handle = await yard.run_again(uuid, changes=given.as_text(refused.names), by=asker())
-    return await handle.record()
-
-
-def _document(asked: str, answer: TaskRecord | TaskyardError) -> dict[str, Any]:
-    if isinstance(answer, TaskyardError):
-        return {"ok": False, "asked": asked, **error_document(answer)}
-    return {"ok": True, "asked": asked, "uuid": answer.uuid, "origin": answer.origin, "state": answer.state}
-
-
-def _line(answer: TaskRecord | TaskyardError) -> Text:
-    if isinstance(answer, TaskyardError):
-        return Text.assemble(("✘ refused  ", "bold red"), clean(str(answer)))
-    line = Text.assemble(clean(answer.uuid), "  ", (clean(answer.consumer), "bold"), "  ", state_text(answer.state))
-    return line.append(f"; a new task, made of {clean(answer.origin or '')}", "dim")
+def _line(receipt: CommandReceipt) -> Text:
+    task = receipt.task
+    if task is None:
+        return refused_line(receipt)
+    line = Text.assemble(clean(task.uuid), "  ", (clean(task.consumer), "bold"), "  ", state_text(task.state))
+    return line.append(f"; a new task, made of {clean(task.origin or '')}", "dim")

@@ -9,7 +9,7 @@ import typer
 
 from taskyard.cli.errors import typed_on_the_command_line
 from taskyard.cli.options import AppOption, JsonOption, StoreOption, reason_option
-from taskyard.cli.target import Target
+from taskyard.cli.session import Target
 
 schedules = typer.Typer(help="What recurs: when it fires, what has fired, and steering it.", no_args_is_help=True)
 
@@ -81,14 +81,14 @@ def add_command(
     as_json: JsonOption = False,
 ) -> int:
     """Add a schedule: taskyard schedule add nightly report --cron "0 4 * * *" --zone Europe/Berlin."""
-    from taskyard.cli.schedules import add_schedule, make_draft
+    from taskyard.cli.schedules import add_schedule, make_schedule
 
-    draft = make_draft(
+    request = make_schedule(
         name, consumer, arguments or (), args, cron=cron, zone=zone, every=every, priority=priority, queue=queue,
         key=key, timeout=timeout, missed=missed, catch_up=catch_up, grace=grace, overlap=overlap, jitter=jitter,
         start=start, end=end,
     )  # fmt: skip
-    return asyncio.run(add_schedule(Target(store, yard), draft, replace=replace, as_json=as_json))
+    return asyncio.run(add_schedule(Target(store, yard), request, replace=replace, as_json=as_json))
 
 
 @schedules.command("pause")
@@ -100,11 +100,9 @@ def pause_command(
     as_json: JsonOption = False,
 ) -> int:
     """Let a schedule fire nothing until it is resumed."""
-    from taskyard.cli.asking import asker
-    from taskyard.cli.schedules import steer_schedule
+    from taskyard.cli.schedules import pause_schedule
 
-    target = Target(store, yard)
-    return asyncio.run(steer_schedule(target, lambda on: on.pause(name, note=note, by=asker()), as_json=as_json))
+    return asyncio.run(pause_schedule(Target(store, yard), name, note=note, as_json=as_json))
 
 
 @schedules.command("resume")
@@ -112,9 +110,9 @@ def resume_command(
     name: NameArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
 ) -> int:
     """Let a schedule fire again, from now on."""
-    from taskyard.cli.schedules import steer_schedule
+    from taskyard.cli.schedules import resume_schedule
 
-    return asyncio.run(steer_schedule(Target(store, yard), lambda on: on.resume(name), as_json=as_json))
+    return asyncio.run(resume_schedule(Target(store, yard), name, as_json=as_json))
 
 
 @schedules.command("run")

@@ -13,7 +13,7 @@ import typer
 
 from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.cli.options import AppOption, JsonOption, StoreOption
-from taskyard.cli.target import Target
+from taskyard.cli.session import Target
 from taskyard.cli.values import parse_duration, parse_option, parse_pairs, parse_states
 from taskyard.errors import quote
 from taskyard.model.state import TaskState

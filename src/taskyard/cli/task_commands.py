@@ -10,7 +10,7 @@ import typer
 
 from taskyard.cli.options import AppOption, IdsArgument, JsonOption, StoreOption, reason_option
 from taskyard.cli.selecting import Selection, selecting
-from taskyard.cli.target import Target
+from taskyard.cli.session import Target
 
 ReasonOption = Annotated[str, reason_option("task")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, however many they are.")]
@@ -22,10 +22,10 @@ def start_command(
     urgent: Annotated[bool, typer.Option("--raise", help="Before all others: make them high as well.")] = False,
 ) -> int:
     """Put tasks at the head of their queue, also what waits for its time or is held. What runs is not disturbed."""
-    from taskyard.cli.steering import steer
+    from taskyard.cli.steering import apply_command
     from taskyard.model.command import StartNow
 
-    return steer(chosen, StartNow(urgent))
+    return apply_command(chosen, StartNow(urgent))
 
 
 @selecting
@@ -35,10 +35,10 @@ def cancel_command(
     force: Annotated[bool, typer.Option("--force", help="Kill what runs at once: its output may be damaged.")] = False,
 ) -> int:
     """Cancel tasks: at once where they wait; where they run, they are asked to stop."""
-    from taskyard.cli.steering import steer
+    from taskyard.cli.steering import apply_command
     from taskyard.model.command import Cancel
 
-    return steer(chosen, Cancel(reason, force))
+    return apply_command(chosen, Cancel(reason, force))
 
 
 @selecting
@@ -48,37 +48,37 @@ def retry_command(
 ) -> int:
     """Send failed tasks again, before the others that wait or behind them. With --all, what took its workers down is
     left out, unless you say --quarantined."""
-    from taskyard.cli.steering import steer
+    from taskyard.cli.steering import apply_command
     from taskyard.model.command import Retry
 
-    return steer(chosen, Retry(to_head=not tail))
+    return apply_command(chosen, Retry(to_head=not tail))
 
 
 @selecting
 def skip_command(chosen: Selection, reason: ReasonOption = "") -> int:
     """End tasks that have not started, as skipped."""
-    from taskyard.cli.steering import steer
+    from taskyard.cli.steering import apply_command
     from taskyard.model.command import Skip
 
-    return steer(chosen, Skip(reason))
+    return apply_command(chosen, Skip(reason))
 
 
 @selecting
 def hold_command(chosen: Selection, reason: ReasonOption = "") -> int:
     """Keep tasks that have not started from starting, until they are released. They keep their places."""
-    from taskyard.cli.steering import steer
+    from taskyard.cli.steering import apply_command
     from taskyard.model.command import Hold
 
-    return steer(chosen, Hold(reason))
+    return apply_command(chosen, Hold(reason))
 
 
 @selecting
 def release_command(chosen: Selection) -> int:
     """Let held tasks go: to their old places, or on waiting for their time."""
-    from taskyard.cli.steering import steer
+    from taskyard.cli.steering import apply_command
     from taskyard.model.command import Release
 
-    return steer(chosen, Release())
+    return apply_command(chosen, Release())
 
 
 @selecting
@@ -87,11 +87,11 @@ def priority_command(
     level: Annotated[str, typer.Argument(metavar="LEVEL", help="high, normal or low.")],
 ) -> int:
     """Change the priority of tasks that have not started: taskyard priority ID high."""
-    from taskyard.cli.steering import steer
+    from taskyard.application.task_requests import SetPriority
+    from taskyard.cli.steering import apply_command
     from taskyard.cli.values import parse_priority
-    from taskyard.model.command import SetPriority
 
-    return steer(chosen, SetPriority(parse_priority(level)))
+    return apply_command(chosen, SetPriority(priority=parse_priority(level)))
 
 
 @selecting
@@ -101,13 +101,13 @@ def reschedule_command(
 ) -> int:
     """Make tasks that have not started due at another time, earlier or later: taskyard reschedule ID 2h."""
     from taskyard.cli.errors import typed_on_the_command_line
-    from taskyard.cli.steering import steer
+    from taskyard.cli.steering import apply_command
     from taskyard.cli.values import parse_when
     from taskyard.model.command import Reschedule
 
     with typed_on_the_command_line():
         command = Reschedule(parse_when(when))
-    return steer(chosen, command)
+    return apply_command(chosen, command)
 
 
 def move_command(

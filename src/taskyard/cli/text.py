@@ -18,7 +18,6 @@ from taskyard.application.formatting import cut as cut  # noqa: PLC0414
 from taskyard.application.formatting import duration as duration  # noqa: PLC0414
 from taskyard.application.formatting import seconds_between as seconds_between  # noqa: PLC0414
 from taskyard.application.formatting import size as size  # noqa: PLC0414
-from taskyard.errors import HIDDEN, hide_password
 
 # C0 and C1 controls (0x9B alone starts an escape sequence on some terminals), line and paragraph separators, marks that
 # turn the direction of writing, invisible tags, lone surrogates.
@@ -26,13 +25,6 @@ _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _UNSAFE_IN_LINES = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
-
-_SECRET_WORDS = frozenset({
-    "password", "passwd", "pwd", "passphrase", "passcode", "secret", "secrets", "token", "tokens", "key", "keys",
-    "apikey", "credential", "credentials", "auth", "authorization", "bearer", "cookie", "cookies", "otp", "pin",
-})  # fmt: skip
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-
 
 # --- safe -------------------------------------------------------------------------------------------------------------
 
@@ -76,45 +68,6 @@ def one_line(text: str, width: int) -> str:
 def cut_start(text: str, width: int) -> str:
     """The end of a path says more than its beginning."""
     return text if len(text) <= width else "…" + text[len(text) - max(0, width - 1) :]
-
-
-# --- secret -----------------------------------------------------------------------------------------------------------
-
-
-def is_secret(name: str) -> bool:
-    """Whether a value of this name should not be shown: one of the words in the name says so."""
-    return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
-
-
-def redact(value: Any) -> Any:
-    """A copy of JSON data with the values of secret names hidden, and the passwords inside of URLs."""
-    if isinstance(value, dict):
-        return {k: HIDDEN if is_secret(str(k)) and v not in (None, "") else redact(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [redact(one) for one in value]
-    return hide_password(value) if isinstance(value, str) else value
-
-
-def secrets_of(value: Any) -> set[str]:
-    """The texts that `redact` would hide in `value`: an error may quote them."""
-    found: set[str] = set()
-    if isinstance(value, dict):
-        for name, one in value.items():
-            if isinstance(one, str | int) and is_secret(str(name)):
-                found.add(str(one))
-            else:
-                found |= secrets_of(one)
-    elif isinstance(value, list):
-        for one in value:
-            found |= secrets_of(one)
-    return {text for text in found if len(text) >= 4}  # shorter ones would blot out half of any text
-
-
-def hide(text: str, secrets: set[str]) -> str:
-    """`text` without the secrets of its task, longest first."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
-    return hide_password(text)
 
 
 # --- short ------------------------------------------------------------------------------------------------------------

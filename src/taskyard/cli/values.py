@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from taskyard.application.task_documents import PRIORITIES, PriorityName
 from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.errors import quote
 from taskyard.model.given import LARGEST_COUNT, check_labels
-from taskyard.model.order import Priority
 from taskyard.model.state import ENDED, TaskState
 
 T = TypeVar("T")
@@ -149,11 +149,12 @@ def parse_when(text: str) -> datetime:
         raise UsageError(f"{quote(text)} is too long") from None
 
 
-def parse_priority(text: str) -> Priority:
-    try:
-        return Priority.of(text.strip())
-    except ValueError as exc:
-        raise UsageError(str(exc)) from None
+def parse_priority(text: str) -> PriorityName:
+    word = text.strip().lower()
+    for name in PRIORITIES:
+        if word == name:
+            return name
+    raise UsageError(f"priority {quote(text)} is not one of {', '.join(PRIORITIES)}")
 
 
 def parse_limit(text: str) -> int | None:

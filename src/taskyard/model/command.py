@@ -17,7 +17,7 @@ from taskyard.model.state import ENDED, HAS_PLACE, LEGAL, QUEUED, RUNNING, WAITI
 from taskyard.model.task import TaskRecord, moment
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=True):
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """Stop it: at once when it waits, by asking its run when it is running. With `force` the run is not asked but
     killed, where it can be: what it was writing may be damaged. `code` and `subject` say what asks, where that is not
     a person."""
@@ -28,54 +28,54 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     subject: str = ""
 
 
-class Retry(msgspec.Struct, frozen=True, tag=True):
+class Retry(msgspec.Struct, frozen=True, tag="retry"):
     """Send a failed or interrupted task again, at the head of its priority or at the tail."""
 
     to_head: bool = True
 
 
-class SetPriority(msgspec.Struct, frozen=True, tag=True):
+class SetPriority(msgspec.Struct, frozen=True, tag="set_priority"):
     """Change the priority of a task that has not started."""
 
     priority: Priority
 
 
-class Hold(msgspec.Struct, frozen=True, tag=True):
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
     """Keep a task that has not started from starting; it keeps its place."""
 
     reason: str = ""
 
 
-class Release(msgspec.Struct, frozen=True, tag=True):
+class Release(msgspec.Struct, frozen=True, tag="release"):
     """Let a task go that was held: where it belongs now, by its due time, and at its old place."""
 
 
-class Skip(msgspec.Struct, frozen=True, tag=True):
+class Skip(msgspec.Struct, frozen=True, tag="skip"):
     """End a task that has not started, as skipped."""
 
     reason: str = ""
 
 
-class StartNow(msgspec.Struct, frozen=True, tag=True):
+class StartNow(msgspec.Struct, frozen=True, tag="start_now"):
     """To the head of its priority, or `urgent`: to that of the high ones; also what waits for its time, is held, or is
     blocked by an admission check: a node that has the check runs it again. It never goes before what runs."""
 
     urgent: bool = False
 
 
-class MoveBefore(msgspec.Struct, frozen=True, tag=True):
+class MoveBefore(msgspec.Struct, frozen=True, tag="move_before"):
     """Put it right before another task of its queue and priority."""
 
     other: str
 
 
-class MoveAfter(msgspec.Struct, frozen=True, tag=True):
+class MoveAfter(msgspec.Struct, frozen=True, tag="move_after"):
     """Put it right after another task of its queue and priority."""
 
     other: str
 
 
-class Reschedule(msgspec.Struct, frozen=True, tag=True):
+class Reschedule(msgspec.Struct, frozen=True, tag="reschedule"):
     """Make it due at another time, earlier or later."""
 
     due_at: datetime
@@ -92,11 +92,11 @@ class _OfBlocker(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "detail", stored_detail(self.detail))
 
 
-class Block(_OfBlocker, frozen=True, tag=True):
+class Block(_OfBlocker, frozen=True, tag="block"):
     """Keep a queued task from starting until this blocker is freed; it keeps its place. A node asks for it."""
 
 
-class Unblock(_OfBlocker, frozen=True, tag=True):
+class Unblock(_OfBlocker, frozen=True, tag="unblock"):
     """Let a task go on that waits for this blocker. A node asks for it."""
 
 

@@ -112,23 +112,23 @@ class QueueControl(msgspec.Struct, frozen=True, kw_only=True):
 UNTOUCHED = QueueControl()
 
 
-class Pause(msgspec.Struct, frozen=True, tag=True):
+class Pause(msgspec.Struct, frozen=True, tag="pause"):
     """Start nothing more; what runs goes on."""
 
     reason: str = ""
 
 
-class Resume(msgspec.Struct, frozen=True, tag=True):
+class Resume(msgspec.Struct, frozen=True, tag="resume"):
     """Start tasks again. Takes a pause back, and a stop that is under way."""
 
 
-class StopAfterCurrent(msgspec.Struct, frozen=True, tag=True):
+class StopAfterCurrent(msgspec.Struct, frozen=True, tag="stop_after_current"):
     """Pause, and be seen as stopping until what runs has ended."""
 
     reason: str = ""
 
 
-class SetConcurrency(msgspec.Struct, frozen=True, tag=True):
+class SetConcurrency(msgspec.Struct, frozen=True, tag="set_concurrency"):
     """Run at most so many at once, whatever the rules say; None gives the word back to the rules."""
 
     concurrency: int | None

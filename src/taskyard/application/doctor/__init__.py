@@ -42,7 +42,7 @@ def _find_store(store: str | None, app: str | None) -> str | Store | None:
 
 def _check_store(where: str | Store | None) -> Iterator[Finding]:
     if where is None:
-        yield ok("store", f"none examined; {NoStoreGiven()}")
+        yield ok("store", f"none examined; {NoStoreGiven().describe(lambda field: f'--{field}')}")
         return
     name = hide_password(where) if isinstance(where, str) else type(where).__name__
     yield ok("store", name, url=name)

@@ -1,0 +1,180 @@
+"""Errors of the application layer, and how any error of Taskyard becomes a document."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any
+
+from taskyard.application.documents import ErrorDocument
+from taskyard.errors import InvalidInput, StoreError, TaskyardError, UnknownConsumer, quote
+
+MAX_NAMES = 20
+"""Names that a message lists: as many as a person reads."""
+
+_NOT_DATA = frozenset({"self", "problem", "hint", "field", "fields", "given", "traceback"})
+
+
+def describe_error(error: TaskyardError | TimeoutError) -> ErrorDocument:
+    """The error as a document. Its data are the values that its class is made of, as far as they are plain."""
+    message = str(error) or type(error).__name__
+    if not isinstance(error, TaskyardError):
+        return ErrorDocument(code="timeout", message=message)
+    data = {
+        name: value for name in _fields_of(type(error)) if (value := _plain(getattr(error, name, None))) is not None
+    }
+    field = None
+    if isinstance(error, InvalidInput):
+        field = error.field
+        if error.item is not None:
+            data["item"] = error.item
+    return ErrorDocument(code=error.code, message=message, field=field, hint=error.hint, data=data)
+
+
+def _fields_of(cls: type[TaskyardError]) -> tuple[str, ...]:
+    parameters = inspect.signature(cls).parameters.values()
+    names = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    return tuple(name for name in names if name not in _NOT_DATA)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set | frozenset | tuple):
+        value = sorted(value)
+    return value if isinstance(value, str | int | float | list | datetime) else None
+
+
+# --- which store, which app -------------------------------------------------------------------------------------------
+
+
+class AppNotFound(InvalidInput):
+    """There is no such yard to import: correct `module:yard`, or start in another folder."""
+
+
+class AppRequired(InvalidInput):
+    """The call needs the consumer's code: open the application with its app."""
+
+
+class NoStoreGiven(InvalidInput):
+    """Nothing says where the store is."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "which store? give {store} sqlite:///work.db or postgresql://user@host/database, set TASKYARD_STORE, or "
+            "name the app with {app} module:yard",
+            fields=("store", "app"),
+        )
+
+
+class StoreNotShared(InvalidInput):
+    """A memory store lives inside one process: no other program can see it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "memory:// lives inside of one process, so this command would find it empty; use sqlite:///work.db"
+        )
+
+
+class StoreMissing(StoreError):
+    """There is no such file, or nothing of Taskyard in the database: correct the address. Only a call that writes new
+    tasks makes a store."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"there is no store at {path}; it is made by the first `taskyard run`, by the first submit of an app, or "
+            f"in a database by `taskyard migrate`"
+        )
+
+
+class WriteLockHeld(StoreError):
+    """A stopped process holds the write lock: let it go on, or end it."""
+
+    def __init__(self, path: str, pid: int, command: str) -> None:
+        self.path, self.pid, self.command = path, pid, command
+        super().__init__(
+            f"process {pid} ({command}) is stopped while it has the turn to write to {path}, and all others wait for "
+            f"it; let it go on with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`"
+        )
+
+
+class NothingToMigrate(InvalidInput):
+    """The store has no tables of its own; there is nothing to do."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        super().__init__(f"{store} has no tables that change from version to version")
+
+
+# --- names and refs ---------------------------------------------------------------------------------------------------
+
+
+class InvalidRef(InvalidInput):
+    """This cannot name a task: give a whole id, or at least 4 characters of its beginning or end."""
+
+
+class AmbiguousTask(InvalidInput):
+    """More than one task fits: give more of the id."""
+
+    def __init__(self, ref: str, found: Sequence[str]) -> None:
+        self.ref, self.found = ref, list(found)
+        super().__init__(f"{quote(ref)} could be any of {', '.join(found)}; give more of it")
+
+
+class AmbiguousNode(InvalidInput):
+    """More than one node fits: name it by its incarnation."""
+
+    def __init__(self, ref: str, found: Sequence[str]) -> None:
+        self.ref, self.found = ref, list(found)
+        super().__init__(f"{quote(ref)} could be any of {', '.join(found)}; name one by its incarnation")
+
+
+class UnknownQueue(InvalidInput):
+    """No task of this store has ever been in such a queue: correct the name."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name, self.known = name, list(known)
+        super().__init__(f"no queue is called {quote(name)}; {_near(name, known)}")
+
+
+class NoSuchConsumer(UnknownConsumer):
+    """No task in this store is of such a consumer, and no app, node or schedule has it: correct the name. `known` are
+    the consumers of those, and of the newest tasks."""
+
+    code = UnknownConsumer.code
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(name, known)
+        InvalidInput.__init__(
+            self, f"no consumer is called {quote(name)}, and no task here is of one; {_near(name, known)}"
+        )
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=3)
+    meant = f"did you mean {' or '.join(map(quote, near))}? " if near else ""
+    shown = ", ".join(map(quote, known[:MAX_NAMES]))
+    more = f" and {len(known) - MAX_NAMES:,} more" if len(known) > MAX_NAMES else ""
+    return f"{meant}known are {shown or 'none'}{more}"
+
+
+class NoGroup(InvalidInput):
+    """The task belongs to no group: it was submitted by itself."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+        super().__init__(f"task {uuid} belongs to no group")
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+class WaitTimeout(TaskyardError, TimeoutError):
+    """The task has not finished in time. It goes on: wait again, or look later."""
+
+    code = "timeout"
+
+    def __init__(self, uuid: str, message: str) -> None:
+        self.uuid = uuid
+        super().__init__(message)

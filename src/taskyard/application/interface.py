@@ -1,0 +1,221 @@
+"""What people and programs can ask of a yard: the one interface of the command line, the web service and the client.
+
+A call takes plain values or a request and returns a document. Both have a JSON schema. No yard, handle, callback or
+event object crosses this line, so a call means the same here (`LocalApplication`) and over HTTP.
+
+- A command on one task, queue or schedule that raises has changed nothing, `OutcomeUnknown` aside.
+- A bulk command yields its progress; the last report says how far it came, also after an error.
+- Every command is kept with the actor that the application was opened for.
+- Documents are redacted: secrets are `***` unless the call has `reveal=True`.
+
+It decides nothing about tasks: rules live in `model/`, transactions in `stores/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from taskyard.application.queue_documents import QueueDocument
+from taskyard.application.schedule_documents import (
+    RemovedSchedule,
+    ScheduleDetail,
+    ScheduleDocument,
+    ScheduleRequest,
+    ScheduleTasks,
+)
+from taskyard.application.task_documents import (
+    ArtifactContent,
+    ChainLink,
+    FailurePage,
+    LogDocument,
+    TaskDetail,
+    TaskDocument,
+    TaskPage,
+)
+from taskyard.application.task_requests import (
+    BulkReport,
+    CommandReceipt,
+    GroupDocument,
+    GroupReceipt,
+    PruneReport,
+    RerunReport,
+    SubmitReceipt,
+    SubmitRequest,
+    TaskCommand,
+)
+from taskyard.model.queue import QueueCommand
+from taskyard.model.task_filter import ALL_TASKS, TaskFilter
+
+
+class TaskCalls(Protocol):
+    """Tasks and groups. A `ref` is a task id, or at least 4 characters of its beginning or end; where it names none or
+    several, a call raises `InvalidRef`, `UnknownTask` or `AmbiguousTask`."""
+
+    # queries
+
+    async def list(self, where: TaskFilter = ALL_TASKS, *, before: str | None = None, limit: int = 20) -> TaskPage:
+        """A page, newest first; the next one begins before the task `before`."""
+        ...
+
+    async def get(self, ref: str, *, reveal: bool = False) -> TaskDetail:
+        """Everything about one task: its attempts, the end of its log, its artifacts, why it waits."""
+        ...
+
+    async def get_many(self, ids: Sequence[str]) -> tuple[TaskDocument, ...]:
+        """The tasks with these ids, in this order; unknown ones are left out."""
+        ...
+
+    async def resolve(self, refs: Sequence[str]) -> tuple[str, ...]:
+        """The ids that the refs name, each once."""
+        ...
+
+    async def count(self, where: TaskFilter = ALL_TASKS) -> int:
+        """How many tasks match."""
+        ...
+
+    async def get_log(
+        self, ref: str, *, attempt: int | None = None, limit: int = 100, reveal: bool = False
+    ) -> LogDocument:
+        """The latest log lines of a task, or of one attempt (1 is the first)."""
+        ...
+
+    async def read_artifact(self, ref: str, name: str, *, attempt: int | None = None) -> ArtifactContent:
+        """An artifact of the latest attempt that has one of this name, or of this attempt. Raises `UnknownArtifact`,
+        `ArtifactElsewhere`."""
+        ...
+
+    async def explain(self, ref: str, *, max_chain: int = 10) -> tuple[ChainLink, ...]:
+        """Why a task waits, then why the task in its way does, and so on."""
+        ...
+
+    async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 20) -> FailurePage:
+        """Failed tasks by class of error and consumer, the largest groups first."""
+        ...
+
+    async def wait(self, ref: str, *, timeout_s: float | None = None, reveal: bool = False) -> TaskDocument:
+        """Wait until the task has completed. Raises `TaskFailed`, `TaskCanceled`, `TaskSkipped`, `WaitTimeout`."""
+        ...
+
+    # commands
+
+    async def submit(self, request: SubmitRequest) -> SubmitReceipt:
+        """Store one task. Raises `InvalidArguments`, `UnknownConsumer`, `DuplicateTask`; nothing is stored then."""
+        ...
+
+    async def apply(self, refs: Sequence[str], command: TaskCommand) -> tuple[CommandReceipt, ...]:
+        """Apply the command to each task. A refusal is in the receipt and does not stop the others. Of a move, each
+        task goes right before or after the other task, in the order of the refs."""
+        ...
+
+    def apply_matching(
+        self, where: TaskFilter, command: TaskCommand, *, dry_run: bool = False
+    ) -> AsyncIterator[BulkReport]:
+        """Apply the command to all tasks that match, in chunks of 500, with a report that grows."""
+        ...
+
+    async def rerun(
+        self,
+        refs: Sequence[str],
+        *,
+        changes: Mapping[str, Any] | None = None,
+        changes_text: Mapping[str, str] | None = None,
+    ) -> tuple[CommandReceipt, ...]:
+        """Make a new task of each finished task, with its arguments or with some changed; the receipt has the new
+        task. `changes_text` is as in a `SubmitRequest`."""
+        ...
+
+    def rerun_matching(
+        self,
+        where: TaskFilter,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        repeat: bool = False,
+        dry_run: bool = False,
+    ) -> AsyncIterator[RerunReport]:
+        """The same for all finished tasks that match. Without `repeat`, those that were run again before are left
+        out."""
+        ...
+
+    async def prune(self, *, finished_before: datetime, dry_run: bool = False) -> PruneReport:
+        """Forget the tasks that finished before then, with their attempts and results."""
+        ...
+
+    # groups
+
+    async def get_group(self, ref: str, *, limit: int = 20) -> GroupDocument:
+        """A group by its id, or by a ref of one of its tasks. Raises `UnknownGroup`, `NoGroup`."""
+        ...
+
+    async def cancel_group(self, ref: str, *, reason: str = "") -> GroupReceipt:
+        """Cancel the tasks of a group that have not finished; those that run are asked to stop."""
+        ...
+
+    async def retry_group(self, ref: str, *, include_quarantined: bool = False) -> GroupReceipt:
+        """Retry the failed tasks of a group, and its summary after them."""
+        ...
+
+
+class QueueCalls(Protocol):
+    """Queues. A queue is known once it has rules, tasks, or a node that serves it."""
+
+    async def list(self) -> tuple[QueueDocument, ...]:
+        """Every queue that has rules, tasks or a command on it, by name, with its rate."""
+        ...
+
+    async def apply(self, name: str, command: QueueCommand) -> QueueDocument:
+        """Carry out a command on a queue; the queue after it. Raises `UnknownQueue`."""
+        ...
+
+
+class ScheduleCalls(Protocol):
+    """Schedules. A call about one raises `UnknownSchedule`."""
+
+    async def list(self) -> tuple[ScheduleDocument, ...]:
+        """Every schedule by name, with its next fire time."""
+        ...
+
+    async def get(self, name: str, *, next_count: int = 5, reveal: bool = False) -> ScheduleDetail:
+        """A schedule with its next fire times, and the last ones with their tasks."""
+        ...
+
+    async def put(self, request: ScheduleRequest, *, replace: bool = False) -> ScheduleDocument:
+        """Add a schedule, or replace one that was added before. Raises `ScheduleExists`, `InvalidArguments`."""
+        ...
+
+    async def pause(self, name: str, *, note: str = "") -> ScheduleDocument:
+        """Fire nothing until it is resumed."""
+        ...
+
+    async def resume(self, name: str) -> ScheduleDocument:
+        """Fire again, from now on."""
+        ...
+
+    async def remove(self, name: str) -> RemovedSchedule:
+        """Forget a schedule; its tasks stay."""
+        ...
+
+    async def run_now(self, name: str) -> ScheduleTasks:
+        """Make one task of it now. Raises `AppRequired` without the consumer's code."""
+        ...
+
+    async def backfill(
+        self, name: str, *, start: datetime, end: datetime, limit: int = 1_000, again: bool = False
+    ) -> ScheduleTasks:
+        """Make a task for each fire time in a past range that has none yet; with `again` also for times so old that
+        they may have fired. Raises `AppRequired` without the consumer's code."""
+        ...
+
+
+class Application(Protocol):
+    """All calls, grouped by noun. Open it with `taskyard.application.opening.open_application`."""
+
+    @property
+    def tasks(self) -> TaskCalls: ...
+
+    @property
+    def queues(self) -> QueueCalls: ...
+
+    @property
+    def schedules(self) -> ScheduleCalls: ...

@@ -1,0 +1,19 @@
+"""`LocalApplication`: the application on a yard of this process."""
+
+from __future__ import annotations
+
+from taskyard.application.calls import YardContext
+from taskyard.application.queues import LocalQueues
+from taskyard.application.schedules import LocalSchedules
+from taskyard.application.tasks import LocalTasks
+from taskyard.yard import Yard
+
+
+class LocalApplication:
+    """All calls of `taskyard.application.interface.Application` on an open yard. Make it with `open_application`."""
+
+    def __init__(self, yard: Yard, *, actor: str, app: str | None = None) -> None:
+        context = YardContext(yard, actor, app)
+        self.tasks = LocalTasks(context)
+        self.queues = LocalQueues(context)
+        self.schedules = LocalSchedules(context)

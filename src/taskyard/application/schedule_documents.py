@@ -1,0 +1,128 @@
+"""Requests and documents of schedules."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from taskyard.application.documents import Document, Request
+from taskyard.application.task_documents import PriorityName
+from taskyard.model.firing import FireKind
+from taskyard.model.recurrence import Rule
+from taskyard.model.retry import RetryPolicy
+from taskyard.model.schedule import Missed, Overlap, Schedule
+from taskyard.model.state import TaskState
+from taskyard.schedules import make_rule
+
+ScheduleStateName = Literal["active", "paused", "over", "unreadable"]
+
+SETTINGS = (
+    "queue", "priority", "key", "timeout_s", "retry", "missed", "catch_up_s", "grace_s", "overlap", "jitter_s",
+    "start_at", "end_at",
+)  # fmt: skip
+"""The fields of a `ScheduleRequest` that are settings of the schedule; None is the default."""
+
+
+class ScheduleRequest(Request, frozen=True, kw_only=True):
+    """A schedule to add. `rule` is a cron expression, seen in the time zone `zone` (UTC), or an interval in seconds.
+    `args_text` is as in a `SubmitRequest`; the settings are those of `yard.schedules.add`."""
+
+    name: str
+    rule: str | float
+    consumer: str
+    args: dict[str, Any] = {}
+    args_text: dict[str, str] = {}
+    zone: str | None = None
+    queue: str | None = None
+    priority: PriorityName | None = None
+    key: str | None = None
+    timeout_s: float | None = None
+    retry: RetryPolicy | None = None
+    missed: Missed | None = None
+    catch_up_s: float | None = None
+    grace_s: float | None = None
+    overlap: Overlap | None = None
+    jitter_s: float | None = None
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        Schedule(name=self.name, rule=make_rule(self.rule, self.zone), consumer=self.consumer, **self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
+
+
+class ScheduleCounts(Document, frozen=True, kw_only=True):
+    """Fire times so far."""
+
+    fired: int
+    missed: int
+    skipped: int
+
+
+class ScheduleDocument(Document, frozen=True, kw_only=True):
+    """A schedule. `next` are its next fire times. `has_open_task`: a task of it has not finished; `buffered_at` is the
+    fire time that waits for that. Fire times up to `watermark_at` are decided. `by` has put it there; `from_code`: a
+    program does so whenever it starts. If it cannot be read here, `problem` says why and the settings are None.
+    `rule_text` is the rule in words."""
+
+    name: str
+    state: ScheduleStateName
+    next: tuple[datetime, ...]
+    counts: ScheduleCounts
+    has_open_task: bool
+    buffered_at: datetime | None
+    paused_at: datetime | None
+    paused_by: str
+    note: str
+    watermark_at: datetime
+    by: str
+    from_code: bool
+    problem: str
+    rule: Rule | None = None
+    rule_text: str = ""
+    consumer: str | None = None
+    args: Any = None
+    queue: str | None = None
+    priority: PriorityName | None = None
+    key: str | None = None
+    timeout_s: float | None = None
+    retry: RetryPolicy | None = None
+    missed: Missed | None = None
+    catch_up_s: float | None = None
+    grace_s: float | None = None
+    overlap: Overlap | None = None
+    jitter_s: float | None = None
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+
+
+class FireDocument(Document, frozen=True, kw_only=True):
+    """A fire time that became a task, and where the task stands; None if the task is forgotten."""
+
+    fire_at: datetime
+    kind: FireKind
+    task: str
+    state: TaskState | None
+
+
+class ScheduleDetail(ScheduleDocument, frozen=True, kw_only=True):
+    """A schedule with its last fire times, newest first."""
+
+    fires: tuple[FireDocument, ...] = ()
+
+
+class RemovedSchedule(Document, frozen=True, kw_only=True):
+    """A schedule that was removed. If it is `from_code`, its program adds it again at its next start."""
+
+    name: str
+    removed: bool
+    from_code: bool
+
+
+class ScheduleTasks(Document, frozen=True, kw_only=True):
+    """The ids of tasks that a call made of a schedule."""
+
+    name: str
+    tasks: tuple[str, ...]

@@ -1,0 +1,137 @@
+"""Schedules: what recurs, its next and last fire times, and commands on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from taskyard.application.calls import YardContext
+from taskyard.application.errors import AppRequired
+from taskyard.application.redaction import redact
+from taskyard.application.schedule_documents import (
+    FireDocument,
+    RemovedSchedule,
+    ScheduleCounts,
+    ScheduleDetail,
+    ScheduleDocument,
+    ScheduleRequest,
+    ScheduleStateName,
+    ScheduleTasks,
+)
+from taskyard.application.submitting import find_consumer, fit_arguments
+from taskyard.application.task_documents import priority_name
+from taskyard.model.recurrence import describe
+from taskyard.ports.schedules import ScheduleStatus
+
+LAST_FIRES = 10
+"""Fire times that come with a schedule, the latest."""
+
+
+class LocalSchedules:
+    """`ScheduleCalls` on a yard."""
+
+    def __init__(self, context: YardContext) -> None:
+        self._context, self._yard = context, context.yard
+
+    async def list(self) -> tuple[ScheduleDocument, ...]:
+        return tuple([await self._document(status) for status in await self._yard.schedules.list_all()])
+
+    async def get(self, name: str, *, next_count: int = 5, reveal: bool = False) -> ScheduleDetail:
+        schedules = self._yard.schedules
+        status = await schedules.get(name)
+        upcoming = await schedules.next_fires(status, count=max(1, next_count))
+        rows = await schedules.list_fires(name, limit=LAST_FIRES)
+        outcomes = await self._yard.store.outcomes([row.task for row in rows])
+        fires = tuple(
+            FireDocument(
+                fire_at=row.fire_at, kind=row.kind, task=row.task, state=None if outcome is None else outcome.state
+            )
+            for row, outcome in zip(rows, outcomes, strict=True)
+        )
+        return ScheduleDetail(**_fields(status, upcoming, next_count=next_count, reveal=reveal), fires=fires)
+
+    async def put(self, request: ScheduleRequest, *, replace: bool = False) -> ScheduleDocument:
+        consumer, is_checked = await find_consumer(self._yard, request.consumer)
+        args = fit_arguments(consumer, request) if is_checked else request.args
+        made = self._yard.schedules.make(
+            request.name, request.rule, consumer, args, zone=request.zone, **request.settings()
+        )
+        return await self._document(await self._yard.schedules.put(made, by=self._context.actor, replace=replace))
+
+    async def pause(self, name: str, *, note: str = "") -> ScheduleDocument:
+        return await self._document(await self._yard.schedules.pause(name, note=note, by=self._context.actor))
+
+    async def resume(self, name: str) -> ScheduleDocument:
+        return await self._document(await self._yard.schedules.resume(name))
+
+    async def remove(self, name: str) -> RemovedSchedule:
+        status = await self._yard.schedules.get(name)
+        await self._yard.schedules.remove(name)
+        return RemovedSchedule(name=name, removed=True, from_code=status.from_code)
+
+    async def run_now(self, name: str) -> ScheduleTasks:
+        await self._check_code(name)
+        handle = await self._yard.schedules.run_now(name)
+        return ScheduleTasks(name=name, tasks=(handle.uuid,))
+
+    async def backfill(
+        self, name: str, *, start: datetime, end: datetime, limit: int = 1_000, again: bool = False
+    ) -> ScheduleTasks:
+        await self._check_code(name)
+        handles = await self._yard.schedules.backfill(name, start, end, limit=limit, again=again)
+        return ScheduleTasks(name=name, tasks=tuple(handle.uuid for handle in handles))
+
+    async def _check_code(self, name: str) -> None:
+        """Queue and arguments of a task that a schedule makes are as the code of its consumer says."""
+        schedule = (await self._yard.schedules.get(name)).schedule
+        if schedule is not None and not self._yard.consumers:
+            raise AppRequired(
+                "what the schedule makes depends on its consumer's code",
+                fields=("app",),
+                hint="name the app with {app} module:yard",
+            )
+
+    async def _document(self, status: ScheduleStatus) -> ScheduleDocument:
+        return ScheduleDocument(**_fields(status, await self._yard.schedules.next_fires(status, count=1)))
+
+
+def _fields(
+    status: ScheduleStatus, upcoming: Sequence[datetime], *, next_count: int = 1, reveal: bool = False
+) -> dict[str, Any]:
+    schedule, state = status.schedule, status.state
+    fields: dict[str, Any] = {
+        "name": status.name,
+        "state": _state_of(status, upcoming),
+        "next": tuple(upcoming[:next_count]),
+        "counts": ScheduleCounts(fired=state.fired, missed=state.missed, skipped=state.skipped),
+        "has_open_task": status.is_busy,
+        "buffered_at": state.buffered_at,
+        "paused_at": state.paused_at,
+        "paused_by": state.paused_by,
+        "note": state.note,
+        "watermark_at": state.watermark_at,
+        "by": status.by,
+        "from_code": status.from_code,
+        "problem": status.problem,
+    }
+    if schedule is None:
+        return fields
+    args = msgspec.json.decode(schedule.args)
+    return {
+        **fields,
+        **msgspec.structs.asdict(schedule),
+        "args": args if reveal else redact(args),
+        "priority": priority_name(schedule.priority),
+        "rule_text": describe(schedule.rule),
+    }
+
+
+def _state_of(status: ScheduleStatus, upcoming: Sequence[datetime]) -> ScheduleStateName:
+    if status.schedule is None:
+        return "unreadable"
+    if status.state.paused_at is not None:
+        return "paused"
+    return "active" if upcoming else "over"
