@@ -125,6 +125,7 @@ class BlockingYard(TaskFace[Yard]):
 
     why = verb(Yard.why)
     why_many = verb(Yard.why_many)
+    why_all = verb(Yard.why_all)
     attempts = verb(Yard.attempts)
     log_lines = verb(Yard.log_lines)
     artifacts = verb(Yard.artifacts)
@@ -168,6 +169,7 @@ class _Part(Face[S_co]):
 
 class BlockingQueue(_Part[QueueController], TaskFace[QueueController]):
     status = verb(QueueController.status)
+    order = verb(QueueController.order)
     pause = verb(QueueController.pause)
     resume = verb(QueueController.resume)
     stop_after_current = verb(QueueController.stop_after_current)

@@ -21,10 +21,11 @@ from taskyard.model.queue import QueueStatus
 from taskyard.model.task import DEFAULT_QUEUE, Attempt, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Why
+from taskyard.model.why_groups import WaitSummary
 from taskyard.opened import Opened
 from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
 from taskyard.queueing.matching import Matching
-from taskyard.queueing.waiting import explain_waits
+from taskyard.queueing.waiting import explain_all, explain_waits
 
 
 @checked_verbs
@@ -61,6 +62,11 @@ class YardSteering(Opened, TaskSteering):
     async def why_many(self, records: Sequence[TaskRecord]) -> list[Why | None]:
         """The same for each of these, as they are listed, at the price of one."""
         return await explain_waits(self.store, records)
+
+    async def why_all(self, where: TaskFilter = ALL_TASKS) -> WaitSummary:
+        """The reasons of all tasks that wait and match, added up: how many wait for what, the largest groups first. Up
+        to 10,000 tasks each is explained; of more, so many are drawn, and the counts are estimates (`is_sampled`)."""
+        return await explain_all(self.store, where)
 
     async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         """The failed tasks that match, grouped by class of error and source, those in quarantine apart, the largest

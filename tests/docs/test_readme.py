@@ -28,7 +28,7 @@ ALONE = {
         "[(1, 'completed')]\n"
     ),
     "listening.py": "completed A\ncompleted B\ncompleted C\n",
-    "steered.py": "paused by ann: backup\n['c', 'd', 'b']\n1 1 canceled\n",
+    "steered.py": "paused by ann: backup\n[1, 2, 3] True\n['c', 'd', 'b']\n1 1 canceled\n",
 }
 APART = {*ALONE, "orders.py"}
 """Programs with tests of their own."""

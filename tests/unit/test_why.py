@@ -100,6 +100,7 @@ def test_a_run_on_a_silent_node_waits_to_be_taken_back(silence, nodes, text, rem
         reason=Reason.NODE_SILENT,
         text=f"its node gone (dead0000) {text}",
         remedy=remedy,
+        subject="gone (dead0000)",
         since=silence.since,
         until=until,
     )

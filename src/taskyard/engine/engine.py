@@ -17,6 +17,7 @@ from taskyard.engine.settings import EngineSettings, Ground
 from taskyard.errors import DuplicateTask, NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
 from taskyard.model.command import Command
 from taskyard.model.queue import QueueCommand, QueueSettings, QueueStatus
+from taskyard.model.queue_order import QueueSnapshot
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import Claim, Outcome, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
@@ -217,6 +218,12 @@ class Engine:
 
     async def queues(self) -> list[QueueStatus]:
         return await self._store.queues()
+
+    async def queue_snapshot(self, queue: str, *, limit: int) -> QueueSnapshot:
+        return await self._store.queue_snapshot(queue, limit=limit)
+
+    async def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]:
+        return await self._store.median_run_s(consumers)
 
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]:
         return await self._store.list_ids(where, before_id=before_id, limit=limit)

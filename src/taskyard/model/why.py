@@ -48,15 +48,20 @@ class Reason(StrEnum):
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """`text` is the answer in words, `remedy` what would free it. `since` is from when it has held the task, and
-    never before the task was there to be held; of one that is held, or waits to be tried again, it is the last change
-    to it. Where nobody has noted when it began, as that no node serves it, it is from when the task could have started:
-    since then it has waited, for this or for something before it. `until` is when it ends by itself; `blocker` the uuid
-    of the task in the way, if it is one."""
+    """`text` is the answer in words, `remedy` what would free it. `since` is from when it has held the task, and never
+    before the task was there to be held; of one that is held, or waits to be tried again, it is the last change to it.
+    Where nobody has noted when it began, as that no node serves it, it is from when the task could have started: since
+    then it has waited, for this or for something before it. `until` is when it ends by itself; `blocker` the uuid of
+    the task in the way, if it is one.
+
+    `subject` is the same as a value: by reason a key, the key of a blocker ("disk:/data"), a task, a queue, a bucket, a
+    consumer, an executor, a node, who holds it, or the class of an error. Of one queue, tasks with the same reason and
+    subject are freed together."""
 
     reason: Reason
     text: str
     remedy: str
+    subject: str = ""
     since: datetime | None = None
     until: datetime | None = None
     blocker: str | None = None
@@ -94,6 +99,7 @@ class NodeScene(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     consumers: Sequence[str]
+    incarnation: str = ""
     limits: Mapping[str, int] = {}
     max_running: int | None = None
     executors: Mapping[str, str] = {}
@@ -223,6 +229,7 @@ def _explain_silence(record: TaskRecord, scene: Scene) -> Why | None:
         reason=Reason.NODE_SILENT,
         text=text,
         remedy=remedy,
+        subject=silence.label,
         since=since,
         until=until if until is not None and until > scene.now else None,
     )
@@ -261,7 +268,8 @@ def _explain_hold(record: TaskRecord) -> Why:
     hold = record.hold
     text = "it is held" if hold is None else f"it is {describe_hold(hold)}"
     since = record.updated_at if hold is None else hold.at
-    return Why(reason=Reason.HELD, text=text, remedy="release it, or cancel it", since=since)
+    actor = "" if hold is None else hold.actor
+    return Why(reason=Reason.HELD, text=text, remedy="release it, or cancel it", subject=actor, since=since)
 
 
 def _explain_time(record: TaskRecord) -> Why:
@@ -276,7 +284,10 @@ def _explain_time(record: TaskRecord) -> Why:
     else:
         with_what = "" if error is None else f" with {error.type}"
         text = f"run {record.attempt} failed{with_what}; the next is {due}"
-    return Why(reason=Reason.BACKOFF, text=text, remedy=remedy, since=record.updated_at, until=record.due_at)
+    kind = "" if error is None else str(error.type)
+    return Why(
+        reason=Reason.BACKOFF, text=text, remedy=remedy, subject=kind, since=record.updated_at, until=record.due_at
+    )
 
 
 def _explain_dependency(record: TaskRecord, scene: Scene) -> Why:
@@ -292,6 +303,7 @@ def _explain_dependency(record: TaskRecord, scene: Scene) -> Why:
         reason=Reason.DEPENDENCY,
         text=text,
         remedy="wait until that has completed, or cancel this one",
+        subject=blocker or "",
         since=record.created_at,
         blocker=blocker,
     )
@@ -311,7 +323,7 @@ def _explain_blocker(record: TaskRecord, scene: Scene) -> Why:
         # Without the check, what it requires of this kind has to be a label of a place.
         other = "cancel the task" if blocker.kind in record.requirements else "start the task now"
         remedy = f"start a worker whose app has {check}, or {other}"
-    return Why(reason=Reason.BLOCKED, text=text, remedy=remedy, since=blocker.since)
+    return Why(reason=Reason.BLOCKED, text=text, remedy=remedy, subject=blocker.key, since=blocker.since)
 
 
 def _explain_lane(record: TaskRecord, scene: Scene) -> Why | None:
@@ -322,7 +334,7 @@ def _explain_lane(record: TaskRecord, scene: Scene) -> Why | None:
         return None
     text = f"others of {record.consumer!r} before it wait for {blocker.label}"
     since = _ready_at(record, blocker.since)
-    return Why(reason=Reason.BLOCKED, text=text, remedy=remedy_of(blocker.kind), since=since)
+    return Why(reason=Reason.BLOCKED, text=text, remedy=remedy_of(blocker.kind), subject=blocker.key, since=since)
 
 
 def _explain_places(record: TaskRecord, scene: Scene) -> Why | None:
@@ -332,7 +344,11 @@ def _explain_places(record: TaskRecord, scene: Scene) -> Why | None:
         return None
     what = f"no node has a place for {record.consumer!r}{_with_labels(record)}"
     return Why(
-        reason=Reason.NO_PLACE, text=what, remedy="add such a place, or cancel the task", since=_ready_at(record)
+        reason=Reason.NO_PLACE,
+        text=what,
+        remedy="add such a place, or cancel the task",
+        subject=f"{record.consumer}{_with_labels(record)}",
+        since=_ready_at(record),
     )
 
 
@@ -353,7 +369,13 @@ def _explain_busy_places(record: TaskRecord, scene: Scene) -> Why | None:
     if not running and not record.requirements:
         return None
     text = f"{fitting} of the places{_with_labels(record)} fit, and none is free"
-    return Why(reason=Reason.PLACES_BUSY, text=text, remedy="wait, or add a place", since=_ready_at(record))
+    return Why(
+        reason=Reason.PLACES_BUSY,
+        text=text,
+        remedy="wait, or add a place",
+        subject=f"{record.consumer}{_with_labels(record)}",
+        since=_ready_at(record),
+    )
 
 
 def _with_labels(record: TaskRecord) -> str:
@@ -371,7 +393,8 @@ def _explain_pause(record: TaskRecord, queue: QueueScene) -> Why | None:
         why = f": {control.state_set.reason}" if control.state_set.reason else ""
         text += f" since {_moment(control.state_set.at)} by {control.state_set.actor}{why}"
     since = _ready_at(record, None if control.state_set is None else control.state_set.at)
-    return Why(reason=Reason.QUEUE_PAUSED, text=text, remedy=f"resume queue {record.queue!r}", since=since)
+    remedy = f"resume queue {record.queue!r}"
+    return Why(reason=Reason.QUEUE_PAUSED, text=text, remedy=remedy, subject=record.queue, since=since)
 
 
 def _explain_nodes(record: TaskRecord, scene: Scene) -> Why | None:
@@ -386,7 +409,7 @@ def _explain_nodes(record: TaskRecord, scene: Scene) -> Why | None:
         others = f" ({len(scene.nodes)} serve other consumers)" if scene.nodes else ""
         text = f"no node that serves {record.consumer!r} is alive{others}"
         remedy = f"start a worker whose app has the consumer {record.consumer!r}"
-    return Why(reason=Reason.NO_NODE, text=text, remedy=remedy, since=_ready_at(record))
+    return Why(reason=Reason.NO_NODE, text=text, remedy=remedy, subject=record.consumer, since=_ready_at(record))
 
 
 def _explain_key(record: TaskRecord, scene: Scene) -> Why | None:
@@ -407,6 +430,7 @@ def _explain_key(record: TaskRecord, scene: Scene) -> Why | None:
         reason=Reason.KEY_BUSY,
         text=text,
         remedy="wait until that has ended, or cancel it",
+        subject=record.key,
         since=since,
         blocker=None if holder is None else holder.uuid,
     )
@@ -422,6 +446,7 @@ def _explain_head(record: TaskRecord, queue: QueueScene, scene: Scene) -> Why | 
         reason=Reason.HEAD_OF_LINE,
         text=f"{where} keeps to the order of arrival, and task {head.uuid}, which is {head.state}, stands first",
         remedy="ask why that one waits; move this one before it, or cancel it",
+        subject=line or "",
         since=_ready_at(record, head.since),
         blocker=head.uuid,
     )
@@ -435,6 +460,7 @@ def _explain_queue(record: TaskRecord, queue: QueueScene) -> Why | None:
         reason=Reason.QUEUE_FULL,
         text=f"queue {record.queue!r} runs {running.count} of {limit} at once; task {running.uuid} has run longest",
         remedy="wait until one has ended, or raise the queue's concurrency",
+        subject=record.queue,
         since=_ready_at(record, running.started_at),
         blocker=running.uuid,
     )
@@ -452,22 +478,24 @@ def _explain_rooms(record: TaskRecord, scene: Scene) -> Why | None:
     if not all(node.is_full for node in others):
         return None
     if by_source:
-        reason, more = Reason.SOURCE_FULL, "raise the consumer's concurrency"
+        reason, more, subject = Reason.SOURCE_FULL, "raise the consumer's concurrency", source
         text = f"{source!r} is at its limit of running tasks ({sum(busy.count for busy in by_source)} run)"
         longest = _longest(by_source)
     elif by_executor:
         reason, more = Reason.EXECUTOR_FULL, "give the executor more room (threads, or max_workers of the pool)"
         where = sorted({node.executors[source] for node in able if source in node.executors})
+        subject = ", ".join(where)
         text = f"executor {', '.join(map(repr, where))}, where {source!r} runs, has no room (others may use it too)"
         longest = _longest(by_executor)
     else:
-        reason, more = Reason.NODES_FULL, "raise max_running"
+        reason, more, subject = Reason.NODES_FULL, "raise max_running", source
         text = f"every node that serves {source!r} runs as much as it may"
         longest = _longest([busy for node in able for busy in node.running.values()])
     return Why(
         reason=reason,
         text=f"{text}; task {longest.uuid} has run longest",
         remedy=f"wait until one has ended, {more}, or start another worker",
+        subject=subject,
         since=_ready_at(record, longest.started_at),
         blocker=longest.uuid,
     )

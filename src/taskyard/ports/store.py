@@ -26,6 +26,7 @@ from taskyard.model.move import Move
 from taskyard.model.node import Node, NodeStatus
 from taskyard.model.notes import Note
 from taskyard.model.queue import QueueCommand, QueueSettings, QueueStatus
+from taskyard.model.queue_order import QueueSnapshot
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Dedupe, Outcome, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
@@ -325,6 +326,18 @@ class Store(Protocol):
         queries, however many they are. Nodes that are certainly dead, or were silent for their lease, are not among
         those that live; they and those that have just fallen silent are told apart. It may be a little younger than the
         records."""
+        ...
+
+    async def queue_snapshot(self, queue: str, *, limit: int) -> QueueSnapshot:
+        """What a forecast of this queue starts from, `limit` tasks of each part of it. Rows and queries are bounded,
+        however many tasks wait; a queue that nobody has used yet is empty. What is read may change between two queries:
+        the snapshot is of about one moment."""
+        ...
+
+    async def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]:
+        """How long a run of each of these consumers takes: the median of the `RUNS_COUNTED` latest completed tasks, of
+        their last attempts, among the `RUNS_READ` tasks of the store that finished last. A consumer with fewer than
+        `RUNS_NEEDED` of them is left out."""
         ...
 
     async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:

@@ -23,6 +23,7 @@ from taskyard.model.command import (
     Skip,
     StartNow,
 )
+from taskyard.model.forecast import forecast
 from taskyard.model.given import (
     AnyTask,
     check_by,
@@ -36,6 +37,7 @@ from taskyard.model.given import (
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.order import Priority
 from taskyard.model.queue import Pause, QueueCommand, QueueStatus, Resume, SetConcurrency, StopAfterCurrent
+from taskyard.model.queue_order import LARGEST_LIMIT, QueueOrderView, QueueSnapshot
 from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
@@ -55,6 +57,10 @@ class Steering(Protocol):
     async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus: ...
 
     async def queues(self) -> list[QueueStatus]: ...
+
+    async def queue_snapshot(self, queue: str, *, limit: int) -> QueueSnapshot: ...
+
+    async def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]: ...
 
     async def apply(
         self, uuids: Sequence[str], command: Command, *, by: str = ..., where: TaskFilter = ...
@@ -147,6 +153,18 @@ class QueueController(TaskSteering):
         """Its rules, what people have said about it, and what it holds."""
         known = {status.name: status for status in await self._steering.queues()}
         return known.get(self.name) or QueueStatus.empty(self.name)
+
+    async def order(self, *, limit: int = 20, concurrency: int | None = None) -> QueueOrderView:
+        """What runs; what waits, in the order in which it will start, with place and expected start; and what is held,
+        blocked or waits for its time. At most `limit` tasks of each are listed, up to 1,000. Expected times come from
+        the medians of the consumers' latest runs. With `concurrency` it also says when all would be over if so many
+        ran at once: `(await yard.queue("cpu").order(concurrency=2)).what_if`."""
+        check_count("limit", limit, least=1, most=LARGEST_LIMIT)
+        if concurrency is not None:
+            check_count("concurrency", concurrency, least=1)
+        snapshot = await self._steering.queue_snapshot(self.name, limit=limit)
+        medians = await self._steering.median_run_s(sorted(snapshot.all_consumers))
+        return forecast(snapshot, medians, limit=limit, concurrency=concurrency)
 
     async def pause(self, *, reason: str = "") -> QueueStatus:
         """Start nothing more; what runs goes on."""

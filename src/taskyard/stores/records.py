@@ -258,6 +258,9 @@ RELATIONS = TASK.select(Mark.RELATION)
 PUBLIC = TASK.select(without=Mark.INTERNAL)
 """What a document says of a task."""
 
+LISTED = tuple(name for name in TASK.columns if name not in ("args", "result", "checkpoint"))
+"""A task without what may be large."""
+
 NEW_TASK = TASK.select(Mark.INSERT, without=Mark.RELATION | Mark.RARE)
 """What every insert writes."""
 

@@ -74,21 +74,25 @@ class ClusterState(msgspec.Struct, frozen=True):
     silent: Mapping[str, Silence] = {}
 
 
-def make_scene(records: Sequence[TaskRecord], places: ClusterState, found: Found, *, now: datetime) -> Scene:
+def make_scene(
+    records: Sequence[TaskRecord], places: ClusterState, found: Found, *, now: datetime, queues: Sequence[str] = ()
+) -> Scene:
+    """`queues` are shown even if none of the records is in them."""
     in_queue = _sum((one.queue, one.busy) for one in places.running)
     on_node = _sum(((one.node, one.source), one.busy) for one in places.running)
     by_id = {record.id: record.uuid for record in records}
-    queues = {
+    shown = {
         name: QueueScene(
             settings=places.rules.get(name) or QueueSettings(name=name),
             control=places.controls.get(name, UNTOUCHED),
             running=in_queue.get(name),
         )
-        for name in {record.queue for record in records}
+        for name in {*queues, *(record.queue for record in records)}
     }
     nodes = [
         NodeScene(
             label=node.label,
+            incarnation=node.incarnation,
             consumers=node.consumers,
             limits=node.limits,
             max_running=node.max_running,
@@ -104,7 +108,7 @@ def make_scene(records: Sequence[TaskRecord], places: ClusterState, found: Found
     ]
     return Scene(
         now=now,
-        queues=queues,
+        queues=shown,
         nodes=nodes,
         silent=places.silent,
         holders=found.holders,

@@ -28,6 +28,7 @@ from taskyard.model.command import (
     decide,
 )
 from taskyard.model.event import EventDetail, EventKind, submit_detail
+from taskyard.model.fairness import NO_FAIRNESS_STATE
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.node import Node
@@ -45,6 +46,7 @@ from taskyard.model.queue import (
     steer,
     told_as,
 )
+from taskyard.model.queue_order import QueueSnapshot
 from taskyard.model.settle import heed_cancel, rescue
 from taskyard.model.state import COMPLETED, QUEUED, RUNNING, STANDS_IN_LINE, WAITING_FOR_TIME, TaskState, check_move
 from taskyard.model.task import Claim, Dedupe, TaskRecord
@@ -417,6 +419,9 @@ class MemoryCore(Claims, Dependencies, Sight):
 
     def scene(self, records: Sequence[TaskRecord]) -> Scene:
         return self._find_scene(records, self._clock.now())
+
+    def queue_snapshot(self, queue: str, limit: int) -> QueueSnapshot:
+        return self._find_snapshot(queue, limit, self._turns.get(queue, NO_FAIRNESS_STATE), self._clock.now())
 
     def prune(self, finished_before: datetime, limit: int, failed: bool | None = None) -> int:
         self._slots.trim(self._clock.now(), limit)

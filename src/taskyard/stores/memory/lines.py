@@ -6,10 +6,14 @@ import bisect
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import groupby, islice
+from typing import Any, TypeVar
 
 from taskyard.model.places import Put
 from taskyard.model.state import QUEUED, RUNNING
 from taskyard.model.task import TaskRecord
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 Lane = tuple[str, str]
 """Queue and lane; it has a line for each priority."""
@@ -62,6 +66,15 @@ class Line:
             else:
                 in_order.popleft()
 
+    def first(self, limit: int) -> list[TaskRecord]:
+        """The first tasks, left where they are."""
+        # The same entry may be there several times.
+        entries = (entry for entry, _ in groupby(heapq.merge(self._in_order, in_heap_order(self._ahead))))
+        found = (
+            record for entry in entries if (record := self._find(entry[2])) is not None and _stands_at(record, entry)
+        )
+        return list(islice(found, limit))
+
     def take_before(self, limit: Entry | None, most: int) -> list[TaskRecord]:
         """All that stand before `limit`, at most so many: they run from here on."""
         taken: list[TaskRecord] = []
@@ -80,6 +93,21 @@ class Line:
                 record.state = RUNNING
                 taken.append(record)
         return taken
+
+
+def in_heap_order(heap: list[T]) -> Iterator[T]:
+    """What a heap holds, smallest first and each entry once, without changing it: the first few cost little, however
+    long it is."""
+    nexts = [(heap[0], 0)] if heap else []
+    last: T | None = None
+    while nexts:
+        entry, at = heapq.heappop(nexts)
+        if entry != last:
+            yield entry
+        last = entry
+        for child in (2 * at + 1, 2 * at + 2):
+            if child < len(heap):
+                heapq.heappush(nexts, (heap[child], child))
 
 
 def _stands_at(record: TaskRecord, entry: Entry) -> bool:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 
 from taskyard.model.blocker import Blocker
-from taskyard.model.state import RUNNING, TaskState
+from taskyard.model.fairness import FairnessState
+from taskyard.model.queue_order import DUE_READ, MORE_READ, RUNNING_READ, RUNS_READ, QueueSnapshot
+from taskyard.model.state import COMPLETED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene
+from taskyard.stores.memory.lines import Place, in_heap_order
 from taskyard.stores.memory.tasks import Tasks
 from taskyard.stores.scene import ClusterState, Found, Held, Running, Wanted, make_scene
+from taskyard.stores.snapshot import Read, find_run_medians
+
+APART = frozenset({TaskState.PAUSED, TaskState.BLOCKED})
 
 
 class Sight(Tasks):
-    def _find_scene(self, records: Sequence[TaskRecord], now: datetime) -> Scene:
+    def _find_scene(self, records: Sequence[TaskRecord], now: datetime, *, queues: Sequence[str] = ()) -> Scene:
         nodes = [(node, incarnation in self._draining) for incarnation, node in sorted(self._nodes.items())]
         places = ClusterState(self._queues, self._controls, nodes, list(self._all_running()))
         wanted = Wanted.of(records, self._queues)
@@ -22,7 +30,84 @@ class Sight(Tasks):
         parents = {child: parent for child in wanted.children if (parent := self._first_parent(child)) is not None}
         heads = {line: head for line in wanted.lines if (head := self._first_of(line)) is not None}
         lanes = self._find_lane_blockers(wanted.lanes)
-        return make_scene(records, places, Found(holders, parents, heads, lanes), now=now)
+        return make_scene(records, places, Found(holders, parents, heads, lanes), now=now, queues=queues)
+
+    def _find_snapshot(self, queue: str, limit: int, turns: FairnessState, now: datetime) -> QueueSnapshot:
+        apart, consumers = list[TaskRecord](), Counter[str]()
+        for record in self._by_id.values():
+            if record.queue == queue and record.state is QUEUED:
+                consumers[record.consumer] += 1
+            elif record.queue == queue and record.state in APART and len(apart) < limit:
+                apart.append(record)
+        running = [self._by_id[task_id] for ids in self._running.values() for task_id in sorted(ids)]
+        read = Read(limit)
+        read.add([record for record in running if record.queue == queue][:RUNNING_READ])
+        self._read_waiting(queue, read)
+        read.add(apart)
+        read.add(self._first_due(queue, limit + MORE_READ))
+        for key in read.find_keys():
+            read.add(self._first_with_key(queue, key, limit))
+        records = [record.clone() for record in read.records.values()]
+        for record in records:
+            record.args = "{}"
+        return QueueSnapshot(
+            queue=queue,
+            scene=self._find_scene(records, now, queues=[queue]),
+            counts={state: n for state, n in self._counts[queue].items() if n} if queue in self._counts else {},
+            consumers=consumers,
+            fairness=turns,
+            records=records,
+            line_ends=read.line_ends,
+        )
+
+    def _read_waiting(self, queue: str, read: Read) -> None:
+        """Of each lane and priority, or of each line."""
+        lines = self._strict.get(queue)
+        if lines is None:
+            for (name, _), lane in self._lanes.items():
+                if name == queue:
+                    for line in lane.values():
+                        read.add(line.first(read.limit))
+            return
+        for name, places in sorted(lines.items()):
+            read.add_line(name, list(islice(self._standing(places), read.limit + MORE_READ)))
+
+    def _standing(self, line: list[Place]) -> Iterator[TaskRecord]:
+        """Entries of those that have gone, or stand elsewhere by now, may still be there."""
+        for position, task_id in in_heap_order(line):
+            record = self._by_id.get(task_id)
+            if record is not None and record.stands_in_line and record.position == position:
+                yield record
+
+    def _first_with_key(self, queue: str, key: str, limit: int) -> Iterator[TaskRecord]:
+        line = self._keyed.get((queue, key))
+        standing = (
+            record
+            for entry in (in_heap_order(line.waiting) if line is not None else ())
+            if (record := self._by_id.get(entry[2])) is not None
+            and record.state is QUEUED
+            and self._turn_of(record) == entry
+        )
+        yield from islice(standing, limit)
+
+    def _first_due(self, queue: str, limit: int) -> Iterator[TaskRecord]:
+        due = (
+            record
+            for due_at, task_id in islice(in_heap_order(self._due), DUE_READ)
+            if (record := self._by_id.get(task_id)) is not None
+            and record.queue == queue
+            and record.state in WAITING_FOR_TIME
+            and record.due_at == due_at
+        )
+        yield from islice(due, limit)
+
+    def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]:
+        runs = (
+            (self._by_id[task_id].consumer, (run.finished_at - run.started_at).total_seconds())
+            for task_id, run in islice(reversed(self._last_runs.items()), RUNS_READ)
+            if run.state is COMPLETED and run.finished_at is not None
+        )
+        return find_run_medians(runs, consumers)
 
     def _find_lane_blockers(self, lanes: Sequence[Held]) -> dict[Held, Blocker]:
         oldest: dict[Held, TaskRecord] = {}
@@ -60,15 +145,5 @@ class Sight(Tasks):
     def _first_of(self, line: Held) -> First | None:
         queue, name = line
         lines = self._strict.get(queue)
-        # Entries of those that have gone, or stand elsewhere by now, may still be there.
-        standing = [
-            (position, task_id)
-            for position, task_id in (lines.get(name, ()) if lines is not None else ())
-            if (record := self._by_id.get(task_id)) is not None
-            and record.stands_in_line
-            and record.position == position
-        ]
-        if not standing:
-            return None
-        record = self._by_id[min(standing)[1]]
-        return First(record.uuid, record.state, record.updated_at)
+        record = next(self._standing(lines.get(name, []) if lines is not None else []), None)
+        return None if record is None else First(record.uuid, record.state, record.updated_at)

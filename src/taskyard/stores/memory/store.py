@@ -17,6 +17,7 @@ from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.node import Node, NodeStatus
 from taskyard.model.queue import QueueCommand, QueueSettings, QueueStatus
+from taskyard.model.queue_order import QueueSnapshot
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
@@ -165,6 +166,12 @@ class MemoryStore(ScheduleVerbs):
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         return self._core.scene(records)
+
+    async def queue_snapshot(self, queue: str, *, limit: int) -> QueueSnapshot:
+        return self._core.queue_snapshot(queue, limit)
+
+    async def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]:
+        return self._core.median_run_s(consumers)
 
     async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         return self._core.failures(where, limit)

@@ -59,12 +59,12 @@ _BLOCKERS = (
 
 
 async def find_scene(conn: Connection, records: Sequence[TaskRecord], *, now: datetime) -> Scene:
-    places = await _find_places(conn)
-    found = await _find_blockers(conn, Wanted.of(records, places.rules))
+    places = await find_places(conn)
+    found = await find_blockers(conn, Wanted.of(records, places.rules))
     return make_scene(records, places, found, now=now)
 
 
-async def _find_places(conn: Connection) -> ClusterState:
+async def find_places(conn: Connection) -> ClusterState:
     rules: dict[str, QueueSettings] = {}
     controls: dict[str, QueueControl] = {}
     nodes: list[tuple[Node, bool]] = []
@@ -87,7 +87,7 @@ async def _find_places(conn: Connection) -> ClusterState:
     return ClusterState(rules, controls, nodes, running, silent)
 
 
-async def _find_blockers(conn: Connection, wanted: Wanted) -> Found:
+async def find_blockers(conn: Connection, wanted: Wanted) -> Found:
     found = Found({}, {}, {}, {})
     keys, lines, lanes = (
         [[pair[at] for pair in pairs] for at in (0, 1)] for pairs in (wanted.keys, wanted.lines, wanted.lanes)

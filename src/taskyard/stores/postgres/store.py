@@ -18,6 +18,7 @@ from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.node import Node, NodeStatus
 from taskyard.model.queue import QueueCommand, QueueSettings, QueueStatus
+from taskyard.model.queue_order import QueueSnapshot
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
@@ -35,6 +36,7 @@ from taskyard.stores.postgres.rules import Rules
 from taskyard.stores.postgres.scene import find_scene
 from taskyard.stores.postgres.schedules import ScheduleVerbs
 from taskyard.stores.postgres.schema import find_schema, migrate
+from taskyard.stores.postgres.snapshot import find_medians, find_snapshot
 from taskyard.stores.postgres.turning import Turning
 from taskyard.stores.postgres.upkeep import Upkeep
 
@@ -233,6 +235,13 @@ class PostgresStore(ScheduleVerbs):
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         now = self._clock.now()
         return await self._db.ask(partial(find_scene, records=records, now=now))
+
+    async def queue_snapshot(self, queue: str, *, limit: int) -> QueueSnapshot:
+        now = self._clock.now()
+        return await self._db.ask(partial(find_snapshot, queue=queue, limit=limit, now=now))
+
+    async def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]:
+        return await self._db.ask(partial(find_medians, consumers=consumers))
 
     async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         return await self._db.ask(lambda conn: reader.failures(conn, where, limit))

@@ -55,12 +55,12 @@ _BLOCKERS = (
 def find_scene(
     records: Sequence[TaskRecord], conn: apsw.Connection, *, now: datetime, is_dead: Callable[[Node, str], bool]
 ) -> Scene:
-    places = _find_places(conn, is_dead)
-    found = _find_blockers(conn, Wanted.of(records, places.rules))
+    places = find_places(conn, is_dead)
+    found = find_blockers(conn, Wanted.of(records, places.rules))
     return make_scene(records, places, found, now=now)
 
 
-def _find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) -> ClusterState:
+def find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) -> ClusterState:
     rules: dict[str, QueueSettings] = {}
     controls: dict[str, QueueControl] = {}
     nodes: list[tuple[Node, bool]] = []
@@ -82,7 +82,7 @@ def _find_places(conn: apsw.Connection, is_dead: Callable[[Node, str], bool]) ->
     return ClusterState(rules, controls, nodes, running, silent)
 
 
-def _find_blockers(conn: apsw.Connection, wanted: Wanted) -> Found:
+def find_blockers(conn: apsw.Connection, wanted: Wanted) -> Found:
     found = Found({}, {}, {}, {})
     lists = wanted.keys, wanted.children, wanted.lines, wanted.lanes
     asked = tuple(msgspec.json.encode(names).decode() for names in lists)

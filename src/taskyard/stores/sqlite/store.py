@@ -25,6 +25,7 @@ from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.node import Node, NodeStatus
 from taskyard.model.queue import QueueCommand, QueueSettings, QueueStatus
+from taskyard.model.queue_order import QueueSnapshot
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
@@ -47,6 +48,7 @@ from taskyard.stores.sqlite.reader import SqliteReader
 from taskyard.stores.sqlite.scene import find_scene
 from taskyard.stores.sqlite.schedules import ScheduleVerbs
 from taskyard.stores.sqlite.sidecar import NODE, Sidecar, Watch, WriteTurn, node_file_name
+from taskyard.stores.sqlite.snapshot import find_medians, find_snapshot
 from taskyard.stores.sqlite.writer import Writer
 
 log = logging.getLogger("taskyard")
@@ -339,6 +341,16 @@ class SqliteStore(ScheduleVerbs):
     def _find_scene(self, records: Sequence[TaskRecord]) -> Scene:
         self._sidecar.look_around()
         return self._lister.look(partial(find_scene, records, now=self._clock.now(), is_dead=self._is_dead))
+
+    async def queue_snapshot(self, queue: str, *, limit: int) -> QueueSnapshot:
+        return await self._read(partial(self._find_snapshot, queue, limit), people=True)
+
+    def _find_snapshot(self, queue: str, limit: int) -> QueueSnapshot:
+        self._sidecar.look_around()
+        return self._lister.look(partial(find_snapshot, queue, limit, now=self._clock.now(), is_dead=self._is_dead))
+
+    async def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]:
+        return await self._read(partial(self._lister.look, partial(find_medians, consumers)), people=True)
 
     async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         return await self._read(partial(self._lister.failures, where, limit), people=True)

@@ -14,6 +14,7 @@ from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.node import Node, NodeStatus
 from taskyard.model.queue import QueueCommand, QueueSettings, QueueStatus
+from taskyard.model.queue_order import QueueSnapshot
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Claim, Outcome, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
@@ -236,6 +237,12 @@ class RemoteStore(Line):
 
     async def scene(self, records: Sequence[TaskRecord]) -> Scene:
         return await self.ask("scene", lambda: self._core.scene(records))
+
+    async def queue_snapshot(self, queue: str, *, limit: int) -> QueueSnapshot:
+        return await self.ask("queue_snapshot", lambda: self._core.queue_snapshot(queue, limit))
+
+    async def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]:
+        return await self.ask("median_run_s", lambda: self._core.median_run_s(consumers))
 
     async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:
         return await self.ask("failures", lambda: self._core.failures(where, limit))

@@ -14,6 +14,7 @@ from taskyard.testing.store_contract.due import DueContract
 from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
 from taskyard.testing.store_contract.failures import FailureContract
+from taskyard.testing.store_contract.forecasts import ForecastContract
 from taskyard.testing.store_contract.keys import KeyContract
 from taskyard.testing.store_contract.nodes import NodeContract
 from taskyard.testing.store_contract.orders import OrderContract
@@ -43,6 +44,7 @@ class StoreContract(
     ReadingContract,
     FailureContract,
     SceneContract,
+    ForecastContract,
 ):
     """Subclass it and write `make_store`; set `ring` if your store keeps another number of events."""
 
