@@ -83,7 +83,7 @@ from taskyard.group import Group, GroupProgress
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.blocker import Blocker
 from taskyard.model.event import Event, EventKind
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult, Progress
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult, Progress
 from taskyard.model.failures import FailureGroup
 from taskyard.model.order import Priority
 from taskyard.model.queue import QueueControl, QueueOrder, QueueSettings, QueueState, QueueStatus
@@ -97,7 +97,7 @@ from taskyard.model.task_filter import TaskFilter
 from taskyard.model.why import Reason, Why
 from taskyard.ports.admission import Admission
 from taskyard.ports.consumer import BaseTaskConsumer, ConsumerChange, TaskConsumerRegistry
-from taskyard.ports.executor import Abilities, ExecutorProtocol
+from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorProtocol
 from taskyard.ports.places import Place, Places
 from taskyard.ports.schedules import FireRow, ScheduleStatus
 from taskyard.queueing.controller import QueueController

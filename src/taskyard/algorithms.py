@@ -10,6 +10,7 @@ from typing import Any
 from taskyard.consumers import Signature, check_consumer, check_executor, check_places, fitting
 from taskyard.errors import InvalidAlgorithm, NotJson
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
+from taskyard.execution.context import find_values
 from taskyard.execution.installed import AsyncResident, Installed, Payload, RemoteAlgorithm, Resident, settle_in
 from taskyard.execution.isolated import settings_for
 from taskyard.execution.pool_settings import PoolSettings
@@ -18,6 +19,7 @@ from taskyard.model.execution import ISOLATED, PROCESS
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
 from taskyard.ports.consumer import Consumer
+from taskyard.ports.middleware import Middleware, check_middleware
 from taskyard.ports.places import Place, Places
 
 
@@ -29,6 +31,7 @@ def algorithm_consumer(
     concurrency: int | None = None,
     retry: RetryPolicy | None = None,
     places: Places | Iterable[Place | str] | None = None,
+    middleware: Iterable[Middleware] = (),
 ) -> tuple[Consumer, PoolSettings | None]:
     """A consumer of an algorithm, and the pool it wants for itself. `concurrency` is by default the `max_workers`
     of its hints, or else 1."""
@@ -57,6 +60,7 @@ def algorithm_consumer(
         takes_results="results" in getattr(form.takes, "model_fields", ()),
         places=check_places(name, places, 1 if concurrency is None else concurrency),
         version=installed.spec.version,
+        middleware=check_middleware(middleware),
     )
     return consumer, settings_for(hints, workers=consumer.slots) if place == ISOLATED else None
 
@@ -88,7 +92,9 @@ class TaskForm(Signature):
         _ = self.adapter, self._dump
 
     def payload(self, record: TaskRecord) -> Payload:
-        return Payload(fitting(self.name, self.decode, record.args), AlgorithmContext(request_id=record.uuid))
+        return Payload(
+            fitting(self.name, self.decode, record.args), AlgorithmContext(request_id=record.uuid, values=find_values())
+        )
 
     def result(self, value: Any) -> Any:
         try:

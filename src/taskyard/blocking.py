@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskyard.errors import BlockingOnLoop, InvalidInput, NotOpen, TaskyardError
 from taskyard.execution.loop_thread import ServingThread
-from taskyard.model.execution import ExecutionRequest, ExecutionResult
-from taskyard.ports.executor import ExecutorProtocol
+from taskyard.model.execution import ExecutionResult
+from taskyard.ports.executor import ExecutionRequest, RequestServer
 
 if TYPE_CHECKING:
     from taskyard.execution.asking import Asked
@@ -110,7 +110,7 @@ class BlockingExecutor:
     loop in a thread of its own, and shut down when the block ends. Any number of threads may call it, save those that
     run an event loop: it would stand still meanwhile (`BlockingOnLoop`)."""
 
-    def __init__(self, executor: ExecutorProtocol) -> None:
+    def __init__(self, executor: RequestServer) -> None:
         self._executor = executor
         self._thread: ServingThread | None = None
         self._calls: set[Future[Any]] = set()
@@ -179,7 +179,7 @@ class BlockingExecutor:
         return self._call("run", self._executor.run(algorithm, payload, **options))
 
 
-async def _cut_short(executor: ExecutorProtocol) -> None:
+async def _cut_short(executor: RequestServer) -> None:
     try:
         async with asyncio.timeout(UNWIND_S):
             await executor.shutdown(wait=True)

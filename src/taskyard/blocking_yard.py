@@ -15,7 +15,7 @@ from uuid import UUID
 
 from taskyard.blocking import run_on
 from taskyard.errors import NotOpen, UnusableConnection
-from taskyard.execution.context import find_current_run
+from taskyard.execution.context import find_run
 from taskyard.group import Group
 from taskyard.handle import BoundTask, TaskHandle
 from taskyard.model.given import AnyTask
@@ -88,7 +88,7 @@ class BlockingYard(TaskFace[Yard]):
     def __enter__(self) -> BlockingYard:
         own, loop = self._yard.own_loop, self._yard.loop
         # A task of the yard only borrows its loop: the last to leave waits for the task, so it must not wait for him.
-        if loop is not None and (loop is not own.loop or find_current_run() is not None):
+        if loop is not None and (loop is not own.loop or find_run() is not None):
             self._entered.append((loop, False))
         else:
             self._entered.append((own.enter(self._yard, serve=self._serve), True))

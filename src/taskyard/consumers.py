@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -37,12 +37,15 @@ from taskyard.errors import (
     quote,
     shorten,
 )
+from taskyard.execution.registry import check_factory
 from taskyard.model.blocker import SEPARATOR
 from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
 from taskyard.model.given import check_count, check_name, check_retry, check_timeout, convert_each
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, is_large, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer
+from taskyard.ports.executor import ExecutorFactory
+from taskyard.ports.middleware import Middleware, check_middleware
 from taskyard.ports.places import Place, Places
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 
 
 PLACES = INLINE, THREAD, PROCESS, ISOLATED
-"""The words for `executor`."""
+"""The words for `executor`, beside those of executors that a yard is given."""
 
 
 class Signature:
@@ -251,8 +254,9 @@ def _problems(exc: ValidationError) -> list[str]:
     return [f"{shorten('.'.join(map(str, e['loc']))) or 'arguments'}: {e['msg']}" for e in errors]
 
 
-def function_consumer(
+def function_consumer(  # noqa: PLR0913 - the settings of a consumer, each with a name and a default
     function: Callable[..., Any],
+    executors: Collection[str] = PLACES,
     *,
     name: str | None = None,
     queue: str = DEFAULT_QUEUE,
@@ -261,6 +265,7 @@ def function_consumer(
     retry: RetryPolicy | None = None,
     executor: str | None = None,
     places: Places | Iterable[Place | str] | None = None,
+    middleware: Iterable[Middleware] = (),
 ) -> tuple[Consumer, Signature]:
     """A consumer of a function. `executor` is where it runs, if not on the loop (async ones) or in a thread."""
     name = name or getattr(function, "__name__", "")
@@ -274,7 +279,7 @@ def function_consumer(
     def call(record: TaskRecord) -> Any:
         return function(**fitting(name, decode, record.args))
 
-    place = check_executor(name, executor, is_async)
+    place = check_executor(name, executor, is_async, executors)
     consumer = Consumer(
         name=name,
         encode=signature.encode,
@@ -283,10 +288,11 @@ def function_consumer(
         executor=place,
         **check_consumer(name, queue=queue, concurrency=concurrency, timeout_s=timeout_s, retry=retry),
         warm_up=signature.warm_up,
-        remote=RemoteFunction.of(name, function) if place in (PROCESS, ISOLATED) else None,
+        remote=_find_remote(name, function, place),
         takes_results=any(p.name == "results" or p.kind is p.VAR_KEYWORD for p in signature.parameters),
         encode_many=signature.encode_many,
         places=check_places(name, places, concurrency),
+        middleware=check_middleware(middleware),
     )
     return consumer, signature
 
@@ -333,12 +339,24 @@ def check_settings(settings: dict[str, Any]) -> None:
         raise InvalidConsumer(f"a consumer has no {', '.join(map(quote, unknown))}; {advice}")
 
 
-def class_consumer(instance: BaseTaskConsumer) -> Consumer:
+def _find_remote(name: str, function: Callable[..., Any], place: str) -> RemoteFunction | None:
+    """The function for other processes. Only the process pools need one; an executor of somebody else's may."""
+    if place in (INLINE, THREAD):
+        return None
+    try:
+        return RemoteFunction.of(name, function)
+    except InvalidConsumer:
+        if place in PLACES:
+            raise
+        return None
+
+
+def class_consumer(instance: BaseTaskConsumer, executors: Collection[str] = PLACES) -> Consumer:
     """A consumer of an instance of the class form. `concurrent_count` is the name that the class form has for the
     concurrency; a missing or invalid one is 1."""
     count = getattr(instance, "concurrency", getattr(instance, "concurrent_count", 1))
     is_async = inspect.iscoroutinefunction(instance.consume)
-    place = check_executor(instance.name, getattr(instance, "executor", None), is_async)
+    place = check_executor(instance.name, getattr(instance, "executor", None), is_async, executors)
     _refuse_generator(instance.name, instance.consume)
 
     def call(record: TaskRecord) -> Any:
@@ -354,7 +372,7 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
         call=call if is_async else _plainly(instance.name, call),
         is_async=is_async,
         executor=place,
-        remote=RemoteInstance(instance) if place in (PROCESS, ISOLATED) else None,
+        remote=None if place in (INLINE, THREAD) else RemoteInstance(instance),
         takes_results=True,
         **check_consumer(
             instance.name,
@@ -364,6 +382,7 @@ def class_consumer(instance: BaseTaskConsumer) -> Consumer:
             retry=getattr(instance, "retry", None),
         ),
         places=check_places(instance.name, getattr(instance, "places", None), count),
+        middleware=check_middleware(getattr(instance, "middleware", ())),
     )
 
 
@@ -407,14 +426,22 @@ def check_consumer(
         raise InvalidConsumer(f"consumer {quote(name)}: {exc}") from None
 
 
-def check_executor(name: str, asked: object, is_async: bool) -> str:
+def check_executor(name: str, asked: object, is_async: bool, known: Collection[str] = PLACES) -> str:
     """Where it runs. Both kinds of functions run everywhere; a plain one blocks the event loop only if it is asked."""
     if asked is None:
         return INLINE if is_async else THREAD
-    if not isinstance(asked, str) or asked not in PLACES:
-        known = ", ".join(map(repr, PLACES))
-        raise InvalidConsumer(f"consumer {quote(name)}: there is no executor={quote(asked)}; the words are {known}")
+    if not isinstance(asked, str) or asked not in known:
+        words = ", ".join(map(repr, known))
+        raise InvalidConsumer(f"consumer {quote(name)}: there is no executor={quote(asked)}; the words are {words}")
     return asked
+
+
+def check_executors(given: Mapping[str, ExecutorFactory] | None) -> dict[str, ExecutorFactory]:
+    """The executors that a yard is given beside its own, by name."""
+    checked = dict(given or {})
+    for name, factory in checked.items():
+        check_factory(name, factory, taken=PLACES)
+    return checked
 
 
 @dataclass(frozen=True)

@@ -566,6 +566,14 @@ class EventsMissed(TaskyardError):
         )
 
 
+class MiddlewareFault(TaskyardError):
+    """A middleware function is not written as it must be: correct it."""
+
+    def __init__(self, name: str, what: str) -> None:
+        self.name = name
+        super().__init__(f"middleware {name} {what}")
+
+
 class NoCurrentRun(TaskyardError):
     """`current_run()` was called outside a task."""
 

@@ -13,10 +13,11 @@ from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor, settings_of
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import ProcessPoolExecutor
+from taskyard.execution.registry import ExecutorRegistry
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.executor import ExecutorFactory, ExecutorProtocol
 
 log = logging.getLogger("taskyard")
 
@@ -66,21 +67,33 @@ class PoolRules:
 
 
 def make_executors(
-    rules: PoolRules, consumers: Mapping[str, Consumer], *, threads: int, serve: bool
+    rules: PoolRules,
+    consumers: Mapping[str, Consumer],
+    *,
+    threads: int,
+    serve: bool,
+    others: Mapping[str, ExecutorFactory],
 ) -> dict[str, ExecutorProtocol]:
     """By the names that consumers use. The shared pool has a worker ready if one of `consumers` is for it. `serve`:
-    they will run here, so what is wrong with the rules matters."""
+    they will run here, so what is wrong with the rules matters. `others` are those that the yard was given."""
     shared = rules.shared
     if serve:
         rules.check(consumers)
-        _tell_crowded(rules, consumers, {THREAD: threads, PROCESS: shared.max_workers})
     has_processes = any(consumer.executor == PROCESS for consumer in consumers.values())
-    return {
-        INLINE: InProcessExecutor(),
-        THREAD: ThreadExecutor(max_workers=threads),
-        PROCESS: ProcessPoolExecutor(settings=shared, warm=has_processes),
-        ISOLATED: IsolatedProcessPoolExecutor(rules.of),
-    }
+    registry = ExecutorRegistry(
+        {
+            INLINE: InProcessExecutor,
+            THREAD: lambda: ThreadExecutor(max_workers=threads),
+            PROCESS: lambda: ProcessPoolExecutor(settings=shared, warm=has_processes),
+            ISOLATED: lambda: IsolatedProcessPoolExecutor(rules.of),
+        }
+    )
+    for name, factory in others.items():
+        registry.register(name, factory)
+    executors = registry.make_all()
+    if serve:
+        _tell_crowded(rules, consumers, executors)
+    return executors
 
 
 _MORE_ROOM = {
@@ -88,14 +101,17 @@ _MORE_ROOM = {
     PROCESS: "yard.define_pool(max_workers={wanted}), or CPU_EXECUTOR_WORKERS",
     ISOLATED: "yard.define_pool({name!r}, max_workers={wanted})",
 }
+_OTHER_ROOM = "a setting of that executor"
 
 
-def _tell_crowded(rules: PoolRules, consumers: Mapping[str, Consumer], room: Mapping[str, int]) -> None:
+def _tell_crowded(
+    rules: PoolRules, consumers: Mapping[str, Consumer], executors: Mapping[str, ExecutorProtocol]
+) -> None:
     """Whoever may run more at once than there is room for hears why it does not."""
     for name, consumer in consumers.items():
         place, wanted = consumer.executor, consumer.slots
-        here = rules.of(consumer).max_workers if place == ISOLATED else room.get(place, wanted)
-        if here < wanted:
-            advice = _MORE_ROOM[place].format(name=name, wanted=wanted)
+        here = rules.of(consumer).max_workers if place == ISOLATED else executors[place].abilities.capacity
+        if here is not None and here < wanted:
+            advice = _MORE_ROOM.get(place, _OTHER_ROOM).format(name=name, wanted=wanted)
             text = "consumer %s may run %d at once, but executor=%r has room for %d here: more with %s"
             log.warning(text, name, wanted, place, here, advice)

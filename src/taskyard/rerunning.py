@@ -158,8 +158,8 @@ async def _make(yard: Yard, uuid: str, args: Arguments, changes: Arguments) -> T
         record = TaskRecord(new_uuid(), old.consumer, now, now, now, 0, old.queue, old.args, priority=old.priority)
         record.key, record.bucket, record.timeout_s, record.retry = old.key, old.bucket, old.timeout_s, old.retry
         record.requires = old.requires
-        if old.title or old.labels:
-            record.extra = TaskExtra(title=old.title, labels=old.labels)
+        if old.title or old.labels or old.values:
+            record.extra = TaskExtra(title=old.title, labels=old.labels, values=old.values)
         if changes is not None:
             # What `produce` made of the arguments once is what is kept, and changed here.
             kept: dict[str, Any] = msgspec.json.decode(old.args)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from taskyard.errors import InvalidInput, ScheduleExists, StoreUnavailable, UnknownSchedule, quote, shorten
@@ -227,7 +228,8 @@ class Schedules:
                 raise InvalidInput(_UNREADABLE.format(quote(name), status.problem))
             state, fires = decide(status, now)
             pairs = list(zip(fires, self._make_records(status, fires, now), strict=True))
-            fired = await self._store.fire(name, version=status.version, state=state, fires=pairs)
+            send = partial(self._store.fire, name, version=status.version, state=state, fires=pairs)
+            fired = await self._yard.engine.fire(name, [record for _, record in pairs], send)
             if fired is not None:
                 self._yard.engine.look_at_schedules()
                 return [TaskHandle(self._yard, uuid) for uuid in fired.made]

@@ -19,7 +19,7 @@ from uuid import UUID
 from taskyard.artifact_files import ArtifactFolder, choose_folder
 from taskyard.blocking import OwnLoop
 from taskyard.cluster.membership import LeaseSettings
-from taskyard.consumers import check_settings, class_consumer, function_consumer
+from taskyard.consumers import PLACES, check_executors, check_settings, class_consumer, function_consumer
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
@@ -27,7 +27,7 @@ from taskyard.errors import (
     InvalidInput,
     quote,
 )
-from taskyard.execution.context import find_current_run
+from taskyard.execution.context import find_run
 from taskyard.execution.runner import RunnerSettings
 from taskyard.execution.warming import warm_up_all
 from taskyard.group import Group, refuse_connection, submit_group
@@ -59,6 +59,8 @@ from taskyard.ports.consumer import (
     BaseTaskConsumer,
     Consumer,
 )
+from taskyard.ports.executor import ExecutorFactory, ExecutorProtocol
+from taskyard.ports.middleware import Middleware, check_middleware
 from taskyard.ports.places import Place, Places
 from taskyard.ports.sink import Sink, Sinks
 from taskyard.ports.store import Add, Store
@@ -81,6 +83,7 @@ log = logging.getLogger("taskyard")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S", bound=Callable[..., Any])
 
 MAX_PAYLOAD_BYTES = 1 << 20
 
@@ -102,7 +105,13 @@ class Yard(Registering, YardSteering):
     default that is beside a SQLite file or among the data of this user for PostgreSQL; for `memory://` it is temporary.
 
     `admission` are checks that decide whether a task may start here now, such as whether a disk has room
-    (`taskyard.ports.admission`). `sinks` are told what happens in this process (`taskyard.ports.sink`)."""
+    (`taskyard.ports.admission`). `sinks` are told what happens in this process (`taskyard.ports.sink`).
+
+    `executors` are more places to run tasks, by the names that consumers ask for: `executors={"ray": RayExecutor}` for
+    `@yard.consumer(executor="ray")`. Each is a class or function that makes an executor
+    (`taskyard.ports.executor.ExecutorProtocol`), called whenever the yard is opened.
+
+    `middleware` are functions around every submit, every run and the code of every run (`taskyard.middleware`)."""
 
     def __init__(  # noqa: PLR0913 - the settings of a yard, each with a name and a default
         self,
@@ -117,9 +126,13 @@ class Yard(Registering, YardSteering):
         artifacts: str | os.PathLike[str] | None = None,
         admission: Iterable[Admission] = (),
         sinks: Iterable[Sink] = (),
+        executors: Mapping[str, ExecutorFactory] | None = None,
+        middleware: Iterable[Middleware] = (),
         clock: Clock | None = None,
     ) -> None:
         super().__init__()
+        self._own_executors = check_executors(executors)
+        self._middleware = list(check_middleware(middleware))
         self._checks = check_admission(admission)
         self._sinks = Sinks([FailureLog(), *sinks])
         if artifacts is not None and not isinstance(artifacts, str | os.PathLike):
@@ -169,6 +182,7 @@ class Yard(Registering, YardSteering):
         retry: RetryPolicy | None = None,
         executor: str | None = None,
         places: Places | Iterable[Place | str] | None = None,
+        middleware: Iterable[Middleware] = (),
     ) -> Callable[[Callable[P, R]], ConsumerFunction[P, R]]: ...
 
     def consumer(self, function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
@@ -181,7 +195,7 @@ class Yard(Registering, YardSteering):
         return self._decorate(function, settings)
 
     def _decorate(self, function: Callable[..., Any], settings: dict[str, Any]) -> ConsumerFunction[..., Any]:
-        consumer, signature = function_consumer(function, **settings)
+        consumer, signature = function_consumer(function, (*PLACES, *self._own_executors), **settings)
         self._register(consumer)
         return ConsumerFunction(self, function, consumer, signature)
 
@@ -190,7 +204,7 @@ class Yard(Registering, YardSteering):
         """Add a consumer in its class form."""
         if not source.name:
             raise InvalidConsumer(f"{type(source).__name__} has no name; set the class attribute `name`")
-        self._register(class_consumer(source))
+        self._register(class_consumer(source, (*PLACES, *self._own_executors)))
 
     def install(
         self,
@@ -201,6 +215,7 @@ class Yard(Registering, YardSteering):
         concurrency: int | None = None,
         retry: RetryPolicy | None = None,
         places: Places | Iterable[Place | str] | None = None,
+        middleware: Iterable[Middleware] = (),
     ) -> None:
         """Add an algorithm as a consumer, as `ExecutionDispatcher.install` adds it for direct calls: a task has the
         fields of its `Input` as arguments and its `Output` as result, and runs where and as its hints say. At most
@@ -208,11 +223,44 @@ class Yard(Registering, YardSteering):
         from taskyard.algorithms import algorithm_consumer
 
         consumer, pool = algorithm_consumer(
-            algorithm, spec, queue=queue, concurrency=concurrency, retry=retry, places=places
+            algorithm,
+            spec,
+            queue=queue,
+            concurrency=concurrency,
+            retry=retry,
+            places=places,
+            middleware=middleware,
         )
         self._register(consumer)
         if pool is not None:
             self._pool_rules.suggest(consumer.name, pool)
+
+    def around_submit(self, function: S) -> S:
+        """Have a function go around every submit of this yard: `@yard.around_submit` above
+        `async def f(submission, call_next)`. See `taskyard.middleware`."""
+        self._add_middleware(Middleware(around_submit=function))
+        return function
+
+    def around_run(self, function: S) -> S:
+        """Have a function go around every run on this node: `@yard.around_run` above `async def f(run, call_next)`."""
+        self._add_middleware(Middleware(around_run=function))
+        return function
+
+    def around_code(self, function: S) -> S:
+        """Have a function go around the code of every run, where the code runs: `@yard.around_code` above
+        `def f(run): … yield …`."""
+        self._add_middleware(Middleware(around_code=function))
+        return function
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """The middleware of this yard, in order."""
+        return tuple(self._middleware)
+
+    def _add_middleware(self, middleware: Middleware) -> None:
+        if self._engine is not None:
+            raise InvalidInput("add middleware before the yard is opened")
+        self._middleware.append(middleware)
 
     def define_queue(  # noqa: PLR0913 - the rules of a queue, each with a name and a default
         self,
@@ -417,17 +465,29 @@ class Yard(Registering, YardSteering):
             store,
             clock=self._clock,
             consumers=self._consumers,
-            executors=make_executors(self._pool_rules, self._consumers, threads=self._threads, serve=serve),
+            executors=make_executors(
+                self._pool_rules, self._consumers, threads=self._threads, serve=serve, others=self._own_executors
+            ),
             queues=self._queues,
             settings=replace(
                 self._settings,
                 serve=serve,
                 lease=LeaseSettings(stall_s=find_stall_s()),
                 checks=self._checks,
-                runner=replace(self._settings.runner, artifact_folder=self._artifact_folder.path),
+                middleware=tuple(self._middleware),
+                runner=replace(
+                    self._settings.runner,
+                    artifact_folder=self._artifact_folder.path,
+                    middleware=tuple(self._middleware),
+                ),
             ),
             sinks=self._sinks,
         )
+
+    @property
+    def executors(self) -> Mapping[str, ExecutorProtocol]:
+        """The executors of the open yard by name, for their `stats()` and `health()`."""
+        return self.engine.executors
 
     async def stop(self, *, grace_s: float | EllipsisType | None = ...) -> None:
         """Start nothing new at once; wait `grace_s` for what runs (None: for ever; left out: the yard's own), then
@@ -587,11 +647,11 @@ class Yard(Registering, YardSteering):
     def find_parent(self, records: Iterable[TaskRecord] = ()) -> Claim | None:
         """The run that submits, if it is one of this yard: when it is stale, it submits nothing. The tasks that it
         submits, `records`, become part of its trace."""
-        run = find_current_run()
+        run = find_run()
         if run is None or self._engine is None or not self._engine.is_ours(run.claim):
             return None
         # Code that a run has left behind submits on its own account.
-        if run.ended:
+        if run.has_ended:
             return None
         inherit_trace(run.claim, records)
         return run.claim

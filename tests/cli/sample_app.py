@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from taskyard import RetryPolicy, Yard, current_run
+from taskyard.execution.context import CURRENT
+from taskyard.execution.run_handle import RunHandle
 from taskyard.model.attempt import dropped_line
 
 yard = Yard("sqlite:///work.db")
@@ -29,7 +31,9 @@ def outputs(password: str = "") -> None:
     """Leaves lines and artifacts behind."""
     run = current_run()
     run.log("a line with \x1b[31m and %s", password)
-    run.keep_lines([dropped_line(1234, datetime.now(UTC))])
+    handle = CURRENT.get()
+    assert isinstance(handle, RunHandle)
+    handle.keep_lines([dropped_line(1234, datetime.now(UTC))])
     run.log("careful", level=logging.WARNING)
     run.artifact("note.txt", "to be read\n")
     run.artifact("raw.bin", bytes(range(256)))

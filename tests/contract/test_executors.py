@@ -20,9 +20,9 @@ from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.router import ExecutionDispatcher
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.model.algorithm import AlgorithmSpec
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.executor import ExecutionRequest, ExecutorProtocol, RequestServer
 from taskyard.testing.contract import AnswerContract, CodeContract, ExecutorContract
 from taskyard.testing.executor_contract import PATIENCE_S
 
@@ -103,15 +103,16 @@ class AsyncContract(ExecutorContract):
         spec = self._spec(functools.partial(swallow_at, hold.spec.call, raised))
 
         async def submit() -> tuple[bool, int]:
-            task = host.run.task = asyncio.current_task()
-            request = ExecutionRequest(spec=spec, payload=None, request_id="r", context=host.run)
+            task = asyncio.current_task()
+            host.run.belongs_to(task)
+            request = ExecutionRequest(spec=spec, payload=None, request_id="r", run=host.run)
             result = await executor.submit(request)
             assert task is not None
             return result.success, task.cancelling()
 
         running = asyncio.get_running_loop().create_task(submit())
         await self.started(hold)
-        host.run.ask_cancel()
+        host.run.request_cancel()
         assert await running == (raised is None, 0)
 
     async def _error(self, executor: ExecutorProtocol, call: Callable[..., Any], **fields: Any) -> ExecutionError:
@@ -143,17 +144,18 @@ class TestInProcessExecutor(AsyncContract):
         host = self.host()
 
         async def ask(_: object) -> str:
-            host.run.ask_cancel()
+            host.run.request_cancel()
             await asyncio.sleep(0)
             return "ended"
 
         async def ask_last(_: object) -> str:
-            host.run.ask_cancel()
+            host.run.request_cancel()
             return "ended"
 
         async def submit(call: Callable[..., Any]) -> ExecutionResult:
-            host.run.task, host.run.cancel_asked = asyncio.current_task(), False
-            request = ExecutionRequest(spec=self._spec(call), payload=None, request_id="r", context=host.run)
+            host.run.belongs_to(asyncio.current_task())
+            host.run.cancel_requested = False
+            request = ExecutionRequest(spec=self._spec(call), payload=None, request_id="r", run=host.run)
             result = await executor.submit(request)
             await asyncio.sleep(0)
             return result
@@ -247,12 +249,12 @@ class RoutedContract(AnswerContract):
     place: str
     is_async = False
 
-    def make_executor(self) -> ExecutorProtocol:
+    def make_executor(self) -> RequestServer:
         dispatcher = ExecutionDispatcher(place=self.place)
         dispatcher.install(pass_on_async if self.is_async else pass_on, spec=AlgorithmSpec("code"))
         return dispatcher
 
-    async def test_it_can_what_its_place_can(self, executor: ExecutorProtocol) -> None:
+    async def test_it_can_what_its_place_can(self, executor: RequestServer) -> None:
         """A dispatcher with one place has that place's abilities."""
         kills = self.place in ("process", "isolated")
         assert (executor.abilities.kills, executor.abilities.isolates) == (kills, kills)

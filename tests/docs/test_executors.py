@@ -22,6 +22,7 @@ PAGE = TOP / "docs" / "EXECUTORS.md"
 
 SHOWS = {
     "places.py": "attempt 2 went on from page 2\nTrue\n",
+    "doubler.py": "[0, 2, 4]\nExecutorStats(max_workers=1, active=0, queued=0, done=3)\n",
     "careful.py": (
         "first half way\n"
         "exactly 7\n"

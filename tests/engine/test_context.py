@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from taskyard.errors import NoCurrentRun
-from taskyard.execution import context
+from taskyard.execution import run_handle
 from taskyard.execution.context import RunContext, current_run
 from taskyard.model.execution import Progress
 from taskyard.model.notes import Note
@@ -42,7 +42,7 @@ async def test_a_run_knows_itself(rig, executor):
 
 async def test_progress_is_thinned_out_but_its_last_word_is_kept(rig, monkeypatch):
     """Of many reports the first is stored at once and the last soon after; those in between cost nothing."""
-    monkeypatch.setattr(context, "PROGRESS_EVERY_S", 0.01)
+    monkeypatch.setattr(run_handle, "PROGRESS_INTERVAL_S", 0.01)
     work = Work()
 
     async def report(record) -> str:
@@ -233,3 +233,23 @@ async def test_an_ended_run_says_nothing_more(rig):
     await quiet()
     assert rig.store.turns == turns
     assert (await rig.found(uuid)).note is None
+
+
+async def test_a_run_shows_what_is_its_own(rig):
+    """`dir(current_run())` has what code may use and nothing else; `task` is the record of the task, and a copy."""
+    seen: list[object] = []
+
+    async def look(record) -> None:
+        run = current_run()
+        run.task.queue = "another"
+        seen.extend((dir(run), run.task == record, run.task is record, run.consumer, run.source))
+
+    rig.consumer("look", look)
+    uuid = await rig.submit("look")
+    await rig.outcome(uuid)
+    names, is_equal, is_same, *consumers = seen
+    assert names == [
+        "artifact", "attempt", "cancelled", "checkpoint", "checkpointed", "consumer", "device", "log", "note",
+        "progress", "source", "task", "token", "trace", "uuid", "values",
+    ]  # fmt: skip
+    assert (is_equal, is_same, consumers) == (True, False, ["look", "look"])

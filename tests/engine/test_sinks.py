@@ -12,9 +12,10 @@ from taskyard.errors import InvalidInput, StoreUnavailable
 from taskyard.execution.explain import failed, rejected
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.model.command import Cancel
-from taskyard.model.execution import ExecutionRequest, ExecutionResult
+from taskyard.model.execution import ExecutionResult
 from taskyard.model.retry import RetryPolicy
 from taskyard.ports import sink as sinks
+from taskyard.ports.executor import ExecutionRequest
 from taskyard.ports.sink import (
     LoopRestarted,
     NodeEvent,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.context import RunContext, RunHost
 from taskyard.execution.nursery import NURSERY, Nursery
 from taskyard.execution.pool import WorkerPool
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
 from taskyard.execution.router import ExecutionDispatcher
+from taskyard.execution.run_handle import RunHandle, RunHost
 from taskyard.execution.spawner import Spawner
 from taskyard.execution.starting import Starter
 from taskyard.model.execution import ExecutionResult
@@ -50,12 +50,12 @@ class Desk:
         assert result.success, result.error
         return result.data
 
-    def run(self) -> RunContext:
+    def run(self) -> RunHandle:
         def report(report: Report) -> None:
             self.reports.append(report)
             self.has_reported.set()
 
-        return RunContext(Claim(a_record(), 1, 42), RunHost(asyncio.get_running_loop(), report))
+        return RunHandle(Claim(a_record(), 1, 42), RunHost(asyncio.get_running_loop(), report))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from taskyard import InvalidInput, TaskFailed
 from taskyard.execution import artifacts
-from taskyard.execution.context import RunContext, RunHost
+from taskyard.execution.run_handle import RunHandle, RunHost
 from taskyard.model.attempt import ARTIFACT_DATA_BYTES, Artifact, check_artifact_name
 from taskyard.model.task import Claim
 from taskyard.ports.store import Report
@@ -138,14 +138,14 @@ async def run(tmp_path):
     host = RunHost(asyncio.get_running_loop(), reports.append, artifact_folder=tmp_path / "kept")
     record = a_record()
     record.uuid = "../odd uuid"
-    run = RunContext(Claim(record, 1, 7), host)
+    run = RunHandle(Claim(record, 1, 7), host)
     run.reports = reports  # type: ignore[attr-defined]
     return run
 
 
 async def test_the_folder_is_a_setting(run, tmp_path):
     """Files go to the folder that the runner was given, and never out of it, whatever the task is called."""
-    kept = run.artifact("../x".replace("/", "·"), b"x" * SIZE)
+    kept = run.context.artifact("../x".replace("/", "·"), b"x" * SIZE)
     folder = Path(kept.path).parent
     assert folder.parent == tmp_path / "kept"
     assert run.reports == [Report(run.claim, artifacts=(kept,))]
@@ -155,7 +155,7 @@ async def test_the_folder_is_a_setting(run, tmp_path):
 async def test_bad_names(run, name):
     """A name is 1 to 200 characters without path separators and control characters."""
     with pytest.raises(InvalidInput, match="the name of an artifact"):
-        run.artifact(name, "x")
+        run.context.artifact(name, "x")
     assert run.reports == []
 
 
@@ -189,7 +189,7 @@ async def test_bad_content(run, tmp_path):
     ]
     for given in bad:
         with pytest.raises(InvalidInput):
-            run.artifact("a", **given)
+            run.context.artifact("a", **given)
     assert run.reports == []
     assert not (tmp_path / "kept").exists()
 
@@ -198,7 +198,7 @@ async def test_after_the_end(run):
     """A thread that has outlived its attempt can keep nothing more."""
     run.end()
     with pytest.raises(InvalidInput, match="the attempt has ended"):
-        run.artifact("late", "x")
+        run.context.artifact("late", "x")
 
 
 async def test_a_write_that_fails(run, tmp_path, monkeypatch):
@@ -209,7 +209,7 @@ async def test_a_write_that_fails(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="No space"):
-        run.artifact("a", b"x" * SIZE)
+        run.context.artifact("a", b"x" * SIZE)
     assert [path for path in (tmp_path / "kept").rglob("*") if path.is_file()] == []
 
 

@@ -5,8 +5,9 @@ import pytest
 from taskyard.execution.circuit import Circuit, CircuitPolicy, CircuitState, Pass
 from taskyard.execution.policy import ExecutionPolicy
 from taskyard.model.algorithm import AlgorithmSpec, ExecutionHints
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.retry import RetryPolicy
+from taskyard.ports.executor import ExecutionRequest
 from taskyard.testing.samples import an_error
 
 FINE = ExecutionResult(success=True)

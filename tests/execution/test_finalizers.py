@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from taskyard.execution.channel import Channel
-from taskyard.execution.context import RunContext, RunHost
+from taskyard.execution.run_handle import RunHandle, RunHost
 from taskyard.execution.run_lines import HostLines
 from taskyard.execution.wire import Kind, Outgoing, Reader, encode
 from taskyard.execution.worker_lines import BURST_LINES, WorkerLines
@@ -94,7 +94,7 @@ class MidFrame(Outgoing):
 async def test_a_finalizer_logs_while_a_run_makes_its_lines():
     """The line of a finalizer that runs while the first line of a run is written is kept, and nothing hangs."""
     reports: list[Report] = []
-    run = RunContext(Claim(a_record(), 1, 1), RunHost(asyncio.get_running_loop(), reports.append))
+    run = RunHandle(Claim(a_record(), 1, 1), RunHost(asyncio.get_running_loop(), reports.append))
 
     def make() -> HostLines:
         if run._lines is None:

@@ -14,7 +14,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import Claim
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.executor import Abilities
+from taskyard.ports.executor import Abilities, ExecutorHealth, ExecutorStats
 from taskyard.testing.samples import a_record
 
 pytestmark = pytest.mark.spec("EXE-08")
@@ -30,6 +30,12 @@ class Broken:
     async def start(self) -> None: ...
 
     async def shutdown(self, *, wait: bool = True) -> None: ...
+
+    def stats(self, name=None):
+        return ExecutorStats()
+
+    def health(self):
+        return ExecutorHealth()
 
     async def submit(self, request):
         raise LookupError("no such pool")

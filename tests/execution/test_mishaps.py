@@ -382,7 +382,7 @@ async def test_who_waits_behind_a_call_that_is_ended_runs_elsewhere(open_desk):
     run = desk.run()
     hung = desk.begin(misdeeds.hang, run=run)
     behind = [desk.begin(misdeeds.add, n, 1) for n in range(3)]
-    run.cancel_asked = True
+    run.request_cancel()
     desk.pool.interrupt(hung)
     assert [(await call.future).data for call in behind] == [1, 2, 3]
     error = (await hung.future).error

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from taskyard.execution.context import PROGRESS_EVERY_S
 from taskyard.execution.nursery import NURSERY
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import make_pool
+from taskyard.execution.progress_values import PROGRESS_INTERVAL_S
 from taskyard.model.execution import ErrorKind
 from taskyard.model.notes import Note
 from tests.execution import deeds, misdeeds, slow_import
@@ -380,11 +380,11 @@ async def test_a_pipelined_call_that_is_canceled_before_its_turn(open_desk, make
 async def test_progress_in_a_tight_loop_costs_nothing(desk, monkeypatch):
     """Of a hundred thousand reports four a second cross, the last among them; the others cost microseconds."""
     run, heard = desk.run(), []
-    monkeypatch.setattr(run, "progress", lambda *said: heard.append(said))
+    monkeypatch.setattr(run, "report_progress", lambda *said: heard.append(said))
     spent_s, worked_s = await desk.value(misdeeds.report_in_a_tight_loop, 100_000, run=run)
     assert worked_s < 1
-    assert len(heard) <= spent_s / PROGRESS_EVERY_S + 2
-    assert heard[-1] == (1.0, "done", None)
+    assert len(heard) <= spent_s / PROGRESS_INTERVAL_S + 2
+    assert heard[-1] == (1.0, "done", None, {})
 
 
 async def test_the_last_word_before_a_silence_is_heard(desk, make_pipe, tmp_path):

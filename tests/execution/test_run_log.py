@@ -14,7 +14,8 @@ import pytest
 
 from taskyard.errors import InvalidInput
 from taskyard.execution import line_capture
-from taskyard.execution.context import RunContext, RunHost
+from taskyard.execution.context import RunContext
+from taskyard.execution.run_handle import RunHandle, RunHost
 from taskyard.execution.run_lines import LINES_EVERY_S
 from taskyard.model.attempt import LINE_CHARS, LINES_CHARS, LINES_KEPT, LogLine, join_lines
 from taskyard.model.notes import Note
@@ -132,7 +133,7 @@ def worker_run():
 
     def run_it(*steps):
         reports: list[Report] = []
-        run = RunContext(Claim(a_record(), 1, 1), RunHost(asyncio.get_running_loop(), reports.append))
+        run = RunHandle(Claim(a_record(), 1, 1), RunHost(asyncio.get_running_loop(), reports.append))
         line_capture.keep_capturing()
         line_capture.set_worker_run(run)
         for step in steps:
@@ -406,9 +407,9 @@ async def test_times_of_a_clock_that_stands():
     reports: list[Report] = []
     now = datetime(2026, 1, 1, tzinfo=UTC)
     host = RunHost(asyncio.get_running_loop(), reports.append, now=lambda: now)
-    run = RunContext(Claim(a_record(), 1, 1), host)
+    run = RunHandle(Claim(a_record(), 1, 1), host)
     for n in range(5):
-        run.log("%d", n)
+        run.context.log("%d", n)
     run.end()
     lines = [line for report in reports for line in report.lines]
     assert texts(lines) == list("01234")

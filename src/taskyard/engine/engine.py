@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from taskyard.engine.loops import Loops
@@ -24,6 +24,7 @@ from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.schedules import Fired
 from taskyard.ports.sink import NO_SINKS, Sinks
 from taskyard.ports.store import Add, Added, Applied, Store, TransactionalStore
 from taskyard.queueing.pending import insist
@@ -57,6 +58,7 @@ class Engine:
         sinks: Sinks = NO_SINKS,
     ) -> None:
         self._store, self._clock, self._executors = store, clock, executors
+        self.executors = executors
         self._settings = settings or EngineSettings()
         self._parts = parts = Parts(
             Ground(
@@ -122,11 +124,22 @@ class Engine:
 
     def submit_now(self, add: Add) -> list[Added] | None:
         """The same on the spot, where the store and what else is going on allow it; None if they do not."""
-        return self._inbox.add_now(add)
+        return None if self._parts.submits.applies_to(add.records) else self._inbox.add_now(add)
 
     async def submit(self, add: Add, *, prompt: bool = True) -> list[Added]:
         """The same, on the spot where the store and what else is going on allow it, unless not `prompt`. While the same
         work is being submitted in a transaction that has not ended, that is waited for, then `SubmitPending`."""
+        if self._parts.submits.applies_to(add.records):
+            return await self._parts.submits.submit(add.records, lambda: self._submit(add, prompt=prompt))
+        return await self._submit(add, prompt=prompt)
+
+    async def fire(
+        self, schedule: str, records: Sequence[TaskRecord], send: Callable[[], Awaitable[Fired | None]]
+    ) -> Fired | None:
+        """Have a schedule make these tasks by `send`, with the middleware around it."""
+        return await self._parts.submits.fire(schedule, records, send)
+
+    async def _submit(self, add: Add, *, prompt: bool) -> list[Added]:
         try:
             return (self._inbox.add_now(add) if prompt else None) or await self._inbox.add(add)
         except SubmitPending:
@@ -136,6 +149,11 @@ class Engine:
 
     async def submit_within(self, connection: object, add: Add) -> list[Added]:
         """The same inside of a transaction of the user's own."""
+        if self._parts.submits.applies_to(add.records):
+            return await self._parts.submits.submit(add.records, lambda: self._submit_within(connection, add))
+        return await self._submit_within(connection, add)
+
+    async def _submit_within(self, connection: object, add: Add) -> list[Added]:
         store = self._store
         if not isinstance(store, TransactionalStore):
             raise UnusableConnection(

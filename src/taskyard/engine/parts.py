@@ -37,6 +37,7 @@ from taskyard.queueing.checks import Checks
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.dispatcher import Hooks as DispatchHooks
 from taskyard.queueing.outcomes import OutcomeWatcher
+from taskyard.queueing.submit_middleware import SubmitChain
 from taskyard.queueing.summary import with_results
 from taskyard.scheduling.due import DueLoop
 from taskyard.scheduling.recurring import RecurringLoop
@@ -65,6 +66,8 @@ class Parts:
         self.inbox = self.dispatcher.inbox
         self.runner = self._make_runner()
         self.watcher = OutcomeWatcher(store)
+        settings = ground.settings
+        self.submits = SubmitChain(settings.middleware, ground.consumers, max_bytes=settings.runner.max_payload_bytes)
         self.due = DueLoop(ground.clock, self.inbox.promote)
         self.recurring = self._make_recurring()
         self.rescuer = Rescuer(store, lambda _: self.changed(), sinks=ground.sinks)
@@ -164,6 +167,7 @@ class Parts:
             consumers=ground.consumers,
             look_for_leader=Leadership(ground.store, self._incarnation).look,
             fired=self.fired,
+            fire_inside=self.submits.fire,
             sinks=ground.sinks,
         )
 

@@ -14,6 +14,7 @@ from taskyard.ports.admission import Admission
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.middleware import Middleware
 from taskyard.ports.sink import Sinks
 from taskyard.ports.store import Store
 from taskyard.queueing.dispatcher import MANY, MANY_ENDS
@@ -24,7 +25,7 @@ class EngineSettings:
     """`serve=False` makes an engine that only submits and waits. `others` is the room for tasks of unknown sources,
     which are taken only to be reported (the standalone Scheduler does that). Of `many` claims at once, some begin while
     the next turn is on its way; `many_ends` at once go apart from the claims. `checks` decide whether a task may start
-    here."""
+    here. `middleware` goes around submits; that of runs is a setting of the runner."""
 
     serve: bool = True
     name: str = ""
@@ -35,6 +36,7 @@ class EngineSettings:
     runner: RunnerSettings = field(default_factory=RunnerSettings)
     lease: LeaseSettings = field(default_factory=LeaseSettings)
     checks: Sequence[Admission] = ()
+    middleware: tuple[Middleware, ...] = ()
 
     @property
     def node_name(self) -> str:

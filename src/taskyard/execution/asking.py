@@ -6,8 +6,9 @@ from typing import Any
 
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
 from taskyard.model.algorithm import AlgorithmSpec
-from taskyard.model.execution import ExecutionRequest, ExecutionResult
+from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import new_uuid
+from taskyard.ports.executor import ExecutionRequest
 
 Asked = AlgorithmSpec | type[Algorithm] | str
 """An algorithm, however a caller names it."""

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from taskyard.execution.context import RunContext
 from taskyard.execution.explain import canceled, timed_out
+from taskyard.execution.progress_values import keep_facts
 from taskyard.execution.wire import Bulk, Kind, WireError
 from taskyard.execution.worker_run import Call, card_of
 from taskyard.model.attempt import Artifact, LogLine
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+from taskyard.ports.executor import RunHandle
 
 if TYPE_CHECKING:
     from taskyard.execution.hosted import HostedWorker
@@ -54,7 +55,7 @@ class PendingCall:
         *,
         timeout_s: float | None = None,
         wait_s: float | None = None,
-        run: RunContext | None = None,
+        run: RunHandle | None = None,
         record_first: bool = False,
     ) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs or {}
@@ -95,8 +96,7 @@ class PendingCall:
     def begin(self) -> None:
         self.started_at = time.time()
         if self.run is not None:
-            self.run.is_waiting = False
-            self.run.worker_pid = None if self.worker is None else self.worker.pid
+            self.run.mark_started(None if self.worker is None else self.worker.pid)
 
     def hear(self, kind: Kind, said: Any) -> None:
         """What its code says of itself."""
@@ -104,15 +104,15 @@ class PendingCall:
         if run is None:
             return
         if kind is Kind.NOTE:
-            run.note(said)
+            run.add_remark(said)
         elif kind is Kind.CHECKPOINT:
             if not isinstance(said, str):
                 raise WireError("a checkpoint that is none")
-            run.saved(said)
+            run.save_checkpoint(said)
         elif kind is Kind.PROGRESS:
             try:
                 fraction, message, rate, facts = said
-                run.progress(fraction, message, rate, **facts)
+                run.report_progress(fraction, message, rate, keep_facts(dict(**facts)))
             except (TypeError, ValueError) as exc:
                 raise WireError(f"PROGRESS frame: {exc}") from None
         else:
@@ -148,7 +148,7 @@ class PendingCall:
 
     def give_up(self) -> None:
         """It never began, and will not."""
-        if self.run is not None and self.run.cancel_asked:
+        if self.run is not None and self.run.cancel_requested:
             self.fail(canceled("canceled while it waited for a worker"))
         else:
             message = "it was interrupted while it waited for a worker"
@@ -161,7 +161,7 @@ class PendingCall:
             await self._buried
 
 
-def _hear_kept(run: RunContext, kind: Kind, said: Any) -> None:
+def _hear_kept(run: RunHandle, kind: Kind, said: Any) -> None:
     """Lines and artifacts of a run, as msgpack."""
     try:
         if kind is Kind.LINES:

@@ -1,92 +1,52 @@
-"""One run, as seen by the code inside it (`current_run()`) and by the executor that carries it out."""
+"""One run as the code inside it sees it: `current_run()`.
+
+`RunContext` is the part of a run that belongs to user code. It stands on a `BaseRun`, which belongs to the engine: a
+`RunHandle` on the node, a `WorkerRun` in a worker process. The context variable holds the `BaseRun`; its `RunContext`
+is made when code first asks for it.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import copy
 import logging
-import math
 import os
-import threading
-from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from taskyard.errors import InvalidInput, NoCurrentRun, PayloadTooLarge, quote, shorten
-from taskyard.execution.explain import clean
-from taskyard.execution.run_lines import AttemptLines, HostLines, level_name, utc_now
+from taskyard.execution.progress_values import (
+    FACT_NAME_CHARS,
+    FACTS_KEPT,
+    finite_number,
+    keep_facts,
+    merge_text,
+    safe_repr,
+    to_float,
+)
+from taskyard.execution.run_lines import AttemptLines, level_name
 from taskyard.execution.said import RunLogger
-from taskyard.model.attempt import ARTIFACTS_KEPT, Artifact, LineOrigin, LogLine
-from taskyard.model.execution import ExecutionResult, Fact, Progress
-from taskyard.model.notes import Note, NoteCode
-from taskyard.model.task import Claim, to_json
+from taskyard.model.attempt import ARTIFACTS_KEPT, Artifact, LineOrigin
+from taskyard.model.execution import Fact
+from taskyard.model.task import Claim, TaskRecord, to_json
 from taskyard.model.trace import attempt_trace
-from taskyard.ports.consumer import Consumer
-from taskyard.ports.store import Report
 
 if TYPE_CHECKING:
     from taskyard.execution.artifacts import ArtifactTarget
 
 run_log = logging.getLogger("taskyard.run")
 
-PROGRESS_EVERY_S = 0.25
-"""Progress is written to the store: a run that reports more often than this is thinned out, its last word kept."""
-
 CHECKPOINT_BYTES = 1 << 20
 """Of JSON. A checkpoint says how far the work is; the work itself belongs into a file."""
 
 
-SAID_CHARS = 500
-"""How much of a progress message or a note is kept."""
-
-FACTS_KEPT = 16
-"""Facts that one progress may carry."""
-
-FACT_NAME_CHARS = 40
-"""Characters in the name of a fact."""
-
-FACT_CHARS = 200
-"""Characters kept of a fact that is a text."""
-
-LARGEST_FACT = 2**63 - 1
-"""What every store can hold."""
-
-
-class RunHost:
-    """What all runs of a node share: the loop they belong to, where their reports go, and where their large artifacts
-    are written (None: the default folder of this user)."""
-
-    __slots__ = ("artifact_folder", "loop", "now", "report", "thread")
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        report: Callable[[Report], None],
-        *,
-        now: Callable[[], datetime] = utc_now,
-        artifact_folder: Path | None = None,
-    ) -> None:
-        self.loop, self.report, self.now = loop, report, now
-        self.artifact_folder = None if artifact_folder is None else str(artifact_folder)
-        self.thread = threading.get_ident()
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Run `function` on the loop: at once if we are on it, soon if this is another thread."""
-        if threading.get_ident() == self.thread:
-            function()
-            return
-        # A closed loop raises: a thread outlived its node, and nobody is left to report to.
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(function)
-
-
 class RunContext:
-    """What `current_run()` returns. Consumers use `uuid`, `attempt`, `token`, `source`, `device`, `trace`, `cancelled`,
-    `progress`, `log`, `checkpoint`, `checkpointed`, `note` and `artifact`; the rest belongs to the engine.
+    """What `current_run()` returns. Consumers use `task`, `uuid`, `attempt`, `token`, `consumer`, `device`, `trace`,
+    `values`, `cancelled`, `progress`, `log`, `checkpoint`, `checkpointed`, `note` and `artifact`. `source` is another
+    name for `consumer`.
 
     An attempt leaves behind its log lines and its artifacts. Lines are what it logs with `log` or through `logging`
     (from INFO on), and what it prints to standard output and standard error. The latest 1,000 are kept, with at most
@@ -94,61 +54,67 @@ class RunContext:
     what it wrote in its last 0.25 s beyond 50 lines. What child processes print is not captured. Nor is what threads
     print that the code starts itself, except in a worker process."""
 
-    # Defaults of the class, not of each instance: one run of many needs more than the three values below.
-    cancel_asked = stop_asked = expired = abandoned = ended = is_waiting = False
-    stop_code = NoteCode.NODE_STOPPED
-    interrupt: Callable[[], object] | None = None
-    kill: Callable[[], object] | None = None
-    raised: BaseException | None = None
-    result: ExecutionResult | None = None
-    task: asyncio.Task[None] | None = None
-    consumer: Consumer | None = None
-    grace: asyncio.TimerHandle | None = None
-    _meter: _Meter | None = None
-    worker_pid: int | None = None
-    _has_complained = False
-    _saved_here: str | None = None
-    _lines: AttemptLines | None = None
-    _artifacts: dict[str, Artifact] | None = None
+    __slots__ = ("_has_warned", "_run")
 
-    def __init__(self, claim: Claim, host: RunHost) -> None:
-        self.claim, self._host = claim, host
+    def __init__(self, run: BaseRun) -> None:
+        self._run = run
+        self._has_warned = False
 
-    # --- for the code inside ------------------------------------------------------------------------------------------
+    def __dir__(self) -> list[str]:
+        """The names that user code may use."""
+        return sorted(name for name in vars(RunContext) if not name.startswith("_"))
+
+    @property
+    def task(self) -> TaskRecord:
+        """The task that runs, as it was when this attempt started: a copy, with its arguments, queue, labels and so
+        on."""
+        return copy.copy(self._run.claim.record)
 
     @property
     def uuid(self) -> str:
-        return self.claim.record.uuid
+        return self._run.claim.record.uuid
 
     @property
     def attempt(self) -> int:
         """1 for the first run of the task."""
-        return self.claim.attempt
+        return self._run.claim.attempt
 
     @property
     def token(self) -> int:
         """Larger than that of every earlier run: hand it to the outside world to guard effects against a stale run."""
-        return self.claim.token
+        return self._run.claim.token
+
+    @property
+    def consumer(self) -> str:
+        """The name of the task's consumer."""
+        return self._run.claim.record.consumer
 
     @property
     def source(self) -> str:
-        return self.claim.record.consumer
+        """Another name for `consumer`."""
+        return self._run.claim.record.consumer
 
     @property
     def device(self) -> str | None:
         """The name of the place where it runs, if its consumer has places: a GPU, a licence, a phone."""
-        return self.claim.record.device
+        return self._run.claim.record.device
 
     @property
     def trace(self) -> str:
         """The trace context of this attempt, as a W3C traceparent: the parent for spans that the code starts. The trace
         id is that of the submit, if it had one; each attempt has a span id of its own."""
-        return attempt_trace(self.claim)
+        return attempt_trace(self._run.claim)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What middleware has added: when the task was submitted, and around this run. Middleware on the node changes
+        it in place. Of that, a worker process gets what JSON can hold."""
+        return self._run.values
 
     @property
     def cancelled(self) -> bool:
         """Whether the run should end: a cancel, a stop, or its deadline. Code that cannot be interrupted looks here."""
-        return self.cancel_asked or self.stop_asked or self.expired
+        return self._run.is_cancelled
 
     def progress(
         self, fraction: float | None = None, message: str = "", rate: float | None = None, **facts: Fact
@@ -156,24 +122,21 @@ class RunContext:
         """Say how far the run is, from the loop or from any thread. `facts` are other numbers and short texts by name,
         such as `saved_bytes=512`, at most 16. Cheap: what comes too often is thinned out. It never fails a run: what
         makes no sense is brought inside its bounds, or left out, and logged once."""
-        kept = self._check_progress(fraction, rate, facts)
-        if self._meter is None:
-            self._meter = _Meter(self, self._host)
-        self._meter.offer(Progress(fraction_of(fraction), _said(message), number_of(rate), kept))
+        self._run.report_progress(fraction, message, rate, self._check_progress(fraction, rate, facts))
 
     def _check_progress(self, fraction: Any, rate: Any, facts: dict[str, Any]) -> dict[str, Fact]:
         """The facts that can be kept. Say so, once in a run, if anything cannot be kept as it is."""
-        kept = facts_of(facts) if facts else {}
-        if (fraction is None and rate is None and not facts) or self._has_complained:
+        kept = keep_facts(facts) if facts else {}
+        if (fraction is None and rate is None and not facts) or self._has_warned:
             return kept
-        number = _to_float(fraction)
+        number = to_float(fraction)
         is_fraction = fraction is None or (number is not None and 0 <= number <= 1)
-        if not is_fraction or (rate is not None and number_of(rate) is None):
-            self._has_complained = True
+        if not is_fraction or (rate is not None and finite_number(rate) is None):
+            self._has_warned = True
             text = "progress(%s, rate=%s) is not kept as it is: a fraction lies between 0 and 1, a rate is a number"
-            self.log(text, shorten(repr_of(fraction)), shorten(repr_of(rate)), level=logging.WARNING)
+            self.log(text, shorten(safe_repr(fraction)), shorten(safe_repr(rate)), level=logging.WARNING)
         elif len(kept) < len(facts):
-            self._has_complained = True
+            self._has_warned = True
             text = (
                 "progress() does not keep %s: a fact is an int, a float, a bool or a text under a name of at most "
                 "%d characters, and there are at most %d"
@@ -187,21 +150,14 @@ class RunContext:
         worker process it reaches the handlers of the host."""
         if not isinstance(level, int):
             raise InvalidInput(f"level must be a number, such as logging.WARNING, not {quote(level)}")
-        self.log_line(level, _merge(text, args), "run")
-        RunLogger(run_log, self.log_fields).log(level, text, *args, stacklevel=2)
-
-    @property
-    def log_fields(self) -> dict[str, Any]:
-        return {"task": self.uuid, "source": self.source, "attempt": self.attempt}
+        self._run.log_line(level, merge_text(text, args), "run")
+        RunLogger(run_log, self._run.log_fields).log(level, text, *args, stacklevel=2)
 
     @property
     def checkpointed(self) -> Any:
         """What was saved last with `checkpoint`, by this run of the task or an earlier one; None if nothing was."""
-        return None if self._saved is None else msgspec.json.decode(self._saved)
-
-    @property
-    def _saved(self) -> str | None:
-        return self.claim.record.checkpoint if self._saved_here is None else self._saved_here
+        saved = self._run.saved_checkpoint
+        return None if saved is None else msgspec.json.decode(saved)
 
     def checkpoint(self, data: Any) -> None:
         """Save how far the work is, as JSON, for this task's next run; only the last one is kept. It is stored within
@@ -209,16 +165,11 @@ class RunContext:
         text = to_json("a checkpoint", data)
         if len(text) * 4 > CHECKPOINT_BYTES and (size := len(text.encode())) > CHECKPOINT_BYTES:
             raise PayloadTooLarge("a checkpoint", size, CHECKPOINT_BYTES)
-        self._saved_here = text
-        self._save(text)
-
-    def _save(self, text: str) -> None:
-        report = Report(self.claim, checkpoint=text)
-        self._host.call(lambda: self.say(report))
+        self._run.save_checkpoint(text)
 
     def note(self, text: str) -> None:
         """Put a remark on the task's record, from the loop or from any thread."""
-        self.set_note(Note.remark(_said(text)))
+        self._run.add_remark(text)
 
     def artifact(
         self,
@@ -236,69 +187,100 @@ class RunContext:
         these, a file that cannot be read, or one artifact too many."""
         from taskyard.execution.artifacts import make_artifact
 
-        self._reserve_artifact(name)
-        artifact = make_artifact(name, data, path, media_type, target=self._artifact_target(), now=self._now())
-        earlier = self._note_artifact(artifact)
+        run = self._run
+        run.reserve_artifact(name)
+        artifact = make_artifact(name, data, path, media_type, target=run.artifact_target(), now=run.now())
+        earlier = run.remember_artifact(artifact)
         if earlier is not None and earlier.path is not None and earlier.path != artifact.path:
             with contextlib.suppress(OSError):
                 os.unlink(earlier.path)
-        self.keep_artifact(artifact)
+        run.keep_artifact(artifact)
         return artifact
 
-    def _reserve_artifact(self, name: str) -> None:
-        """Raises `InvalidInput` if there is no room for this one. Only names count, so a check is enough: two threads
-        that pass it at the same moment may keep one artifact too many."""
-        if self.ended:
-            raise InvalidInput(f"artifact {quote(name)} comes too late: the attempt has ended")
-        known = self._artifacts
-        if known is not None and len(known) >= ARTIFACTS_KEPT and name not in known:
-            raise InvalidInput(f"artifact {quote(name)} is one too many: an attempt can have {ARTIFACTS_KEPT}")
 
-    def _note_artifact(self, artifact: Artifact) -> Artifact | None:
-        """Remember it, without its data; the one that it replaces. If two threads keep the same name at the same
-        moment, both may replace the same one: then a file may stay until the task is pruned."""
-        known: dict[str, Artifact] = self.__dict__.setdefault("_artifacts", {})
-        earlier = known.get(artifact.name)
-        known[artifact.name] = msgspec.structs.replace(artifact, data=None)
-        return earlier
+class BaseRun:
+    """One attempt in the process where its code runs, as the engine sees it."""
 
-    def _artifact_target(self) -> ArtifactTarget:
-        from taskyard.execution.artifacts import ArtifactTarget
+    # Defaults of the class, not of each instance: most runs need none of them.
+    has_ended = False
+    _context: RunContext | None = None
+    _lines: AttemptLines | None = None
+    _artifacts: dict[str, Artifact] | None = None
+    _saved_here: str | None = None
+    _values: dict[str, Any] | None = None
 
-        return ArtifactTarget(self.artifact_folder, self.uuid, self.token)
+    claim: Claim
 
-    def _now(self) -> datetime:
-        return self._host.now()
+    @property
+    def context(self) -> RunContext:
+        """The part of it that user code sees."""
+        context = self._context
+        if context is None:
+            context = self._context = RunContext(self)
+        return context
 
-    # --- for the engine -----------------------------------------------------------------------------------------------
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        record = self.claim.record
+        return {"task": record.uuid, "source": record.consumer, "attempt": self.claim.attempt}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What middleware has added to the task and to this run."""
+        values = self._values
+        if values is None:
+            values = self._values = dict(self.claim.record.values)
+        return values
+
+    @property
+    def saved_checkpoint(self) -> str | None:
+        """The last checkpoint as JSON, of this run or an earlier one."""
+        return self.claim.record.checkpoint if self._saved_here is None else self._saved_here
+
+    # --- what the two kinds do in their own ways ----------------------------------------------------------------------
+
+    @property
+    def is_cancelled(self) -> bool:
+        raise NotImplementedError
 
     @property
     def artifact_folder(self) -> str | None:
         """Where large artifacts are written; None means the default folder of this user."""
-        return self._host.artifact_folder
+        raise NotImplementedError
 
-    def make_report(self, **fields: Any) -> Report:
-        return Report(self.claim, worker_pid=self.worker_pid, **fields)
+    def now(self) -> datetime:
+        raise NotImplementedError
+
+    def report_progress(self, fraction: Any, message: Any, rate: Any, facts: dict[str, Fact]) -> None:
+        """Any fraction, message and rate; `facts` that can be kept. Thinned out. From any thread."""
+        raise NotImplementedError
+
+    def save_checkpoint(self, text: str) -> None:
+        """Keep this checkpoint: JSON that was checked."""
+        raise NotImplementedError
+
+    def add_remark(self, text: object) -> None:
+        """Put a remark on the task's record."""
+        raise NotImplementedError
+
+    def keep_artifact(self, artifact: Artifact) -> None:
+        """Report an artifact that is made."""
+        raise NotImplementedError
+
+    def _make_lines(self) -> AttemptLines:
+        raise NotImplementedError
+
+    # --- lines and artifacts ------------------------------------------------------------------------------------------
 
     def log_line(self, level: int, text: str, origin: LineOrigin) -> None:
         """A line of the attempt, from any thread. Dropped if the attempt has ended."""
-        if not self.ended:
+        if not self.has_ended:
             self._get_lines().add(level_name(level), text, origin)
 
     def print_text(self, origin: LineOrigin, text: str) -> None:
         """Something was printed, from any thread."""
-        if not self.ended:
+        if not self.has_ended:
             self._get_lines().write(origin, text)
-
-    def keep_lines(self, lines: list[LogLine]) -> None:
-        """The code, in a worker process, has written these."""
-        if not self.ended:
-            self._get_lines().add_lines(lines)
-
-    def keep_artifact(self, artifact: Artifact) -> None:
-        """Report an artifact that is made."""
-        report = self.make_report(artifacts=(artifact,))
-        self._host.call(lambda: self.say(report))
 
     def _get_lines(self) -> AttemptLines:
         # Without a lock: the garbage collector may run a finalizer that logs while the lines are made, and it comes
@@ -306,174 +288,52 @@ class RunContext:
         lines: AttemptLines = self._lines or self.__dict__.setdefault("_lines", self._make_lines())
         return lines
 
-    def _make_lines(self) -> AttemptLines:
-        return HostLines(self, self._host)
+    def artifact_target(self) -> ArtifactTarget:
+        from taskyard.execution.artifacts import ArtifactTarget
 
-    def saved(self, text: str) -> None:
-        """The code, in a worker process, has saved a checkpoint: JSON that was checked there."""
-        self._saved_here = text
-        self._save(text)
+        return ArtifactTarget(self.artifact_folder, self.claim.record.uuid, self.claim.token)
 
-    def say(self, report: Report) -> None:
-        if not self.ended:
-            self._host.report(report)
+    def reserve_artifact(self, name: str) -> None:
+        """Raises `InvalidInput` if there is no room for this one. Only names count, so a check is enough: two threads
+        that pass it at the same moment may keep one artifact too many."""
+        if self.has_ended:
+            raise InvalidInput(f"artifact {quote(name)} comes too late: the attempt has ended")
+        known = self._artifacts
+        if known is not None and len(known) >= ARTIFACTS_KEPT and name not in known:
+            raise InvalidInput(f"artifact {quote(name)} is one too many: an attempt can have {ARTIFACTS_KEPT}")
 
-    def ask_cancel(self) -> None:
-        """Somebody wants this run to end. Only the first ask interrupts: a consumer may be cleaning up."""
-        if not self.cancel_asked:
-            self.cancel_asked = True
-            self._interrupt()
-
-    def force_cancel(self) -> None:
-        """Somebody wants this run to end without being asked. What cannot be killed is asked all the same."""
-        if self.kill is not None:
-            self.cancel_asked = True
-            self.kill()
-
-    def set_note(self, note: Note) -> None:
-        report = Report(self.claim, note=note)
-        self._host.call(lambda: self.say(report))
-
-    def ask_stop(self, why: NoteCode | None = None) -> None:
-        """The node is stopping and has waited long enough, or may not go on."""
-        if not self.stop_asked:
-            self.stop_asked, self.stop_code = True, why or self.stop_code
-            self._interrupt()
-
-    def _interrupt(self) -> None:
-        if self.interrupt is not None:
-            self.interrupt()
-
-    def end(self) -> None:
-        """The code has ended: its last word is passed on, what it still says is dropped."""
-        if self._meter is not None:
-            self._meter.finish()
-        if self._lines is not None:
-            self._lines.finish()
-        self.ended = True
-        # A circle (run, asyncio task, its context variables, run) that would have to wait for the garbage collector.
-        self.task = self.interrupt = self.kill = self.raised = None
-        if self.grace is not None:
-            self.grace.cancel()
+    def remember_artifact(self, artifact: Artifact) -> Artifact | None:
+        """Remember it, without its data; the one that it replaces. If two threads keep the same name at the same
+        moment, both may replace the same one: then a file may stay until the task is pruned."""
+        known: dict[str, Artifact] = self.__dict__.setdefault("_artifacts", {})
+        earlier = known.get(artifact.name)
+        known[artifact.name] = msgspec.structs.replace(artifact, data=None)
+        return earlier
 
 
-def _said(text: object) -> str:
-    try:
-        said = str(text)
-    except Exception as broken:
-        said = f"{type(text).__name__}, whose text could not be read: {type(broken).__name__}"
-    return clean(said[:SAID_CHARS])[:SAID_CHARS]
+CURRENT: ContextVar[BaseRun] = ContextVar("taskyard_run")
 
 
-def _merge(text: object, args: tuple[object, ...]) -> str:
-    """A message and its arguments in one, as `logging` does it; side by side if they do not fit."""
-    try:
-        return str(text) % args if args else str(text)
-    except Exception:
-        return " ".join([_said(text), *map(repr_of, args)])
-
-
-def facts_of(given: Mapping[str, Any]) -> dict[str, Fact]:
-    """Those that can be kept: at most `FACTS_KEPT`, each a number or a text under a short name."""
-    kept: dict[str, Fact] = {}
-    for name, value in given.items():
-        fact = _fact_of(value)
-        if fact is not None and len(name) <= FACT_NAME_CHARS and name.isidentifier() and len(kept) < FACTS_KEPT:
-            kept[name] = fact
-    return kept
-
-
-def _fact_of(value: Any) -> Fact | None:
-    """As one of the plain types: a number of NumPy's, or an enum's member, may be a subclass of them."""
-    try:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, int):
-            return int(value) if -LARGEST_FACT <= value <= LARGEST_FACT else None
-        if isinstance(value, float):
-            return float(value) if math.isfinite(value) else None
-        return clean(str(value)[:FACT_CHARS])[:FACT_CHARS] if isinstance(value, str) else None
-    except Exception:
-        return None
-
-
-def repr_of(given: object) -> str:
-    try:
-        return repr(given)
-    except Exception:
-        return type(given).__name__
-
-
-def fraction_of(given: object) -> float | None:
-    number = _to_float(given)
-    if number is None:
-        return None
-    # `not (x > 0)` is true of NaN as well.
-    return 0.0 if not number > 0 else min(number, 1.0)
-
-
-def number_of(given: object) -> float | None:
-    """A number that JSON has, or None."""
-    number = _to_float(given)
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _to_float(given: Any) -> float | None:
-    try:
-        return None if given is None else float(given)
-    except Exception:
-        return None
-
-
-class _Meter:
-    """Thins out progress: the first at once, then one every `PROGRESS_EVERY_S`, each the latest at that time."""
-
-    def __init__(self, run: RunContext, host: RunHost) -> None:
-        self._run, self._host = run, host
-        self._latest: Progress | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_calling = False
-
-    def offer(self, progress: Progress) -> None:
-        self._latest = progress
-        # Race: the loop may send between these two lines. Then one call finds nothing to send, which does no harm; the
-        # flag only keeps a thread in a tight loop from filling the event loop with calls.
-        if not self._is_calling:
-            self._is_calling = True
-            self._host.call(self._take)
-
-    def _take(self) -> None:
-        self._is_calling = False
-        if self._timer is None:
-            self._send()
-
-    def _send(self) -> None:
-        self._timer = None
-        progress, self._latest = self._latest, None
-        if progress is not None and not self._run.ended:
-            self._run.say(self._run.make_report(progress=progress))
-            self._timer = self._host.loop.call_later(PROGRESS_EVERY_S, self._send)
-
-    def finish(self) -> None:
-        """Send what is left, whatever the time."""
-        if self._timer is not None:
-            self._timer.cancel()
-        progress, self._latest = self._latest, None
-        if progress is not None:
-            self._run.say(self._run.make_report(progress=progress))
-
-
-CURRENT: ContextVar[RunContext] = ContextVar("taskyard_run")
-
-
-def find_current_run() -> RunContext | None:
-    """The same, or None outside a run."""
+def find_run() -> BaseRun | None:
+    """The run that this code is part of, as the engine sees it; None outside a run."""
     return CURRENT.get(None)
+
+
+def find_context() -> RunContext | None:
+    """The same as user code sees it."""
+    run = CURRENT.get(None)
+    return None if run is None else run.context
+
+
+def find_values() -> dict[str, Any]:
+    """What middleware has added to the run that this code is part of."""
+    run = CURRENT.get(None)
+    return {} if run is None else dict(run.values)
 
 
 def current_run() -> RunContext:
     """The run that this code is part of, on the loop or in a worker thread; `NoCurrentRun` outside."""
     try:
-        return CURRENT.get()
+        return CURRENT.get().context
     except LookupError:
         raise NoCurrentRun() from None

@@ -8,9 +8,8 @@ from taskyard.execution.circuit import Circuit, CircuitPolicy, CircuitState
 from taskyard.execution.explain import rejected
 from taskyard.execution.gate import Gate
 from taskyard.execution.installed import Installed
-from taskyard.execution.isolated import IsolatedProcessPoolExecutor
 from taskyard.model.algorithm import AlgorithmSpec
-from taskyard.model.execution import ISOLATED, ExecutionError
+from taskyard.model.execution import ExecutionError
 from taskyard.model.rate import TokenBucket
 from taskyard.ports.executor import ExecutorProtocol
 
@@ -31,8 +30,9 @@ class Desk:
         self.circuit = Circuit(circuit)
         hints = installed.spec.execution
         # A pool of its own has the algorithm's size and queue; elsewhere they are held here.
-        limit = None if place == ISOLATED else hints.max_workers
-        if limit is None and place != ISOLATED and hints.queue_limit is not None:
+        has_own_limits = executor.abilities.has_own_limits
+        limit = None if has_own_limits else hints.max_workers
+        if limit is None and not has_own_limits and hints.queue_limit is not None:
             limit = executor.abilities.capacity
         self.gate = Gate(limit, hints.queue_limit)
         self._bucket = None if hints.rate_limit is None else TokenBucket(hints.rate_limit, hints.burst)
@@ -56,7 +56,7 @@ class Desk:
 
     def health(self) -> AlgorithmHealth:
         active, queued = self.gate.active, self.gate.queued
-        if isinstance(self.executor, IsolatedProcessPoolExecutor):
-            numbers = self.executor.numbers.get(self.spec.name)
-            active, queued = (numbers.active, numbers.queued) if numbers is not None else (0, 0)
+        if self.executor.abilities.has_own_limits:
+            stats = self.executor.stats(self.spec.name)
+            active, queued = stats.active, stats.queued
         return AlgorithmHealth(self.place, active, queued, self.circuit.state)

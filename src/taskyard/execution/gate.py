@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections import deque
 
-from taskyard.execution.context import RunContext
 from taskyard.execution.explain import canceled, rejected, waited_long
+from taskyard.execution.run_handle import RunHandle
 from taskyard.model.execution import ExecutionError
 
 Turn = asyncio.Future[ExecutionError | None]
@@ -29,7 +29,7 @@ class Gate:
     def queued(self) -> int:
         return len(self._waiting)
 
-    async def enter(self, run: RunContext, wait_s: float | None) -> ExecutionError | None:
+    async def enter(self, run: RunHandle, wait_s: float | None) -> ExecutionError | None:
         """None when it is this one's turn, and it must `leave` again; otherwise why it never will be."""
         if self._limit is None or self.active < self._limit:
             self.active += 1
@@ -38,11 +38,11 @@ class Gate:
             return rejected(f"{self._limit} of its runs are going on, and its queue is full", "QueueFull")
         return await self._wait(run, wait_s)
 
-    async def _wait(self, run: RunContext, wait_s: float | None) -> ExecutionError | None:
+    async def _wait(self, run: RunHandle, wait_s: float | None) -> ExecutionError | None:
         loop = asyncio.get_running_loop()
         turn: Turn = loop.create_future()
         self._waiting.append(turn)
-        run.interrupt = lambda: _answer(turn, canceled("canceled while it waited for its turn"))
+        run.set_interrupt(lambda: _answer(turn, canceled("canceled while it waited for its turn")))
         timer = None if wait_s is None else loop.call_later(wait_s, _answer, turn, waited_long(wait_s))
         try:
             verdict = await turn
@@ -52,7 +52,7 @@ class Gate:
                 self.leave()
             raise
         finally:
-            run.interrupt = None
+            run.clear_interrupt()
             if timer is not None:
                 timer.cancel()
             with contextlib.suppress(ValueError):

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from taskyard.execution.context import RunContext
 from taskyard.execution.explain import canceled, explain, rejected, timed_out
 from taskyard.execution.idle import Idle
-from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
-from taskyard.ports.executor import Abilities
+from taskyard.execution.run_handle import TaskInterrupt
+from taskyard.model.execution import ExecutionError, ExecutionResult
+from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorHealth, ExecutorStats, RunHandle
 
 
 class InProcessExecutor:
@@ -22,7 +22,7 @@ class InProcessExecutor:
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._running = 0
+        self._running = self._done = 0
         self._is_closed = False
         self._idle = Idle()
 
@@ -34,15 +34,22 @@ class InProcessExecutor:
         if wait:
             await self._idle.wait_while(lambda: self._running)
 
+    def stats(self, name: str | None = None) -> ExecutorStats:
+        return ExecutorStats(active=self._running, done=self._done)
+
+    def health(self) -> ExecutorHealth:
+        return ExecutorHealth(not self._is_closed, "it is shut down" if self._is_closed else "")
+
     async def submit(self, request: ExecutionRequest) -> ExecutionResult:
         started_at = self._now()
         if self._is_closed:
             error = rejected("the in-process executor is shut down")
             return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=started_at)
-        run: RunContext | None = request.context
-        interrupt: _Interrupt | None = None
-        if run is not None and run.task is not None and request.spec.is_async:
-            run.interrupt = interrupt = _Interrupt(run.task)
+        run = request.run
+        interrupt: TaskInterrupt | None = None
+        if run is not None and run.asyncio_task is not None and request.spec.is_async:
+            interrupt = TaskInterrupt(run.asyncio_task)
+            run.set_interrupt(interrupt)
         self._running += 1
         try:
             if not request.spec.is_async:
@@ -57,8 +64,9 @@ class InProcessExecutor:
             return ExecutionResult(success=False, error=error, started_at=started_at, ended_at=self._now())
         finally:
             if interrupt is not None:
-                interrupt.take_back()
+                interrupt.undo()
             self._running -= 1
+            self._done += 1
             self._idle.tell()
         return ExecutionResult(success=True, data=data, started_at=started_at, ended_at=self._now())
 
@@ -79,48 +87,19 @@ class InProcessExecutor:
         """What `exc` means for the run. The cancellation of our own caller is no answer, and is raised again."""
         if isinstance(exc, _TimedOut):
             return timed_out(request.timeout_s or 0.0)
-        run: RunContext | None = request.context
+        run = request.run
         if isinstance(exc, GeneratorExit) and not _is_stepping(run):
             raise exc  # this coroutine is being closed, with the loop gone
         if isinstance(exc, asyncio.CancelledError):
-            if run is not None and run.cancel_asked:
+            if run is not None and run.cancel_requested:
                 return canceled()
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise exc
             # Nobody cancelled this task: the consumer awaited something that was cancelled, and let it through.
         if run is not None:
-            run.raised = exc
+            run.keep_exception(exc)
         return explain(exc)
-
-
-class _Interrupt:
-    """Cancels the caller's task, in which the code runs. The caller itself is not meant: once the code has ended,
-    whatever it made of the cancellation, that is taken back."""
-
-    __slots__ = ("_is_over", "_task", "_times")
-
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self._task = task
-        self._times = 0
-        self._is_over = False
-
-    def __call__(self) -> None:
-        if asyncio.current_task() is self._task:
-            # The code itself asks. If it awaits nothing more, the caller's next await must not be hit instead.
-            self._task.get_loop().call_soon(self._cancel)
-        else:
-            self._cancel()
-
-    def _cancel(self) -> None:
-        if not self._is_over:
-            self._times += 1
-            self._task.cancel()
-
-    def take_back(self) -> None:
-        self._is_over = True
-        for _ in range(self._times):
-            self._task.uncancel()
 
 
 def _call(request: ExecutionRequest) -> Any:
@@ -133,10 +112,10 @@ def _call(request: ExecutionRequest) -> Any:
             raise _TimedOut
 
 
-def _is_stepping(run: RunContext | None) -> bool:
+def _is_stepping(run: RunHandle | None) -> bool:
     """Whether this code is run by the event loop as the run's own asyncio task."""
     try:
-        return run is not None and asyncio.current_task() is run.task
+        return run is not None and asyncio.current_task() is run.asyncio_task
     except RuntimeError:  # there is no running loop
         return False
 

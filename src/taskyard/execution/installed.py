@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 from taskyard.errors import InvalidAlgorithm, InvalidArguments, InvalidOutput, quote, shorten
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext, find_fault
 from taskyard.execution.code_loop import find_loop_here, loop_here
-from taskyard.execution.context import find_current_run
+from taskyard.execution.context import find_context
 from taskyard.execution.said import LOG_FIELDS
 from taskyard.execution.wire import Bulk
 from taskyard.model.algorithm import AlgorithmSpec
@@ -82,7 +82,7 @@ class Resident:
             log.exception("algorithm %s: shutdown failed", self.spec.name)
 
     def __call__(self, payload: Payload) -> Any:
-        given, context = payload.given, payload.context.bind(self.spec, find_current_run())
+        given, context = payload.given, payload.context.bind(self.spec, find_context())
         mark = LOG_FIELDS.set(context.fields)
         try:
             return self._run(given, context)
@@ -131,7 +131,7 @@ class AsyncResident(Resident):
             log.exception("algorithm %s: shutdown failed", self.spec.name)
 
     async def call_async(self, payload: Payload) -> Any:
-        given, context = payload.given, payload.context.bind(self.spec, find_current_run())
+        given, context = payload.given, payload.context.bind(self.spec, find_context())
         mark = LOG_FIELDS.set(context.fields)
         try:
             value = self._check(await self.algorithm.run(given, context))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from taskyard.execution.explain import failed, rejected
-from taskyard.execution.pool import PoolNumbers, WorkerPool
+from taskyard.execution.pool import WorkerPool
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import HAS_NURSERY, make_pool, submit_to
 from taskyard.model.algorithm import ExecutionHints
-from taskyard.model.execution import ExecutionRequest, ExecutionResult
-from taskyard.ports.executor import Abilities
+from taskyard.model.execution import ExecutionResult
+from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorHealth, ExecutorStats
 
 
 def settings_of(spec: Any) -> PoolSettings:
@@ -36,7 +36,7 @@ def settings_for(hints: ExecutionHints, *, workers: int = 1) -> PoolSettings:
 class IsolatedProcessPoolExecutor:
     """Pools are made when a name is first asked for, with what `settings` says of its spec."""
 
-    abilities = Abilities(kills=True, isolates=True)
+    abilities = Abilities(kills=True, isolates=True, has_own_limits=True)
 
     def __init__(
         self, settings: Callable[[Any], PoolSettings] = settings_of, *, portable: bool = not HAS_NURSERY
@@ -45,10 +45,24 @@ class IsolatedProcessPoolExecutor:
         self._pools: dict[str, WorkerPool] = {}
         self._is_closed = False
 
-    @property
-    def numbers(self) -> Mapping[str, PoolNumbers]:
-        """Of each pool, by name."""
-        return {name: pool.numbers for name, pool in self._pools.items()}
+    def stats(self, name: str | None = None) -> ExecutorStats:
+        """Of the pool of this name, or of all together."""
+        if name is not None:
+            return self._pools[name].stats() if name in self._pools else ExecutorStats()
+        found = [pool.stats() for pool in self._pools.values()]
+        return ExecutorStats(
+            max_workers=sum(one.max_workers or 0 for one in found),
+            active=sum(one.active for one in found),
+            queued=sum(one.queued for one in found),
+            done=sum(one.done for one in found),
+        )
+
+    def health(self) -> ExecutorHealth:
+        if self._is_closed:
+            return ExecutorHealth(is_healthy=False, problem="it is shut down")
+        found = {name: pool.health() for name, pool in self._pools.items()}
+        problems = [f"{name}: {health.problem}" for name, health in found.items() if not health.is_healthy]
+        return ExecutorHealth(not problems, "; ".join(problems))
 
     async def start(self) -> None:
         self._is_closed = False

@@ -21,7 +21,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from taskyard.execution.context import CURRENT, RunContext
+from taskyard.execution.context import CURRENT, BaseRun
 from taskyard.model.attempt import LineOrigin
 
 OWN_LOGGERS = frozenset({"taskyard", "taskyard.run"})
@@ -43,14 +43,14 @@ class _Capture:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.users = 0
-        self.worker_run: RunContext | None = None
+        self.worker_run: BaseRun | None = None
         self.known_threads: set[threading.Thread] = set()
         self.left_threads: set[threading.Thread] = set()
         """Known ones were there when the run began; those left behind were started by an earlier run."""
         self.streams: dict[LineOrigin, _Stream] = {}
         self.log_tap: _LogTap | None = None
 
-    def find_run(self) -> RunContext | None:
+    def find_run(self) -> BaseRun | None:
         if not self.users:
             return None
         run = CURRENT.get(None)
@@ -58,7 +58,7 @@ class _Capture:
             run = self.worker_run
             if run is None or threading.current_thread() in self.left_threads:
                 return None
-        return None if run.ended else run
+        return None if run.has_ended else run
 
 
 _capture = _Capture()
@@ -118,7 +118,7 @@ class _LogTap:
         self.tapped: Any = tapped
 
 
-def _tell(run: RunContext, record: logging.LogRecord) -> None:
+def _tell(run: BaseRun, record: logging.LogRecord) -> None:
     try:
         text = record.getMessage()
         if record.exc_info:
@@ -176,7 +176,7 @@ def _unwrap(stream: Any) -> Any:
     return stream._stream if isinstance(stream, _Stream) else stream
 
 
-def set_worker_run(run: RunContext | None) -> None:
+def set_worker_run(run: BaseRun | None) -> None:
     """In a worker process: everything that is written from now on belongs to this run, except what threads write that
     an earlier run has left behind. None: the run has ended."""
     _capture.worker_run = run

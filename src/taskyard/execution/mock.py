@@ -11,8 +11,8 @@ import msgspec
 from taskyard.errors import InvalidInput, quote
 from taskyard.execution.asking import AlgorithmCaller, algorithm_name
 from taskyard.execution.explain import explain, refused, rejected
-from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
-from taskyard.ports.executor import Abilities
+from taskyard.model.execution import ExecutionError, ExecutionResult
+from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorHealth, ExecutorStats
 
 
 class NoopExecutor(AlgorithmCaller):
@@ -23,6 +23,7 @@ class NoopExecutor(AlgorithmCaller):
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._is_closed = False
+        self._done = 0
 
     async def start(self) -> None:
         self._is_closed = False
@@ -30,9 +31,16 @@ class NoopExecutor(AlgorithmCaller):
     async def shutdown(self, *, wait: bool = True) -> None:
         self._is_closed = True
 
+    def stats(self, name: str | None = None) -> ExecutorStats:
+        return ExecutorStats(done=self._done)
+
+    def health(self) -> ExecutorHealth:
+        return ExecutorHealth(not self._is_closed, "it is shut down" if self._is_closed else "")
+
     async def submit(self, request: ExecutionRequest) -> ExecutionResult:
         started_at = self._now()
         answer = rejected("the executor is shut down") if self._is_closed else self._answer(request)
+        self._done += not self._is_closed
         if isinstance(answer, ExecutionResult):
             return answer
         error = answer if isinstance(answer, ExecutionError) else None

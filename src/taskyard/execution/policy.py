@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from taskyard.model.algorithm import AlgorithmSpec
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest
+from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.limits import tighter
 from taskyard.model.retry import NO_RETRY, RetryPolicy
+from taskyard.ports.executor import ExecutionRequest
 
 FINAL = frozenset({ErrorKind.VALIDATION, ErrorKind.REJECTED, ErrorKind.CANCELED})
 """Not failures of the run: the caller has to change something, or to wait."""

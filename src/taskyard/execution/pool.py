@@ -23,6 +23,7 @@ from taskyard.execution.starting import Starter, ended
 from taskyard.execution.wire import Bulk, Kind, Outgoing, encode
 from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
+from taskyard.ports.executor import ExecutorHealth, ExecutorStats
 
 MOST_RETURNS = 3
 """How often a call is sent again when its worker died before it had all of it: it may be what workers die of."""
@@ -75,6 +76,17 @@ class WorkerPool:
             recycled=self._recycled,
         )
 
+    def stats(self) -> ExecutorStats:
+        return ExecutorStats(self.settings.max_workers, len(self._occupied), len(self._waiting), self._done)
+
+    def health(self) -> ExecutorHealth:
+        """Not healthy if it is closed, or if its last starts of workers have all failed and none is left."""
+        if self._is_closed:
+            return ExecutorHealth(is_healthy=False, problem="it is shut down")
+        if self._failed_starts and not self._workers:
+            return ExecutorHealth(is_healthy=False, problem=f"its last {self._failed_starts} worker starts have failed")
+        return ExecutorHealth()
+
     # --- the front door -----------------------------------------------------------------------------------------------
 
     async def start(self, *, warm: bool = True) -> None:
@@ -94,7 +106,7 @@ class WorkerPool:
             return call.future
         call.number = next(self._numbers)
         if call.run is not None:
-            call.run.is_waiting = True
+            call.run.mark_queued()
         if not self._waiting and (worker := self._free_worker(call)) is not None:
             self._give(worker, call)
         else:
@@ -397,7 +409,7 @@ class WorkerPool:
         worker.ask(call)
         run = call.run
         # A stop comes when the grace for it is over already.
-        is_stop = run is not None and run.stop_asked and not run.cancel_asked
+        is_stop = run is not None and run.stop_requested and not run.cancel_requested
         grace_s = 0.0 if is_stop else self.settings.cancel_grace_s
         call.ending = call.future.get_loop().call_later(grace_s, self._terminate, worker, call)
 

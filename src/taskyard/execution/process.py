@@ -9,13 +9,12 @@ import msgspec
 
 from taskyard.errors import InvalidInput
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.context import RunContext
 from taskyard.execution.pool import PoolNumbers, WorkerPool
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.spawner import Spawner
 from taskyard.execution.starting import Starter
-from taskyard.model.execution import ExecutionRequest, ExecutionResult
-from taskyard.ports.executor import Abilities
+from taskyard.model.execution import ExecutionResult
+from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorHealth, ExecutorStats, RunHandle
 
 HAS_NURSERY = sys.platform == "linux"
 
@@ -59,6 +58,12 @@ class ProcessPoolExecutor:
     def numbers(self) -> PoolNumbers:
         return self._pool.numbers
 
+    def stats(self, name: str | None = None) -> ExecutorStats:
+        return self._pool.stats()
+
+    def health(self) -> ExecutorHealth:
+        return self._pool.health()
+
     async def start(self) -> None:
         await self._pool.start(warm=self._is_warm)
 
@@ -71,7 +76,7 @@ class ProcessPoolExecutor:
 
 async def submit_to(pool: WorkerPool, request: ExecutionRequest) -> ExecutionResult:
     """Run the request in the pool; what an executor's `submit` does."""
-    run: RunContext | None = request.context
+    run = request.run
     is_record = run is not None and request.payload is run.claim.record
     call = PendingCall(
         getattr(request.spec, "remote", None) or request.spec.call,
@@ -82,8 +87,7 @@ async def submit_to(pool: WorkerPool, request: ExecutionRequest) -> ExecutionRes
         record_first=is_record,
     )
     if run is not None:
-        run.interrupt = lambda: pool.interrupt(call)
-        run.kill = lambda: pool.end_now(call, "it was canceled by force")
+        run.set_interrupt(lambda: pool.interrupt(call), kill=lambda: pool.end_now(call, "it was canceled by force"))
     future = pool.submit(call)
     try:
         return await future
@@ -92,13 +96,13 @@ async def submit_to(pool: WorkerPool, request: ExecutionRequest) -> ExecutionRes
         raise
 
 
-async def _end(pool: WorkerPool, call: PendingCall, run: RunContext | None) -> None:
+async def _end(pool: WorkerPool, call: PendingCall, run: RunHandle | None) -> None:
     """Our caller is cancelled: whoever owns the run may take it for ended only when it has."""
     if call.is_over:
         return
     pool.end_now(call)
     if run is not None:
-        run.abandoned = True  # if this wait is cancelled as well
+        run.detach()  # if this wait is cancelled as well
     await call.buried()
     if run is not None:
-        run.abandoned = False
+        run.reattach()

@@ -19,7 +19,6 @@ from taskyard.errors import InvalidAlgorithm, InvalidArguments, InvalidInput, Un
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
 from taskyard.execution.asking import AlgorithmCaller, algorithm_name
 from taskyard.execution.circuit import CircuitPolicy, CircuitState, Pass
-from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.desk import AlgorithmHealth, Desk
 from taskyard.execution.explain import canceled, failed, internal_fault, rejected, type_names
 from taskyard.execution.inline import InProcessExecutor
@@ -28,6 +27,8 @@ from taskyard.execution.isolated import IsolatedProcessPoolExecutor, settings_fo
 from taskyard.execution.mock import MockExecutor, NoopExecutor
 from taskyard.execution.policy import ExecutionPolicy
 from taskyard.execution.process import ProcessPoolExecutor
+from taskyard.execution.registry import ExecutorRegistry, join_names
+from taskyard.execution.run_handle import LiveRuns, RunHandle, RunHost, execute, pause
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.execution.warming import warm_up_all
 from taskyard.model.algorithm import AlgorithmSpec, Incident, IncidentKind, choose_place
@@ -40,7 +41,6 @@ from taskyard.model.execution import (
     THREAD,
     ErrorKind,
     ExecutionError,
-    ExecutionRequest,
     ExecutionResult,
     Progress,
 )
@@ -48,7 +48,8 @@ from taskyard.model.given import check_name, check_timeout, check_wait
 from taskyard.model.notes import Note
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.clock import Clock, SystemClock
-from taskyard.ports.executor import Abilities, ExecutorProtocol
+from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorProtocol
+from taskyard.ports.middleware import Middleware, check_middleware
 from taskyard.ports.sink import CallFinished, Sink, Sinks
 from taskyard.ports.store import Report
 
@@ -73,14 +74,17 @@ def ignore_progress(request_id: str, progress: Progress) -> None:
     """Where progress goes unless somebody listens."""
 
 
-DEFAULT_EXECUTORS: Mapping[str, Callable[[], ExecutorProtocol]] = {
-    INLINE: InProcessExecutor,
-    THREAD: ThreadExecutor,
-    PROCESS: ProcessPoolExecutor,
-    ISOLATED: lambda: IsolatedProcessPoolExecutor(lambda installed: settings_for(installed.spec.execution)),
-    MOCK: MockExecutor,
-    NOOP: NoopExecutor,
-}
+REGISTRY = ExecutorRegistry(
+    {
+        INLINE: InProcessExecutor,
+        THREAD: ThreadExecutor,
+        PROCESS: ProcessPoolExecutor,
+        ISOLATED: lambda: IsolatedProcessPoolExecutor(lambda installed: settings_for(installed.spec.execution)),
+        MOCK: MockExecutor,
+        NOOP: NoopExecutor,
+    }
+)
+"""Where algorithms run, unless a dispatcher is given another executor of that name."""
 
 
 class ExecutionDispatcher(AlgorithmCaller):
@@ -89,9 +93,9 @@ class ExecutionDispatcher(AlgorithmCaller):
     `executors` adds or replaces places by name; `place` sends everything to one of them, whatever hints say (`mock` for
     tests with no algorithm installed). `policy` decides on timeouts and retries, `circuit` when to give an algorithm a
     rest. `on_incident` hears of timeouts, crashes and circuits, `on_progress` of how far requests are, on the loop.
-    `sinks` are told of every answer (`taskyard.telemetry`)."""
+    `middleware` goes around every try, and `sinks` are told of every answer (`taskyard.telemetry`)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a dispatcher, each with a name and a default
         self,
         *,
         executors: Mapping[str, ExecutorProtocol] | None = None,
@@ -100,6 +104,7 @@ class ExecutionDispatcher(AlgorithmCaller):
         circuit: CircuitPolicy | None = None,
         on_incident: Callable[[Incident], None] = log_incident,
         on_progress: Callable[[str, Progress], None] = ignore_progress,
+        middleware: Iterable[Middleware] = (),
         sinks: Iterable[Sink] = (),
         clock: Clock | None = None,
     ) -> None:
@@ -109,8 +114,9 @@ class ExecutionDispatcher(AlgorithmCaller):
         self._policy, self._circuit = policy or ExecutionPolicy(), circuit or CircuitPolicy()
         self._on_incident, self._on_progress = on_incident, on_progress
         self._clock = clock or SystemClock()
+        self._middleware = check_middleware(middleware)
         self._desks: dict[str, Desk] = {}
-        self._live: set[RunContext] = set()
+        self._live = LiveRuns()
         self._going_on: set[asyncio.Task[Any]] = set()
         self._tokens = itertools.count(1)
         self._is_closed = False
@@ -146,11 +152,10 @@ class ExecutionDispatcher(AlgorithmCaller):
     def _executor(self, place: str) -> ExecutorProtocol:
         executor = self._executors.get(place)
         if executor is None:
-            make = DEFAULT_EXECUTORS.get(place)
-            if make is None:
-                known = ", ".join(sorted({*self._executors, *DEFAULT_EXECUTORS}))
+            if place not in REGISTRY:
+                known = join_names({*self._executors, *REGISTRY.names})
                 raise InvalidInput(f"there is no executor called {place!r} (known: {known})")
-            executor = self._executors[place] = make()
+            executor = self._executors[place] = REGISTRY.make(place)
         return executor
 
     def _find(self, asked: Any) -> Desk | None:
@@ -196,9 +201,8 @@ class ExecutionDispatcher(AlgorithmCaller):
         ending = asyncio.get_running_loop().create_task(self._end(wait=True))
         try:
             await self._watch(ending, grace_s)
-            for run in [] if ending.done() else list(self._live):
-                run.ask_stop()
-                run.cancel_asked = True  # so it is answered; but the grace of a cancel it has had already
+            if not ending.done():
+                self._live.request_stop(answer_canceled=True)  # the grace of a cancel they have had already
             await self._watch(ending, UNWIND_S)
             if ending.done():
                 await ending
@@ -247,7 +251,7 @@ class ExecutionDispatcher(AlgorithmCaller):
         """Ask the runs of this request to end; whether there are any. They answer `canceled`."""
         found = [run for run in self._live if run.uuid == request_id]
         for run in found:
-            run.ask_cancel()
+            run.request_cancel()
         return bool(found)
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -318,83 +322,72 @@ class ExecutionDispatcher(AlgorithmCaller):
     async def _try(self, desk: Desk, request: ExecutionRequest, granted: Pass) -> ExecutionResult:
         """Run it, and again as the policy says."""
         run = self._make_run(request)
-        self._live.add(run)
-        mark = CURRENT.set(run)
+        live = self._live.add(run)
         try:
             result = await self._attempt(desk, request, run, granted)
             while result.error is not None and (again := await self._again(desk, run, result.error)) is not None:
-                run.claim = Claim(run.claim.record, run.attempt + 1, next(self._tokens))
+                run.next_attempt(next(self._tokens))
                 result = await self._attempt(desk, request, run, again)
-            return _heed_cancel(result) if run.cancel_asked else result
+            return _heed_cancel(result) if run.cancel_requested else result
         finally:
-            CURRENT.reset(mark)
-            self._live.discard(run)
+            self._live.discard(live)
             run.end()
 
-    def _make_run(self, request: ExecutionRequest) -> RunContext:
+    def _make_run(self, request: ExecutionRequest) -> RunHandle:
         now = self._clock.now()
         record = TaskRecord(request.request_id, request.spec.name, now, now, now, attempt=1)
         host = RunHost(asyncio.get_running_loop(), self._hear)
-        run = RunContext(Claim(record, 1, next(self._tokens)), host)
-        run.task = asyncio.current_task()
+        run = RunHandle(Claim(record, 1, next(self._tokens)), host)
+        run.belongs_to(asyncio.current_task())
         return run
 
-    async def _again(self, desk: Desk, run: RunContext, error: ExecutionError) -> Pass | None:
+    async def _again(self, desk: Desk, run: RunHandle, error: ExecutionError) -> Pass | None:
         """Wait for the next try, if there is one; None when it stays at what the last one answered."""
-        delay_s = self._policy.retry_after_s(error, retries=run.attempt - 1, jitter=random.random())
-        if delay_s is None or run.cancel_asked:
+        delay_s = self._policy.retry_after_s(error, retries=run.claim.attempt - 1, jitter=random.random())
+        if delay_s is None or run.cancel_requested:
             return None
-        wake = asyncio.Event()
-        run.interrupt, run.expired = wake.set, False
-        await self._clock.wait(wake, self._clock.monotonic() + delay_s)
-        if run.cancelled or self._is_closed:
+        await pause(run, self._clock, delay_s)
+        if run.must_end or self._is_closed:
             return None
         granted = desk.circuit.admit(self._clock.monotonic())
         return granted if isinstance(granted, Pass) else None
 
-    async def _attempt(self, desk: Desk, request: ExecutionRequest, run: RunContext, granted: Pass) -> ExecutionResult:
+    async def _attempt(self, desk: Desk, request: ExecutionRequest, run: RunHandle, granted: Pass) -> ExecutionResult:
         result: ExecutionResult | None = None
         try:
             result = await self._run(desk, request, run)
-        except Exception as exc:
-            # An executor must not raise; one that does has a fault, and its caller still gets an answer.
-            result = failed(internal_fault(exc))
         finally:
-            run.interrupt = None
             self._judge(desk, request, granted, result)
         return result
 
-    async def _run(self, desk: Desk, request: ExecutionRequest, run: RunContext) -> ExecutionResult:
+    async def _run(self, desk: Desk, request: ExecutionRequest, run: RunHandle) -> ExecutionResult:
         began_mono = self._clock.monotonic()
         refusal = await desk.gate.enter(run, request.wait_s)
         if refusal is not None:
             return failed(refusal)
-        if run.cancel_asked:  # since it was given the turn
+        if run.cancel_requested:  # since it was given the turn
             desk.gate.leave()
             return failed(canceled("canceled before it began"))
         left_s = request.wait_s
         if left_s is not None:
             left_s = max(0.001, left_s - (self._clock.monotonic() - began_mono))
-        request = msgspec.structs.replace(request, context=run, wait_s=left_s)
+        request = msgspec.structs.replace(request, run=run, wait_s=left_s)
         if desk.outlives_callers:
             return await self._outlive(desk, run, request)
         try:
-            return await desk.executor.submit(request)
+            return await execute(run, desk.executor, request, self._middleware)
         finally:
             desk.gate.leave()
 
-    async def _outlive(self, desk: Desk, run: RunContext, request: ExecutionRequest) -> ExecutionResult:
+    async def _outlive(self, desk: Desk, run: RunHandle, request: ExecutionRequest) -> ExecutionResult:
         """Its place is free when the code has ended, not when its caller has gone; the code is told of that."""
 
-        async def ask() -> ExecutionResult:
-            return await desk.executor.submit(request)
-
-        going_on = self._go_on(ask())
+        going_on = self._go_on(execute(run, desk.executor, request, self._middleware))
         going_on.add_done_callback(lambda _: desk.gate.leave())
         try:
             return await asyncio.shield(going_on)
         except asyncio.CancelledError:
-            run.ask_cancel()
+            run.request_cancel()
             raise
 
     # --- what is told -------------------------------------------------------------------------------------------------

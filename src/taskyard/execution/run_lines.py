@@ -19,7 +19,7 @@ import msgspec
 from taskyard.model.attempt import LINE_CHARS, LINES_KEPT, LineBuffer, LineOrigin, LogLevel, LogLine, cut_line
 
 if TYPE_CHECKING:
-    from taskyard.execution.context import RunContext, RunHost
+    from taskyard.execution.run_handle import RunHandle, RunHost
 
 LINES_EVERY_S = 0.25
 """Lines go to the store at most this often, those of a worker process in larger groups also to its host."""
@@ -130,7 +130,7 @@ def _visible(text: str) -> str:
 class HostLines(AttemptLines):
     """Reports lines to the store: the first at once, then all that have come every `LINES_EVERY_S`."""
 
-    def __init__(self, run: RunContext, host: RunHost) -> None:
+    def __init__(self, run: RunHandle, host: RunHost) -> None:
         super().__init__(host.now)
         self._run, self._host = run, host
         self._timer: asyncio.TimerHandle | None = None
@@ -148,7 +148,7 @@ class HostLines(AttemptLines):
         """On the loop."""
         with self._lock:
             lines = self._buffer.take()
-            self._is_armed = bool(lines) and not self._run.ended
+            self._is_armed = bool(lines) and not self._run.has_ended
             if not self._is_armed:
                 return
         self._report(lines)
@@ -157,7 +157,7 @@ class HostLines(AttemptLines):
 
     def _report(self, lines: tuple[LogLine, ...]) -> None:
         self._sent += len(lines)
-        self._run.say(self._run.make_report(lines=lines))
+        self._run.send(self._run.make_report(lines=lines))
 
     def finish(self) -> None:
         if self._timer is not None:

@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 
 from taskyard.errors import NotJson, PayloadTooLarge, ResultsPruned, StoreError
-from taskyard.execution.context import CURRENT, RunContext, RunHost
 from taskyard.execution.explain import RemoteTraceback, canceled, explain, internal_fault, refused, rejected
 from taskyard.execution.idle import Idle
 from taskyard.execution.line_capture import keep_capturing, start_capture, stop_capture
+from taskyard.execution.run_handle import LiveRuns, RunHandle, RunHost, execute, pause
 from taskyard.model.budget import RetryBudget
-from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionRequest, ExecutionResult
+from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
 from taskyard.model.move import Move
 from taskyard.model.notes import Note, NoteCode
@@ -33,7 +33,8 @@ from taskyard.model.task import Claim, TaskRecord, to_json
 from taskyard.model.trace import task_trace_id
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.executor import ExecutionRequest, ExecutorProtocol
+from taskyard.ports.middleware import Middleware
 from taskyard.ports.sink import NO_SINKS, RunCompleted, RunStarted, Sinks, finished_kind
 from taskyard.ports.store import Report
 
@@ -48,12 +49,13 @@ DEFAULT_RETRY = RetryPolicy()
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
     """`retry` is for tasks whose record, consumer and queue name no policy. `artifact_folder` is where large artifacts
-    are written; None means a private folder among the data of this user."""
+    are written; None means a private folder among the data of this user. `middleware` goes around every run."""
 
     retry: RetryPolicy = DEFAULT_RETRY
     cancel_grace_s: float = 5.0
     max_payload_bytes: int = 1 << 20
     artifact_folder: Path | None = None
+    middleware: tuple[Middleware, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,10 @@ class Runner:
         self._consumers, self._executors, self._queues = consumers, executors, queues
         self._fails_unknown, self._sinks = fails_unknown, sinks
         self._clock, self._hooks, self._jitter, self._settings = clock, hooks, jitter, settings
+        self._middleware = tuple(one for one in settings.middleware if one.around_run or one.around_code)
         self._budgets: dict[str, RetryBudget | None] = {}
         self._host: RunHost | None = None
-        self._live: dict[int, RunContext] = {}
+        self._live = LiveRuns()
         self._idle = Idle()
 
     def __len__(self) -> int:
@@ -98,7 +101,7 @@ class Runner:
 
     def holds_of(self, node: str) -> bool:
         """Whether something runs here that was claimed under this incarnation."""
-        return any(run.claim.record.node == node for run in self._live.values())
+        return any(run.claim.record.node == node for run in self._live)
 
     def start(self, claim: Claim) -> None:
         """Begin the run in an asyncio task of its own. Never blocks and never raises."""
@@ -107,12 +110,13 @@ class Runner:
             host = self._host = self._make_host()
         keep_capturing()
         # Known from here on, not from the task's first step: a cancel may come in between.
-        run = self._live[claim.token] = RunContext(claim, host)
+        run = RunHandle(claim, host)
+        self._live.add(run)
         if claim.record.cancel is not None:
-            run.ask_cancel()  # a claim that was found again, after a turn that went unanswered
+            run.request_cancel()  # a claim that was found again, after a turn that went unanswered
         if RunStarted in self._sinks.kinds:
             self._sinks.tell(RunStarted(claim, self._consumers.get(claim.record.consumer), self._clock.now()))
-        run.task = host.loop.create_task(self._run(run))
+        run.belongs_to(host.loop.create_task(self._run(run)))
 
     def _make_host(self) -> RunHost:
         start_capture()
@@ -131,39 +135,38 @@ class Runner:
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
 
-    async def _run(self, run: RunContext) -> None:
-        CURRENT.set(run)
+    async def _run(self, run: RunHandle) -> None:
         move: Move | None
         try:
             record = run.claim.record
             if record.group_id is not None and record.group_id == record.uuid:
                 await self._complete(run)
             executor, request = self._prepare(run)
-            result = await executor.submit(request)
+            result = await execute(run, executor, request, self._middleware + request.spec.middleware)
             if result.error is not None and result.error.kind is ErrorKind.REJECTED:
-                await self._pause(run)
+                await pause(run, self._clock, REJECTED_PAUSE_S)
             move = self._settle(run, result)
         except asyncio.CancelledError:
             move = self._cut_short(run)
         except _Unfit as unfit:
             move = self._settle(run, ExecutionResult(success=False, error=unfit.error))
         except Exception as exc:
-            run.raised = exc
+            run.keep_exception(exc)
             move = self._settle(run, ExecutionResult(success=False, error=internal_fault(exc)))
         self._commit(run, move)
 
-    async def _complete(self, run: RunContext) -> None:
+    async def _complete(self, run: RunHandle) -> None:
         """Give a group's summary what the others returned."""
         try:
             record = await self._hooks.complete(run.claim.record)
         except StoreError as exc:
-            await self._pause(run)
+            await pause(run, self._clock, REJECTED_PAUSE_S)
             raise _Unfit(ExecutionError(kind=ErrorKind.REJECTED, message=str(exc))) from exc
         except (PayloadTooLarge, ResultsPruned) as exc:
             raise _Unfit(explain(exc)) from exc
-        run.claim = Claim(record, run.claim.attempt, run.claim.token)
+        run.replace_record(record)
 
-    def _prepare(self, run: RunContext) -> tuple[ExecutorProtocol, ExecutionRequest]:
+    def _prepare(self, run: RunHandle) -> tuple[ExecutorProtocol, ExecutionRequest]:
         """Where to run it and what to ask for, or `_Unfit`."""
         record = run.claim.record
         consumer = self._consumers.get(record.consumer)
@@ -173,10 +176,10 @@ class Runner:
         if consumer is None:
             log.error("[drop] Unknown task source: %s %s", record.consumer, record.task.to_dict(), extra=_about(run))
             raise _Unfit(refused(f"no consumer is called {record.consumer!r} on the node that took this task"))
-        if run.cancel_asked or run.stop_asked:
+        if run.cancel_requested or run.stop_requested:
             # Race: the cancel, or the stop, came between the claim and this first step. The code never starts.
-            raise _Unfit(canceled("canceled before it began") if run.cancel_asked else _stopped())
-        run.consumer = consumer
+            raise _Unfit(canceled("canceled before it began") if run.cancel_requested else _stopped())
+        run.set_consumer(consumer)
         executor = self._executors.get(consumer.executor)
         if executor is None:
             wants = f"consumer {consumer.name!r} wants executor {consumer.executor!r}"
@@ -187,28 +190,23 @@ class Runner:
             payload=record,
             request_id=record.uuid,
             trace_id=None if record.extra is None else task_trace_id(record),
-            context=run,
+            run=run,
             timeout_s=timeout_s,
         )
 
-    async def _pause(self, run: RunContext) -> None:
-        """Keep the slot of a rejected run for a moment, unless somebody wants the run to end anyway."""
-        wake = asyncio.Event()
-        run.interrupt = wake.set
-        if not run.cancelled:
-            await self._clock.wait(wake, self._clock.monotonic() + REJECTED_PAUSE_S)
-
-    def _settle(self, run: RunContext, result: ExecutionResult) -> Move:
-        now, run.result = self._clock.now(), result
+    def _settle(self, run: RunHandle, result: ExecutionResult) -> Move:
+        now = self._clock.now()
+        run.keep_result(result)
         if result.success:
             try:
                 kept = self._keep(result.data)
             except (NotJson, PayloadTooLarge) as exc:
-                run.raised = exc
-                run.result = result = msgspec.structs.replace(result, success=False, data=None, error=explain(exc))
+                run.keep_exception(exc)
+                result = msgspec.structs.replace(result, success=False, data=None, error=explain(exc))
+                run.keep_result(result)
             else:
                 return settle_success(result, now=now, result_json=kept)
-        elif run.stop_asked and not run.cancel_asked:
+        elif run.stop_requested and not run.cancel_requested:
             # Whatever it raised when it was cut short: a graceful stop uses up no attempt.
             return Move.given_back(at=now, note=Note(run.stop_code))
         record = run.claim.record
@@ -218,7 +216,7 @@ class Runner:
             retry=self._policy(run),
             now=now,
             jitter=self._jitter(),
-            cancel_asked=run.cancel_asked,
+            cancel_asked=run.cancel_requested,
         )
         if result.worker_pid is not None:
             move = msgspec.structs.replace(move, worker_pid=result.worker_pid)
@@ -248,7 +246,7 @@ class Runner:
             raise PayloadTooLarge("the result", size, limit)
         return text
 
-    def _policy(self, run: RunContext) -> RetryPolicy:
+    def _policy(self, run: RunHandle) -> RetryPolicy:
         record, consumer = run.claim.record, run.consumer
         if record.retry is not None:
             return record.retry
@@ -257,33 +255,33 @@ class Runner:
         queue = self._queues.get(record.queue)
         return queue.retry if queue is not None else self._settings.retry
 
-    def _cut_short(self, run: RunContext) -> Move | None:
+    def _cut_short(self, run: RunHandle) -> Move | None:
         """The asyncio task was cancelled: by our stop, or by whoever ends the event loop."""
-        if run.task is not None:
-            run.task.uncancel()
-        if run.abandoned:
+        if run.asyncio_task is not None:
+            run.asyncio_task.uncancel()
+        if run.is_detached:
             return None
         return Move.given_back(at=self._clock.now(), note=Note(run.stop_code))
 
-    def _commit(self, run: RunContext, move: Move | None) -> None:
-        raised = run.raised
+    def _commit(self, run: RunHandle, move: Move | None) -> None:
+        raised = run.exception
         run.end()
         if move is not None:
-            del self._live[run.claim.token]
+            self._live.discard(run.claim.token)
             self._hooks.settle(run.claim, move)
             if move.state is not COMPLETED or RunCompleted in self._sinks.kinds:
                 self._tell_finished(run, move, raised)
         if not self._live:
             self._idle.tell()
 
-    def _tell_finished(self, run: RunContext, move: Move, raised: BaseException | None) -> None:
+    def _tell_finished(self, run: RunHandle, move: Move, raised: BaseException | None) -> None:
         kind, error = finished_kind(move), move.error
         if kind not in self._sinks.kinds:
             return
         if raised is None and error is not None and error.traceback:
             # What was raised in a worker process stayed there; its traceback has come back as text.
             raised = RemoteTraceback(error.traceback)
-        attempts = run.attempt + max(0, self._policy(run).max_retries - run.claim.record.retries)
+        attempts = run.claim.attempt + max(0, self._policy(run).max_retries - run.claim.record.retries)
         self._sinks.tell(kind(run.claim, run.consumer, move, run.result, raised, attempts))
 
     # --- ending runs early --------------------------------------------------------------------------------------------
@@ -291,21 +289,21 @@ class Runner:
     def cancel(self, uuid: str, *, force: bool = False) -> bool:
         """Ask the run of this task to end, or kill it; whether there is one here. Of two, the later counts: the other
         is stale."""
-        run = next((run for run in reversed(self._live.values()) if run.uuid == uuid), None)
-        if run is None or run.ended:
+        run = self._live.find(uuid)
+        if run is None or run.has_ended:
             return False
         if force:
-            run.force_cancel()
-        if not run.cancel_asked or (force and run.grace is None):
-            run.ask_cancel()
+            run.kill()
+        if not run.cancel_requested or (force and not run.has_grace_timer):
+            run.request_cancel()
             loop = asyncio.get_running_loop()
-            run.grace = loop.call_later(self._settings.cancel_grace_s, self._still_running, run)
+            run.set_grace_timer(loop.call_later(self._settings.cancel_grace_s, self._still_running, run))
         return True
 
-    def _still_running(self, run: RunContext) -> None:
+    def _still_running(self, run: RunHandle) -> None:
         grace_s = self._settings.cancel_grace_s
         text = "task %s from %s did not stop within %g s of the cancel request"
-        log.warning(text, run.uuid, run.source, grace_s, extra=_about(run))
+        log.warning(text, run.uuid, run.claim.record.consumer, grace_s, extra=_about(run))
         run.set_note(Note(NoteCode.CANCEL_OVERDUE, at=self._clock.now(), facts={"grace_s": grace_s}))
 
     async def drain(self, until_mono: float | None) -> bool:
@@ -319,22 +317,21 @@ class Runner:
 
     def give_back_waiting(self) -> None:
         """What an executor has accepted and not begun goes back, because the node stops."""
-        for run in list(self._live.values()):
-            if run.is_waiting:
-                run.ask_stop()
+        for run in self._live:
+            if run.is_queued:
+                run.request_stop()
 
     def interrupt(self, why: NoteCode | None = None) -> None:
         """Ask everything that runs here to end, because the node stops, or for another reason."""
-        for run in list(self._live.values()):
-            run.ask_stop(why)
+        self._live.request_stop(why)
 
     async def abandon(self) -> list[str]:
         """Let go of what did not end. Nothing is settled: the code may still be running, so the claims stay."""
-        left = list(self._live.values())
+        left = list(self._live)
         for run in left:
-            run.abandoned = True
-            if run.task is not None:
-                run.task.cancel()
+            run.detach()
+            if run.asyncio_task is not None:
+                run.asyncio_task.cancel()
             run.end()
         await asyncio.sleep(0)
         return [run.uuid for run in left]
@@ -352,6 +349,6 @@ def _stopped() -> ExecutionError:
     return ExecutionError(kind=ErrorKind.REJECTED, message="its node was stopped before it began")
 
 
-def _about(run: RunContext) -> dict[str, object]:
+def _about(run: RunHandle) -> dict[str, object]:
     """What a log line is about: a handler that hides secrets needs to know those of the task."""
     return {"task_record": run.claim.record}

@@ -21,10 +21,9 @@ from typing import Any
 
 from taskyard.execution.checks import check_whole
 from taskyard.execution.code_loop import close_loop_here, loop_here
-from taskyard.execution.context import RunContext
 from taskyard.execution.explain import canceled, explain, rejected, timed_out, waited_long
-from taskyard.model.execution import ExecutionError, ExecutionRequest, ExecutionResult
-from taskyard.ports.executor import Abilities
+from taskyard.model.execution import ExecutionError, ExecutionResult
+from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorHealth, ExecutorStats
 
 
 class ThreadExecutor:
@@ -37,7 +36,7 @@ class ThreadExecutor:
         self.abilities = Abilities(capacity=max_workers)
         self._max_workers, self._queue_limit, self._now = max_workers, queue_limit, now
         self._waiting: deque[_Job] = deque()
-        self._running = 0
+        self._running = self._ended = 0
         self._crew = _Crew()
         self._leaving: list[_Crew] = []
         self._is_closed = False
@@ -51,9 +50,10 @@ class ThreadExecutor:
         if refusal is not None:
             return ExecutionResult(success=False, error=refusal, started_at=self._now(), ended_at=self._now())
         job = _Job(request, asyncio.get_running_loop(), self._done)
-        run: RunContext | None = request.context
+        run = request.run
         if run is not None:
-            run.interrupt, run.is_waiting = job.interrupt, True
+            run.set_interrupt(job.interrupt)
+            run.mark_queued()
         self._waiting.append(job)
         self._hand_out()
         job.wait_at_most(request.wait_s)
@@ -63,15 +63,22 @@ class ThreadExecutor:
             if job.is_over:
                 raise
             # Our caller goes, the thread stays: whoever owns the run must not take it for ended.
-            if run is not None:
-                run.abandoned = job.is_started
+            if run is not None and job.is_started:
+                run.detach()
             job.interrupt()
             if job.is_started and request.spec.is_async:
                 await job.ended()  # it is being cancelled as well
                 if run is not None:
-                    run.abandoned = False
+                    run.reattach()
             raise
         return job.result(self._now())
+
+    def stats(self, name: str | None = None) -> ExecutorStats:
+        queued = sum(not job.finished.done() for job in self._waiting)
+        return ExecutorStats(self._max_workers, self._running, queued, self._ended)
+
+    def health(self) -> ExecutorHealth:
+        return ExecutorHealth(not self._is_closed, "it is shut down" if self._is_closed else "")
 
     def _refuse(self, request: ExecutionRequest) -> ExecutionError | None:
         if self._is_closed:
@@ -99,6 +106,7 @@ class ThreadExecutor:
 
     def _done(self, job: _Job) -> None:
         self._running -= 1
+        self._ended += 1
         job.crew.busy -= 1
         self._hand_out()
 
@@ -186,8 +194,8 @@ class _Job:
         self.is_started, self._started_at, self.crew = True, now, crew
         if self._deadline is not None:
             self._deadline.cancel()
-        if self.request.context is not None:
-            self.request.context.is_waiting = False
+        if self.request.run is not None:
+            self.request.run.mark_started()
         if self.request.timeout_s is not None:
             self._deadline = self._loop.call_later(self.request.timeout_s, self._expire)
 
@@ -239,13 +247,13 @@ class _Job:
 
     def _expire(self) -> None:
         self._is_expired = True
-        run: RunContext | None = self.request.context
+        run = self.request.run
         if run is not None:
-            run.expired = True
+            run.mark_expired()
         if self.request.spec.is_async:
             self.interrupt()
         elif run is not None:
-            run.note(
+            run.add_remark(
                 f"past its timeout of {self.request.timeout_s:g} s; a thread cannot be stopped, "
                 f"so it keeps its slot until it ends"
             )
@@ -278,19 +286,19 @@ class _Job:
         return ExecutionResult(success=True, data=self._value, started_at=started_at, ended_at=now)
 
     def _error(self) -> ExecutionError | None:
-        run: RunContext | None = self.request.context
+        run = self.request.run
         if not self.is_started:
-            if run is not None and run.cancel_asked:
+            if run is not None and run.cancel_requested:
                 return canceled("canceled while it waited for a thread")
             return self._refusal
         if self._is_expired:
             return timed_out(self.request.timeout_s or 0.0)
         if self._raised is None:
             return None
-        if isinstance(self._raised, asyncio.CancelledError) and run is not None and run.cancel_asked:
+        if isinstance(self._raised, asyncio.CancelledError) and run is not None and run.cancel_requested:
             return canceled()
         if run is not None:
-            run.raised = self._raised
+            run.keep_exception(self._raised)
         return explain(self._raised)
 
 

@@ -11,13 +11,15 @@ from typing import Any
 import msgspec
 
 from taskyard.execution.channel import Channel
-from taskyard.execution.context import PROGRESS_EVERY_S, RunContext, fraction_of, number_of
+from taskyard.execution.context import BaseRun
+from taskyard.execution.progress_values import PROGRESS_INTERVAL_S, clamp_fraction, clip_text, finite_number
 from taskyard.execution.run_lines import AttemptLines, utc_now
 from taskyard.execution.wire import Kind
 from taskyard.execution.worker_lines import WorkerLines
 from taskyard.model.attempt import Artifact
 from taskyard.model.execution import Fact
 from taskyard.model.task import Claim, TaskRecord
+from taskyard.ports.executor import RunHandle
 
 _decode_record = msgspec.msgpack.Decoder(TaskRecord).decode
 
@@ -31,12 +33,12 @@ Call = tuple[Callable[..., Any] | int, tuple[Any, ...], dict[str, Any], RunCard 
 other arguments. A function that this worker has been given before is named by the place it has among the new ones."""
 
 
-def card_of(run: RunContext) -> RunCard:
+def card_of(run: RunHandle) -> RunCard:
     claim = run.claim
-    return msgspec.msgpack.encode(claim.record), claim.attempt, claim.token, run.artifact_folder
+    return msgspec.msgpack.encode(run.remote_record), claim.attempt, claim.token, run.artifact_folder
 
 
-class WorkerRun(RunContext):
+class WorkerRun(BaseRun):
     """Progress is thinned out here, so that a tight loop of reports costs neither side anything."""
 
     def __init__(self, card: RunCard, call: int, channel: Channel) -> None:
@@ -49,21 +51,19 @@ class WorkerRun(RunContext):
         self._ticker: threading.Timer | None = None
 
     @property
-    def cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
         return self._channel.is_canceled(self._call)
 
     @property
     def artifact_folder(self) -> str | None:
         return self._folder
 
-    def _now(self) -> datetime:
+    def now(self) -> datetime:
         return utc_now()
 
-    def progress(
-        self, fraction: float | None = None, message: str = "", rate: float | None = None, **facts: Fact
-    ) -> None:
-        self._latest = (fraction, message, rate, self._check_progress(fraction, rate, facts))
-        wait_s = self._sent_mono + PROGRESS_EVERY_S - time.monotonic()
+    def report_progress(self, fraction: Any, message: Any, rate: Any, facts: dict[str, Fact]) -> None:
+        self._latest = (fraction, message, rate, facts)
+        wait_s = self._sent_mono + PROGRESS_INTERVAL_S - time.monotonic()
         if wait_s <= 0:
             self._send_latest()
         elif self._ticker is None:
@@ -72,11 +72,12 @@ class WorkerRun(RunContext):
             self._ticker.daemon = True
             self._ticker.start()
 
-    def _save(self, text: str) -> None:
+    def save_checkpoint(self, text: str) -> None:
+        self._saved_here = text
         self._say(Kind.CHECKPOINT, text)
 
-    def note(self, text: str) -> None:
-        self._say(Kind.NOTE, _text(text))
+    def add_remark(self, text: object) -> None:
+        self._say(Kind.NOTE, clip_text(text))
 
     def keep_artifact(self, artifact: Artifact) -> None:
         self._say(Kind.ARTIFACT, msgspec.msgpack.encode(artifact))
@@ -87,7 +88,7 @@ class WorkerRun(RunContext):
     def _say(self, kind: Kind, said: str | bytes) -> None:
         """Not after the end: a thread that the code left behind may still speak, and the next call has begun."""
         with self._lock:
-            if not self.ended:
+            if not self.has_ended:
                 self._channel.send(kind, self._call, said)
 
     def _tick(self) -> None:
@@ -97,11 +98,11 @@ class WorkerRun(RunContext):
     def _send_latest(self) -> None:
         with self._lock:
             latest, self._latest = self._latest, None
-            if latest is None or self.ended:
+            if latest is None or self.has_ended:
                 return
             self._sent_mono = time.monotonic()
             fraction, message, rate, facts = latest
-            said = (fraction_of(fraction), _text(message), number_of(rate), facts)
+            said = (clamp_fraction(fraction), clip_text(message), finite_number(rate), facts)
             self._channel.send(Kind.PROGRESS, self._call, said)
 
     def end(self) -> None:
@@ -113,11 +114,4 @@ class WorkerRun(RunContext):
         if self._lines is not None:
             self._lines.finish()
         with self._lock:
-            self.ended = True
-
-
-def _text(given: Any) -> str:
-    try:
-        return str(given)
-    except Exception:
-        return type(given).__name__
+            self.has_ended = True

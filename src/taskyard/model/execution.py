@@ -73,19 +73,6 @@ class ExecutionError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.names[0]
 
 
-class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One run, as handed to an executor. `spec` says what to call; executors only use what its port promises.
-    `timeout_s` is for the run, `wait_s` for waiting until a worker is free."""
-
-    spec: Any
-    payload: Any
-    request_id: str
-    trace_id: str | None = None
-    context: Any = None
-    timeout_s: float | None = None
-    wait_s: float | None = None
-
-
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How one run went. `started_at` and `ended_at` are POSIX seconds."""
 

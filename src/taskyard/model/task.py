@@ -262,6 +262,8 @@ class TaskExtra(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
     trace: str = ""
     submitted_by: str = ""
+    values: dict[str, Any] = {}
+    """What middleware has added."""
 
 
 NO_EXTRA = TaskExtra()
@@ -358,6 +360,11 @@ class TaskRecord(msgspec.Struct, gc=False):
     @property
     def labels(self) -> dict[str, str]:
         return {} if self.extra is None else self.extra.labels
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What middleware has added when it was submitted: JSON by name."""
+        return {} if self.extra is None else self.extra.values
 
     @property
     def submitted_by(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from taskyard.errors import DuplicateConsumer, InvalidConsumer, UnknownConsumer
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord
+from taskyard.ports.middleware import Middleware
 from taskyard.ports.places import Places
 
 log = logging.getLogger("taskyard")
@@ -27,7 +28,8 @@ class Consumer:
     otherwise hold up the first run, `close` lets go of what runs here have left loaded. `remote` is `call` in a form
     that can be pickled, for executors in other processes. `takes_results` says that it has an argument `results`, which
     is filled when it is a group's summary. `places` are where its tasks run, one at a time each; without any, as many
-    run at once as `concurrency` says. `version` is that of its algorithm, if it is one."""
+    run at once as `concurrency` says. `version` is that of its algorithm, if it is one. `middleware` goes around its
+    submits and runs, inside that of the yard."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -46,6 +48,7 @@ class Consumer:
     encode_many: Callable[[Iterable[Mapping[str, Any]]], list[str]] | None = None
     places: Places | None = None
     version: str | None = None
+    middleware: tuple[Middleware, ...] = ()
 
     @property
     def slots(self) -> int:

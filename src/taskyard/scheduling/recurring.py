@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ from taskyard.model.schedule_state import is_ahead, rewind
 from taskyard.model.task import TaskRecord, new_uuid
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.schedules import ScheduleStatus, ScheduleStore
+from taskyard.ports.schedules import Fired, ScheduleStatus, ScheduleStore
 from taskyard.ports.sink import NO_SINKS, ScheduleFired, SchedulesChecked, Sinks
 
 log = logging.getLogger("taskyard")
@@ -44,10 +44,12 @@ SHARE = 20
 
 Leads = Callable[[str], bool]
 
+FireInside = Callable[[str, Sequence[TaskRecord], Callable[[], Awaitable[Fired | None]]], Awaitable[Fired | None]]
+
 
 class RecurringLoop:
     """`look_for_leader` tells whether this node fires the schedules of a source, or only stands by; `fired` is called
-    when there are new tasks."""
+    when there are new tasks. `fire_inside` calls middleware around each fire."""
 
     def __init__(
         self,
@@ -57,10 +59,12 @@ class RecurringLoop:
         consumers: Mapping[str, Consumer],
         look_for_leader: Callable[[], Awaitable[Leads]],
         fired: Callable[[], None],
+        fire_inside: FireInside | None = None,
         sinks: Sinks = NO_SINKS,
     ) -> None:
         self._store, self._clock, self._consumers = store, clock, consumers
         self._look_for_leader, self._fired, self._sinks = look_for_leader, fired, sinks
+        self._fire_inside = fire_inside
         self._wake = asyncio.Event()
         self._is_asked = False
         self._has_buffered = False
@@ -189,9 +193,15 @@ class RecurringLoop:
                 return None  # others have it
             raise UnknownConsumer(schedule.consumer, self._consumers)
         fires = [(fire, make_record(schedule, consumer, fire, now=now)) for fire in plan.fires if consumer is not None]
-        fired = await self._store.fire(
-            status.name, version=status.version, state=plan.state, fires=fires, cancels=plan.cancels
-        )
+
+        async def fire() -> Fired | None:
+            return await self._store.fire(
+                status.name, version=status.version, state=plan.state, fires=fires, cancels=plan.cancels
+            )
+
+        inside = self._fire_inside if fires else None
+        records = [record for _, record in fires]
+        fired = await (fire() if inside is None else inside(status.name, records, fire))
         if fired is None:
             return now  # somebody was first, or has changed it: decided again
         self._told.pop(status.name, None)

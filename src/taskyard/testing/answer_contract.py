@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from taskyard.model.algorithm import AlgorithmSpec
-from taskyard.model.execution import ErrorKind, ExecutionRequest
-from taskyard.ports.executor import ExecutorProtocol
+from taskyard.model.execution import ErrorKind
+from taskyard.ports.executor import ExecutionRequest, RequestServer
 
 
 class AnswerContract:
     """Subclass it and write `make_executor`; and `request`, if the executor needs more of a spec than its name."""
 
-    def make_executor(self) -> ExecutorProtocol:
+    def make_executor(self) -> RequestServer:
         raise NotImplementedError
 
     @pytest.fixture
-    async def executor(self) -> AsyncIterator[ExecutorProtocol]:
+    async def executor(self) -> AsyncIterator[RequestServer]:
         executor = self.make_executor()
         await executor.start()
         yield executor
@@ -31,7 +31,7 @@ class AnswerContract:
         return ExecutionRequest(spec=AlgorithmSpec("code"), payload=payload, request_id="r")
 
     @pytest.mark.spec("EXE-01", "EXE-02")
-    async def test_an_answer_has_its_times(self, executor: ExecutorProtocol) -> None:
+    async def test_an_answer_has_its_times(self, executor: RequestServer) -> None:
         """Success comes without an error, and with the times between which it came about."""
         result = await executor.submit(self.request(7))
         assert result.success
@@ -39,13 +39,13 @@ class AnswerContract:
         assert 0 < result.started_at <= result.ended_at
 
     @pytest.mark.spec("EXE-02")
-    async def test_requests_may_come_together(self, executor: ExecutorProtocol) -> None:
+    async def test_requests_may_come_together(self, executor: RequestServer) -> None:
         """Each of several requests at once gets its answer."""
         results = await asyncio.gather(*(executor.submit(self.request(n)) for n in range(2)))
         assert [result.success for result in results] == [True, True]
 
     @pytest.mark.spec("EXE-02", "EXE-06")
-    async def test_after_a_shutdown_requests_are_rejected(self, executor: ExecutorProtocol) -> None:
+    async def test_after_a_shutdown_requests_are_rejected(self, executor: RequestServer) -> None:
         """What comes after a shutdown is `rejected`, unrun."""
         await executor.shutdown()
         result = await executor.submit(self.request(7))
@@ -54,7 +54,7 @@ class AnswerContract:
         assert result.error.kind is ErrorKind.REJECTED
 
     @pytest.mark.spec("EXE-02")
-    async def test_start_and_shutdown_are_idempotent(self, executor: ExecutorProtocol) -> None:
+    async def test_start_and_shutdown_are_idempotent(self, executor: RequestServer) -> None:
         """Starting and shutting down twice is the same as once, and a start after a shutdown opens it again."""
         await executor.start()
         await executor.shutdown()

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from taskyard.errors import Cancel, RetryLater
-from taskyard.execution.context import CURRENT, RunContext, RunHost, current_run
+from taskyard.execution.context import CURRENT, current_run
 from taskyard.execution.explain import MESSAGE_CHARS, TRACEBACK_CHARS
-from taskyard.model.execution import ErrorKind, ExecutionRequest, ExecutionResult
+from taskyard.execution.run_handle import RunHandle, RunHost
+from taskyard.model.execution import ErrorKind, ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.executor import ExecutionRequest, ExecutorProtocol
 from taskyard.ports.store import Report
 from taskyard.testing.answer_contract import AnswerContract
 from taskyard.testing.samples import a_record
@@ -67,7 +68,7 @@ def fail_deep(_: Any) -> None:
 
 def see_run(_: Any) -> tuple[str, int, int, str]:
     run = current_run()
-    return run.uuid, run.attempt, run.token, run.source
+    return run.uuid, run.attempt, run.token, run.consumer
 
 
 async def call_async(function: Callable[[Any], Any], payload: Any) -> Any:
@@ -80,7 +81,7 @@ async def call_async(function: Callable[[Any], Any], payload: Any) -> Any:
 class Host:
     """A run to go with a request, and what it reported."""
 
-    run: RunContext
+    run: RunHandle
     reports: list[Report]
     has_reported: asyncio.Event
 
@@ -91,6 +92,9 @@ class CodeContract(AnswerContract):
 
     is_async: bool
     is_remote = False
+
+    def make_executor(self) -> ExecutorProtocol:
+        raise NotImplementedError
 
     def request(self, payload: Any) -> ExecutionRequest:
         return ExecutionRequest(spec=self.spec(echo), payload=payload, request_id="r")
@@ -112,7 +116,7 @@ class CodeContract(AnswerContract):
             reports.append(report)
             has_reported.set()
 
-        run = RunContext(Claim(a_record(), 1, 1), RunHost(asyncio.get_running_loop(), report))
+        run = RunHandle(Claim(a_record(), 1, 1), RunHost(asyncio.get_running_loop(), report))
         return Host(run, reports, has_reported)
 
     def begin(
@@ -129,9 +133,9 @@ class CodeContract(AnswerContract):
 
         async def submit() -> ExecutionResult:
             if run is not None:
-                run.task = asyncio.current_task()
+                run.belongs_to(asyncio.current_task())
                 CURRENT.set(run)
-            request = ExecutionRequest(spec=spec, payload=payload, request_id="r", context=run, **fields)
+            request = ExecutionRequest(spec=spec, payload=payload, request_id="r", run=run, **fields)
             return await executor.submit(request)
 
         return asyncio.get_running_loop().create_task(submit())
@@ -183,7 +187,7 @@ class CodeContract(AnswerContract):
         host = self.host()
         result = await self.begin(executor, self.spec(see_run), host=host)
         run = host.run
-        assert result.data == (run.uuid, run.attempt, run.token, run.source)
+        assert result.data == (run.uuid, run.claim.attempt, run.claim.token, run.claim.record.consumer)
 
     async def test_code_within_its_deadline_is_left_alone(self, executor: ExecutorProtocol) -> None:
         """A timeout that does not pass changes nothing."""

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from taskyard.model.execution import ErrorKind, ExecutionRequest
+from taskyard.model.execution import ErrorKind
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.executor import ExecutionRequest, ExecutorHealth, ExecutorProtocol
 from taskyard.testing.code_contract import CodeContract, echo
 from taskyard.testing.pipe import Pipe
 
@@ -141,7 +141,7 @@ class ExecutorContract(CodeContract):
             # It cannot be stopped: the run is told, and says so, and goes on until the code ends.
             async with asyncio.timeout(PATIENCE_S):
                 await host.has_reported.wait()
-            assert host.run.cancelled
+            assert host.run.is_cancelled
             note = host.reports[-1].note
             assert note is not None
             assert "cannot be stopped" in note.reason
@@ -156,8 +156,8 @@ class ExecutorContract(CodeContract):
         hold, host = self.hold(), self.host()
         running = self.begin(executor, hold.spec, host=host)
         await self.started(hold)
-        host.run.ask_cancel()
-        assert host.run.cancelled
+        host.run.request_cancel()
+        assert host.run.is_cancelled
         if self.is_async or executor.abilities.kills:
             error = (await running).error
             assert error is not None
@@ -176,13 +176,13 @@ class ExecutorContract(CodeContract):
         async def submit() -> None:
             task = asyncio.current_task()
             assert task is not None
-            host.run.task = task
-            await executor.submit(ExecutionRequest(spec=hold.spec, payload=None, request_id="r", context=host.run))
+            host.run.belongs_to(task)
+            await executor.submit(ExecutionRequest(spec=hold.spec, payload=None, request_id="r", run=host.run))
             left.append(task.cancelling())
 
         running = asyncio.get_running_loop().create_task(submit())
         await self.started(hold)
-        host.run.ask_cancel()
+        host.run.request_cancel()
         await running
         assert left == [0]
 
@@ -194,7 +194,7 @@ class ExecutorContract(CodeContract):
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert host.run.abandoned is not (self.is_async or executor.abilities.kills)
+        assert host.run.is_detached is not (self.is_async or executor.abilities.kills)
         hold.let_go()
 
     # --- what only some can do ----------------------------------------------------------------------------------------
@@ -255,6 +255,34 @@ class ExecutorContract(CodeContract):
             hold.let_go()
         assert [(await one).data for one in running] == list(range(len(holds)))
 
+    async def test_it_counts_what_it_does(self, executor: ExecutorProtocol) -> None:
+        """Its numbers say how much runs, how much waits and how much has ended, also by name where it limits each."""
+        done, size = executor.stats().done, self.workers + (self.queue_limit or 0)
+        holds = [self.hold() for _ in range(size)]
+        running = [self.begin(executor, hold.spec) for hold in holds]
+        for hold in holds[: self.workers]:
+            await self.started(hold)
+        name = holds[0].spec.name if executor.abilities.has_own_limits else None
+        stats = executor.stats(name)
+        assert (stats.active, stats.queued) == (self.workers, size - self.workers)
+        assert stats.max_workers in (None, self.workers)
+        for hold in holds:
+            hold.let_go()
+        await asyncio.gather(*running)
+        stats = executor.stats()
+        assert (stats.active, stats.queued, stats.done - done) == (0, 0, size)
+
+    async def test_a_closed_executor_is_not_healthy(self, executor: ExecutorProtocol) -> None:
+        """Its health says whether it would run a request, and why not."""
+        assert (await self.begin(executor, self.spec(echo))).success
+        assert executor.health() == ExecutorHealth()
+        await executor.shutdown()
+        health = executor.health()
+        assert not health.is_healthy
+        assert health.problem
+        await executor.start()
+        assert executor.health().is_healthy
+
     async def test_a_queued_request_can_be_canceled(self, executor: ExecutorProtocol) -> None:
         """A request that waits for a worker is canceled without having run."""
         if self.queue_limit is None:
@@ -266,7 +294,7 @@ class ExecutorContract(CodeContract):
         host = self.host()
         queued = self.begin(executor, self.raising(AssertionError("it ran")), host=host)
         await asyncio.sleep(0)
-        host.run.ask_cancel()
+        host.run.request_cancel()
         error = (await queued).error
         assert error is not None
         assert error.kind is ErrorKind.CANCELED

@@ -124,7 +124,7 @@ class Ledger:
             attempt=run.attempt,
             token=run.token,
             pid=os.getpid(),
-            key=run.claim.record.key,
+            key=run.task.key,
             note=note[:40],
             at_mono=at_mono,
         )

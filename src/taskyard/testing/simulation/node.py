@@ -28,7 +28,7 @@ from taskyard.errors import (
     UnknownNode,
     UnknownTask,
 )
-from taskyard.execution.context import RunContext, current_run
+from taskyard.execution.context import CURRENT, RunContext, current_run
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.runner import RunnerSettings
 from taskyard.model.command import Command
@@ -246,7 +246,7 @@ class SimulatedNode:
             await asyncio.sleep(0.1)
             return
         if act.submits:
-            await self.submit([self._world.child_order()], Dedupe.ALLOW, run.claim)
+            await self.submit([self._world.child_order()], Dedupe.ALLOW, CURRENT.get().claim)
         match act.how:
             case "raise":
                 raise OSError("not this time")
@@ -260,7 +260,7 @@ class SimulatedNode:
     def _write(self, what: What, run: RunContext) -> None:
         """A run that begins when its node has been given up is stale from its first step: the ledger, which does not
         know of nodes, is not told of it. Only a process that was stopped meanwhile may begin one."""
-        history, node = self._history, run.claim.record.node or ""
+        history, node = self._history, run.task.node or ""
         if history.is_closed:
             return
         now = self._loop.time()
@@ -276,7 +276,7 @@ class SimulatedNode:
             history.ends[run.token] = history.place()
             if run.token not in self._told:
                 return
-        record = run.claim.record
+        record = run.task
         is_alone = record.key is not None and self._world.queue(record.queue).per_key == 1
         entry = Entry(
             what=what,
