@@ -233,6 +233,24 @@ def artifact_command(
     return _await(write_artifact(Target(store, yard), task, name, attempt=attempt, file=file))
 
 
+@app.command("debug")
+def debug_command(
+    task: IdArgument,
+    post_mortem: Annotated[
+        bool, typer.Option("--pdb", help="Open the debugger where the code has raised an exception.")
+    ] = False,
+    break_at_start: Annotated[
+        bool, typer.Option("--break", help="Open the debugger in the first line of the code.")
+    ] = False,
+    store: StoreOption = None,
+    yard: AppOption = None,
+) -> int:
+    """Run the code of a task once more, here, with its arguments and checkpoint. Nothing is stored."""
+    from taskyard.cli.debugging import debug
+
+    return debug(Target(store, yard), task, break_at_start=break_at_start, post_mortem=post_mortem)
+
+
 @app.command("why")
 def why_command(
     task: IdArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
