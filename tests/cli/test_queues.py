@@ -85,6 +85,7 @@ def test_a_queue_stops_after_what_runs(shell: Shell) -> None:
     assert say(shell, "stop-after-current", "default", "--json").json["state"] == "stopping"
     gate.touch()
     worker.hear(f"completed until {uuid}")
+    assert shell.here("watch", "--until-idle", "--store", shell.url).code == 0  # the store hears a moment later
     assert queue(shell, "default")["state"] == "paused"
 
 

@@ -72,6 +72,7 @@ def test_cancel_by_force_warns_of_damage(shell: Shell) -> None:
     asked = shell.here("cancel", uuid, "--force", "--reason", "in the way", "--store", shell.url)
     assert asked.out.endswith("and it is canceled when that has ended; what it was writing may be damaged\n")
     worker.hear(f"canceled  sleeper {uuid}")
+    assert shell.here("watch", "--until-idle", "--store", shell.url).code == 0  # the store hears a moment later
     record = shell.record(uuid)
     assert record.cancel is not None
     assert (record.cancel.is_forced, record.cancel.reason) == (True, "in the way")
