@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import taskyard.telemetry
 from taskyard.model.move import Move
@@ -18,23 +22,44 @@ from tests.scenario.processes import environment
 PAGE = TOP / "docs" / "TELEMETRY.md"
 
 
-def test_the_program_runs(tmp_path):
-    """The sink of the page runs as it is printed, and says what it should."""
-    (program,) = [block for block in blocks(PAGE) if block.file == "outcomes.py"]
-    (tmp_path / "outcomes.py").write_text(program.text, "utf-8")
+def run(name: str, folder: Path) -> str:
+    """What a program of the page prints."""
+    (program,) = [block for block in blocks(PAGE) if block.file == name]
+    (folder / name).write_text(program.text, "utf-8")
     done = subprocess.run(
-        [sys.executable, "outcomes.py"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
+        [sys.executable, name], cwd=folder, env=environment(), capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "divide failed: cannot divide 6 by 0\n{'completed': 2, 'failed': 1}\n"
-    for line in done.stdout.splitlines():
+    return done.stdout
+
+
+def test_a_sink_of_one_s_own(tmp_path):
+    """The sink of the page runs as it is printed, and says what the page says."""
+    printed = run("outcomes.py", tmp_path)
+    assert printed == "divide failed: cannot divide 6 by 0\n{'completed': 2, 'failed': 1}\n"
+    for line in printed.splitlines():
         assert f"`{line}`" in PAGE.read_text("utf-8")
+
+
+@pytest.mark.spec("EXE-12")
+def test_json_logs(tmp_path):
+    """The program with JSON logs prints two lines that are objects, with the fields that the page shows and without the
+    secret."""
+    printed = run("json_logs.py", tmp_path)
+    assert "hunter22" not in printed
+    started, failed = [json.loads(line) for line in printed.splitlines()]
+    (shown,) = [json.loads(block.text) for block in blocks(PAGE) if block.text.startswith("{")]
+    assert failed.keys() == shown.keys()
+    assert {name: failed[name] for name in ("level", "consumer", "status", "error_type", "attempt")} == {
+        "level": "error",
+        "consumer": "login",
+        "status": "failed",
+        "error_type": "ValueError",
+        "attempt": 1,
+    }
+    assert failed["message"].partition(" from ")[2] == shown["message"].partition(" from ")[2]
+    assert "raise ValueError" in failed["exception"]
+    assert (started["status"], started["requestId"]) == ("started", failed["requestId"])
 
 
 def test_every_event_is_in_the_table():

@@ -10,7 +10,6 @@ import msgspec
 
 from taskyard.application.calls import YardContext
 from taskyard.application.errors import AppRequired
-from taskyard.application.redaction import redact
 from taskyard.application.schedule_documents import (
     FireDocument,
     RemovedSchedule,
@@ -24,6 +23,7 @@ from taskyard.application.schedule_documents import (
 from taskyard.application.submitting import find_consumer, fit_arguments
 from taskyard.application.task_documents import priority_name
 from taskyard.model.recurrence import describe
+from taskyard.model.redaction import redact
 from taskyard.ports.schedules import ScheduleStatus
 
 LAST_FIRES = 10

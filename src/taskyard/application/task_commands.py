@@ -13,7 +13,6 @@ from taskyard.application.bulk import follow_matching, follow_rerun
 from taskyard.application.calls import YardContext, check_filter_names
 from taskyard.application.errors import AmbiguousTask, InvalidRef, describe_error
 from taskyard.application.groups import find_group, list_members
-from taskyard.application.redaction import Redactor
 from taskyard.application.refs import resolve_task, resolve_tasks
 from taskyard.application.submitting import find_consumer, fit_arguments
 from taskyard.application.task_documents import task_document, task_fields, why_document
@@ -32,6 +31,7 @@ from taskyard.application.task_requests import (
 from taskyard.errors import CommandRefused, DuplicateTask, InvalidArguments, StoreError, TaskyardError, UnknownTask
 from taskyard.handle import TaskHandle
 from taskyard.model.command import Cancel, MoveAfter, MoveBefore
+from taskyard.model.redaction import Redactor
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import TaskFilter

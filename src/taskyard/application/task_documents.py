@@ -8,13 +8,13 @@ from typing import Any, Literal, cast
 
 from taskyard.application.documents import Document
 from taskyard.application.formatting import seconds_between
-from taskyard.application.redaction import Redactor
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine, LineOrigin, LogLevel
 from taskyard.model.blocker import Blocker
 from taskyard.model.execution import ErrorCode, ErrorKind, ExecutionError, Progress
 from taskyard.model.failures import FailureGroup
 from taskyard.model.notes import AuditStamp, CancelRequest, Note
 from taskyard.model.order import Priority
+from taskyard.model.redaction import Redactor
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, TaskRecord

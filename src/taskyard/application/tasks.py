@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from taskyard.application.calls import YardContext, explain_no_match
 from taskyard.application.documents import sum_states
 from taskyard.application.errors import WaitTimeout
-from taskyard.application.redaction import Redactor
 from taskyard.application.refs import resolve_task
 from taskyard.application.task_commands import LocalTaskCommands
 from taskyard.application.task_documents import (
@@ -31,6 +30,7 @@ from taskyard.application.task_documents import (
 )
 from taskyard.errors import TaskEnded
 from taskyard.model.failures import FailureGroup
+from taskyard.model.redaction import Redactor
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 
 SHOWN_LINES = 10

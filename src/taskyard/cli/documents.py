@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from taskyard.application.documents import sum_states as sum_states  # noqa: PLC0414
-from taskyard.application.redaction import Redactor
 from taskyard.cli.text import seconds_between
 from taskyard.model.event import Event
 from taskyard.model.execution import ExecutionError
 from taskyard.model.order import Priority
+from taskyard.model.redaction import Redactor
 from taskyard.model.task import NO_EXTRA, Attempt, TaskRecord
 from taskyard.stores.records import ATTEMPT, EXTRA, PUBLIC, TASK, Description, Kind
 

@@ -1,4 +1,4 @@
-"""What happens in a node, for people and their tools: the events, and the sinks that log them.
+"""What happens in a node, for people and their tools: the events, the sinks that log them, and log lines as JSON.
 
 `Yard(sinks=[…])` and `yard.add_sink` take a sink; `docs/TELEMETRY.md` shows how to write one.
 """
@@ -27,12 +27,14 @@ from taskyard.ports.sink import (
     TasksRescued,
     TasksSettled,
 )
+from taskyard.telemetry.json_lines import JsonFormatter
 from taskyard.telemetry.logs import FailureLog, RunLog
 
 __all__ = [
     "BlockerFreed",
     "CallFinished",
     "FailureLog",
+    "JsonFormatter",
     "LeaseLost",
     "LeaseRegained",
     "LoopRestarted",

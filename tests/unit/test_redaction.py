@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from taskyard.application.redaction import Redactor, collect_secrets, hide_secrets, is_secret_name, redact
 from taskyard.application.task_documents import TaskDocument, attempt_document, task_document, waiting_task
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
 from taskyard.model.notes import AuditStamp, Note
+from taskyard.model.redaction import Redactor, collect_secrets, hide_secrets, is_secret_name, redact
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Mark, TaskExtra
 from taskyard.model.why import Reason, Why
