@@ -75,7 +75,7 @@ def test_ls_of_a_queue_without_tasks_says_what_there_is(shell: Shell) -> None:
     """A queue that has none, or is misspelt, is not taken for an empty store."""
     shell.seed(("add", {"a": 1}))
     assert shell.here("ls", "--queue", "defualt", "--store", shell.url).out.splitlines() == [
-        "no queue is called 'defualt'; did you mean 'default'? known are 'default'. In the store there are:",
+        "there is no queue 'defualt'; did you mean 'default'? Known queues: 'default'. In the store there are:",
         "○ 1 queued",
     ]
     assert shell.here("ls", "--queue", "default", "--state", "failed", "--store", shell.url).out.splitlines() == [
@@ -155,8 +155,8 @@ STORES = [
     pytest.param(["--store", "sqlite:///missing.db"], 3, "there is no store at", id="missing"),
     pytest.param(["--store", "sqlite:///no/folder/work.db"], 3, "there is no store at", id="missing-folder"),
     pytest.param(["--store", "mysql://work"], 2, "is not a store", id="unknown-kind"),
-    pytest.param(["--store", "memory://"], 2, "lives inside of one process", id="memory"),
-    pytest.param([], 2, "which store?", id="none"),
+    pytest.param(["--store", "memory://"], 2, "exists only inside its own process", id="memory"),
+    pytest.param([], 2, "no store given", id="none"),
 ]
 
 

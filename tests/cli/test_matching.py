@@ -79,7 +79,7 @@ def test_a_queue_that_nobody_knows_is_refused(shell: Shell, dry_run: tuple[str, 
     for verb, rest in (said | {"priority": ("high",), "reschedule": ("2h",)}).items():
         done = shell.here(verb, *rest, "--all", "--queue", "cpux", *dry_run, "--store", shell.url)
         assert (done.code, done.out) == (1, ""), verb
-        assert done.err == "error: no queue is called 'cpux'; did you mean 'cpu'? known are 'cpu', 'default'\n"
+        assert done.err == "error: there is no queue 'cpux'; did you mean 'cpu'? Known queues: 'cpu', 'default'\n"
     assert shell.record(uuid) == before
     fine = shell.here("retry", "--all", "--queue", "cpu", *dry_run, "--store", shell.url)
     assert (fine.code, fine.out) == (0, "no task matches\n")
@@ -93,8 +93,8 @@ def test_a_source_that_nobody_knows_is_refused(shell: Shell, dry_run: tuple[str,
         done = shell.here(verb, "--all", "--consumer", "bom", *dry_run, "--store", shell.url)
         assert (done.code, done.out) == (1, ""), verb
         assert done.err == (
-            "error: no consumer is called 'bom', and no task here is of one; did you mean 'boom'? "
-            "known are 'add', 'boom'\n"
+            "error: there is no consumer 'bom', and no stored task has it; did you mean 'boom'? "
+            "Known consumers: 'add', 'boom'\n"
         )
     assert states(shell) == {"queued": 2}
 
@@ -125,9 +125,9 @@ def test_a_list_of_what_nobody_knows_says_so(shell: Shell, command: str) -> None
     where = ("--store", shell.url)
     told = shell.here(command, "--consumer", "bom", *where)
     assert told.code == 0
-    assert told.out.startswith("no consumer is called 'bom', and no task here is of one; did you mean 'boom'?")
+    assert told.out.startswith("there is no consumer 'bom', and no stored task has it; did you mean 'boom'?")
     told = shell.here(command, "--queue", "cpux", *where)
-    assert told.out.startswith("no queue is called 'cpux'; did you mean 'cpu'?")
+    assert told.out.startswith("there is no queue 'cpux'; did you mean 'cpu'?")
     none = shell.here(command, "--consumer", "bom", *where, "--json").json
     assert (none["tasks"] if command == "ls" else none) == []
 

@@ -417,7 +417,7 @@ def test_a_server_that_is_slow_is_not_said_to_be_written_to(shell: Shell, url: s
     with busy(url):
         done = shell.here("ls", "--store", url)
     assert done.code == 3
-    assert "still waiting for the store: it has not answered, or is not done yet" in done.err
+    assert "still waiting for the store: no answer yet" in done.err
 
 
 @pytest.mark.spec("MGR-11")

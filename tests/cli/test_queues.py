@@ -112,7 +112,7 @@ def test_a_queue_that_is_not_there_is_refused(shell: Shell) -> None:
     for verb in ("pause", "resume", "stop-after-current"):
         done = say(shell, verb, "cpux")
         assert (done.code, done.out) == (1, "")
-        assert done.err == "error: no queue is called 'cpux'; did you mean 'cpu'? known are 'cpu', 'default'\n"
+        assert done.err == "error: there is no queue 'cpux'; did you mean 'cpu'? Known queues: 'cpu', 'default'\n"
     assert [one["name"] for one in say(shell, "ls", "--json").json] == ["cpu"]
 
 

@@ -61,9 +61,10 @@ class NoStoreGiven(InvalidInput):
 
     def __init__(self) -> None:
         super().__init__(
-            "which store? give {store} sqlite:///work.db or postgresql://user@host/database, set TASKYARD_STORE, or "
-            "name the app with {app} module:yard",
+            "no store given",
             fields=("store", "app"),
+            hint="pass {store} sqlite:///work.db or postgresql://user@host/database, set TASKYARD_STORE, or name the "
+            "app with {app} module:yard",
         )
 
 
@@ -72,7 +73,7 @@ class StoreNotShared(InvalidInput):
 
     def __init__(self) -> None:
         super().__init__(
-            "memory:// lives inside of one process, so this command would find it empty; use sqlite:///work.db"
+            "a memory:// store exists only inside its own process", hint="use a file, for example sqlite:///work.db"
         )
 
 
@@ -83,8 +84,9 @@ class StoreMissing(StoreError):
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            f"there is no store at {path}; it is made by the first `taskyard run`, by the first submit of an app, or "
-            f"in a database by `taskyard migrate`"
+            f"there is no store at {path}",
+            hint="check the address. `taskyard run` makes the store, and so does the first submit of an app; in a "
+            "database `taskyard migrate` does too",
         )
 
 
@@ -94,8 +96,8 @@ class WriteLockHeld(StoreError):
     def __init__(self, path: str, pid: int, command: str) -> None:
         self.path, self.pid, self.command = path, pid, command
         super().__init__(
-            f"process {pid} ({command}) is stopped while it has the turn to write to {path}, and all others wait for "
-            f"it; let it go on with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`"
+            f"process {pid} ({command}) is stopped and holds the write lock of {path}, so every writer waits",
+            hint=f"let it go on with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`",
         )
 
 
@@ -119,7 +121,7 @@ class AmbiguousTask(InvalidInput):
 
     def __init__(self, ref: str, found: Sequence[str]) -> None:
         self.ref, self.found = ref, list(found)
-        super().__init__(f"{quote(ref)} could be any of {', '.join(found)}; give more of it")
+        super().__init__(f"{quote(ref)} matches several tasks: {', '.join(found)}", hint="give more of the id")
 
 
 class AmbiguousNode(InvalidInput):
@@ -127,7 +129,7 @@ class AmbiguousNode(InvalidInput):
 
     def __init__(self, ref: str, found: Sequence[str]) -> None:
         self.ref, self.found = ref, list(found)
-        super().__init__(f"{quote(ref)} could be any of {', '.join(found)}; name one by its incarnation")
+        super().__init__(f"{quote(ref)} matches several nodes: {', '.join(found)}", hint="name one by its incarnation")
 
 
 class UnknownQueue(InvalidInput):
@@ -135,7 +137,7 @@ class UnknownQueue(InvalidInput):
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         self.name, self.known = name, list(known)
-        super().__init__(f"no queue is called {quote(name)}; {_near(name, known)}")
+        super().__init__(f"there is no queue {quote(name)}", hint=_suggest(name, "queues", known))
 
 
 class NoSuchConsumer(UnknownConsumer):
@@ -146,17 +148,17 @@ class NoSuchConsumer(UnknownConsumer):
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__(name, known)
-        InvalidInput.__init__(
-            self, f"no consumer is called {quote(name)}, and no task here is of one; {_near(name, known)}"
-        )
+        problem = f"there is no consumer {quote(name)}, and no stored task has it"
+        InvalidInput.__init__(self, problem, hint=_suggest(name, "consumers", known))
 
 
-def _near(name: str, known: Sequence[str]) -> str:
+def _suggest(name: str, what: str, known: Sequence[str]) -> str:
     near = get_close_matches(name, known, n=3)
     meant = f"did you mean {' or '.join(map(quote, near))}? " if near else ""
+    label = f"Known {what}: " if near else f"known {what}: "
     shown = ", ".join(map(quote, known[:MAX_NAMES]))
     more = f" and {len(known) - MAX_NAMES:,} more" if len(known) > MAX_NAMES else ""
-    return f"{meant}known are {shown or 'none'}{more}"
+    return f"{meant}{label}{shown or 'none'}{more}"
 
 
 class NoGroup(InvalidInput):

@@ -56,7 +56,7 @@ def find_yard(store: str | None, app: str | None) -> FoundYard:
 def find_app(store: str | None, app: str | None) -> FoundYard:
     """The app's yard, with its consumers, on the store that is meant."""
     if app is None:
-        raise AppNotFound("which app? name its yard as module:yard, or set TASKYARD_APP")
+        raise AppNotFound("no app given", hint="pass module:yard, or set TASKYARD_APP")
     yard, note = load_yard(app), ""
     url = find_store_url(store)
     if url is not None:
@@ -133,7 +133,7 @@ def describe_store(yard: Yard) -> str:
 def describe_wait(yard: Yard) -> str:
     """What an opening that takes long waits for."""
     path = store_path(yard)
-    return "it has not answered, or is not done yet" if path is None else f"{_describe_writer(path)} is writing to it"
+    return "no answer yet" if path is None else f"{_describe_writer(path)} is writing to it"
 
 
 def _describe_writer(path: Path) -> str:
