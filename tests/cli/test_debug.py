@@ -140,7 +140,7 @@ def test_plain_code_may_run_a_loop(shell: Shell) -> None:
 def test_what_cannot_be_debugged(shell: Shell) -> None:
     """Without an app, with one that has no such consumer, and for an id that is none, it says what is wrong."""
     uuid = ran(shell, "breaks", {"divisor": 1})
-    assert "which app?" in shell.here("debug", uuid, "--store", shell.url).err
+    assert "no app given" in shell.here("debug", uuid, "--store", shell.url).err
     done = shell.run("debug", uuid, "--app", "app:yard")
     assert done.code != 0
     assert "no consumer is called 'breaks'" in done.err

@@ -7,40 +7,34 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+from taskyard.application.debugging import DebugRun, load_debug_run
+from taskyard.cli.asking import asker
 from taskyard.cli.console import complain, make_console, say
 from taskyard.cli.errors import DONE, REFUSED
 from taskyard.cli.logs import set_up_logging
-from taskyard.cli.target import Target, opened, resolve
-from taskyard.debugging import debug_task, load_task
-from taskyard.errors import UnknownTask
-from taskyard.model.state import TaskState
-from taskyard.model.task import TaskRecord, to_json
+from taskyard.cli.session import Target, note_if_slow
 
 
-def debug(target: Target, fragment: str, *, break_at_start: bool, post_mortem: bool) -> int:
+def debug(target: Target, ref: str, *, break_at_start: bool, post_mortem: bool) -> int:
     """Run the code of one task here; 1 if it failed."""
-    yard = target.load()
-    record = asyncio.run(_load(target, fragment))
-    if record.state is TaskState.RUNNING:
-        complain("note", f"it runs on node {record.node} now, and is run here a second time")
+    run = asyncio.run(_load(target, ref))
+    if run.running_on is not None:
+        complain("note", f"it runs on node {run.running_on} now, and is run here a second time")
     complain("note", "nothing is written to the store; what the code does elsewhere, it does for real")
     with _logging():
-        result = debug_task(yard, record, say=say, break_at_start=break_at_start, post_mortem=post_mortem)
-    if result.error is None:
-        say(f"completed in {result.ended_at - result.started_at:.3g} s: {to_json('the result', result.data)}")
+        ended = run.run(say, break_at_start=break_at_start, post_mortem=post_mortem)
+    if ended.error is None:
+        say(f"completed in {ended.duration_s:.3g} s: {ended.result}")
         return DONE
-    if result.error.traceback:
-        say(result.error.traceback.rstrip())
-    say(f"failed as {result.error.kind}: {result.error.text}")
+    if ended.error.traceback:
+        say(ended.error.traceback.rstrip())
+    say(f"failed as {ended.error.kind}: {ended.error.message}")
     return REFUSED
 
 
-async def _load(target: Target, fragment: str) -> TaskRecord:
-    async with opened(target.bare()) as yard:
-        record = await load_task(yard.store, await resolve(yard, fragment))
-    if record is None:
-        raise UnknownTask(fragment)
-    return record
+async def _load(target: Target, ref: str) -> DebugRun:
+    code, store = target.find_yard(needs_app=True), target.find_yard()
+    return await note_if_slow(store, load_debug_run(code, store, ref, actor=asker()))
 
 
 @contextlib.contextmanager
