@@ -19,6 +19,7 @@ from taskyard.ports.executor import ExecutionRequest
 from taskyard.ports.sink import (
     LoopRestarted,
     NodeEvent,
+    NodeSampled,
     RunCanceled,
     RunCompleted,
     RunFailed,
@@ -280,6 +281,24 @@ def test_every_kind_can_be_wanted():
 
     assert set(sinks.KINDS) == leaves(NodeEvent)
     assert sinks.Sinks([Recorder()]).kinds == set(sinks.KINDS)
+
+
+async def test_a_node_is_sampled_every_second(rig):
+    """Once a second a sink gets the runs, the free slots and the numbers of each executor, and other sinks do not make
+    the node count them."""
+    recorder, work = Recorder(NodeSampled), Work()
+    rig.sinks.add(recorder)
+    rig.consumer("work", work, concurrency=3)
+    first, _ = await rig.submit_many("work", 2)
+    await quiet()
+    await rig.advance(1)
+    work.let_go(first)
+    await quiet()
+    await rig.advance(1)
+    told = [(event.running, event.max_running, event.available) for event in recorder.events]
+    assert told == [(2, 100, {"work": 1}), (1, 100, {"work": 2})]
+    inline = [event.executors["inline"] for event in recorder.events]
+    assert [(stats.active, stats.done) for stats in inline] == [(2, 0), (1, 1)]
 
 
 async def test_a_loop_that_starts_again_is_told(rig, monkeypatch):

@@ -25,7 +25,7 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutorProtocol
 from taskyard.ports.schedules import Fired
-from taskyard.ports.sink import NO_SINKS, Sinks
+from taskyard.ports.sink import NO_SINKS, NodeSampled, Sinks
 from taskyard.ports.store import Add, Added, Applied, Store, TransactionalStore
 from taskyard.queueing.pending import insist
 
@@ -74,6 +74,7 @@ class Engine:
         )
         self._inbox, self._dispatcher, self._runner = parts.inbox, parts.dispatcher, parts.runner
         self._slots, self._membership, self._watcher = parts.slots, parts.membership, parts.watcher
+        self._sinks = sinks
         self._loops = Loops(clock, parts.changed, sinks=sinks)
         self._applying: set[asyncio.Task[list[Applied]]] = set()
         self._is_started = self._is_stopped = False
@@ -411,3 +412,9 @@ class Engine:
             self._membership.tick()
             self._parts.due.look()
             self._parts.rescuer.poke()
+            if NodeSampled in self._sinks.kinds:
+                self._sinks.tell(self._sample())
+
+    def _sample(self) -> NodeSampled:
+        stats = {name: executor.stats() for name, executor in self._executors.items()}
+        return NodeSampled(self.running, self._settings.max_running, self._slots.available(), stats)

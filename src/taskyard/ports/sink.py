@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from taskyard.model.notes import NoteCode, describe_note
 from taskyard.model.state import COMPLETED, TaskState
 from taskyard.model.task import Claim
 from taskyard.ports.consumer import Consumer
+from taskyard.ports.executor import ExecutorStats
 
 log = logging.getLogger("taskyard")
 
@@ -208,6 +209,16 @@ class StoreFailed(NodeEvent, frozen=True):
 # --- the node ---------------------------------------------------------------------------------------------------------
 
 
+class NodeSampled(NodeEvent, frozen=True):
+    """The numbers of this node, once a second: how many runs go on of how many that may, how many more of each consumer
+    could start (`available`), and each executor with what runs and waits there."""
+
+    running: int
+    max_running: int
+    available: Mapping[str, int]
+    executors: Mapping[str, ExecutorStats]
+
+
 class LeaseLost(NodeEvent, frozen=True):
     """The store gave this node up, and its runs are interrupted."""
 
@@ -255,7 +266,7 @@ class ScheduleFired(NodeEvent, frozen=True):
 
 KINDS: tuple[type[NodeEvent], ...] = (
     RunStarted, RunCompleted, RunFailed, RunCanceled, RunReturned, CallFinished,
-    TasksClaimed, TasksSettled, ReportsStored, StoreCalled, StoreFailed,
+    TasksClaimed, TasksSettled, ReportsStored, StoreCalled, StoreFailed, NodeSampled,
     LeaseLost, LeaseRegained, LoopRestarted, TasksRescued, BlockerFreed, SchedulesChecked, ScheduleFired,
 )  # fmt: skip
 

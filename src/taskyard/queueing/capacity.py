@@ -100,6 +100,10 @@ class Slots:
         """How many tasks of each source may run here at once, as far as its own limit goes."""
         return dict(self._limits)
 
+    def available(self) -> dict[str, int]:
+        """How many more runs of each consumer could start here, as far as its own limit goes."""
+        return {name: self._sources[name] for name in self._limits}
+
     def executors(self) -> dict[str, str]:
         """Where each source runs, of those whose executor has a limit."""
         return {source: executor for source, executor in self._executors.items() if source in self._limits}
