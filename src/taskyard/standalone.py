@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from taskyard.model.why import Why
 from taskyard.options import TaskOptions, make_record
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer, ConsumerChange, TaskConsumerRegistry
-from taskyard.ports.sink import Sinks
+from taskyard.ports.sink import Sink, Sinks
 from taskyard.ports.store import Add, Added, Store
 from taskyard.queueing.controller import QueueController
 from taskyard.queueing.waiting import explain_waits
@@ -141,7 +141,7 @@ class Scheduler:
     an unknown source when it is due, unless another of that name is there by then.
 
     `add_task` is synchronous and may be called from any thread, also before `start`. `store` holds the record of every
-    task that has not ended, and of the last 10,000 that have."""
+    task that has not ended, and of the last 10,000 that have. `sinks` are told what happens (`taskyard.telemetry`)."""
 
     @checked
     def __init__(
@@ -149,9 +149,11 @@ class Scheduler:
         registry: TaskConsumerRegistry | None = None,
         *,
         max_running: int = 1000,
+        sinks: Iterable[Sink] = (),
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
+        self._sinks = Sinks([FailureLog(is_plain=True), *sinks])
         self._registry = registry or TaskConsumerRegistry.default()
         self._max_running = check_count("max_running", max_running, least=1)
         self._handed_in: list[_HandedIn] = []
@@ -237,7 +239,7 @@ class Scheduler:
             executors={INLINE: InProcessExecutor(), THREAD: ThreadExecutor()},
             queues={DEFAULT_QUEUE: QueueSettings(name=DEFAULT_QUEUE, retry=NO_RETRY)},
             settings=EngineSettings(max_running=self._max_running, others=self._max_running),
-            sinks=Sinks([FailureLog(is_plain=True)]),
+            sinks=self._sinks,
         )
         self._engine = engine
         try:
@@ -286,6 +288,7 @@ class StandaloneQueue(QueueController):
         retry: RetryPolicy | None = None,
         auto_recover: int = 1,
         store: str | Path | Store | None = None,
+        sinks: Iterable[Sink] = (),
         clock: Clock | None = None,
     ) -> None:
         clock = clock or SystemClock()
@@ -307,7 +310,7 @@ class StandaloneQueue(QueueController):
             queues={DEFAULT_QUEUE: self._rules},
             # The queue's own limit, which may be raised while it runs, is the only one.
             settings=EngineSettings(max_running=LARGEST_COUNT),
-            sinks=Sinks([FailureLog()]),
+            sinks=Sinks([FailureLog(), *sinks]),
         )
         super().__init__(DEFAULT_QUEUE, self._engine)
 

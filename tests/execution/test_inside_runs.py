@@ -69,12 +69,12 @@ async def test_a_run_logs(consumer, caplog):
         handle = await consumer.submit("raise")
         await handle.result(timeout_s=20)
     lines = [record for record in caplog.records if record.name == "taskyard.run"]
-    tail = f"[task={handle.uuid} source={consumer.__name__} attempt="
+    tail = f"[task={handle.uuid} consumer={consumer.__name__} attempt="
     assert [line.getMessage() for line in lines] == [
         f"found None, 100% sure {tail}1]",
         f"found {SAVED}, 100% sure {tail}2]",
     ]
     if consumer in (resume_in_process, resume_async):  # where whatever is logged crosses to the host
         lines += [record for record in caplog.records if record.name == "somebody.else"]
-    said = {(line.task, line.source, line.attempt) for line in lines}
+    said = {(line.task, line.consumer, line.attempt) for line in lines}
     assert said == {(handle.uuid, consumer.__name__, 1), (handle.uuid, consumer.__name__, 2)}

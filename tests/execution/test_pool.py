@@ -408,7 +408,7 @@ async def test_a_run_knows_itself_in_the_worker(desk, caplog):
     assert seen == (run.uuid, 1, 42, "fetch")
     assert [report.note for report in desk.reports if report.note is not None] == [Note.remark("hello")]
     assert [line.text for report in desk.reports for line in report.lines] == ["from inside"]
-    assert f"from inside [task={run.uuid} source=fetch attempt=1]" in caplog.messages
+    assert f"from inside [task={run.uuid} consumer=fetch attempt=1]" in caplog.messages
 
 
 async def test_log_lines_reach_the_host(desk, caplog):

@@ -74,7 +74,7 @@ async def test_handlers_get_each_record_once(site, executor, caplog):
     with caplog.at_level(logging.INFO, "taskyard.run"):
         uuid = await site.run(writers.write_all, executor=INLINE)
     [said] = [record.getMessage() for record in caplog.records if record.name == "taskyard.run"]
-    assert said == f"by the run [task={uuid} source=write_all-inline attempt=1]"
+    assert said == f"by the run [task={uuid} consumer=write_all-inline attempt=1]"
 
 
 @pytest.mark.parametrize("executor", [INLINE, PROCESS])

@@ -23,6 +23,7 @@ from taskyard import (
     TaskConsumerRegistry,
     TaskState,
 )
+from taskyard.telemetry import RunLog
 from tests.scenario.gates import Gates, attend
 
 PATIENCE_S = 10
@@ -290,6 +291,24 @@ async def test_an_exception_is_logged_with_its_stack(scheduler, registry, caplog
     assert 'raise KeyError("butter fingers")' in caplog.text
     assert await state_of(scheduler, bad) is TaskState.FAILED
     assert [task.uuid for task in clumsy.tasks] == [bad.uuid, good.uuid]
+
+
+@pytest.mark.spec("SCH-10", "EXE-12")
+async def test_runs_are_logged_by_a_sink(registry, caplog):
+    """A scheduler takes sinks: with one for runs, start and end of a task are logged with its fields."""
+    collector = Collector()
+    registry.register(collector)
+    scheduler, task = Scheduler(registry, sinks=[RunLog()]), Task(source="collector")
+    with caplog.at_level(logging.INFO, "taskyard"):
+        await scheduler.start()
+        scheduler.add_task(task)
+        await collector.holds(1)
+        await scheduler.stop()
+    lines: list[Any] = [line for line in caplog.records if hasattr(line, "request_id")]
+    assert [(line.request_id, line.consumer, line.status) for line in lines] == [
+        (task.uuid, "collector", "started"),
+        (task.uuid, "collector", "completed"),
+    ]
 
 
 @pytest.mark.spec("SCH-11")

@@ -222,7 +222,7 @@ class BaseRun:
     @property
     def log_fields(self) -> dict[str, Any]:
         record = self.claim.record
-        return {"task": record.uuid, "source": record.consumer, "attempt": self.claim.attempt}
+        return {"task": record.uuid, "consumer": record.consumer, "attempt": self.claim.attempt}
 
     @property
     def values(self) -> dict[str, Any]:

@@ -7,10 +7,21 @@ from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
-FIELDS = ("request_id", "trace_id", "tenant", "user", "algorithm", "version", "task", "source", "attempt", "worker_pid")
+FIELDS = (
+    "request_id",
+    "trace_id",
+    "tenant",
+    "user",
+    "algorithm",
+    "version",
+    "task",
+    "consumer",
+    "attempt",
+    "worker_pid",
+)
 """What a log record may carry from a worker process to the host's handlers, beside its text."""
 
-SPOKEN = ("request_id", "trace_id", "tenant", "user", "task", "source", "attempt")
+SPOKEN = ("request_id", "trace_id", "tenant", "user", "task", "consumer", "attempt")
 """What of it stands in the text as well."""
 
 _LONGEST = 200
