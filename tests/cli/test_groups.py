@@ -75,7 +75,7 @@ def test_group_cancel_ends_all_that_has_not_ended(shell: Shell) -> None:
     assert [cancel.reason for cancel in asked] == ["not needed"] * len(records)
     assert all(cancel.actor.startswith("cli:") for cancel in asked)
     again = shell.here("group", "cancel", group, "--store", shell.url)
-    assert (again.code, again.out) == (1, "nothing is left to change\n⊘ 3 canceled\n")
+    assert (again.code, again.out) == (1, "nothing to change\n⊘ 3 canceled\n")
 
 
 def test_group_retry_sends_what_failed_again(shell: Shell) -> None:

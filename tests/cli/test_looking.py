@@ -58,10 +58,10 @@ def test_the_next_page_is_asked_for_as_this_one_was(shell: Shell) -> None:
     """What the list says to type for more has the same filter and number."""
     shell.seed(*[("add", {"a": n}) for n in range(5)])
     out = shell.here("ls", "--store", shell.url, "--consumer", "add", "--state", "queued,running", "-n", "2").out
-    (hint,) = [line for line in out.splitlines() if line.startswith("the next ones: taskyard ls")]
+    (hint,) = [line for line in out.splitlines() if line.startswith("next page: taskyard ls")]
     first = shell.here("ls", "--store", shell.url, "--json", "-n", "2").json
     assert hint.endswith(f"ls --state queued,running --consumer add -n 2 --before {first['next_before'][-8:]}")
-    assert shell.here(*hint.split()[4:], "--store", shell.url, "--json").json["next_before"] is not None
+    assert shell.here(*hint.split()[3:], "--store", shell.url, "--json").json["next_before"] is not None
 
 
 def test_lines_are_not_cut_in_a_pipe(shell: Shell) -> None:
@@ -79,7 +79,7 @@ def test_ls_of_a_queue_without_tasks_says_what_there_is(shell: Shell) -> None:
         "○ 1 queued",
     ]
     assert shell.here("ls", "--queue", "default", "--state", "failed", "--store", shell.url).out.splitlines() == [
-        "no task fits; in the store there are:",
+        "no task matches; in the store there are:",
         "○ 1 queued",
     ]
     assert shell.here("ls", "--queue", "defualt", "--store", shell.url, "--json").json["counts"] == {}

@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_counted_by_why(shell: Shell) -> None:
     done = shell.here("retry", "--all", "--state", "ended", "--store", shell.url)
     assert done.code == 1
     why = "only a failed task can be retried; submit a new one"
-    assert done.out == f"2 tasks matched   ✔ 1 changed   ✘ 1 not: {why}\n"
+    assert done.out == f"2 tasks matched   ✔ 1 changed   ✘ 1 refused: {why}\n"
     counted = shell.here("retry", "--all", "--state", "completed", "--dry-run", "--json", "--store", shell.url).json
     assert (counted["matched"], counted["unfit"]) == (1, {"not_failed": 1})
     assert counted["reasons"] == {"not_failed": why}
@@ -150,7 +150,10 @@ def test_many_are_not_changed_without_a_word(shell: Shell) -> None:
     shell.seed(*[("add", {"a": n}) for n in range(6)])
     refused = shell.run("cancel", "--all", "--store", shell.url)
     assert (refused.code, refused.out) == (1, "")
-    assert refused.err == "error: nothing was changed: say --yes to cancel 6 tasks, or --dry-run to count them\n"
+    assert (
+        refused.err
+        == "error: nothing was changed: add --yes to cancel 6 tasks without a question, or --dry-run to count them\n"
+    )
     assert states(shell) == {"queued": 6}
     assert shell.here("cancel", "--all", "--yes", "--store", shell.url).out == "6 tasks matched   ✔ 6 changed\n"
     shell.seed(*[("add", {"a": n}) for n in range(5)])
@@ -196,13 +199,13 @@ def test_start_priority_and_reschedule_take_all_that_match(shell: Shell) -> None
 
 
 WRONG = [
-    pytest.param((), "which tasks?", id="nothing"),
-    pytest.param(("--queue", "cpu"), "which tasks?", id="a-filter-without-all"),
+    pytest.param((), "no tasks given", id="nothing"),
+    pytest.param(("--queue", "cpu"), "no tasks given", id="a-filter-without-all"),
     pytest.param(("0000", "--all"), "not both", id="ids-and-all"),
-    pytest.param(("0000", "--queue", "cpu"), "go with --all", id="ids-and-a-filter"),
-    pytest.param(("0000", "--dry-run"), "go with --all", id="ids-and-a-dry-run"),
+    pytest.param(("0000", "--queue", "cpu"), "need --all", id="ids-and-a-filter"),
+    pytest.param(("0000", "--dry-run"), "need --all", id="ids-and-a-dry-run"),
     pytest.param(("--all", "--state", "lost"), "there is no state 'lost'", id="no-such-state"),
-    pytest.param(("--all", "--older", "9999999d"), "than there are dates", id="before-all-time"),
+    pytest.param(("--all", "--older", "9999999d"), "is too long", id="before-all-time"),
 ]
 
 
@@ -255,7 +258,7 @@ def test_what_was_run_again_before_an_interrupt_is_told(shell: Shell, monkeypatc
     monkeypatch.setattr(rerunning, "_make_many", interrupted)
     done = shell.here("run-again", "--all", "--yes", "--store", shell.url)
     assert (done.code, "the disk is gone" in done.err) == (3, True)
-    assert done.out == "interrupted: 5 tasks matched so far   ✔ 4 changed; all others are as they were\n"
+    assert done.out == "interrupted: 5 tasks matched so far   ✔ 4 changed; all others are unchanged\n"
 
 
 def confirm_not(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +296,7 @@ def test_what_is_not_known_is_told(
     confirm_not(2, monkeypatch)
     done = shell.here(verb, "--all", "--yes", "--store", shell.url)
     assert (done.code, "(cut off), so it is not known whether it took effect" in done.err) == (3, True)
-    ends = "✔ 2 changed; whether some more were is not known"
+    ends = "✔ 2 changed; the last request got no answer, so more may have changed"
     assert done.out == f"interrupted: {found} tasks matched so far   {ends}\n"
     assert states(shell) == left
 
@@ -346,7 +349,7 @@ def test_who_is_interrupted_is_told_so(
         said = json.loads(out)
         assert (said["matched"], said["moved"], said["interrupted"]) == (found, 2, True)
     else:
-        ends = "✔ 2 changed; all others are as they were"
+        ends = "✔ 2 changed; all others are unchanged"
         assert out == f"interrupted: {found} tasks matched so far   {ends}\n"
 
 
@@ -355,12 +358,12 @@ def test_all_that_match_are_run_again_with_an_argument_changed(shell: Shell) -> 
     old = shell.seed(("add", {"a": 1}), ("add", {"a": 2}), ("boom", {}), work=True)
     chosen = ("run-again", "--all", "--consumer", "add", "--set", "a=5", "--app", "app:yard", "--store", shell.url)
     counted = shell.ok(*chosen, "--dry-run").out
-    assert counted == "2 tasks matched; nothing was changed: without --dry-run it would run them again\n"
+    assert counted == "2 tasks matched; dry run, nothing was changed: without --dry-run this would run them again\n"
     assert shell.ok(*chosen).out == "2 tasks matched   ✔ 2 changed\n"
     new = [shell.record(row["uuid"]) for row in shell.here("ls", "--store", shell.url, "--json").json["tasks"]]
     made = [(record.origin, record.args) for record in new if record.origin is not None]
     assert sorted(made) == sorted((uuid, '{"a":5}') for uuid in old[:2])
-    left = "2 left out: they were run again before; --repeat runs them once more"
+    left = "2 skipped: already run again; --repeat runs them once more"
     once_more = ("run-again", "--all", "--consumer", "add", "--store", shell.url)
     assert shell.here(*once_more).out == f"no task matches   {left}\n"
     said = shell.here(*once_more, "--repeat", "--json").json

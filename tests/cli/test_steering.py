@@ -70,7 +70,7 @@ def test_cancel_by_force_warns_of_damage(shell: Shell) -> None:
     (uuid,) = shell.seed(("sleeper", {}))
     worker.hear("sleeper has begun")
     asked = shell.here("cancel", uuid, "--force", "--reason", "in the way", "--store", shell.url)
-    assert asked.out.endswith("and it is canceled when that has ended; what it was writing may be damaged\n")
+    assert asked.out.endswith("it is canceled when the run has ended. Its output may be damaged\n")
     worker.hear(f"canceled  sleeper {uuid}")
     assert shell.here("watch", "--until-idle", "--store", shell.url).code == 0  # the store hears a moment later
     record = shell.record(uuid)
@@ -205,6 +205,6 @@ def test_prune_forgets_what_ended_long_ago(shell: Shell) -> None:
     assert (counted["matched"], counted["pruned"], counted["dry_run"]) == (6, 0, True)
     refused = shell.here("prune", "--older", "0", *store, NO_COLOR="1")
     assert (refused.code, refused.out) == (1, "")
-    assert "say --yes to forget 6 tasks for good" in refused.err
+    assert "add --yes to forget 6 tasks for good" in refused.err
     assert shell.here("prune", "--older", "0", "--yes", "--json", *store).json["pruned"] == 6
     assert [task["uuid"] for task in shell.here("ls", "--json", *store).json["tasks"]] == [waiting]

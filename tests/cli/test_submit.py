@@ -67,7 +67,7 @@ def test_submit_takes_every_way_to_dedupe(shell: Shell) -> None:
     ends = datetime.fromisoformat(again["window_ends_at"]) - datetime.fromisoformat(first["created_at"])
     assert (first["window_ends_at"], round(ends / timedelta(hours=1))) == (None, 2)
     until = moment(datetime.fromisoformat(again["window_ends_at"]))
-    assert f"merged into the one that was there, whose window ends at {until}" in shell.here(*of[:-1], *window).err
+    assert f"merged into an existing task; its dedupe window ends at {until}" in shell.here(*of[:-1], *window).err
     assert shell.record(first["uuid"]).dedupe_scope == "window"
     refused = json.loads(shell.here(*of, *window[2:], "--dedupe", "refuse").err.splitlines()[-1])
     assert refused["code"] == "duplicate_task"
@@ -122,7 +122,7 @@ def test_submit_without_an_app_asks_the_workers(shell: Shell) -> None:
     shell.start_worker()
     done = shell.ok("submit", "add", "a=1", "--store", shell.url, "--wait")
     assert done.out == "2\n"
-    assert "not checked" in done.err
+    assert "checked only when a worker runs" in done.err
     refused = shell.run("submit", "nope", "--store", shell.url)
     assert refused.code == 1
     assert "add, boom, deaf, flaky, hold, outputs, sleeper, stubborn, until" in refused.err
@@ -193,7 +193,7 @@ def test_without_an_app_it_is_told_how_to_write_a_text(shell: Shell) -> None:
     shell.start_worker()
     done = shell.here("submit", "boom", "why=404", "--store", shell.url, "--json")
     assert done.json["args"]["why"] == 404
-    assert """why is taken as JSON, for a text write 'why="404"'""" in done.err
+    assert """why was read as JSON, to pass text write 'why="404"'""" in done.err
     quoted = shell.here("submit", "boom", 'why="404"', "--store", shell.url, "--json")
     assert quoted.json["args"]["why"] == "404"
     assert "taken as JSON" not in quoted.err

@@ -28,6 +28,6 @@ def confirm(what: str, count: int, *, yes: bool) -> None:
     if yes or count <= HANDFUL:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise NotConfirmed(what, count, f"say --yes to {what}, or --dry-run to count them")
+        raise NotConfirmed(what, count, f"add --yes to {what} without a question, or --dry-run to count them")
     if not typer.confirm(f"{what[:1].upper()}{what[1:]}?", err=True):
         raise NotConfirmed(what, count)

@@ -46,7 +46,7 @@ def draw(page: FailurePage, *, now: datetime) -> RenderableType:
             Text(short_id(group.uuid)),
             apart + Text(one_line(group.message, 120), "dim"),
         )
-    hint = f"every run of one: taskyard show ID; send them again: taskyard retry --all{_options(page.groups[0])}"
+    hint = f"details: taskyard show ID; retry: taskyard retry --all{_options(page.groups[0])}"
     return Group(table, Text(), Text(hint, "dim"))
 
 

@@ -52,7 +52,7 @@ def _print_receipt(receipt: GroupReceipt, what: str, *, as_json: bool) -> int:
     else:
         console = make_console()
         verb = "was" if changed == 1 else "were"
-        console.print(Text(f"{counted(changed, 'task')} {verb} {what}" if changed else "nothing is left to change"))
+        console.print(Text(f"{counted(changed, 'task')} {verb} {what}" if changed else "nothing to change"))
         console.print(counts_text(receipt.states), soft_wrap=True)
     return DONE if changed else REFUSED
 

@@ -54,11 +54,11 @@ def draw(page: TaskPage, console: Console, *, again: str = "taskyard ls", now: d
     if page.tasks:
         parts += [_table(page, console.width, now), Text()]
     elif counts:
-        why = f"{clean(page.no_match)}. In" if page.no_match else "no task fits; in"
+        why = f"{clean(page.no_match)}. In" if page.no_match else "no task matches; in"
         parts.append(Text(f"{why} the store there are:", "dim"))
     parts.append(counts_text(counts))
     if page.next_before is not None:
-        parts.append(Text(f"the next ones: {again} --before {short_id(page.next_before)}", "dim"))
+        parts.append(Text(f"next page: {again} --before {short_id(page.next_before)}", "dim"))
     return Group(*parts)
 
 

@@ -19,7 +19,7 @@ def prune(target: Target, *, older_s: float, dry_run: bool, yes: bool, as_json: 
     try:
         before = datetime.now(UTC) - timedelta(seconds=older_s)
     except OverflowError:
-        raise UsageError("--older is longer ago than there are dates") from None
+        raise UsageError("--older is too long") from None
     if not dry_run and not yes:
         found = asyncio.run(_prune(target, before, dry_run=True)).matched
         confirm(f"forget {counted(found, 'task')} for good", found, yes=False)

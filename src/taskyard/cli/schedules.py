@@ -211,7 +211,7 @@ async def add_schedule(target: Target, request: ScheduleRequest, *, replace: boo
     async with opened_application(target, needs_app=has_app, create=has_app, check=request) as application:
         schedule = await application.schedules.put(request, replace=replace)
     if not has_app:
-        complain("note", "no --app given: the arguments are not checked before a worker takes a task of it")
+        complain("note", "no --app given, so the arguments are checked only when a worker runs a task of it")
     _print_schedule(schedule, as_json=as_json)
     return 0
 
@@ -262,7 +262,7 @@ async def _make_tasks(target: Target, make: Callable[[Application], Awaitable[Sc
     for uuid in made.tasks:
         say(uuid)
     count = f"{counted(len(made.tasks), 'task')} of schedule {quote(made.name)}"
-    words = count if made.tasks else "all have fired already"
+    words = count if made.tasks else "nothing to backfill: every fire time in this range has a task"
     make_console(stderr=True).print(Text(clean(words), "dim"), soft_wrap=True)
     return 0
 
@@ -275,7 +275,7 @@ async def remove_schedule(target: Target, name: str, *, as_json: bool) -> int:
         return 0
     line = Text.assemble((clean(name), "bold"), "  removed; its tasks stay")
     if removed.from_code:
-        line.append("; the program that defines it puts it back when it starts", "yellow")
+        line.append("; it is defined in code, so its program adds it again at its next start", "yellow")
     make_console().print(line, soft_wrap=True)
     return 0
 

@@ -55,10 +55,10 @@ def make_selection(
         raise UsageError(
             "name tasks by their ids or say --all, not both"
             if ids
-            else "which tasks? give their ids, or --all with what they have in common, as in --all --queue cpu"
+            else "no tasks given: pass task ids, or --all with a filter, for example --all --queue cpu"
         )
     if ids and (narrows or dry_run):
-        raise UsageError("options that choose among tasks, and --dry-run, go with --all, not with ids")
+        raise UsageError("filters and --dry-run need --all; they cannot be combined with ids")
     now = datetime.now(UTC)
     before, since = _ago("--older", older, now), _ago("--newer", newer, now)
     with typed_on_the_command_line():
@@ -74,7 +74,7 @@ def _ago(option: str, text: str | None, now: datetime) -> datetime | None:
     try:
         return now - timedelta(seconds=parse_option(option, parse_duration, text))
     except OverflowError:
-        raise UsageError(f"{option} {quote(text)} is longer ago than there are dates") from None
+        raise UsageError(f"{option} {quote(text)} is too long") from None
 
 
 _OPTIONS: dict[str, tuple[Any, Any]] = {

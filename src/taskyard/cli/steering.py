@@ -53,7 +53,7 @@ async def move(target: Target, refs: Sequence[str], *, before: str | None, after
     """Put tasks beside another, in the order they are named."""
     other = before if before is not None else after
     if other is None or (before is not None and after is not None):
-        raise UsageError("say --before or --after which other task they are to be put")
+        raise UsageError("pass exactly one of --before ID and --after ID")
     async with opened_application(target) as application:
         (uuid,) = await application.tasks.resolve([other])
         command = MoveBefore(uuid) if before is not None else MoveAfter(uuid)
@@ -93,8 +93,8 @@ def _change_text(task: TaskDocument, command: TaskCommand, now: datetime) -> str
     match command:
         case Cancel() if task.state is TaskState.RUNNING:
             if task.cancel is not None and task.cancel.is_forced:
-                return "its run is killed, and it is canceled when that has ended; what it was writing may be damaged"
-            return "its run was asked to stop, and it is canceled when it has"
+                return "killing its run; it is canceled when the run has ended. Its output may be damaged"
+            return "cancel requested; it is canceled when its run stops"
         case StartNow():
             return f"at the head of {level} priority on queue {clean(task.queue)!r}"
         case Retry(to_head):
@@ -167,19 +167,19 @@ def _summary(report: BulkReport, what: str) -> Text:
     if (report.matched or report.interrupted) and not report.dry_run:
         line.append("   ").append(f"✔ {report.moved:,} changed", "green")
     if report.changed_meanwhile:
-        line.append(f"   ✘ {report.changed_meanwhile:,} changed meanwhile, and left alone", "bold red")
+        line.append(f"   ✘ {report.changed_meanwhile:,} skipped: changed in the meantime", "bold red")
     for code, count in sorted(report.unfit.items(), key=lambda item: -item[1]):
-        line.append(f"   ✘ {count:,} not: {report.reasons.get(code, code)}", "bold red")
+        line.append(f"   ✘ {count:,} refused: {report.reasons.get(code, code)}", "bold red")
     if report.quarantined:
-        left = f"{report.quarantined:,} in quarantine left out: they took their workers down; --quarantined sends them"
+        left = f"{report.quarantined:,} quarantined skipped: they crashed their workers; --quarantined includes them"
         line.append(f"   {left}", "yellow")
     if isinstance(report, RerunReport) and report.run_again:
-        left = f"{report.run_again:,} left out: they were run again before; --repeat runs them once more"
+        left = f"{report.run_again:,} skipped: already run again; --repeat runs them once more"
         line.append(f"   {left}", "yellow")
     if report.is_uncertain:
-        line.append("; whether some more were is not known", "yellow")
+        line.append("; the last request got no answer, so more may have changed", "yellow")
     elif report.interrupted:
-        line.append("; all others are as they were", "dim")
+        line.append("; all others are unchanged", "dim")
     elif report.matched and report.dry_run:
-        line.append(f"; nothing was changed: without --dry-run it would {what}", "dim")
+        line.append(f"; dry run, nothing was changed: without --dry-run this would {what}", "dim")
     return line

@@ -80,7 +80,7 @@ async def submit_task(target: Target, submit: Submit, *, as_json: bool) -> int:
         receipt = await application.tasks.submit(request)
         if not receipt.is_checked:
             hint = _quoting_hint(request.args_text)
-            complain("note", f"no --app given: the arguments are not checked before a worker takes the task{hint}")
+            complain("note", f"no --app given, so the arguments are checked only when a worker runs the task{hint}")
         if not as_json:
             _tell(receipt, is_awaited=submit.wait)
             if not receipt.is_served:
@@ -99,7 +99,7 @@ def _quoting_hint(typed: Mapping[str, str]) -> str:
     if name is None:
         return ""
     pair = shlex.quote(f"{name}={json_text(typed[name], pretty=False)}")
-    return f"; {shorten(name)} is taken as JSON, for a text write {shorten(pair)}"
+    return f"; {shorten(name)} was read as JSON, to pass text write {shorten(pair)}"
 
 
 def _tell(receipt: SubmitReceipt, *, is_awaited: bool) -> None:
@@ -117,9 +117,9 @@ def _tell(receipt: SubmitReceipt, *, is_awaited: bool) -> None:
     if wait > 0:
         words.append(f", due in {duration(wait)}", "dim")
     if not receipt.is_new:
-        words.append(", merged into the one that was there", "yellow")
+        words.append(", merged into an existing task", "yellow")
         until = receipt.window_ends_at
-        words.append("" if until is None else f", whose window ends at {moment(until)}", "yellow")
+        words.append("" if until is None else f"; its dedupe window ends at {moment(until)}", "yellow")
     make_console(stderr=True).print(words, soft_wrap=True)
 
 
