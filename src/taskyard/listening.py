@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from taskyard.errors import EventsMissed, InvalidInput, StoreBusy, StoreUnavailable, UnknownGroup, quote
-from taskyard.model.event import Event, EventFilter, EventKind
+from taskyard.errors import EventsMissed, StoreBusy, StoreUnavailable, UnknownGroup
+from taskyard.model.event import Event, EventFilter, EventKind, check_kinds
 from taskyard.model.given import AnyTask, check_count, check_name, check_uuid
 from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.paging import id_pages
@@ -88,18 +88,6 @@ def check_after(after: Any) -> int | None:
     if after is None:
         return None
     return check_count("after", after, least=0, most=sys.maxsize, hint=", or None for what comes from now on")
-
-
-def check_kinds(kinds: Any) -> frozenset[EventKind]:
-    """One kind or several, by their names."""
-    several = [kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else list(kinds)
-    if not several:
-        raise InvalidInput("kinds is empty, so nothing would ever be heard; leave it out to hear of everything")
-    try:
-        return frozenset(map(EventKind, several))
-    except ValueError:
-        unknown = next(kind for kind in several if kind not in list(EventKind))
-        raise InvalidInput(f"{quote(unknown)} is no kind of event; known are {', '.join(EventKind)}") from None
 
 
 async def _members(store: Store, group: str) -> frozenset[str]:

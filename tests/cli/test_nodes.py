@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from taskyard.cli import nodes as cli_nodes
-from taskyard.cli.errors import AmbiguousNode
-from taskyard.cli.nodes import resolve_node
+from taskyard.application import nodes
+from taskyard.application.errors import AmbiguousNode
+from taskyard.application.nodes import resolve_node
 from taskyard.errors import UnknownNode
 from taskyard.model.node import Node, NodeStatus
 from taskyard.model.state import TaskState
@@ -93,7 +93,7 @@ def test_a_drain_can_be_taken_back(shell: Shell) -> None:
     (node,) = shell.here("node", "ls", "--store", shell.url, "--json").json
     asked = shell.here("node", "drain", node["incarnation"][:8], "--store", shell.url, "--json").json
     assert (asked["incarnation"], asked["draining"], asked["running"]) == (node["incarnation"], True, 1)
-    assert asked["heard"]
+    assert asked["acknowledged"]
     worker.hear("this node is drained")
     (waiting,) = shell.seed(("add", {"a": 1}))
     undone = shell.here("node", "drain", node["incarnation"][:8].upper(), "--undo", "--store", shell.url).out
@@ -101,16 +101,16 @@ def test_a_drain_can_be_taken_back(shell: Shell) -> None:
     worker.hear(f"completed add {waiting}")
 
 
-def test_a_drain_that_is_not_heard_is_said_to_be_so(shell: Shell, monkeypatch) -> None:
+def test_a_drain_that_is_not_acknowledged_is_said_to_be_so(shell: Shell, monkeypatch) -> None:
     """A node that hangs is not called drained; when it goes on, it hears of it."""
-    monkeypatch.setattr(cli_nodes, "HEARD_S", 0.2)
+    monkeypatch.setattr(nodes, "ACK_TIMEOUT_S", 0.2)
     worker = shell.start_worker("-v")
     (node,) = shell.here("node", "ls", "--store", shell.url, "--json").json
     worker.signal(signal.SIGSTOP)
     said = shell.here("node", "drain", node["name"], "--store", shell.url)
     assert (said.code, "drained" in said.out) == (0, False)
-    assert "? not heard; it was asked to drain, and has not said that it heard of it" in said.out
-    assert shell.here("node", "drain", node["name"], "--store", shell.url, "--json").json["heard"] is False
+    assert "? not acknowledged; it was asked to drain, and has not answered" in said.out
+    assert shell.here("node", "drain", node["name"], "--store", shell.url, "--json").json["acknowledged"] is False
     worker.signal(signal.SIGCONT)
     assert worker.end() == 0
     assert "this node is drained" in worker.said
@@ -150,12 +150,12 @@ def test_nodes_of_one_name_are_told_apart() -> None:
     def status(incarnation: str, name: str) -> NodeStatus:
         return NodeStatus(node=Node(incarnation=incarnation, name=name, pid=1, host="here"), running=0)
 
-    nodes = [status("aaaa1111", "twin"), status("aaaa2222", "twin"), status("bbbb3333", "aaaa1111x")]
+    twins = [status("aaaa1111", "twin"), status("aaaa2222", "twin"), status("bbbb3333", "aaaa1111x")]
     with pytest.raises(AmbiguousNode, match=r"twin \(aaaa1111\), twin \(aaaa2222\)"):
-        resolve_node(nodes, "twin")
+        resolve_node(twins, "twin")
     with pytest.raises(AmbiguousNode):
-        resolve_node(nodes, "aaaa")
-    assert resolve_node(nodes, "aaaa2").node.incarnation == "aaaa2222"
-    assert resolve_node(nodes, "aaaa1111x").node.incarnation == "bbbb3333"
+        resolve_node(twins, "aaaa")
+    assert resolve_node(twins, "aaaa2").node.incarnation == "aaaa2222"
+    assert resolve_node(twins, "aaaa1111x").node.incarnation == "bbbb3333"
     with pytest.raises(UnknownNode):
-        resolve_node(nodes, "twi")
+        resolve_node(twins, "twi")

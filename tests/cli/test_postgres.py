@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskyard.cli import target
+from taskyard.cli import session
 from taskyard.stores.migrations import list_migrations, newest
 from taskyard.stores.postgres import connection, inspection, schema
 from taskyard.testing.postgres import FAST, Databases, Server, at_database
@@ -413,7 +413,7 @@ def test_a_server_that_is_slow_is_not_said_to_be_written_to(shell: Shell, url: s
     """Who waits for a server is told that it has not answered; who is in the way there, nobody knows here."""
     shell.here("migrate", "--store", url)
     monkeypatch.setattr(connection, "LIMITS", connection.LIMITS | {"lock_timeout": "1s"})
-    monkeypatch.setattr(target, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(session, "SLOW_OPEN_S", 0.1)
     with busy(url):
         done = shell.here("ls", "--store", url)
     assert done.code == 3

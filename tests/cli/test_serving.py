@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from taskyard import Yard
-from taskyard.cli.serving import Service, serve
-from taskyard.cli.target import Target
+from taskyard.cli.session import Target
+from taskyard.cli.worker import WorkerOptions, run_worker
 from taskyard.model.state import TaskState
 from taskyard.testing.samples import a_record, an_add
 from tests.cli.shell import LONG_S, Shell
@@ -102,7 +102,7 @@ def test_a_worker_whose_store_is_gone_does_not_say_that_all_is_well(shell: Shell
     assert "restart everything that uses the store" in worker.hear("was removed or replaced")
     worker.signal(signal.SIGTERM)
     assert worker.end() == 1
-    assert "stopped: not everything that ended is recorded" in worker.said
+    assert "stopped: not all finished tasks are saved" in worker.said
     assert worker.said.count("was removed or replaced") == 1
 
 
@@ -114,7 +114,7 @@ def test_code_that_ignores_its_cancellation_does_not_keep_the_process(shell: She
     worker.signal(signal.SIGTERM)
     assert worker.end() == 1
     assert "cannot be stopped" in worker.said
-    assert "everything that ended is recorded" not in worker.said
+    assert "all finished tasks are saved" not in worker.said
 
 
 @pytest.fixture
@@ -130,9 +130,9 @@ def levels() -> Iterator[None]:
 @pytest.mark.usefixtures("levels")
 async def test_a_worker_that_ends_by_an_error_gives_back_what_it_holds(shell: Shell) -> None:
     """However a worker ends, unless it is killed, what it runs ends or goes back first: no task is left claimed."""
-    service = Service(grace_s=0.0, verbose=False, live=False, ends_drained=True)
+    options = WorkerOptions(grace_s=0.0, verbose=False, live=False)
     with contextlib.chdir(shell.folder):
-        serving = asyncio.create_task(serve(Target(shell.url, "tests.cli.sample_app:yard"), service))
+        serving = asyncio.create_task(run_worker(Target(shell.url, "tests.cli.sample_app:yard"), options))
         async with Yard(f"sqlite:///{shell.path}").client() as other:
             await other.store.turn("nobody", adds=[an_add(a_record(consumer="hold"))])
             started = await anext(other.events(after=0, kinds="running"))

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from taskyard.cli.story import Happening, look_back
+from taskyard.application.events import event_document
+from taskyard.application.rates import recent_cursor
+from taskyard.cli.story import detail_of
 from taskyard.model.event import Event, EventKind
 from taskyard.model.state import TaskState
 from taskyard.ports.clock import SystemClock
@@ -31,7 +33,7 @@ A_LINE = [
 def test_a_line_says_who_and_why(event: Event, fields: dict[str, Any] | None, text: str) -> None:
     """The actor of an event, its blocker and its priority are in the line."""
     record = None if fields is None else a_record(**fields)
-    assert Happening(event, record, None).detail() == text
+    assert detail_of(event_document(event, record, None)) == text
 
 
 @pytest.fixture(params=["sqlite", "postgres", "memory"])
@@ -50,6 +52,6 @@ async def test_the_last_events_are_found(store, there_are):
         record = a_record()
         uuids.append(record.uuid)
         await store.turn("node", adds=[an_add(record)])
-    page = await store.events(after=await look_back(store, 7))
+    page = await store.events(after=await recent_cursor(store, 7))
     assert [event.uuid for event in page.events][-there_are:] == uuids[-7:]
     await store.close()

@@ -109,6 +109,6 @@ def become(request: dict[str, Any], files: list[int]) -> None:
 if __name__ == "__main__":
     from tests.torture.victim import die_with_parent
 
-    importlib.import_module("taskyard.cli.serving")  # what a worker needs of the command line
+    importlib.import_module("taskyard.cli.worker")  # what a worker needs of the command line
     die_with_parent(int(sys.argv[2]))
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -17,6 +17,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from taskyard.application.event_documents import EventDocument, EventPageDocument
+from taskyard.application.node_documents import DrainReceipt, NodeDocument
+from taskyard.application.overview_documents import OverviewDocument
 from taskyard.application.queue_documents import QueueDocument
 from taskyard.application.schedule_documents import (
     RemovedSchedule,
@@ -45,6 +48,7 @@ from taskyard.application.task_requests import (
     SubmitRequest,
     TaskCommand,
 )
+from taskyard.model.event import ANY_EVENT, EventFilter
 from taskyard.model.queue import QueueCommand
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 
@@ -208,8 +212,61 @@ class ScheduleCalls(Protocol):
         ...
 
 
+class NodeCalls(Protocol):
+    """Nodes: the processes that run tasks."""
+
+    async def list(self) -> tuple[NodeDocument, ...]:
+        """Every node on the store, by name. A dead one is there until its tasks were taken back."""
+        ...
+
+    async def drain(self, ref: str, *, draining: bool = True) -> DrainReceipt:
+        """Ask a node to take no more tasks, or to take tasks again, and wait up to 2 s until it has heard of it. `ref`
+        is its name, its incarnation, or at least 4 characters of its beginning. Raises `UnknownNode`,
+        `AmbiguousNode`."""
+        ...
+
+
+class EventCalls(Protocol):
+    """What happened on the store, in order. The store keeps the last 10,000 events or more."""
+
+    async def read(
+        self,
+        where: EventFilter = ANY_EVENT,
+        *,
+        after: int | None = None,
+        tail: int | None = None,
+        limit: int = 1000,
+    ) -> EventPageDocument:
+        """A page of the next `limit` events after the number `after`, or of about the last `tail`; of those, the ones
+        that match. Without either it is empty, and only tells the number of the newest event."""
+        ...
+
+    def subscribe(self, where: EventFilter = ANY_EVENT, *, after: int | None = None) -> AsyncIterator[EventDocument]:
+        """The matching events from now on, or after the number `after`. It waits for a store that is away. Raises
+        `EventsMissed` if the store has dropped some before they were read."""
+        ...
+
+
+class OverviewCalls(Protocol):
+    """What the store is doing, or only the tasks that the refs name."""
+
+    async def get(self, refs: Sequence[str] = ()) -> OverviewDocument:
+        """The overview now."""
+        ...
+
+    def watch(self, refs: Sequence[str] = (), *, min_interval_s: float = 0.0) -> AsyncIterator[OverviewDocument]:
+        """The overview now, and again after each change, at most once in `min_interval_s`. While the store is away, the
+        last one is repeated with `away_since`."""
+        ...
+
+
 class Application(Protocol):
     """All calls, grouped by noun. Open it with `taskyard.application.opening.open_application`."""
+
+    @property
+    def store(self) -> str:
+        """The address of the store, without its password."""
+        ...
 
     @property
     def tasks(self) -> TaskCalls: ...
@@ -219,3 +276,12 @@ class Application(Protocol):
 
     @property
     def schedules(self) -> ScheduleCalls: ...
+
+    @property
+    def nodes(self) -> NodeCalls: ...
+
+    @property
+    def events(self) -> EventCalls: ...
+
+    @property
+    def overview(self) -> OverviewCalls: ...

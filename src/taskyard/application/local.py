@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from taskyard.application.calls import YardContext
+from taskyard.application.events import LocalEvents
+from taskyard.application.nodes import LocalNodes
+from taskyard.application.overview import LocalOverview
 from taskyard.application.queues import LocalQueues
 from taskyard.application.schedules import LocalSchedules
 from taskyard.application.tasks import LocalTasks
@@ -13,7 +16,17 @@ class LocalApplication:
     """All calls of `taskyard.application.interface.Application` on an open yard. Make it with `open_application`."""
 
     def __init__(self, yard: Yard, *, actor: str, app: str | None = None) -> None:
+        self._yard = yard
         context = YardContext(yard, actor, app)
         self.tasks = LocalTasks(context)
         self.queues = LocalQueues(context)
         self.schedules = LocalSchedules(context)
+        self.nodes = LocalNodes(context)
+        self.events = LocalEvents(context)
+        self.overview = LocalOverview(context)
+
+    @property
+    def store(self) -> str:
+        from taskyard.application.opening import describe_store  # which makes this class
+
+        return describe_store(self._yard)

@@ -75,12 +75,12 @@ def worker_command(
 
 
 def _serve(target: Target, grace: str, *, verbose: bool, live: bool) -> int:
-    from taskyard.cli.serving import Service, run_loop, serve
     from taskyard.cli.values import parse_duration, parse_option
+    from taskyard.cli.worker import WorkerOptions, run_loop, run_worker
 
     grace_s = parse_option("--grace", parse_duration, grace)
-    service = Service(grace_s=grace_s, verbose=verbose, live=live, ends_drained=not live)
-    return run_loop(lambda: serve(target, service))
+    worker = WorkerOptions(grace_s=grace_s, verbose=verbose, live=live)
+    return run_loop(lambda: run_worker(target, worker))
 
 
 @app.command("demo")
@@ -91,7 +91,7 @@ def demo_command(
 ) -> int:
     """See real work go through a yard: a tour of half a minute."""
     from taskyard.cli.demo.tour import tour
-    from taskyard.cli.serving import run_loop
+    from taskyard.cli.worker import run_loop
 
     return run_loop(lambda: tour(store, seconds=0.0 if once else seconds, small=once))
 
@@ -298,9 +298,8 @@ def watch_command(  # noqa: PLR0917 - a command takes all of its options so
     as_json: JsonOption = False,
 ) -> int:
     """Watch tasks live: progress, queues, what just ended. In a pipe, or of some events only, one line for each."""
-    from taskyard.cli.watching import watch
-    from taskyard.listening import check_kinds
-    from taskyard.model.event import EventFilter
+    from taskyard.cli.live import watch
+    from taskyard.model.event import EventFilter, check_kinds
 
     with typed_on_the_command_line():
         where = EventFilter(kinds=check_kinds(kind) if kind else None, queue=queue, consumer=consumer)

@@ -11,7 +11,7 @@ from rich.text import Text
 from taskyard.application.doctor import Finding, Level, diagnose
 from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.errors import DONE, REFUSED
-from taskyard.cli.target import Target
+from taskyard.cli.session import Target
 from taskyard.cli.text import clean, counted
 
 LEVEL_STYLES = {Level.OK: ("✔", "green"), Level.WARNING: ("!", "yellow"), Level.PROBLEM: ("✘", "bold red")}

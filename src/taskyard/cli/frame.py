@@ -1,8 +1,8 @@
-"""A board, drawn: one frame of the live view, for any width and height."""
+"""One frame of the live view, for any width and height."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from rich.console import Group, RenderableType
@@ -10,12 +10,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from taskyard.cli.board import Board
-from taskyard.cli.documents import Revealed
-from taskyard.cli.looks import counts_text, detail_text, due_text, elapsed, error_line, rate_text, sign
+from taskyard.application.overview_documents import OverviewDocument
+from taskyard.application.task_documents import TaskDocument
+from taskyard.cli.formatting import counts_text, due_text, elapsed, error_text, rate_text, state_symbol, summary_text
 from taskyard.cli.text import clean, counted, cut, cut_start, duration, one_line, short_id
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
-from taskyard.model.task import TaskRecord
 
 SOURCE_WIDTH = 12
 ENDED_ROWS, WAITING_ROWS = 10, 5
@@ -24,8 +23,8 @@ ENDED_ROWS, WAITING_ROWS = 10, 5
 class Frame:
     """`title` is what the view is of. Sections get the lines they need, the running tasks first."""
 
-    def __init__(self, board: Board, *, title: str, width: int, height: int, now: datetime) -> None:
-        self._board, self._title, self._now = board, title, now
+    def __init__(self, seen: OverviewDocument, *, title: str, width: int, height: int, now: datetime) -> None:
+        self._seen, self._title, self._now = seen, title, now
         self._width, self._left = width, height
 
     def draw(self, *, above: Iterable[RenderableType] = (), lines_above: int = 0) -> RenderableType:
@@ -33,23 +32,23 @@ class Frame:
         self._left -= lines_above
         parts: list[RenderableType] = [*above, *self._head()]
         self._left -= len(parts)
-        parts += self._section("RUNNING", self._board.running, self._running_table)
-        parts += self._section("WAITING FOR THEIR TIME", self._board.waiting, self._waiting_table, at_most=WAITING_ROWS)
+        parts += self._section("RUNNING", self._seen.running, self._running_table)
+        parts += self._section("WAITING FOR THEIR TIME", self._seen.waiting, self._waiting_table, at_most=WAITING_ROWS)
         parts += self._queues()
-        parts += self._section("JUST ENDED", self._board.ended[: min(ENDED_ROWS, self._left - 2)], self._ended_table)
+        parts += self._section("JUST ENDED", self._seen.ended[: min(ENDED_ROWS, self._left - 2)], self._ended_table)
         return Group(*parts)
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
     def _head(self) -> Iterator[RenderableType]:
-        board = self._board
-        nodes = counted(board.nodes, "worker") if board.nodes else "no worker runs"
+        seen = self._seen
+        nodes = counted(seen.workers, "worker") if seen.workers else "no worker is running"
         clock = self._now.astimezone().strftime("%H:%M:%S")
-        right = Text(f"{board.rate:.1f} tasks/s · {nodes} · {clock}", "dim")
+        right = Text(f"{seen.rate:.1f} tasks/s · {nodes} · {clock}", "dim")
         title = cut_start(clean(self._title), max(10, self._width - right.cell_len - 14))
         left = Text.assemble(("Taskyard", "bold"), ("  ", ""), (title, "dim"))
         yield self._apart(left, right)
-        yield counts_text(board.counts)
+        yield counts_text(seen.counts)
 
     def _apart(self, left: Text, right: Text) -> Table:
         grid = Table.grid(expand=True)
@@ -59,63 +58,67 @@ class Frame:
         return grid
 
     def _section(
-        self, title: str, records: list[TaskRecord], draw: Callable[[list[TaskRecord]], Table], *, at_most: int = 100
+        self,
+        title: str,
+        tasks: Sequence[TaskDocument],
+        draw: Callable[[Sequence[TaskDocument]], Table],
+        *,
+        at_most: int = 100,
     ) -> Iterator[RenderableType]:
         room = min(at_most, self._left - 2)
-        if not records or room < 2:
+        if not tasks or room < 2:
             return
-        more = len(records) > room
-        shown = records[: room - 1] if more else records
+        more = len(tasks) > room
+        shown = tasks[: room - 1] if more else tasks
         self._left -= 2 + len(shown) + more
         yield Text(f"\n{title}", "dim")
         yield draw(shown)
         if more:
-            yield Text(f"  … and {len(records) - len(shown)} more", "dim")
+            yield Text(f"  … and {len(tasks) - len(shown)} more", "dim")
 
-    def _running_table(self, records: list[TaskRecord]) -> Table:
+    def _running_table(self, tasks: Sequence[TaskDocument]) -> Table:
         bar = max(8, min(40, self._width - 62))
         room = max(8, self._width - bar - 2 - SOURCE_WIDTH - 1 - 9 - 2 - 6 - 9)
         table = self._grid(SOURCE_WIDTH, 8, bar, 5, room)
-        for record in records:
-            progress, shown = record.progress, Revealed(record)
+        for task in tasks:
+            progress = task.progress
             fraction = progress.fraction if progress is not None else None
-            message = one_line(shown.text(progress.message), room) if progress is not None else ""
+            message = one_line(progress.message, room) if progress is not None else ""
             if progress is not None and progress.rate is not None:
                 rate = rate_text(progress.rate)
                 message = f"{cut(message, room - len(rate) - 1)} {rate}".strip()
-            if record.cancel is not None:
+            if task.cancel is not None:
                 message = "stopping"
             table.add_row(
-                sign(record.state),
-                *self._who(record),
+                state_symbol(task.state),
+                *self._who(task),
                 ProgressBar(total=1.0, completed=fraction or 0.0, width=bar, complete_style="bright_blue"),
                 Text("" if fraction is None else f"{fraction * 100:.0f} %", "bold", justify="right"),
                 Text(message),
-                Text(duration(elapsed(record, self._now)), "dim"),
+                Text(duration(elapsed(task, self._now)), "dim"),
             )
         return table
 
-    def _waiting_table(self, records: list[TaskRecord]) -> Table:
+    def _waiting_table(self, tasks: Sequence[TaskDocument]) -> Table:
         room = max(8, self._width - 2 - SOURCE_WIDTH - 1 - 9 - 22)
         table = self._grid(SOURCE_WIDTH, 8, 20, room)
-        for record in records:
-            error, shown = record.error, Revealed(record)
-            why = "" if error is None else one_line(shown.text(error_line(error)), room)
-            due = due_text(record, self._now) if record.state in WAITING_FOR_TIME else str(record.state)
-            table.add_row(sign(record.state), *self._who(record), Text(due), Text(why, "dim"))
+        for task in tasks:
+            why = "" if task.error is None else one_line(error_text(task.error), room)
+            due = due_text(task, self._now) if task.state in WAITING_FOR_TIME else str(task.state)
+            table.add_row(state_symbol(task.state), *self._who(task), Text(due), Text(why, "dim"))
         return table
 
-    def _ended_table(self, records: list[TaskRecord]) -> Table:
+    def _ended_table(self, tasks: Sequence[TaskDocument]) -> Table:
         room = max(8, self._width - 2 - SOURCE_WIDTH - 1 - 9 - 9)
         table = self._grid(SOURCE_WIDTH, 8, 8, room)
-        for record in records:
-            took = Text(duration(elapsed(record, self._now)) if record.started_at else "", "dim", justify="right")
-            table.add_row(sign(record.state), *self._who(record), took, detail_text(record, self._now, room))
+        for task in tasks:
+            took = Text(duration(elapsed(task, self._now)) if task.started_at else "", "dim", justify="right")
+            table.add_row(state_symbol(task.state), *self._who(task), took, summary_text(task, self._now, room))
         return table
 
     def _queues(self) -> Iterator[RenderableType]:
         """One line for each queue, when there are several; ended tasks are of no interest here."""
-        queues = [(name, n) for name, counts in self._board.queues.items() if any(n := _open(counts))]
+        queues = [(name, n) for name, counts in self._seen.queues.items() if any(n := _open(counts))]
         if len(queues) < 2 or self._left < 6:
             return
         shown = queues[:4]
@@ -142,8 +145,8 @@ class Frame:
             table.add_column(width=width, no_wrap=True, overflow="ellipsis")
         return table
 
-    def _who(self, record: TaskRecord) -> tuple[Text, Text]:
-        return Text(cut(clean(record.consumer), SOURCE_WIDTH), "bold"), Text(short_id(record.uuid), "dim")
+    def _who(self, task: TaskDocument) -> tuple[Text, Text]:
+        return Text(cut(clean(task.consumer), SOURCE_WIDTH), "bold"), Text(short_id(task.uuid), "dim")
 
 
 def _open(counts: Mapping[TaskState, int]) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.text import Text
 
-from taskyard.cli.documents import Revealed
+from taskyard.application.redaction import Redactor
 from taskyard.cli.text import clean, clock_time, one_line
 from taskyard.errors import hide_password
 
@@ -78,4 +78,4 @@ def _is_task_failure(record: logging.LogRecord) -> bool:
 
 def _hider(record: logging.LogRecord) -> Callable[[str], str]:
     task = getattr(record, "task_record", None)
-    return hide_password if task is None else Revealed(task).text
+    return hide_password if task is None else Redactor(task).text

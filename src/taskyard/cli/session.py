@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from taskyard.application.interface import Application
     from taskyard.application.opening import FoundYard
     from taskyard.application.submitting import Arguments
-    from taskyard.yard import Yard
 
 T = TypeVar("T")
 
@@ -45,12 +44,6 @@ class Target:
         if found.note:
             complain("note", found.note)
         return found
-
-    def load(self) -> Yard:
-        return self.find_yard(needs_app=True).yard
-
-    def bare(self) -> Yard:
-        return self.find_yard().yard
 
 
 @asynccontextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
+from taskyard.errors import InvalidInput, quote
 from taskyard.model.execution import Progress
 from taskyard.model.state import TaskState
 
@@ -117,6 +120,18 @@ def submit_detail(state: TaskState, actor: str) -> EventDetail | None:
     return EventDetail(actor=actor, after=None if state is TaskState.QUEUED else state)
 
 
+def check_kinds(kinds: Any) -> frozenset[EventKind]:
+    """One kind or several, by their names."""
+    several = [kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else list(kinds)
+    if not several:
+        raise InvalidInput("kinds is empty, so nothing would ever be heard; leave it out to hear of everything")
+    try:
+        return frozenset(map(EventKind, several))
+    except ValueError:
+        unknown = next(kind for kind in several if kind not in list(EventKind))
+        raise InvalidInput(f"{quote(unknown)} is no kind of event; known are {', '.join(EventKind)}") from None
+
+
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which events somebody wants to hear of; None means any. What is told of a whole queue has neither a source nor a
     task."""
@@ -133,6 +148,10 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.consumer is None or event.consumer == self.consumer)
             and (self.uuids is None or event.uuid in self.uuids)
         )
+
+
+ANY_EVENT = EventFilter()
+"""Matches every event."""
 
 
 class EventPage(msgspec.Struct, frozen=True):

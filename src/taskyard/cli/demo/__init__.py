@@ -1,1 +1,1 @@
-"""`taskyard demo`: real work on a real store, shown live to somebody who has never seen a yard."""
+"""`taskyard demo`: real work on a real store, shown live. The app and its web server are in `taskyard.demo`."""

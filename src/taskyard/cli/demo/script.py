@@ -1,23 +1,38 @@
-"""What happens in the tour, step by step, with a sentence about each step for whoever watches."""
+"""The steps of the tour: what is submitted, with a sentence about each step for the person who watches."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from taskyard.cli.demo.site import Server, write_text
-from taskyard.errors import CommandRefused, TaskEnded
-from taskyard.handle import TaskHandle
-from taskyard.model.event import EventKind
+from taskyard.application.interface import Application
+from taskyard.application.task_requests import SubmitRequest
+from taskyard.model.command import Cancel
+from taskyard.model.event import EventFilter, EventKind
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import TaskRecord
-from taskyard.yard import Yard
+from taskyard.model.state import ENDED
 
 CANCEL_REASON = "the tour has changed its mind"
+
+BLOCK = 64 * 1024
+"""Bytes of a file that are written at once."""
+
+CHECK_S = 0.2
+"""Seconds between two looks at the submitted tasks at the end."""
+
+
+def write_text(path: Path, size: int) -> None:
+    """A file of about `size` bytes of words, the same every time. It compresses as well as prose does."""
+    drawn = random.Random(path.name)
+    words = ["".join(drawn.choices("etaoinshrdlu", k=drawn.randint(2, 9))) for _ in range(4000)]
+    with path.open("w") as out:
+        for written in range(0, size, BLOCK):
+            out.write(" ".join(drawn.choices(words, k=BLOCK // 4))[: min(BLOCK, size - written)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +47,8 @@ class Scale:
     step_s: float
     retry: RetryPolicy | None = None
 
-    def within(self, seconds: float) -> Scale:
-        """The same in a shorter time, if that is asked."""
+    def fit_to(self, seconds: float) -> Scale:
+        """The same work in a shorter time, if the tour is short."""
         return replace(self, step_s=min(self.step_s, seconds / 8), later_s=min(self.later_s, seconds / 3))
 
 
@@ -46,17 +61,17 @@ SMALL = Scale(
 
 @dataclass(slots=True)
 class Script:
-    """Submits the tour's tasks. `caption` is what is going on now; `told` is called when it changes."""
+    """Submits the tour's tasks. `caption` says what is going on now; `on_caption` is called when it changes."""
 
-    yard: Yard
+    application: Application
     folder: Path
-    server: Server
+    server_url: str
     scale: Scale
-    told: Callable[[str], None] = lambda text: None
+    on_caption: Callable[[str], None] = lambda text: None
     caption: str = "Getting ready: a few files of text are being written."
-    handles: list[TaskHandle] = field(default_factory=list)
-    urgent: TaskHandle | None = None
-    doomed: TaskHandle | None = None
+    tasks: list[str] = field(default_factory=list)
+    urgent: str | None = None
+    to_cancel: str | None = None
 
     async def prepare(self) -> None:
         files = [(self.file(i), self.scale.file_bytes) for i in range(self.scale.files)]
@@ -65,7 +80,7 @@ class Script:
 
     @property
     def report(self) -> Path:
-        """Stays when the other files are gone, so that the task that fails can be tried again."""
+        """A file that stays when the others are gone, so that the task that fails can be tried again."""
         return self.folder.parent / "report.txt"
 
     def file(self, number: int) -> Path:
@@ -73,7 +88,7 @@ class Script:
 
     async def play(self) -> None:
         """The fixed part of the tour, each step once."""
-        for step in (self._files, self._lane, self._downloads, self._urgent, self._failure, self._cancel):
+        for step in (self._files, self._keyed_tasks, self._downloads, self._urgent, self._failure, self._cancel):
             async with self._step():
                 await step()
 
@@ -82,25 +97,20 @@ class Script:
         yield
         await asyncio.sleep(self.scale.step_s)  # time to read, not work
 
-    async def go_on(self, round_: int) -> None:
-        """One more helping of work, of every kind."""
+    async def submit_more(self, round_: int) -> None:
+        """One more task of every kind."""
         self._say("More of everything, so that you can watch it flow. Ctrl-C ends the tour early.")
         file = self.file(round_)
         await self._submit("hash", {"path": str(file)})
         await self._submit("compress", {"path": str(file), "method": "zlib" if round_ % 3 else "lzma"})
-        await self._submit("fetch", {"url": f"{self.server.url}/files/{file.name}"})
+        await self._submit("fetch", {"url": f"{self.server_url}/files/{file.name}"})
 
     async def finish(self) -> None:
-        """Wait until everything that was submitted has ended, one way or the other."""
+        """Wait until every submitted task has finished."""
         self._say("No more work is handed in; what is left runs to its end.")
-        for handle in self.handles:
-            with contextlib.suppress(TaskEnded):
-                await handle.result()
-
-    async def records(self) -> list[TaskRecord]:
-        """What the store holds of everything that was submitted."""
-        found = [await self.yard.store.find(handle.uuid) for handle in self.handles]
-        return [record for record in found if record is not None]
+        async for seen in self.application.overview.watch(self.tasks, min_interval_s=CHECK_S):
+            if all(state in ENDED for state in seen.counts):
+                return
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -110,14 +120,14 @@ class Script:
             "Each task is a row in one SQLite file, so nothing is lost if this process dies."
         )
         big = str(self.folder / "big.txt")
-        self.doomed = await self._submit("compress", {"path": big, "method": "lzma9"}, priority="high")
+        self.to_cancel = await self._submit("compress", {"path": big, "method": "lzma9"}, priority="high")
         for number in range(self.scale.files):
             await self._submit("hash", {"path": str(self.file(number))})
             await self._submit("compress", {"path": str(self.file(number))}, priority="low")
         later = self.scale.later_s
         await self._submit("inventory", {"folder": str(self.folder)}, delay_s=later)
 
-    async def _lane(self) -> None:
+    async def _keyed_tasks(self) -> None:
         self._say(
             "The ledger's entries share a key: they run one after the other, in order, whatever else goes on. "
             "The inventory (◷) was scheduled for later; it starts by itself."
@@ -134,7 +144,7 @@ class Script:
         retry = {} if self.scale.retry is None else {"retry": self.scale.retry}
         for number in range(min(4, self.scale.files)):
             place = "busy" if number % 2 else "files"
-            await self._submit("fetch", {"url": f"{self.server.url}/{place}/{self.file(number).name}"}, **retry)
+            await self._submit("fetch", {"url": f"{self.server_url}/{place}/{self.file(number).name}"}, **retry)
 
     async def _urgent(self) -> None:
         self._say(
@@ -149,24 +159,25 @@ class Script:
 
     async def _cancel(self) -> None:
         self._say("The large compression is canceled: it is asked to stop, and does at its next block (⊘).")
-        assert self.doomed is not None
-        await self._started(self.doomed)
-        with contextlib.suppress(CommandRefused):  # a fast machine is done with it already
-            await self.doomed.cancel(reason=CANCEL_REASON)
+        assert self.to_cancel is not None
+        await self._wait_started(self.to_cancel)
+        # On a fast machine it has completed by now, and the command is refused.
+        await self.application.tasks.apply([self.to_cancel], Cancel(reason=CANCEL_REASON))
 
-    async def _started(self, handle: TaskHandle) -> None:
-        if (await handle.record()).attempt:
+    async def _wait_started(self, task: str) -> None:
+        events = self.application.events
+        now = (await events.read()).last  # before the task is read: a start in between is in the events
+        if (await self.application.tasks.get(task)).attempt:
             return
-        async for event in self.yard.events():
-            if event.uuid == handle.uuid and event.kind is EventKind.STARTED:
-                return
+        where = EventFilter(kinds=frozenset({EventKind.STARTED}), uuids=frozenset({task}))
+        await anext(events.subscribe(where, after=now))
 
-    async def _submit(self, name: str, arguments: dict[str, Any], **options: Any) -> TaskHandle:
-        handle = await self.yard.submit(name, arguments, **options)
-        self.handles.append(handle)
-        return handle
+    async def _submit(self, consumer: str, args: dict[str, Any], **options: Any) -> str:
+        receipt = await self.application.tasks.submit(SubmitRequest(consumer=consumer, args=args, **options))
+        self.tasks.append(receipt.uuid)
+        return receipt.uuid
 
     def _say(self, text: str) -> None:
         if text != self.caption:
             self.caption = text
-            self.told(text)
+            self.on_caption(text)

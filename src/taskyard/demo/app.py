@@ -1,5 +1,5 @@
-"""The demo's yard: six consumers that do real work. It is an app like any other:
-`taskyard worker taskyard.cli.demo.work:yard --store sqlite:///…` runs what a tour has left."""
+"""The demo's yard: six consumers that do real work. `taskyard worker taskyard.demo.app:yard --store sqlite:///…` runs
+what a tour has left."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from taskyard.errors import Cancel
-from taskyard.execution.context import current_run
-from taskyard.model.retry import RetryPolicy
-from taskyard.yard import Yard
+from taskyard import Cancel, RetryPolicy, Yard, current_run
 
 BLOCK = 64 * 1024
-"""Between two blocks a run looks whether it should stop: the slowest packer takes some 50 ms for one."""
+"""Bytes: a run checks after each block whether it should stop. The slowest packer takes about 50 ms for one."""
 
 yard = Yard()
 
 
 class Busy(Exception):
-    """The server has no time now: worth another try."""
+    """The server is busy: try again later."""
 
 
 @yard.consumer(name="hash", concurrency=2)
@@ -39,7 +36,7 @@ def hash_file(path: str) -> dict[str, Any]:
 
 @yard.consumer(concurrency=2)
 def compress(path: str, method: str = "lzma") -> dict[str, Any]:
-    """A compressed copy of a file beside it. It looks at every block whether it should stop."""
+    """Compress a file into a copy beside it. The run checks at every block whether it should stop."""
     source, packer = Path(path), _packer(method)
     target = source.with_suffix(f".{method}")
     try:
@@ -56,7 +53,7 @@ def compress(path: str, method: str = "lzma") -> dict[str, Any]:
 
 @yard.consumer(concurrency=3, retry=RetryPolicy(max_retries=5, first_s=1.5, factor=1.5))
 async def fetch(url: str) -> dict[str, Any]:
-    """Download from the demo's own server, which packs what it sends; `Busy` when it says 503."""
+    """Download from the demo's own server, which compresses what it sends; `Busy` on a 503."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
@@ -76,8 +73,8 @@ async def fetch(url: str) -> dict[str, Any]:
 
 @yard.consumer(concurrency=4)
 def ledger(book: str, entry: str) -> dict[str, Any]:
-    """Add a line that is chained to the one before it by its hash. Two at once would break the chain, so all entries of
-    a book are submitted with the same key."""
+    """Add a line that contains the hash of the line before it. Two runs at once would break the chain, so all entries
+    of a book are submitted with the same key."""
     path = Path(book)
     lines = path.read_text().splitlines() if path.exists() else []
     before = lines[-1].split()[0] if lines else "0" * 12
@@ -89,7 +86,7 @@ def ledger(book: str, entry: str) -> dict[str, Any]:
 
 @yard.consumer
 def inventory(folder: str) -> dict[str, Any]:
-    """How many files there are, and how large they are together."""
+    """Count the files of a folder, and their bytes."""
     files = [file for file in Path(folder).iterdir() if file.is_file()]
     return {"files": len(files), "bytes": sum(file.stat().st_size for file in files)}
 
@@ -102,11 +99,11 @@ def verify(path: str, sha256: str) -> None:
         raise ValueError(f"{Path(path).name} has the checksum {found}, but should have {sha256}")
 
 
-# --- how far a run is -------------------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------------------------
 
 
 class Meter:
-    """Tells the run's progress in megabytes."""
+    """Reports the run's progress in megabytes."""
 
     def __init__(self, total: int) -> None:
         self._total, self._began = max(1, total), time.monotonic()

@@ -1,0 +1,188 @@
+"""The overview: counts, running, waiting and finished tasks, and how fast they finish.
+
+It is read from the store, so it covers every process on it. A refresh costs a handful of short reads, however many
+tasks there are: it follows the events, and reads only the records that it will return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from taskyard.application.calls import YardContext
+from taskyard.application.documents import sum_states
+from taskyard.application.overview_documents import OverviewDocument
+from taskyard.application.rates import recent_cursor
+from taskyard.application.refs import resolve_tasks
+from taskyard.application.task_documents import task_document
+from taskyard.errors import NotOpen
+from taskyard.listening import AWAY, pause
+from taskyard.model.event import Event, EventKind
+from taskyard.model.state import ENDED, WAITING_FOR_TIME, TaskState
+from taskyard.model.task import TaskRecord
+from taskyard.model.task_filter import TaskFilter
+from taskyard.ports.store import Store
+
+RATE_WINDOW_S = 10.0
+"""Seconds over which the rate is taken."""
+
+LOOK_BACK = 2_000
+"""Events read at first, so that there are finished tasks to show at once."""
+
+MAX_PAGES = 6
+"""Pages of a thousand events read in one refresh: a very busy store may be written faster than it is read here."""
+
+MAX_TASKS = 40
+"""Tasks of each kind: a window seldom has room for more."""
+
+REFRESH_S, IDLE_REFRESH_S = 1.0, 5.0
+"""Seconds between refreshes while nothing changes: until the rate has fallen to 0, and then, in case a change was not
+noticed."""
+
+_FINISHED = frozenset(EventKind(state) for state in ENDED)
+
+
+class LocalOverview:
+    """`OverviewCalls` on a yard."""
+
+    def __init__(self, context: YardContext) -> None:
+        self._context = context
+
+    async def get(self, refs: Sequence[str] = ()) -> OverviewDocument:
+        yard = self._context.yard
+        return await OverviewReader(yard.store, only=await resolve_tasks(yard, refs)).refresh()
+
+    async def watch(self, refs: Sequence[str] = (), *, min_interval_s: float = 0.0) -> AsyncIterator[OverviewDocument]:
+        yard = self._context.yard
+        reader = OverviewReader(yard.store, only=await resolve_tasks(yard, refs))
+        last = OverviewDocument()
+        with yard.engine.changes() as changes, suppress(NotOpen):
+            while True:
+                changes.clear()
+                try:
+                    last = await reader.refresh()
+                except AWAY as error:
+                    since = last.away_since or datetime.now(UTC)
+                    last = msgspec.structs.replace(last, away_since=since, away_reason=str(error))
+                yield last
+                await asyncio.sleep(min_interval_s)
+                if last.away_since is not None:
+                    await pause(changes)
+                else:
+                    await _wait(changes, REFRESH_S if last.rate else IDLE_REFRESH_S)
+
+
+async def _wait(changes: asyncio.Event, timeout_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await changes.wait()
+
+
+class OverviewReader:
+    """Reads the overview again and again. With `only`, it is about those tasks and no others."""
+
+    def __init__(self, store: Store, *, only: Sequence[str] = ()) -> None:
+        self._store, self._only = store, tuple(only)
+        self._cursor: int | None = None
+        self._samples: deque[tuple[float, int]] = deque()
+        self._waiting: dict[str, TaskRecord] = {}
+        self._ended: dict[str, TaskRecord] = {}  # the latest last
+
+    async def refresh(self) -> OverviewDocument:
+        recent = await self._follow()
+        seen = await (self._read_selected() if self._only else self._read_all())
+        self._add_rate_sample(sum(seen.counts.get(state, 0) for state in ENDED), recent)
+        waiting = sorted(self._waiting.values(), key=lambda record: record.due_at)
+        return msgspec.structs.replace(
+            seen,
+            rate=self._rate(),
+            waiting=tuple(map(task_document, waiting)),
+            ended=tuple(map(task_document, reversed(self._ended.values()))),
+            seq=self._cursor or 0,
+        )
+
+    async def _read_all(self) -> OverviewDocument:
+        counts = await self._store.count()
+        running = await self._store.list_tasks(TaskFilter(states=(TaskState.RUNNING,)), limit=MAX_TASKS)
+        running.sort(key=lambda record: (record.started_at or record.created_at, record.id))
+        return OverviewDocument(
+            counts=sum_states(counts),
+            queues={queue: sum_states(counts, [queue]) for queue in sorted({queue for queue, _ in counts})},
+            workers=len(await self._store.nodes()),
+            running=tuple(map(task_document, running)),
+        )
+
+    async def _read_selected(self) -> OverviewDocument:
+        found = [record for uuid in self._only if (record := await self._store.find(uuid)) is not None]
+        counts: dict[TaskState, int] = {}
+        for record in found:
+            counts[record.state] = counts.get(record.state, 0) + 1
+        self._waiting = {r.uuid: r for r in found if r.state not in ENDED and r.state is not TaskState.RUNNING}
+        ended = sorted((r for r in found if r.state in ENDED), key=lambda r: r.finished_at or r.updated_at)
+        self._ended = {record.uuid: record for record in ended}
+        running = [task_document(record) for record in found if record.state is TaskState.RUNNING]
+        return OverviewDocument(counts=counts, running=tuple(running))
+
+    # --- the rate -----------------------------------------------------------------------------------------------------
+
+    def _add_rate_sample(self, finished: int, recent: int) -> None:
+        """`recent` counts the tasks that finished within the window before the first refresh."""
+        now = time.monotonic()
+        if not self._samples:
+            self._samples.append((now - RATE_WINDOW_S, finished - recent))
+        self._samples.append((now, finished))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def _rate(self) -> float:
+        (began, before), (now, after) = self._samples[0], self._samples[-1]
+        return max(0.0, (after - before) / max(1.0, now - began))
+
+    # --- following the events -----------------------------------------------------------------------------------------
+
+    async def _follow(self) -> int:
+        """Read the events since the last refresh; how many tasks finished within the window, by those events."""
+        latest: dict[str, Event] = {}
+        recent = 0
+        since = datetime.now(UTC) - timedelta(seconds=RATE_WINDOW_S)
+        for _ in range(MAX_PAGES):
+            if self._cursor is None:
+                self._cursor = await recent_cursor(self._store, LOOK_BACK)
+            page = await self._store.events(after=self._cursor)
+            self._cursor = page.last
+            for event in page.events:
+                if event.kind is not EventKind.PROGRESS:
+                    latest.pop(event.uuid, None)
+                    latest[event.uuid] = event  # moved to the end: in the order of the last changes
+                recent += event.kind in _FINISHED and event.at >= since
+            if not page.events:
+                break
+        else:
+            self._cursor = await recent_cursor(self._store, LOOK_BACK)  # too far behind: go on near the end
+        if not self._only:
+            await self._read_changed(latest)
+        return recent
+
+    async def _read_changed(self, latest: Mapping[str, Event]) -> None:
+        """The records of these events, as far as they will be returned."""
+        for uuid in latest:
+            self._waiting.pop(uuid, None)
+            self._ended.pop(uuid, None)
+        ended = [event.uuid for event in latest.values() if event.kind in _FINISHED]
+        waiting = [event.uuid for event in latest.values() if event.kind not in _FINISHED]
+        for uuid in [*waiting[-MAX_TASKS:], *ended[-MAX_TASKS:]]:
+            record = await self._store.find(uuid)
+            if record is None:
+                continue
+            if record.state in WAITING_FOR_TIME:
+                self._waiting[uuid] = record
+            elif record.state in ENDED:
+                self._ended[uuid] = record
+        while len(self._ended) > MAX_TASKS:
+            del self._ended[next(iter(self._ended))]
