@@ -105,7 +105,7 @@ async def test_a_forked_child_does_its_work(desk, tmp_path):
 async def test_a_listener_that_raises_loses_no_answer(desk, monkeypatch):
     """The last progress and the result may arrive together: what becomes of the one must not stop the other."""
     run = desk.run()
-    monkeypatch.setattr(type(run), "progress", _raise)
+    monkeypatch.setattr(type(run), "report_progress", _raise)
     assert await desk.value(report, 0.5, run=run) == 0.5
 
 

@@ -77,6 +77,7 @@ EXAMPLES = [
     errors.TaskFailed("a-1", kind="runtime", message="boom", error_type="ValueError", traceback="line 1"),
     errors.TaskSkipped("a-1"),
     errors.TaskyardError("anything"),
+    errors.MiddlewareFault("add_tenant", "did not await call_next()"),
     errors.NoScript(),
     errors.UnguardedScript(),
     errors.UnknownAlgorithm("detector", ["words 1.0"]),
@@ -128,14 +129,14 @@ CODES = """
     artifact_elsewhere batch_too_large blocking_on_loop changed_meanwhile claim_lost command_refused
     dependency_cycle dependency_lost duplicate_consumer duplicate_task events_missed forked_store illegal_move
     invalid_algorithm invalid_arguments invalid_consumer invalid_input invalid_output invalid_retry
-    naive_datetime no_current_run no_script not_in_transaction not_json not_open other_database outcome_unknown
-    payload_too_large result_gone results_pruned schedule_exists slot_taken stale_transaction store_busy
-    store_corrupt store_denied store_error store_folder_missing store_foreign store_full store_incomplete
-    store_migration_changed store_not_utf8 store_on_network store_read_only store_replaced store_too_new
-    store_too_old store_unavailable store_unreachable store_url_invalid stored_arguments_invalid submit_pending
-    task_canceled task_ended task_failed task_skipped taskyard_error unguarded_script unknown_algorithm
-    unknown_artifact unknown_consumer unknown_group unknown_node unknown_schedule unknown_task
-    unusable_connection wrong_loop
+    middleware_fault naive_datetime no_current_run no_script not_in_transaction not_json not_open
+    other_database outcome_unknown payload_too_large result_gone results_pruned schedule_exists slot_taken
+    stale_transaction store_busy store_corrupt store_denied store_error store_folder_missing store_foreign
+    store_full store_incomplete store_migration_changed store_not_utf8 store_on_network store_read_only
+    store_replaced store_too_new store_too_old store_unavailable store_unreachable store_url_invalid
+    stored_arguments_invalid submit_pending task_canceled task_ended task_failed task_skipped taskyard_error
+    unguarded_script unknown_algorithm unknown_artifact unknown_consumer unknown_group unknown_node
+    unknown_schedule unknown_task unusable_connection wrong_loop
 """
 """Programs compare them: a class that gets another name keeps its code."""
 

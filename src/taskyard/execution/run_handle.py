@@ -336,23 +336,23 @@ async def execute(
     this asyncio task is cancelled."""
     mark = CURRENT.set(run)
     try:
-        if not middleware:
-            return await _submit(run, executor, request)
-        return await _submit_inside(run, executor, request, middleware)
-    finally:
-        run.clear_interrupt()
-        # Closed with its loop gone, this coroutine is no longer in the context it began in.
-        with contextlib.suppress(ValueError):
-            CURRENT.reset(mark)
-
-
-async def _submit(run: RunHandle, executor: ExecutorProtocol, request: ExecutionRequest) -> ExecutionResult:
-    """An executor must not raise. If one does, that is the answer, as an error of Taskyard and not of the task."""
-    try:
+        if middleware:
+            return await _submit_inside(run, executor, request, middleware)
         return await executor.submit(request)
     except Exception as exc:
-        run.keep_exception(exc)  # it is logged with the failure
-        return failed(internal_fault(exc))
+        return _fault(run, exc)
+    finally:
+        run.clear_interrupt()
+        try:  # noqa: SIM105 - `suppress` costs more than all the rest, and this is once per run
+            CURRENT.reset(mark)
+        except ValueError:  # closed with its loop gone, this coroutine is no longer in the context it began in
+            pass
+
+
+def _fault(run: RunHandle, exc: Exception) -> ExecutionResult:
+    """An executor must not raise. If one does, that is the answer, as an error of Taskyard and not of the task."""
+    run.keep_exception(exc)  # it is logged with the failure
+    return failed(internal_fault(exc))
 
 
 async def _submit_inside(
@@ -373,7 +373,9 @@ async def _submit_inside(
             return failed(rejected("its node was stopped before it began"))
         run.clear_interrupt()
         try:
-            return await _submit(run, executor, asked)
+            return await executor.submit(asked)
+        except Exception as exc:
+            return _fault(run, exc)
         finally:
             run.clear_interrupt()
 

@@ -138,9 +138,8 @@ class SubmitChain:
         """Whether there is middleware for any of these."""
         if self._own:
             return True
-        consumers = self._consumers
-        for record in records:
-            consumer = consumers.get(record.consumer)
+        for name in {record.consumer for record in records}:
+            consumer = self._consumers.get(name)
             if consumer is not None and consumer.middleware and list_around_submit(consumer.middleware):
                 return True
         return False
