@@ -29,9 +29,10 @@ from taskyard.ports.sink import (
     TasksSettled,
 )
 from taskyard.telemetry.json_lines import JsonFormatter
-from taskyard.telemetry.logs import FailureLog, RunLog
+from taskyard.telemetry.logs import LOG_FIELDS, FailureLog, RunLog
 
 __all__ = [
+    "LOG_FIELDS",
     "BlockerFreed",
     "CallFinished",
     "FailureLog",

@@ -27,6 +27,13 @@ from taskyard.ports.sink import (
 
 log = logging.getLogger("taskyard")
 
+LOG_FIELDS = (
+    "request_id", "trace_id", "task", "consumer", "queue", "attempt", "algorithm", "version", "worker_pid",
+    "status", "duration_ms", "wait_ms", "error_type",
+)  # fmt: skip
+"""The attributes that a line about a run may have. It also has `task_record`, which a handler must not print: it has
+the arguments of the task."""
+
 
 class FailureLog:
     """Logs every failed attempt once, with its traceback: a warning if the task is tried again, else an error. Every
@@ -108,7 +115,7 @@ def _log_call(event: CallFinished) -> None:
 
 
 def log_fields(event: RunStarted | RunFinished) -> dict[str, Any]:
-    """The attributes of a log record about a run. `docs/TELEMETRY.md` has the table."""
+    """The attributes of a log record about a run: `task_record`, and those of `LOG_FIELDS` that it has."""
     claim, consumer = event.claim, event.consumer
     record = claim.record
     fields: dict[str, Any] = {
