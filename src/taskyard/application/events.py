@@ -13,9 +13,9 @@ from taskyard.application.calls import YardContext
 from taskyard.application.event_documents import EventDocument, EventPageDocument
 from taskyard.application.formatting import seconds_between
 from taskyard.application.rates import recent_cursor
-from taskyard.application.redaction import Redactor
 from taskyard.application.task_documents import TaskDocument, priority_name, task_error
 from taskyard.model.event import ANY_EVENT, Event, EventFilter, EventKind
+from taskyard.model.redaction import Redactor
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, TaskRecord
 from taskyard.ports.store import Store

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.text import Text
 
-from taskyard.application.redaction import Redactor
 from taskyard.cli.text import clean, clock_time, one_line
 from taskyard.errors import hide_password
+from taskyard.model.redaction import Redactor
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
 
