@@ -47,6 +47,14 @@ def test_every_call_is_of_values_with_a_json_schema(noun: str, name: str, call: 
     assert len(schemas) == len(values)
 
 
+def test_all_calls_share_one_set_of_schemas() -> None:
+    """One document describes the whole interface, as OpenAPI has it: no two types have one name."""
+    values = [value for call in CALLS for value in values_of(call.values[2]).values()]
+    _, components = msgspec.json.schema_components(values, ref_template="#/components/schemas/{name}")
+    assert {"SubmitRequest", "TaskDetail", "BulkReport", "QueueDocument", "ScheduleRequest"} <= components.keys()
+    assert not [name for name in components if "." in name or "_" in name]
+
+
 @pytest.mark.parametrize(("noun", "name", "call"), CALLS)
 def test_the_local_application_has_every_call(noun: str, name: str, call: object) -> None:
     """With the parameters that the interface names."""
