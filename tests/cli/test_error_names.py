@@ -130,6 +130,13 @@ def test_an_error_of_a_value_begins_with_its_option(line: tuple[str, ...], said:
     assert done.err.startswith(f"error: {said}")
 
 
+def test_json_names_the_field_of_a_value_that_cannot_be_read(shell: Shell) -> None:
+    """A program gets the parameter by the name that the library and HTTP have for it."""
+    error = json.loads(shell.here(*SUBMIT, "--delay", "soon", "--store", shell.url, "--json").err)
+    assert (error["code"], error["field"]) == ("usage_error", "delay_s")
+    assert error["message"].startswith("--delay 'soon' is no duration")
+
+
 @pytest.mark.parametrize("command", ["run", "worker"])
 def test_a_grace_that_is_none_is_named(command: str, shell: Shell) -> None:
     """A worker does not start with a grace that it does not understand."""

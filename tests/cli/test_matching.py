@@ -152,7 +152,7 @@ def test_many_are_not_changed_without_a_word(shell: Shell) -> None:
     assert (refused.code, refused.out) == (1, "")
     assert (
         refused.err
-        == "error: nothing was changed: add --yes to cancel 6 tasks without a question, or --dry-run to count them\n"
+        == "error: nothing was changed; add --yes to cancel 6 tasks without a question, or --dry-run to count them\n"
     )
     assert states(shell) == {"queued": 6}
     assert shell.here("cancel", "--all", "--yes", "--store", shell.url).out == "6 tasks matched   ✔ 6 changed\n"

@@ -78,7 +78,7 @@ def _serve(target: Target, grace: str, *, verbose: bool, live: bool) -> int:
     from taskyard.cli.values import parse_duration, parse_option
     from taskyard.cli.worker import WorkerOptions, run_loop, run_worker
 
-    grace_s = parse_option("--grace", parse_duration, grace)
+    grace_s = parse_option("grace_s", parse_duration, grace)
     worker = WorkerOptions(grace_s=grace_s, verbose=verbose, live=live)
     return run_loop(lambda: run_worker(target, worker))
 

@@ -1,4 +1,4 @@
-"""Who asks at this shell, and being asked back before much is changed."""
+"""The actor of this shell, and the question before many tasks are changed."""
 
 from __future__ import annotations
 

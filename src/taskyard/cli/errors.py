@@ -1,4 +1,4 @@
-"""What only the command line can get wrong, and which exit code an error has."""
+"""Errors of the command line itself, exit codes, and the words for parameters: options as they were typed."""
 
 from __future__ import annotations
 
@@ -7,27 +7,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Self
 
-from taskyard.application.errors import (
-    AmbiguousNode,
-    AmbiguousTask,
-    AppNotFound,
-    AppRequired,
-    InvalidRef,
-    NoGroup,
-    NoStoreGiven,
-    NoSuchConsumer,
-    NothingToMigrate,
-    StoreMissing,
-    StoreNotShared,
-    UnknownQueue,
-    WriteLockHeld,
-)
+from taskyard.application.errors import AppNotFound, AppRequired, InvalidRef, NoStoreGiven, StoreNotShared
 from taskyard.errors import InvalidInput, StoreError, StoreUrlInvalid, TaskyardError, shorten
-
-__all__ = ["AmbiguousNode", "AmbiguousTask", "AppNotFound", "NoGroup", "NoStoreGiven", "NothingToMigrate"]
-__all__ += ["NotShared", "StoreHeld", "StoreMissing", "UnknownQueue", "UnknownSource"]
-
-NotShared, StoreHeld, UnknownSource = StoreNotShared, WriteLockHeld, NoSuchConsumer
 
 DONE, REFUSED, USAGE, NOT_REACHABLE = 0, 1, 2, 3
 """0 done, 1 refused or failed, 2 the command line makes no sense, 3 the store cannot be opened."""
@@ -46,16 +27,16 @@ class UsageError(InvalidInput):
 
 
 class NotConfirmed(InvalidInput):
-    """More would be changed than is without a question, and nobody said yes: nothing was changed."""
+    """The command needs a confirmation and did not get one. Nothing was changed."""
 
-    def __init__(self, what: str, count: int, hint: str = "") -> None:
-        self.what, self.count = what, count
-        super().__init__("nothing was changed" + (f": {hint}" if hint else ""))
+    def __init__(self, action: str, count: int, hint: str = "") -> None:
+        self.action, self.count = action, count
+        super().__init__("nothing was changed", hint=hint)
 
 
 @contextmanager
 def typed_on_the_command_line() -> Iterator[None]:
-    """What is wrong inside stands on the command line, before anything was asked of a store."""
+    """An `InvalidInput` inside is about the command line: no store has been asked yet. The exit code is then 2."""
     try:
         yield
     except InvalidInput as wrong:

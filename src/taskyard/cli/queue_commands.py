@@ -86,7 +86,7 @@ def set_command(
     from taskyard.cli.values import parse_limit, parse_option
     from taskyard.model.queue import SetConcurrency
 
-    command = SetConcurrency(parse_option("--concurrency", parse_limit, concurrency), reason)
+    command = SetConcurrency(parse_option("concurrency", parse_limit, concurrency), reason)
     return asyncio.run(control_queue(Target(store, yard), name, command, as_json=as_json))
 
 

@@ -20,7 +20,7 @@ from taskyard.application.schedule_documents import (
     ScheduleTasks,
 )
 from taskyard.cli.console import complain, make_console, say, say_json, show
-from taskyard.cli.errors import UsageError, option_of, typed_on_the_command_line
+from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.cli.formatting import state_text
 from taskyard.cli.session import Target, opened_application
 from taskyard.cli.text import age, as_short_json, clean, counted, cut, duration, seconds_between
@@ -197,8 +197,8 @@ def make_schedule(
         ("end", "end_at", parse_moment),
     ):
         if short in settings:
-            settings[option] = parse_option(option_of(option), parse, settings.pop(short))
-    rule = cron if cron is not None else parse_option("--every", parse_duration, every or "")
+            settings[option] = parse_option(option, parse, settings.pop(short))
+    rule = cron if cron is not None else parse_option("every", parse_duration, every or "")
     settings |= {"name": name, "rule": rule, "zone": zone, "consumer": consumer}
     with typed_on_the_command_line():
         ScheduleRequest(**settings)
@@ -237,7 +237,7 @@ async def run_schedule(target: Target, name: str, *, as_json: bool) -> int:
 async def backfill_schedule(
     target: Target, name: str, *, start: str, end: str, limit: int, again: bool, as_json: bool
 ) -> int:
-    first, last = parse_option("--from", parse_moment, start), parse_option("--to", parse_moment, end)
+    first, last = parse_option("start", parse_moment, start), parse_option("end", parse_moment, end)
     with typed_on_the_command_line():
         check_moment("start", first)
         check_moment("end", last)

@@ -60,7 +60,7 @@ def make_selection(
     if ids and (narrows or dry_run):
         raise UsageError("filters and --dry-run need --all; they cannot be combined with ids")
     now = datetime.now(UTC)
-    before, since = _ago("--older", older, now), _ago("--newer", newer, now)
+    before, since = _ago("older", older, now), _ago("newer", newer, now)
     with typed_on_the_command_line():
         where = TaskFilter(created_before=before, created_after=since, labels=labels, **filters)
     return Selection(
@@ -68,13 +68,13 @@ def make_selection(
     )
 
 
-def _ago(option: str, text: str | None, now: datetime) -> datetime | None:
+def _ago(field: str, text: str | None, now: datetime) -> datetime | None:
     if text is None:
         return None
     try:
-        return now - timedelta(seconds=parse_option(option, parse_duration, text))
+        return now - timedelta(seconds=parse_option(field, parse_duration, text))
     except OverflowError:
-        raise UsageError(f"{option} {quote(text)} is too long") from None
+        raise UsageError(f"{quote(text)} is too long", field=field) from None
 
 
 _OPTIONS: dict[str, tuple[Any, Any]] = {

@@ -13,7 +13,7 @@ from rich.text import Text
 from taskyard.application.interface import Application
 from taskyard.application.task_requests import SubmitReceipt, SubmitRequest
 from taskyard.cli.console import complain, json_text, make_console, say, say_json
-from taskyard.cli.errors import UsageError, option_of, typed_on_the_command_line
+from taskyard.cli.errors import UsageError, typed_on_the_command_line
 from taskyard.cli.formatting import state_text
 from taskyard.cli.session import Target, opened_application
 from taskyard.cli.text import clean, duration, moment
@@ -55,7 +55,7 @@ def make_submit(
         ("at", "schedule_at", parse_moment),
     ):
         if short in options:
-            options[option] = parse_option(option_of(option), parse, options.pop(short))
+            options[option] = parse_option(option, parse, options.pop(short))
     if "delay_s" in options and "schedule_at" in options:
         raise UsageError("give either --delay or --at, not both")
     if "on_failure" in options and not after:
@@ -68,7 +68,7 @@ def make_submit(
     return Submit(
         SubmitRequest(consumer=name, args=given.values, args_text=given.typed, after=tuple(after), **options),
         wait=wait or wait_timeout is not None,
-        wait_s=None if wait_timeout is None else parse_option("--wait-timeout", parse_duration, wait_timeout),
+        wait_s=None if wait_timeout is None else parse_option("wait_timeout_s", parse_duration, wait_timeout),
     )
 
 

@@ -152,7 +152,7 @@ def prune_command(
     from taskyard.cli.pruning import prune
     from taskyard.cli.values import parse_duration, parse_option
 
-    older_s = parse_option("--older", parse_duration, older)
+    older_s = parse_option("older", parse_duration, older)
     return prune(Target(store, yard), older_s=older_s, dry_run=dry_run, yes=yes, as_json=as_json)
 
 

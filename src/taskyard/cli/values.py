@@ -91,12 +91,12 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def parse_option(option: str, parse: Callable[[str], T], text: str) -> T:
-    """The value of an option; what is wrong with it is told with the name of the option."""
+def parse_option(field: str, parse: Callable[[str], T], text: str) -> T:
+    """The value of an option; an error in it names the field that the option is for."""
     try:
         return parse(text)
     except UsageError as exc:
-        raise UsageError(f"{option} {exc}") from None
+        raise UsageError(str(exc), field=field) from None
 
 
 def parse_pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
