@@ -27,7 +27,7 @@ from taskyard.application.opening import open_application
 from taskyard.application.schedule_documents import ScheduleRequest
 from taskyard.application.task_requests import BulkReport, SetPriority, SubmitRequest, TaskCommand
 from taskyard.errors import InvalidArguments, OutcomeUnknown, StoreUnavailable, UnknownConsumer
-from taskyard.model.command import Cancel, Hold, MoveAfter, Retry
+from taskyard.model.command import Cancel, Hold, MoveAfter, Retry, StartNow
 from taskyard.model.queue import Pause, SetConcurrency
 from taskyard.model.state import TaskState
 from taskyard.model.task_filter import TaskFilter
@@ -89,6 +89,7 @@ async def test_documents_survive_json(working: LocalApplication) -> None:
     request = ScheduleRequest(name="hourly", rule="0 * * * *", zone="Europe/Berlin", consumer="add", args={"a": 1})
     documents = [
         receipt, done, await tasks.get(failed), await tasks.list(), await tasks.failures(), await tasks.get_log(failed),
+        await working.queues.order("default", concurrency=2), await tasks.explain_all(),
         *await tasks.explain(failed), *await tasks.apply([receipt.uuid], Retry()), *await working.queues.list(),
         await working.schedules.put(request), await working.schedules.get("hourly"), request,
         await tasks.prune(finished_before=datetime.now(UTC) - timedelta(days=1), dry_run=True),
@@ -114,6 +115,45 @@ def test_a_request_with_an_unknown_field_is_refused() -> None:
     """A misspelt option must not be taken for one that was left out."""
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.json.decode(b'{"consumer":"add","prioritty":"high"}', type=SubmitRequest)
+
+
+# --- queues in their order, and why many wait -------------------------------------------------------------------------
+
+
+@pytest.mark.spec("QUE-32")
+async def test_a_command_that_moves_answers_with_the_place(application: LocalApplication) -> None:
+    """Tasks that are moved by one command have the places that they have when all of them are moved."""
+    first, second, third = await submit(application, 3)
+    receipts = await application.tasks.apply([third, second], StartNow())
+    found = [(one.place.place, one.place.waiting, one.place.queue) for one in receipts if one.place is not None]
+    assert found == [(2, 3, "default"), (1, 3, "default")]
+    (low,) = await application.tasks.apply([second], SetPriority(priority="low"))
+    assert low.place is not None
+    assert (low.place.place, low.place.priority) == (3, "low")
+    (held,) = await application.tasks.apply([first], Hold())
+    assert held.place is None
+
+
+@pytest.mark.spec("QUE-32")
+async def test_a_title_in_a_queue_hides_secrets(application: LocalApplication) -> None:
+    """A title that quotes a secret among the arguments is shown without it."""
+    request = SubmitRequest(consumer="add", args={"a": 1, "token": "xyzzy"}, title="with xyzzy")
+    await application.tasks.submit(request)
+    (entry,) = (await application.queues.order("default")).waiting
+    assert entry.title == "with ***"
+
+
+async def test_why_many_wait_names_the_command(application: LocalApplication) -> None:
+    """Each group has what to type to free it, with the app that was named; an unknown queue is told."""
+    await submit(application, 2)
+    summary = await application.tasks.explain_all(TaskFilter(queue="default"))
+    assert [(group.count, group.command) for group in summary.groups] == [(2, "taskyard worker module:yard")]
+    await application.queues.apply("default", Pause())
+    (group,) = (await application.tasks.explain_all()).groups
+    assert (group.command, group.subject) == ("taskyard queue resume default", "default")
+    assert "nowhere" in (await application.tasks.explain_all(TaskFilter(queue="nowhere"))).no_match
+    with pytest.raises(UnknownQueue):
+        await application.queues.order("nowhere")
 
 
 # --- submitting -------------------------------------------------------------------------------------------------------

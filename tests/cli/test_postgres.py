@@ -113,9 +113,9 @@ def test_steering_on_a_server(shell: Shell, url: str) -> None:
 
     assert do("migrate").code == 0
     first, second = (do("submit", "boom", "--app", "app:yard", "--json").json["uuid"] for _ in range(2))
-    assert "; at the head of high priority" in do("start", second, "--raise").out
-    assert "; high priority now" in do("priority", first, "high").out
-    assert f"right before {second}" in do("move", first, "--before", second).out
+    assert "; place 1 of 2 in queue 'cpu', high priority" in do("start", second, "--raise").out
+    assert "; place 2 of 2 in queue 'cpu', high priority" in do("priority", first, "high").out
+    assert f"right before {second}; place 1 of 2 in queue 'cpu'" in do("move", first, "--before", second).out
     assert do("hold", "--all", "--queue", "cpu", "--json").json["moved"] == 2
     assert do("release", "--all").out == "2 tasks matched   ✔ 2 changed\n"
     assert do("reschedule", first, "2h", "--json").json[0]["task"]["state"] == "scheduled"

@@ -1,7 +1,14 @@
 """`taskyard queue`: what queues hold, and steering them, from another process than the worker's."""
 
-import pytest
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
+import pytest
+from rich.console import Console
+
+from taskyard.application.queue_order_documents import QueueEntry, QueueOrderDocument, WhatIf
+from taskyard.cli.queue_order import draw
+from taskyard.model.queue import QueueOrder, QueueState
 from taskyard.model.state import TaskState
 from tests.cli.shell import Done, Shell
 
@@ -124,3 +131,120 @@ def test_a_limit_that_is_none_is_refused(shell: Shell, given: str) -> None:
     assert done.code == 2
     assert "is no limit" in done.err
     assert queue(shell, "cpu")["override"] is None
+
+
+@pytest.mark.spec("QUE-32")
+def test_queue_show_lists_in_the_order_of_starts(shell: Shell) -> None:
+    """What waits is listed with its place, the first to start first; what is held is apart, with who holds it; and a
+    queue that no worker serves says so."""
+    first, held = shell.seed(("boom", {}), ("boom", {}))
+    (urgent,) = shell.seed(("boom", {}), priority="high", title="for the boss")
+    shell.here("hold", held, "--reason", "wrong file", "--store", shell.url, LOGNAME="ana")
+    out = say(shell, "show", "cpu").out.splitlines()
+    assert out[0] == "cpu  ● running   0 running · 2 waiting · 1 held"
+    assert out[2].split() == ["PLACE", "ID", "CONSUMER", "PRIORITY", "STARTS"]
+    assert out[3].split()[:4] == ["1", urgent[-8:], "boom", "high"]
+    assert "for the boss" in out[3]
+    assert out[4].split()[:4] == ["2", first[-8:], "boom", "normal"]
+    assert out[5].split()[:2] == ["‖", held[-8:]]
+    assert out[5].endswith("it is held by cli:ana: wrong file")
+    assert out[-1] == "when it will be finished is not known before three runs of boom have completed"
+    no_room = say(shell, "show", "cpu", "--if", "concurrency=2").out.splitlines()[-1]
+    assert no_room == "no worker takes these tasks; start one: taskyard worker module:yard"
+    found = say(shell, "show", "cpu", "--json", "--limit", "1").json
+    assert [(entry["uuid"], entry["place"]) for entry in found["waiting"]] == [(urgent, 1)]
+    assert (found["counts"], found["slots"], found["finished_at"]) == ({"queued": 2, "paused": 1}, 0, None)
+    assert "1 more" in say(shell, "show", "cpu", "-n", "1").out
+
+
+@pytest.mark.spec("QUE-32")
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_queue_is_drawn_with_its_times(width: int) -> None:
+    """Expected starts and ends, and under another concurrency, are in words: seconds when they are near, a time of day
+    when not. No line is wider than the window."""
+    order = an_order(entries=[an_entry(1, 0, 0), an_entry(2, 30, 0), an_entry(3, 3600, 30)], finished_s=3660, if_s=45)
+    lines = drawn(order, width)
+    assert lines[0] == "cpu  ● running   1 of 1 running · 5 waiting"
+    assert lines[2].split() == ["PLACE", "ID", "CONSUMER", "PRIORITY", "STARTS", "WITH", "2"]
+    assert lines[3].split()[:2] == ["●", "running0"]
+    assert "ends in 10 s" in lines[3]
+    clock = f"{(NOON + timedelta(hours=1)).astimezone():%H:%M}"
+    assert [line.split()[4:] for line in lines[4:7]] == [
+        ["now", "now"],
+        ["in", "30", "s", "now"],
+        [clock, "in", "30", "s"],
+    ]
+    assert lines[7].split() == ["…", "2", "more"]
+    end = f"{(NOON + timedelta(seconds=3660)).astimezone():%H:%M}"
+    assert lines[-1] == f"finished about {end}; with concurrency 2 in about 45 s"
+    assert max(map(len, lines)) <= width
+
+
+@pytest.mark.spec("QUE-32")
+def test_an_end_that_is_not_known_says_why() -> None:
+    """A paused queue names the command that resumes it; a consumer without runs is named; a lack of room is told."""
+    assert drawn(an_order(state=QueueState.PAUSED))[-1] == "it starts nothing: taskyard queue resume cpu"
+    unknown = an_order(without_median=("shrink",))
+    assert drawn(unknown)[-1] == "when it will be finished is not known before three runs of shrink have completed"
+    small = drawn(an_order(slots=1, if_s=45, limit=5))
+    assert small[-1] == "the workers have room for 1 of these tasks at once; start another: taskyard worker module:yard"
+
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def after(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def an_entry(place: int | None, start_s: float | None, if_s: float | None = None) -> QueueEntry:
+    running = place is None
+    return QueueEntry(
+        uuid=f"task-running{place or 0}", consumer="shrink", title="", priority="normal", key=None, place=place,
+        state=TaskState.RUNNING if running else TaskState.QUEUED, created_at=NOON, due_at=NOON, why=None,
+        started_at=after(-5) if running else None, progress=None, expected_end_at=after(10) if running else None,
+        expected_start_at=None if start_s is None else after(start_s),
+        what_if_start_at=None if if_s is None else after(if_s),
+    )  # fmt: skip
+
+
+def an_order(
+    *,
+    entries: Sequence[QueueEntry] = (),
+    state: QueueState = QueueState.RUNNING,
+    limit: int = 1,
+    slots: int = 2,
+    finished_s: float | None = None,
+    if_s: float | None = None,
+    without_median: tuple[str, ...] = (),
+) -> QueueOrderDocument:
+    what_if = None if if_s is None else WhatIf(concurrency=2, slots=slots, finished_at=after(if_s))
+    return QueueOrderDocument(
+        queue="cpu", at=NOON, state=state, order=QueueOrder.PRIORITY, limit=limit, slots=min(slots, limit),
+        counts={TaskState.RUNNING: 1, TaskState.QUEUED: 5}, running=(an_entry(None, None),), waiting=tuple(entries),
+        apart=(), finished_at=None if finished_s is None else after(finished_s), is_exact=False,
+        without_median=without_median, what_if=what_if,
+    )  # fmt: skip
+
+
+def drawn(queue: QueueOrderDocument, width: int = 120) -> list[str]:
+    console = Console(width=width, markup=False, highlight=False)
+    with console.capture() as captured:
+        console.print(draw(queue, width))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+@pytest.mark.parametrize("assumed", ["2", "concurrency", "concurrency=0", "concurrency=many", "workers=2"])
+def test_an_assumption_that_makes_no_sense_is_refused(shell: Shell, assumed: str) -> None:
+    """`--if` takes a concurrency and nothing else; the error shows how to write it."""
+    wrong = say(shell, "show", "cpu", "--if", assumed)
+    assert wrong.code == 2
+    assert wrong.err == f"error: --if '{assumed}' is not an assumption: write --if concurrency=2\n"
+
+
+def test_a_queue_that_is_not_there_cannot_be_shown(shell: Shell) -> None:
+    """An unknown name is refused with the queues that there are, as by `pause`."""
+    shell.seed(("boom", {}))
+    unknown = say(shell, "show", "cpus")
+    assert unknown.code == 1
+    assert "cpu" in unknown.err

@@ -91,10 +91,10 @@ def test_start_goes_to_the_head(shell: Shell) -> None:
     first, last = shell.seed(("boom", {}), ("boom", {}))
     (late,) = shell.seed(("boom", {}), delay_s=3600)
     done = shell.here("start", last, "--store", shell.url)
-    assert done.out.endswith("boom  ○ queued; at the head of normal priority on queue 'cpu'\n")
+    assert done.out.endswith("boom  ○ queued; place 1 of 2 in queue 'cpu', normal priority\n")
     assert shell.record(last).position < shell.record(first).position
     raised = shell.here("start", late[-12:], "--raise", "--store", shell.url)
-    assert raised.out.endswith("○ queued; at the head of high priority on queue 'cpu'\n")
+    assert raised.out.endswith("○ queued; place 1 of 3 in queue 'cpu', high priority\n")
     assert shell.record(late).priority == 0
     shell.here("cancel", first, "--store", shell.url)
     refused = shell.here("start", first, "--store", shell.url)
@@ -108,7 +108,7 @@ def test_move_keeps_the_order_in_which_they_are_named(shell: Shell, side: str) -
     one, two, three, four = shell.seed(*[("boom", {"why": str(n)}) for n in range(4)])
     done = shell.here("move", four, one, side, three, "--store", shell.url)
     assert done.code == 0
-    assert done.out.count(f"○ queued; right {side[2:]} {three}") == 2
+    assert done.out.count(f"○ queued; right {side[2:]} {three}; place ") == 2
     order = [two, four, one, three] if side == "--before" else [two, three, four, one]
     places = [shell.record(uuid).position for uuid in order]
     assert places == sorted(places)
@@ -125,7 +125,8 @@ def test_priority_is_changed_while_it_waits(shell: Shell) -> None:
     """Several tasks get another priority at once; a level that does not exist is refused with 2."""
     one, two = shell.seed(("boom", {}), ("boom", {}))
     done = shell.here("priority", one, two, "high", "--store", shell.url)
-    assert done.out.count("○ queued; high priority now") == 2
+    assert "○ queued; place 1 of 2 in queue 'cpu', high priority" in done.out
+    assert "○ queued; place 2 of 2 in queue 'cpu', high priority" in done.out
     assert [shell.record(uuid).priority for uuid in (one, two)] == [0, 0]
     wrong = shell.here("priority", one, "urgent", "--store", shell.url)
     assert (wrong.code, wrong.err) == (2, "error: priority 'urgent' is not one of high, normal, low\n")

@@ -100,3 +100,51 @@ def test_what_is_suggested_chooses_what_is_shown(quarantined: bool, options: str
     with console.capture() as said:
         console.print(draw(FailurePage(groups=(group,)), now=at))
     assert said.get().rstrip().endswith(f"taskyard retry {options}")
+
+
+def test_the_reasons_of_many_are_added_up(shell: Shell) -> None:
+    """`why --queue` counts what its tasks wait for, each with the command that frees them."""
+    shell.seed(*[("boom", {}) for _ in range(3)])
+    (held,) = shell.seed(("boom", {}))
+    shell.here("hold", held, "--store", shell.url, LOGNAME="ana")
+    shell.seed(("add", {"a": 1}))
+    out = shell.here("why", "--queue", "cpu", "--store", shell.url).out.splitlines()
+    assert out[0] == "4 wait: 3 for a worker of 'boom', 1 held by cli:ana"
+    assert [line.split() for line in out[2:4]] == [
+        ["3", "for", "a", "worker", "of", "'boom'"],
+        ["no", "node", "that", "serves", "'boom'", "is", "alive"],
+    ]
+    assert out[4].endswith("taskyard worker module:yard")
+    assert out[-1].endswith(f"taskyard release {held[-8:]}")
+    summary = shell.here("why", "--all", "--store", shell.url, "--json").json
+    assert (summary["total"], summary["explained"], summary["is_sampled"]) == (5, 5, False)
+    found = [(group["count"], group["reason"], group["subject"], group["command"]) for group in summary["groups"]]
+    assert found == [
+        (3, "no node", "boom", "taskyard worker module:yard"),
+        (1, "held", "cli:ana", f"taskyard release {held}"),
+        (1, "no node", "add", "taskyard worker module:yard"),
+    ]
+    only = shell.here("why", "--state", "paused", "--store", shell.url, "--json").json
+    assert [group["reason"] for group in only["groups"]] == ["held"]
+
+
+def test_a_command_frees_all_of_a_group(shell: Shell) -> None:
+    """A paused queue is resumed by one command; that is what is printed, and it works."""
+    shell.seed(("boom", {}), ("boom", {}))
+    shell.here("queue", "pause", "cpu", "--store", shell.url)
+    (group,) = shell.here("why", "--queue", "cpu", "--store", shell.url, "--json").json["groups"]
+    assert (group["count"], group["reason"], group["command"]) == (2, "queue paused", "taskyard queue resume cpu")
+    assert shell.here(*group["command"].split()[1:], "--store", shell.url).code == 0
+    (group,) = shell.here("why", "--queue", "cpu", "--store", shell.url, "--json").json["groups"]
+    assert group["reason"] == "no node"
+
+
+def test_why_wants_one_task_or_many(shell: Shell) -> None:
+    """A task and a filter at once make no sense, and neither does nothing; an empty answer says why it is empty."""
+    (uuid,) = shell.seed(("boom", {}))
+    neither = shell.here("why", "--store", shell.url)
+    assert (neither.code, "which task?" in neither.err) == (2, True)
+    both = shell.here("why", uuid, "--all", "--store", shell.url)
+    assert (both.code, "not both" in both.err) == (2, True)
+    assert "no task that matches waits" in shell.here("why", "--state", "failed", "--store", shell.url).out
+    assert "'nowhere'" in shell.here("why", "--queue", "nowhere", "--store", shell.url).out

@@ -21,6 +21,7 @@ from taskyard.application.event_documents import EventDocument, EventPageDocumen
 from taskyard.application.node_documents import DrainReceipt, NodeDocument
 from taskyard.application.overview_documents import OverviewDocument
 from taskyard.application.queue_documents import QueueDocument
+from taskyard.application.queue_order_documents import QueueOrderDocument, WaitSummary
 from taskyard.application.schedule_documents import (
     RemovedSchedule,
     ScheduleDetail,
@@ -92,6 +93,11 @@ class TaskCalls(Protocol):
 
     async def explain(self, ref: str, *, max_chain: int = 10) -> tuple[ChainLink, ...]:
         """Why a task waits, then why the task in its way does, and so on."""
+        ...
+
+    async def explain_all(self, where: TaskFilter = ALL_TASKS, *, limit: int = 20) -> WaitSummary:
+        """Why the tasks that wait and match do, added up: the `limit` largest groups, each with a command that frees
+        it."""
         ...
 
     async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 20) -> FailurePage:
@@ -166,6 +172,11 @@ class QueueCalls(Protocol):
 
     async def list(self) -> tuple[QueueDocument, ...]:
         """Every queue that has rules, tasks or a command on it, by name, with its rate."""
+        ...
+
+    async def order(self, name: str, *, limit: int = 20, concurrency: int | None = None) -> QueueOrderDocument:
+        """A queue in the order in which it will start, at most `limit` tasks of each part; and when it would be
+        finished under another `concurrency`. Raises `UnknownQueue`."""
         ...
 
     async def apply(self, name: str, command: QueueCommand) -> QueueDocument:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from taskyard.application.calls import YardContext, check_queue_known
 from taskyard.application.queue_documents import QueueDocument
+from taskyard.application.queue_order import find_order
+from taskyard.application.queue_order_documents import QueueOrderDocument
 from taskyard.application.rates import read_rates
 from taskyard.model.queue import Pause, QueueCommand, QueueStatus, Resume, SetConcurrency, StopAfterCurrent
 from taskyard.model.state import TaskState
@@ -20,6 +22,10 @@ class LocalQueues:
         found = await yard.queues()
         rates = await read_rates(yard.store, yard.now())
         return tuple(queue_document(status, rate=rates.get(status.name, 0.0)) for status in found)
+
+    async def order(self, name: str, *, limit: int = 20, concurrency: int | None = None) -> QueueOrderDocument:
+        await check_queue_known(self._context, name)
+        return await find_order(self._context.yard, name, limit=limit, concurrency=concurrency)
 
     async def apply(self, name: str, command: QueueCommand) -> QueueDocument:
         await check_queue_known(self._context, name)

@@ -13,6 +13,7 @@ from taskyard.application.bulk import follow_matching, follow_rerun
 from taskyard.application.calls import YardContext, check_filter_names
 from taskyard.application.errors import AmbiguousTask, InvalidRef, describe_error
 from taskyard.application.groups import find_group, list_members
+from taskyard.application.queue_order import find_places
 from taskyard.application.refs import resolve_task, resolve_tasks
 from taskyard.application.submitting import find_consumer, fit_arguments
 from taskyard.application.task_documents import task_document, task_fields, why_document
@@ -23,6 +24,7 @@ from taskyard.application.task_requests import (
     GroupReceipt,
     PruneReport,
     RerunReport,
+    SetPriority,
     SubmitReceipt,
     SubmitRequest,
     TaskCommand,
@@ -30,13 +32,16 @@ from taskyard.application.task_requests import (
 )
 from taskyard.errors import CommandRefused, DuplicateTask, InvalidArguments, StoreError, TaskyardError, UnknownTask
 from taskyard.handle import TaskHandle
-from taskyard.model.command import Cancel, MoveAfter, MoveBefore
+from taskyard.model.command import Cancel, MoveAfter, MoveBefore, StartNow
 from taskyard.model.redaction import Redactor
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import TaskFilter
 from taskyard.model.why import Reason
 from taskyard.queueing.controller import ask_one
+
+MOVES = (StartNow, MoveBefore, MoveAfter, SetPriority)
+"""Commands after which a task stands elsewhere."""
 
 PRUNE_CHUNK = 500
 """Tasks forgotten in one transaction."""
@@ -122,7 +127,16 @@ class LocalTaskCommands:
         # Each goes right after the other task, and so before those that went there earlier: the last goes first.
         turns = named[::-1] if isinstance(command, MoveAfter) else named
         receipts = {ref: await self._apply_one(ref, command) for ref in turns}
+        if isinstance(command, MOVES):
+            await self._add_places(receipts)
         return tuple(receipts[ref] for ref in named)
+
+    async def _add_places(self, receipts: dict[str, CommandReceipt]) -> None:
+        """Where the tasks stand now, when all of them have been moved."""
+        moved = {ref: receipt.task for ref, receipt in receipts.items() if receipt.task is not None}
+        places = await find_places(self._context.yard, list(moved.values()))
+        for ref, task in moved.items():
+            receipts[ref] = msgspec.structs.replace(receipts[ref], place=places.get(task.uuid))
 
     async def _apply_one(self, ref: str, command: TaskCommand) -> CommandReceipt:
         """A task that is refused does not keep the others from being asked; a store that fails does."""

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from taskyard.application.documents import Document, ErrorDocument, Request
+from taskyard.application.queue_order_documents import TaskPlace
 from taskyard.application.task_documents import PriorityName, TaskDocument, WhyDocument
 from taskyard.model import command as stored
 from taskyard.model.command import Cancel, Hold, MoveAfter, MoveBefore, Release, Reschedule, Retry, Skip, StartNow
@@ -94,13 +95,15 @@ def stored_command(command: TaskCommand) -> stored.Command:
 
 class CommandReceipt(Document, frozen=True, kw_only=True):
     """What became of a command on one task: the task after it, or the error that kept it from being carried out.
-    `why` is set if the command cannot take effect soon: the node that runs the task is silent."""
+    `why` is set if the command cannot take effect soon: the node that runs the task is silent. `place` is where the
+    task stands in its queue after a command that moved it, if it is one of the first 1,000."""
 
     ref: str
     ok: bool
     task: TaskDocument | None = None
     error: ErrorDocument | None = None
     why: WhyDocument | None = None
+    place: TaskPlace | None = None
 
 
 class BulkReport(Document, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from taskyard.application.calls import YardContext, explain_no_match
 from taskyard.application.documents import sum_states
 from taskyard.application.errors import WaitTimeout
+from taskyard.application.explaining import explain_all
+from taskyard.application.queue_order_documents import WaitSummary
 from taskyard.application.refs import resolve_task
 from taskyard.application.task_commands import LocalTaskCommands
 from taskyard.application.task_documents import (
@@ -126,6 +128,9 @@ class LocalTasks(LocalTaskCommands):
             )
             next_uuid = None if why is None else why.blocker
         return tuple(chain.values())
+
+    async def explain_all(self, where: TaskFilter = ALL_TASKS, *, limit: int = 20) -> WaitSummary:
+        return await explain_all(self._context, where, limit=limit)
 
     async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 20) -> FailurePage:
         groups = [await self._failure(group) for group in await self._yard.failures(where, limit=limit)]

@@ -253,12 +253,35 @@ def debug_command(
 
 @app.command("why")
 def why_command(
-    task: IdArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
+    task: Annotated[
+        str | None, typer.Argument(metavar="ID", help="A task's id, or the end or beginning of one.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All tasks that wait, added up.")] = False,
+    queue: Annotated[str | None, typer.Option(help="All that wait in this queue.")] = None,
+    consumer: Annotated[str | None, typer.Option(help="All that wait of this consumer.")] = None,
+    key: Annotated[str | None, typer.Option(help="All that wait with this key.")] = None,
+    label: LabelOption = None,
+    blocker: BlockerOption = None,
+    state: Annotated[list[str] | None, typer.Option("--state", "-s", help="All in this state. Repeatable.")] = None,
+    *,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many groups.")] = 20,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
 ) -> int:
-    """Say why a task waits, since when, what would free it, and who is in its way."""
-    from taskyard.cli.why import explain
+    """Say why a task waits, or why many do: since when, what would free them, and what is in the way."""
+    from taskyard.cli.values import parse_pairs, parse_states
+    from taskyard.cli.why import check_choice, explain, explain_many
+    from taskyard.model.task_filter import TaskFilter
 
-    return _await(explain(Target(store, yard), task, as_json=as_json))
+    with typed_on_the_command_line():
+        where = TaskFilter(
+            states=parse_states(state or ()), queue=queue, consumer=consumer, key=key, blocker=blocker,
+            labels=parse_pairs("--label", label or ()),
+        )  # fmt: skip
+    if check_choice(task, where, everything=everything):
+        return _await(explain_many(Target(store, yard), where, limit=limit, as_json=as_json))
+    return _await(explain(Target(store, yard), task or "", as_json=as_json))
 
 
 @app.command("failures")

@@ -29,6 +29,23 @@ def ls_command(store: StoreOption = None, yard: AppOption = None, as_json: JsonO
     return asyncio.run(list_queues(Target(store, yard), as_json=as_json))
 
 
+@queues.command("show")
+def order_command(
+    name: NameArgument,
+    assumed: Annotated[
+        str | None, typer.Option("--if", metavar="concurrency=N", help="Also: when, if so many ran at once.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many of each part.")] = 20,
+    store: StoreOption = None,
+    yard: AppOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Show a queue in the order in which it will start: places, expected starts, what is held or blocked."""
+    from taskyard.cli.queue_order import show_order
+
+    return asyncio.run(show_order(Target(store, yard), name, limit=limit, assumed=assumed, as_json=as_json))
+
+
 @queues.command("pause")
 def pause_command(
     name: NameArgument,

@@ -25,7 +25,7 @@ ROOMY = 110
 LATER = (TaskState.SCHEDULED, TaskState.RETRYING, TaskState.BLOCKED, TaskState.PAUSED)
 
 _S = QueueState
-_LOOKS: dict[QueueState, tuple[str, str]] = {
+STATES: dict[QueueState, tuple[str, str]] = {
     _S.RUNNING: ("● running", "green"),
     _S.STOPPING: ("◐ stopping", "yellow"),
     _S.PAUSED: ("‖ paused", "magenta"),
@@ -88,7 +88,7 @@ def _table(queues: Sequence[QueueDocument], width: int) -> Table:
 
 
 def _state(queue: QueueDocument) -> Text:
-    return Text(*_LOOKS[queue.state])
+    return Text(*STATES[queue.state])
 
 
 def _running(queue: QueueDocument) -> Text:

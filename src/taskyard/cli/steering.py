@@ -12,6 +12,7 @@ import msgspec
 from rich.text import Text
 
 from taskyard.application.interface import Application
+from taskyard.application.queue_order_documents import TaskPlace
 from taskyard.application.task_documents import TaskDocument
 from taskyard.application.task_requests import (
     BulkReport,
@@ -84,7 +85,15 @@ def _line(receipt: CommandReceipt, command: TaskCommand, now: datetime) -> Text:
     words = _change_text(task, command, now)
     if receipt.why is not None:
         words = f"{clean(receipt.why.text)}; it is canceled then"
+    elif receipt.place is not None:
+        words = _place_text(receipt.place, words if isinstance(command, MoveBefore | MoveAfter) else "")
     return line.append(f"; {words}", "dim") if words else line
+
+
+def _place_text(place: TaskPlace, words: str) -> str:
+    """`place 1 of 14 in queue 'cpu', high priority`."""
+    text = f"place {place.place:,} of {place.waiting:,} in queue {clean(place.queue)!r}, {place.priority} priority"
+    return f"{words}; {text}" if words else text
 
 
 def _change_text(task: TaskDocument, command: TaskCommand, now: datetime) -> str:

@@ -93,6 +93,21 @@ def clock_time(at: datetime) -> str:
     return at.astimezone().strftime("%H:%M:%S.%f")[:-3]
 
 
+def time_text(at: datetime | None, now: datetime) -> str:
+    """When something will be, in few characters: `now`, `in 12 s`, `18:02:05`, `18:02`, `Nov 20 09:15`."""
+    if at is None:
+        return ""
+    left_s = (at - now).total_seconds()
+    if left_s < 0.5:
+        return "now"
+    if left_s < 60:
+        return f"in {left_s:.0f} s"
+    local, today = at.astimezone(), now.astimezone()
+    if local.date() != today.date() and left_s > 43_200:
+        return f"{local:%b %d %H:%M}"
+    return f"{local:%H:%M:%S}" if left_s < 600 else f"{local:%H:%M}"
+
+
 def moment(at: datetime | None) -> str:
     """Local date and time with its zone."""
     return "" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S %z")

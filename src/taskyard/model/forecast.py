@@ -209,6 +209,8 @@ def _queue_of(snapshot: QueueSnapshot) -> QueueScene:
 
 
 def _count_slots(snapshot: QueueSnapshot, concurrency: int | None) -> int | None:
+    if not snapshot.all_consumers:
+        return concurrency
     capacity = capacity_of(snapshot.scene.nodes, snapshot.all_consumers)
     slots = tighter(concurrency, None if capacity >= UNLIMITED else capacity)
     return None if slots is None else int(slots)
@@ -245,6 +247,7 @@ def forecast(
         apart=entries.apart()[:limit],
         finished_at=play.finish(snapshot, slots),
         is_exact=snapshot.counts.get(QUEUED, 0) <= len(play.order),
+        without_median=sorted(snapshot.all_consumers - medians.keys()),
         what_if=what_if,
     )
 

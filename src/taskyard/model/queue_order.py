@@ -103,8 +103,8 @@ class QueueOrderView(msgspec.Struct, frozen=True, kw_only=True):
 
     `finished_at` is when all that runs and waits now will have ended, None if that cannot be told. It is exact, as far
     as medians are, if all that waits is listed (`is_exact`), and otherwise estimated from how many tasks each consumer
-    has. `concurrency` is the limit of the queue, None if it has none; `slots` how many of its tasks the workers that
-    are there run at once within it, None if they have no limit."""
+    has. `without_median` are the consumers with too few runs. `concurrency` is the limit of the queue, None if it has
+    none; `slots` how many of its tasks the workers that are there run at once within it, None if they have no limit."""
 
     queue: str
     now: datetime
@@ -118,6 +118,7 @@ class QueueOrderView(msgspec.Struct, frozen=True, kw_only=True):
     apart: Sequence[QueueEntry] = ()
     finished_at: datetime | None = None
     is_exact: bool = False
+    without_median: Sequence[str] = ()
     what_if: WhatIf | None = None
 
     @property
