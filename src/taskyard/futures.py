@@ -1,9 +1,12 @@
-"""`ProcessPool`, a `concurrent.futures` executor on worker processes that can be killed, and what its futures raise."""
+"""Process pools without a yard: `ProcessPool`, a `concurrent.futures` executor on worker processes that can be killed,
+what its futures raise, and the settings of `ExecutorManager`."""
 
 from taskyard.execution.explain import RemoteTraceback
 from taskyard.execution.forks import PoolForked
 from taskyard.execution.futures import PoolOptions, ProcessPool
+from taskyard.execution.pool import PoolNumbers
 from taskyard.execution.pool_loop import CallFuture
+from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.raising import (
     CallKilled,
     CallTimedOut,
@@ -11,14 +14,19 @@ from taskyard.execution.raising import (
     RemoteError,
     WorkerDied,
 )
+from taskyard.manager import CallOptions, ManagerSettings
 
 __all__ = [
     "CallFuture",
     "CallKilled",
+    "CallOptions",
     "CallTimedOut",
     "CannotCross",
+    "ManagerSettings",
     "PoolForked",
+    "PoolNumbers",
     "PoolOptions",
+    "PoolSettings",
     "ProcessPool",
     "RemoteError",
     "RemoteTraceback",

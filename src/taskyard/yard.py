@@ -220,7 +220,7 @@ class Yard(Registering, YardSteering):
         """Add an algorithm as a consumer, as `ExecutionDispatcher.install` adds it for direct calls: a task has the
         fields of its `Input` as arguments and its `Output` as result, and runs where and as its hints say. At most
         `concurrency` run at once, by default the hints' `max_workers`, or 1; with `places`, one at each."""
-        from taskyard.algorithms import algorithm_consumer
+        from taskyard.algorithm_consumers import algorithm_consumer
 
         consumer, pool = algorithm_consumer(
             algorithm,

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from taskyard import TaskEnded, TaskRecord
+from taskyard import TaskRecord
 from taskyard.cli.app import run
+from taskyard.errors import TaskEnded
 from tests.cli.sample_app import yard
 
 LONG_S = 30.0

@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 import pytest
 
-from taskyard import TaskEnded
+from taskyard.errors import TaskEnded
 from tests.cli.debug_app import yard
 from tests.cli.shell import LONG_S, Done, Shell
 

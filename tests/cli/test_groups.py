@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from taskyard import TaskEnded
+from taskyard.errors import TaskEnded
 from taskyard.model.state import TaskState
 from tests.cli.sample_app import yard
 from tests.cli.shell import LONG_S, Shell

@@ -11,13 +11,13 @@ from taskyard import (
     AlgorithmSpec,
     BaseTaskConsumer,
     ExecutionDispatcher,
-    InvalidConsumer,
     InvalidInput,
     Task,
     TaskCanceled,
     Yard,
     current_run,
 )
+from taskyard.errors import InvalidConsumer
 from taskyard.executor_port import ExecutorProtocol
 from taskyard.testing.contract import ExecutorContract
 from tests.contract.thread_per_run import ThreadPerRunExecutor

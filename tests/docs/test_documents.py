@@ -52,9 +52,21 @@ def test_every_package_is_on_the_map():
 
 
 def test_the_public_names_are_there():
-    """Everything `taskyard` offers by name exists, and is listed in order."""
+    """`taskyard` offers at most 60 names; each exists, and they are in order."""
+    assert len(taskyard.__all__) <= 60
     assert taskyard.__all__ == sorted(taskyard.__all__, key=lambda name: (name[0].islower(), name))
     assert [name for name in taskyard.__all__ if not hasattr(taskyard, name)] == []
+
+
+def test_the_names_of_the_designs_are_there():
+    """The names that the source designs import from `taskyard` can be imported from it."""
+    names = """
+        AlgorithmSpec BaseTaskConsumer ErrorKind ExecutionDispatcher ExecutionError ExecutionHints ExecutionPolicy
+        ExecutionRequest ExecutionResult ExecutorManager ExecutorProtocol InProcessExecutor
+        IsolatedProcessPoolExecutor MockExecutor NoopExecutor ProcessPoolExecutor QueueController Scheduler Task
+        TaskConsumerRegistry ThreadExecutor WorkerHandle get_executor_manager
+    """
+    assert [name for name in names.split() if not hasattr(taskyard, name)] == []
 
 
 def test_what_is_seldom_used_is_imported_when_it_is_asked_for():

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 import taskyard.futures
-from taskyard import Algorithm, PoolSettings, RunContext
+from taskyard import Algorithm, RunContext
 from taskyard.consumers import PLACES
+from taskyard.futures import PoolSettings
 from tests.docs.blocks import TOP, blocks
 from tests.scenario.processes import environment
 

@@ -8,6 +8,7 @@ import sys
 from urllib.parse import urlsplit
 
 import taskyard
+from taskyard import errors
 from taskyard.ports.store import BEATS_PER_LEASE
 from taskyard.queueing.pending import PENDING_S
 from taskyard.stores.postgres import connection, schema
@@ -76,11 +77,11 @@ def test_other_documents_know_of_it():
         "docs/adr/0011-postgresql.md": f"asks again for up to {PENDING_S:g} s",
     }.items():
         assert said in " ".join((TOP / name).read_text("utf-8").split()), name
-    assert f"for {PENDING_S:g} s" in (taskyard.SubmitPending.__doc__ or "")
+    assert f"for {PENDING_S:g} s" in (errors.SubmitPending.__doc__ or "")
 
 
 def test_every_error_is_in_the_table():
     """All that a connection can be refused with is on the page."""
     text = PAGE.read_text("utf-8")
-    refusals: list[type] = [taskyard.UnusableConnection, *taskyard.UnusableConnection.__subclasses__()]
+    refusals: list[type] = [errors.UnusableConnection, *errors.UnusableConnection.__subclasses__()]
     assert [error.__name__ for error in refusals if f"| `{error.__name__}` |" not in text] == []

@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from taskyard import (
-    AlgorithmSpec,
-    DuplicateConsumer,
-    ErrorKind,
-    ExecutionHints,
-    InvalidAlgorithm,
-    InvalidArguments,
-    InvalidConsumer,
-    RetryPolicy,
-    TaskFailed,
-    Yard,
-)
+from taskyard import AlgorithmSpec, ErrorKind, ExecutionHints, RetryPolicy, TaskFailed, Yard
+from taskyard.algorithms import InvalidAlgorithm
+from taskyard.errors import DuplicateConsumer, InvalidArguments, InvalidConsumer
 from tests.execution import algorithms
 from tests.execution.algorithms import AsyncLedger, Ledger
 from tests.execution.asking import PATIENCE_S, spec

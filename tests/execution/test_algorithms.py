@@ -19,14 +19,14 @@ from taskyard import (
     ExecutionDispatcher,
     ExecutionHints,
     ExecutionRequest,
-    InvalidAlgorithm,
     InvalidInput,
     MockExecutor,
-    PoolSettings,
     ProcessPoolExecutor,
     Progress,
 )
+from taskyard.algorithms import InvalidAlgorithm
 from taskyard.execution.installed import Payload
+from taskyard.futures import PoolSettings
 from tests.execution import algorithms
 from tests.execution.algorithms import AsyncLedger, Ledger, NeedsFile, Number, Served, SlowToLoad
 from tests.execution.asking import spec

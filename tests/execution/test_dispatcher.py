@@ -7,21 +7,18 @@ from typing import Any
 import pytest
 
 from taskyard import (
-    Abilities,
     Algorithm,
     AlgorithmContext,
-    CircuitPolicy,
-    CircuitState,
     ErrorKind,
     ExecutionDispatcher,
     ExecutionRequest,
     ExecutionResult,
-    Incident,
-    IncidentKind,
     MockExecutor,
     NoopExecutor,
     Progress,
 )
+from taskyard.algorithms import CircuitPolicy, CircuitState, Incident, IncidentKind
+from taskyard.executor_port import Abilities
 from taskyard.telemetry import RunLog
 from taskyard.testing.clock import ManualClock
 from tests.execution import algorithms

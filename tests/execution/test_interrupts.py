@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from taskyard import BlockingExecutor, ExecutionDispatcher, NoopExecutor
+from taskyard import ExecutionDispatcher, NoopExecutor
+from taskyard.algorithms import BlockingExecutor
 from taskyard.execution.io_pool import ThreadPool
 from taskyard.futures import PoolForked, ProcessPool
 from tests.execution import deeds

@@ -8,8 +8,6 @@ import pytest
 
 from taskyard import (
     AlgorithmSpec,
-    BlockingExecutor,
-    BlockingOnLoop,
     ErrorKind,
     ExecutionDispatcher,
     ExecutionError,
@@ -18,9 +16,10 @@ from taskyard import (
     InvalidInput,
     MockExecutor,
     NoopExecutor,
-    NotOpen,
     ProcessPoolExecutor,
 )
+from taskyard.algorithms import BlockingExecutor
+from taskyard.errors import BlockingOnLoop, NotOpen
 from tests.execution.algorithms import Ledger
 
 

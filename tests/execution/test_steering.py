@@ -4,14 +4,8 @@ import asyncio
 
 import pytest
 
-from taskyard import (
-    CircuitPolicy,
-    ErrorKind,
-    ExecutionPolicy,
-    Incident,
-    MockExecutor,
-    RetryPolicy,
-)
+from taskyard import ErrorKind, ExecutionPolicy, MockExecutor, RetryPolicy
+from taskyard.algorithms import CircuitPolicy, Incident
 from taskyard.testing.clock import START, ManualClock
 from tests.execution import algorithms
 from tests.execution.asking import PATIENCE_S, SYSTEM, begin, spec

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from taskyard import ErrorKind, EventKind, InvalidConsumer, TaskCanceled, TaskFailed, TaskState, Yard
+from taskyard import ErrorKind, EventKind, TaskCanceled, TaskFailed, TaskState, Yard
+from taskyard.errors import InvalidConsumer
 from taskyard.model.notes import Note, NoteCode
 from tests.execution.app import REST, WORK, endless, too_slow, where, yard
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from taskyard import ManagerSettings
+from taskyard.futures import ManagerSettings
 from tests.execution import deeds
 
 PATIENCE_S = 30

@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from taskyard import (
-    CommandRefused,
-    InvalidInput,
-    RetryPolicy,
-    TaskCanceled,
-    TaskFilter,
-    TaskSkipped,
-    TaskState,
-    UnknownTask,
-    Yard,
-)
+from taskyard import InvalidInput, RetryPolicy, TaskCanceled, TaskFilter, TaskSkipped, TaskState, Yard
+from taskyard.errors import CommandRefused, UnknownTask
 from taskyard.model.execution import PROCESS
 from tests.scenario.gates import PATIENCE_S, Gates
 from tests.scenario.jobs import build

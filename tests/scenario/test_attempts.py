@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from taskyard import ArtifactElsewhere, InvalidInput, RetryPolicy, TaskFailed, TaskState, UnknownArtifact, Yard
+from taskyard import InvalidInput, RetryPolicy, TaskFailed, TaskState, Yard
 from taskyard.artifact_files import UNFINISHED_S, choose_folder, read_file, sweep
+from taskyard.errors import ArtifactElsewhere, UnknownArtifact
 from taskyard.model.move import Move
 from taskyard.model.task import new_uuid
 from taskyard.ports.clock import SystemClock

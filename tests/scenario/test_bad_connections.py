@@ -15,14 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from taskyard import (
-    InvalidInput,
-    NotInTransaction,
-    OtherDatabase,
-    StoreDenied,
-    UnusableConnection,
-    Yard,
-)
+from taskyard import InvalidInput, Yard
+from taskyard.errors import NotInTransaction, OtherDatabase, StoreDenied, UnusableConnection
 from taskyard.ports.store import TransactionalStore
 from taskyard.stores.postgres.schema import migrate
 from taskyard.testing.postgres import Databases, as_user, at_database

@@ -9,22 +9,15 @@ from typing import Any
 
 import pytest
 
-from taskyard import (
-    BaseTaskConsumer,
+from taskyard import BaseTaskConsumer, InvalidInput, RetryPolicy, Task, TaskFailed, TaskFilter, TaskState, Yard
+from taskyard.errors import (
     BatchTooLarge,
     InvalidArguments,
     InvalidConsumer,
-    InvalidInput,
     NaiveDatetime,
     NotJson,
     PayloadTooLarge,
-    RetryPolicy,
-    Task,
-    TaskFailed,
-    TaskFilter,
-    TaskState,
     UnknownConsumer,
-    Yard,
 )
 from tests.scenario.jobs import build
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from taskyard import (
+from taskyard import Yard
+from taskyard.errors import (
     StoreCorrupt,
     StoreFolderMissing,
     StoreForeign,
@@ -22,7 +23,6 @@ from taskyard import (
     StoreReadOnly,
     StoreTooNew,
     StoreUrlInvalid,
-    Yard,
 )
 from taskyard.ports.clock import SystemClock
 from taskyard.settings import make_store
@@ -241,7 +241,7 @@ def test_an_empty_file_is_a_new_store(tmp_path):
 
 AS_NOBODY = """
 import os, sys, tempfile
-from taskyard import StoreReadOnly
+from taskyard.errors import StoreReadOnly
 from tests.scenario.jobs import build
 
 def attempt(url):
@@ -330,7 +330,8 @@ def test_a_store_cannot_be_made_where_one_may_not_write(open_folder):
 
 ON_A_SMALL_DISK = """
 import asyncio, subprocess, sys
-from taskyard import StoreFull, TaskState
+from taskyard import TaskState
+from taskyard.errors import StoreFull
 from tests.scenario.jobs import build
 
 folder = sys.argv[1]

@@ -13,23 +13,19 @@ from typing import Any
 import pytest
 
 from taskyard import (
-    BlockingOnLoop,
     BlockingYard,
     Group,
-    NotOpen,
     QueueController,
     Reason,
-    StoreUrlInvalid,
     TaskCanceled,
     TaskFailed,
     TaskFilter,
     TaskHandle,
     TaskState,
-    UnknownConsumer,
-    WrongLoop,
     Yard,
 )
 from taskyard.blocking_yard import BlockingGroup, BlockingMatching, BlockingQueue, BlockingSchedules
+from taskyard.errors import BlockingOnLoop, NotOpen, StoreUrlInvalid, UnknownConsumer, WrongLoop
 from taskyard.queueing.matching import Matching
 from taskyard.schedules import Schedules
 from tests.scenario.jobs import build

@@ -11,7 +11,6 @@ import pytest
 
 from taskyard import (
     BaseTaskConsumer,
-    ConsumerChange,
     Reason,
     RetryPolicy,
     Scheduler,
@@ -19,11 +18,12 @@ from taskyard import (
     TaskConsumerRegistry,
     TaskFailed,
     TaskState,
-    UnknownConsumer,
     Yard,
 )
+from taskyard.errors import UnknownConsumer
 from taskyard.model.node import Node
 from taskyard.ports.clock import SystemClock
+from taskyard.ports.consumer import ConsumerChange
 from taskyard.standalone import StandaloneQueue
 from taskyard.stores.memory import MemoryStore
 from tests.scenario.gates import PATIENCE_S

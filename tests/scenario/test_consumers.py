@@ -12,19 +12,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, SecretStr, computed_field
 
-from taskyard import (
-    BaseTaskConsumer,
-    DuplicateConsumer,
-    InvalidArguments,
-    InvalidConsumer,
-    InvalidInput,
-    Task,
-    TaskFailed,
-    TaskHandle,
-    TaskState,
-    Yard,
-    current_run,
-)
+from taskyard import BaseTaskConsumer, InvalidInput, Task, TaskFailed, TaskHandle, TaskState, Yard, current_run
+from taskyard.errors import DuplicateConsumer, InvalidArguments, InvalidConsumer
 from tests.scenario.jobs import build
 
 

@@ -9,7 +9,6 @@ import pytest
 from taskyard import (
     BaseTaskConsumer,
     InvalidInput,
-    PayloadTooLarge,
     RerunReport,
     RetryPolicy,
     Task,
@@ -19,6 +18,7 @@ from taskyard import (
     Yard,
     rerunning,
 )
+from taskyard.errors import PayloadTooLarge
 from taskyard.model.notes import NoteCode
 
 ONCE_MORE = RetryPolicy(max_retries=1, first_s=0.01, jitter=0)

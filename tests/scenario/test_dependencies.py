@@ -9,20 +9,16 @@ import pytest
 
 from taskyard import (
     BaseTaskConsumer,
-    DependencyCycle,
-    DuplicateTask,
     GroupProgress,
     InvalidInput,
     RetryPolicy,
-    SlotTaken,
     TaskCanceled,
     TaskFailed,
     TaskSkipped,
     TaskState,
-    UnknownGroup,
-    UnknownTask,
     Yard,
 )
+from taskyard.errors import DependencyCycle, DuplicateTask, SlotTaken, UnknownGroup, UnknownTask
 from taskyard.model.task import OnFailure
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Store

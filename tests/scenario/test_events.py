@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from taskyard import Event, EventKind, EventsMissed, InvalidInput, Yard
+from taskyard import Event, EventKind, InvalidInput, Yard
+from taskyard.errors import EventsMissed
 from tests.scenario.gates import PATIENCE_S, heard
 from tests.scenario.jobs import build
 

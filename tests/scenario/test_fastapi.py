@@ -13,7 +13,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from taskyard import NotOpen, TaskState, Yard
+from taskyard import TaskState, Yard
+from taskyard.errors import NotOpen
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Store
 from taskyard.stores.memory import MemoryStore

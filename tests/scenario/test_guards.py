@@ -8,7 +8,7 @@ from tests.scenario.processes import run_python
 
 FORKED = """
 import asyncio, os, sys
-from taskyard import ForkedStore
+from taskyard.errors import ForkedStore
 from tests.scenario.jobs import build
 
 yard = build(sys.argv[1])

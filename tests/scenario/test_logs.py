@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from taskyard import Cancel, RetryLater, RetryPolicy, TaskEnded, Yard
+from taskyard import Cancel, RetryLater, RetryPolicy, Yard
+from taskyard.errors import TaskEnded
 from taskyard.telemetry.logs import RunLog
 from tests.scenario.crashing import die
 

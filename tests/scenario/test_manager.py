@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from taskyard import CallOptions, ExecutorManager, ManagerSettings, get_executor_manager
+from taskyard import ExecutorManager, get_executor_manager
 from taskyard.execution.owned import ManagerOwns
-from taskyard.futures import CallTimedOut, CannotCross, WorkerDied
+from taskyard.futures import CallOptions, CallTimedOut, CannotCross, ManagerSettings, WorkerDied
 from tests.execution import deeds, misdeeds
 from tests.execution.census import ended
 from tests.scenario.managers import PATIENCE_S, SMALL, WAYS, begin
@@ -61,7 +61,8 @@ def test_the_first_to_ask_make_one():
 SIZES = """
 import logging
 logging.basicConfig(level="INFO", format="%(message)s")
-from taskyard import PoolSettings, get_executor_manager
+from taskyard import get_executor_manager
+from taskyard.futures import PoolSettings
 from taskyard.futures import ProcessPool
 manager = get_executor_manager()
 print(manager.cpu_executor.max_workers, manager.io_executor.max_workers)

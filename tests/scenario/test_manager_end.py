@@ -12,7 +12,8 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from taskyard import ManagerSettings, get_executor_manager
+from taskyard import get_executor_manager
+from taskyard.futures import ManagerSettings
 from taskyard.manager import ManagerClosed
 from tests.execution import deeds
 from tests.execution.census import is_alive

@@ -20,12 +20,11 @@ from taskyard import (
     RetryPolicy,
     Task,
     TaskCanceled,
-    TaskEnded,
     TaskFailed,
     Yard,
     current_run,
 )
-from taskyard.errors import InvalidConsumer, MiddlewareFault, NotJson
+from taskyard.errors import InvalidConsumer, MiddlewareFault, NotJson, TaskEnded
 from taskyard.middleware import ExecutionResult, Middleware, RunContext, RunNext, Submission, SubmitNext
 from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import ALL_TASKS

@@ -14,10 +14,8 @@ from taskyard import (
     AlgorithmSpec,
     BaseTaskConsumer,
     Blocker,
-    InvalidConsumer,
     InvalidInput,
     Place,
-    Places,
     Reason,
     Task,
     TaskFilter,
@@ -26,6 +24,8 @@ from taskyard import (
     Yard,
     current_run,
 )
+from taskyard.errors import InvalidConsumer
+from taskyard.ports.places import Places
 from tests.scenario.placed import meet, train
 
 A100, T4 = Place("gpu-0", {"model": "a100"}), Place("gpu-1", {"model": "t4"})

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from taskyard import CommandRefused, DuplicateTask, EventKind, InvalidArguments, Priority, TaskCanceled, TaskState
+from taskyard import EventKind, Priority, TaskCanceled, TaskState
+from taskyard.errors import CommandRefused, DuplicateTask, InvalidArguments
 from tests.scenario.gates import Gates, heard, told
 from tests.scenario.jobs import build
 

@@ -11,18 +11,16 @@ import pytest
 from taskyard import (
     Cancel,
     EventKind,
-    NoCurrentRun,
-    NotOpen,
     ResultGone,
     RetryLater,
     RetryPolicy,
     TaskCanceled,
     TaskFailed,
     TaskState,
-    UnknownTask,
     Yard,
     current_run,
 )
+from taskyard.errors import NoCurrentRun, NotOpen, UnknownTask
 from taskyard.model.notes import Note
 from tests.scenario.gates import heard, told
 from tests.scenario.jobs import build

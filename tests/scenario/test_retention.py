@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from taskyard import InvalidInput, RetryPolicy, StoreUnavailable, TaskFailed, TaskHandle, TaskState, Yard
+from taskyard import InvalidInput, RetryPolicy, TaskFailed, TaskHandle, TaskState, Yard
+from taskyard.errors import StoreUnavailable
 from taskyard.stores.memory import MemoryStore
 from taskyard.testing.clock import ManualClock
 from tests.scenario.gates import PATIENCE_S

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from taskyard import CommandRefused, EventKind, RetryPolicy, TaskFailed, TaskState
+from taskyard import EventKind, RetryPolicy, TaskFailed, TaskState
+from taskyard.errors import CommandRefused
 from taskyard.testing.clock import ManualClock
 from tests.scenario.gates import heard, told
 from tests.scenario.jobs import QUICK, build

@@ -12,17 +12,8 @@ from typing import Any
 
 import pytest
 
-from taskyard import (
-    BaseTaskConsumer,
-    DuplicateConsumer,
-    InvalidConsumer,
-    NaiveDatetime,
-    Scheduler,
-    StoreUnavailable,
-    Task,
-    TaskConsumerRegistry,
-    TaskState,
-)
+from taskyard import BaseTaskConsumer, Scheduler, Task, TaskConsumerRegistry, TaskState
+from taskyard.errors import DuplicateConsumer, InvalidConsumer, NaiveDatetime, StoreUnavailable
 from taskyard.telemetry import RunLog
 from tests.scenario.gates import Gates, attend
 

@@ -8,21 +8,8 @@ from typing import Any
 import apsw
 import pytest
 
-from taskyard import (
-    BaseTaskConsumer,
-    Cron,
-    Every,
-    InvalidArguments,
-    InvalidInput,
-    Missed,
-    Overlap,
-    ScheduleExists,
-    Task,
-    TaskState,
-    UnknownConsumer,
-    UnknownSchedule,
-    Yard,
-)
+from taskyard import BaseTaskConsumer, Cron, Every, InvalidInput, Missed, Overlap, Task, TaskState, Yard
+from taskyard.errors import InvalidArguments, ScheduleExists, UnknownConsumer, UnknownSchedule
 from taskyard.model.firing import due
 from taskyard.model.schedule_state import forget
 from taskyard.schedules import definition, keeper

@@ -11,19 +11,16 @@ import pytest
 
 from taskyard import (
     BaseTaskConsumer,
-    DuplicateTask,
     InvalidInput,
     QueueOrder,
     Reason,
     Scheduler,
     StandaloneQueue,
-    StoreUnavailable,
-    StoreUrlInvalid,
     Task,
     TaskConsumerRegistry,
     TaskState,
-    UnknownTask,
 )
+from taskyard.errors import DuplicateTask, StoreUnavailable, StoreUrlInvalid, UnknownTask
 from taskyard.ports.clock import SystemClock
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.sqlite import SqliteStore

@@ -9,17 +9,8 @@ import asyncpg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from taskyard import (
-    ClaimLost,
-    Dedupe,
-    DuplicateTask,
-    InvalidInput,
-    ResultGone,
-    SubmitPending,
-    TaskState,
-    UnknownTask,
-    Yard,
-)
+from taskyard import Dedupe, InvalidInput, ResultGone, TaskState, Yard
+from taskyard.errors import ClaimLost, DuplicateTask, SubmitPending, UnknownTask
 from taskyard.model.task import Task
 from taskyard.ports.consumer import BaseTaskConsumer
 from taskyard.queueing import pending

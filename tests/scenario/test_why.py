@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from taskyard import Reason, UnknownTask
+from taskyard import Reason
+from taskyard.errors import UnknownTask
 from taskyard.model.task import new_uuid
 from tests.scenario.gates import PATIENCE_S
 from tests.scenario.jobs import build

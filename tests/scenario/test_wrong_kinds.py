@@ -22,10 +22,9 @@ from taskyard import (
     TaskFilter,
     TaskState,
     TaskyardError,
-    UnknownGroup,
-    UnknownTask,
     Yard,
 )
+from taskyard.errors import UnknownGroup, UnknownTask
 from taskyard.model.task import new_uuid
 from taskyard.queueing.matching import Matching
 from taskyard.schedules import Schedules
@@ -52,6 +51,7 @@ QUEUE: dict[str, dict[str, Any]] = TASKS | {
     "resume": {},
     "stop_after_current": {"reason": "r"},
     "set_concurrency": {"concurrency": 3, "reason": "r"},
+    "order": {"limit": 20, "concurrency": 2},
     "matching": {"where": TaskFilter()},
 }
 VERBS: dict[type, dict[str, dict[str, Any]]] = {

@@ -10,7 +10,8 @@ import apsw
 import asyncpg
 import pytest
 
-from taskyard import OtherDatabase, StoreIncomplete, StoreMigrationChanged, StoreTooNew, StoreUnavailable, Yard
+from taskyard import Yard
+from taskyard.errors import OtherDatabase, StoreIncomplete, StoreMigrationChanged, StoreTooNew, StoreUnavailable
 from taskyard.model import state
 from taskyard.model.state import LEGAL, TaskState
 from taskyard.ports.clock import SystemClock

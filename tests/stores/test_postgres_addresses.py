@@ -4,7 +4,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from taskyard import StoreDenied, StoreError, StoreUnreachable, StoreUrlInvalid
+from taskyard import StoreError
+from taskyard.errors import StoreDenied, StoreUnreachable, StoreUrlInvalid
 from taskyard.ports.clock import SystemClock
 from taskyard.settings import make_store
 from taskyard.stores.postgres import PostgresStore

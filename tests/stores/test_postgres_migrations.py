@@ -10,17 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskyard import (
-    Dedupe,
-    StoreBusy,
-    StoreDenied,
-    StoreError,
-    StoreMigrationChanged,
-    StoreTooNew,
-    TaskState,
-    UnknownNode,
-    Yard,
-)
+from taskyard import Dedupe, StoreError, TaskState, Yard
+from taskyard.errors import StoreBusy, StoreDenied, StoreMigrationChanged, StoreTooNew, UnknownNode
 from taskyard.model.command import Cancel
 from taskyard.model.limits import Demand
 from taskyard.model.move import Move

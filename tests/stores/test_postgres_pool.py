@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from taskyard import UnknownTask, Yard
+from taskyard import Yard
+from taskyard.errors import UnknownTask
 from taskyard.stores.postgres import connection
 from taskyard.stores.postgres.connection import connect
 from taskyard.testing.postgres import Databases

@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from taskyard import InvalidInput, StoreNotUtf8, TaskFailed, Yard
+from taskyard import InvalidInput, TaskFailed, Yard
+from taskyard.errors import StoreNotUtf8
 from taskyard.ports.clock import SystemClock
 from taskyard.stores.postgres import PostgresStore
 from taskyard.testing.postgres import Databases, at_database

@@ -5,7 +5,8 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from taskyard import CommandRefused, TaskRecord, TaskState, Yard
+from taskyard import TaskRecord, TaskState, Yard
+from taskyard.errors import CommandRefused
 from taskyard.model.state import ENDED
 from taskyard.testing.ledger import Ledger, judge, read_store
 from tests.torture.figures import Figures

@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from taskyard import StoreFull, TaskHandle, Yard
+from taskyard import TaskHandle, Yard
+from taskyard.errors import StoreFull
 from taskyard.ports.clock import SystemClock
 from taskyard.stores.sqlite import SqliteStore
 from taskyard.testing.crashvfs import FullVFS

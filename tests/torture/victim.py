@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from taskyard import DuplicateTask, StoreError, TaskHandle, Yard
+from taskyard import StoreError, TaskHandle, Yard
+from taskyard.errors import DuplicateTask
 from taskyard.testing.faults import Board, Faults
 from taskyard.testing.ledger import DYING_S, Ledger
 from tests.torture import mutations
