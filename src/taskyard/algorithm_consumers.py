@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import cached_property
 from typing import Any
 
-from taskyard.consumers import Signature, check_consumer, check_executor, check_places, fitting
+from taskyard.consumers import Signature, check_consumer, check_executor, check_places, fitting, make_schema
 from taskyard.errors import InvalidAlgorithm, NotJson
 from taskyard.execution.algorithm import Algorithm, AlgorithmContext
 from taskyard.execution.context import find_values
@@ -18,7 +18,7 @@ from taskyard.model.algorithm import AlgorithmSpec, choose_place
 from taskyard.model.execution import ISOLATED, PROCESS
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
-from taskyard.ports.consumer import Consumer
+from taskyard.ports.consumer import Consumer, Schemas
 from taskyard.ports.middleware import Middleware, check_middleware
 from taskyard.ports.places import Place, Places
 
@@ -60,6 +60,7 @@ def algorithm_consumer(
         takes_results="results" in getattr(form.takes, "model_fields", ()),
         places=check_places(name, places, 1 if concurrency is None else concurrency),
         version=installed.spec.version,
+        schemas=lambda: form.schemas,
         middleware=check_middleware(middleware),
     )
     return consumer, settings_for(hints, workers=consumer.slots) if place == ISOLATED else None
@@ -82,6 +83,13 @@ class TaskForm(Signature):
     @cached_property
     def is_json(self) -> bool:
         return False
+
+    @cached_property
+    def schemas(self) -> Schemas:
+        return Schemas(
+            make_schema(self.adapter, mode="validation"),
+            make_schema(_adapter(self.name, self._gives), mode="serialization"),
+        )
 
     @cached_property
     def _dump(self) -> Callable[..., Any]:

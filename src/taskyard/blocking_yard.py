@@ -18,10 +18,11 @@ from taskyard.errors import NotOpen, UnusableConnection
 from taskyard.execution.context import find_run
 from taskyard.group import Group
 from taskyard.handle import BoundTask, TaskHandle
+from taskyard.model.audit import CODE
 from taskyard.model.given import AnyTask
 from taskyard.model.task import DEFAULT_QUEUE, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
-from taskyard.queueing.controller import CODE, QueueController, TaskSteering
+from taskyard.queueing.controller import QueueController, TaskSteering
 from taskyard.queueing.matching import BulkReport, Matching
 from taskyard.schedules import Schedules
 from taskyard.yard import Yard
@@ -134,6 +135,10 @@ class BlockingYard(TaskFace[Yard]):
     run_all_again = verb(Yard.run_all_again)
     failures = verb(Yard.failures)
     queues = verb(Yard.queues)
+    catalogue = verb(Yard.catalogue)
+    audit = verb(Yard.audit)
+    drain = verb(Yard.drain)
+    prune = verb(Yard.prune)
 
     def result(self, task: AnyTask, *, timeout_s: float | None = None) -> Any:
         """What the task returned, when it has ended; see `TaskHandle.result`."""

@@ -10,6 +10,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import cache, cached_property, partial
+from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -43,7 +44,7 @@ from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
 from taskyard.model.given import check_count, check_name, check_retry, check_timeout, convert_each
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, is_large, to_json
-from taskyard.ports.consumer import BaseTaskConsumer, Consumer
+from taskyard.ports.consumer import BaseTaskConsumer, Consumer, Schemas
 from taskyard.ports.executor import ExecutorFactory
 from taskyard.ports.middleware import Middleware, check_middleware
 from taskyard.ports.places import Place, Places
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
 
 PLACES = INLINE, THREAD, PROCESS, ISOLATED
 """The words for `executor`, beside those of executors that a yard is given."""
+
+
+ARGUMENTS = "arguments"
+"""The name of the type of all arguments of a consumer. It is no title for people."""
 
 
 class Signature:
@@ -104,7 +109,7 @@ class Signature:
             else:
                 fields[parameter.name] = (Required if parameter.default is parameter.empty else NotRequired)[hint]
         make: Any = TypedDict  # called with a dict that mypy cannot see through
-        arguments = make("arguments", fields)
+        arguments = make(ARGUMENTS, fields)
         arguments.__pydantic_config__ = ConfigDict(extra=extra, allow_inf_nan=False)
         try:
             return TypeAdapter(arguments)
@@ -123,6 +128,29 @@ class Signature:
         """Whether all parameters are of types that JSON has, so that a checked value is written in one way only."""
         hints = get_type_hints(self._function, include_extras=True)
         return all(p.kind is not p.VAR_KEYWORD and _is_json(hints.get(p.name, Any)) for p in self.parameters)
+
+    @cached_property
+    def schemas(self) -> Schemas:
+        """The JSON schemas of arguments and result, as far as JSON Schema can say them."""
+        args = make_schema(self.adapter, mode="validation")
+        properties: dict[str, Any] = {} if args is None else args.get("properties", {})
+        for parameter in self.parameters:
+            known = properties.get(parameter.name)
+            if known is not None and parameter.default is not parameter.empty and _is_json_value(parameter.default):
+                known["default"] = parameter.default
+        return Schemas(args, self._result_schema())
+
+    def _result_schema(self) -> dict[str, Any] | None:
+        from pydantic import TypeAdapter
+        from pydantic.errors import PydanticUserError
+
+        hints = get_type_hints(self._function, include_extras=True)
+        if "return" not in hints:
+            return None
+        try:
+            return make_schema(TypeAdapter(hints["return"]), mode="serialization")
+        except PydanticUserError:  # of a type that only this code knows
+            return None
 
     # The adapter's own methods cost twice as much as the parts it is made of.
 
@@ -222,6 +250,31 @@ class Signature:
         return NotJson(f"an argument of {self.name!r}", str(exc))
 
 
+def make_schema(adapter: TypeAdapter[Any], *, mode: Literal["validation", "serialization"]) -> dict[str, Any] | None:
+    """The JSON schema of a type, without the titles that repeat each name; None if it has none."""
+    from pydantic.errors import PydanticUserError
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Untitled(GenerateJsonSchema):
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+    try:
+        schema = adapter.json_schema(mode=mode, schema_generator=Untitled)
+        msgspec.json.encode(schema)
+    except (PydanticUserError, TypeError, ValueError, OverflowError):
+        return None
+    if schema.get("title") == ARGUMENTS:
+        del schema["title"]
+    return schema
+
+
+def _is_json_value(value: Any) -> bool:
+    if isinstance(value, int):
+        return abs(value) < 1 << 63
+    return value is None or type(value) is str or (isinstance(value, float) and isfinite(value))
+
+
 PLAIN = frozenset(
     {Any, None, NoneType, bool, int, float, str, bytes, list, tuple, set, frozenset, dict, Union, UnionType, Ellipsis}
     | {datetime, date, time, timedelta, Decimal, UUID, Path, Sequence, Mapping, Iterable, Iterator}
@@ -266,8 +319,10 @@ def function_consumer(  # noqa: PLR0913 - the settings of a consumer, each with 
     executor: str | None = None,
     places: Places | Iterable[Place | str] | None = None,
     middleware: Iterable[Middleware] = (),
+    version: str = "",
 ) -> tuple[Consumer, Signature]:
-    """A consumer of a function. `executor` is where it runs, if not on the loop (async ones) or in a thread."""
+    """A consumer of a function. `executor` is where it runs, if not on the loop (async ones) or in a thread. `version`
+    is that of its code, for people to see."""
     name = name or getattr(function, "__name__", "")
     if not name or name == "<lambda>":
         raise InvalidConsumer("this callable has no name of its own; give it one with name='…'")
@@ -293,8 +348,15 @@ def function_consumer(  # noqa: PLR0913 - the settings of a consumer, each with 
         encode_many=signature.encode_many,
         places=check_places(name, places, concurrency),
         middleware=check_middleware(middleware),
+        version=check_version(version) or None,
+        schemas=lambda: signature.schemas,
     )
     return consumer, signature
+
+
+def check_version(version: object) -> str:
+    """A version as people write it; none is an empty text."""
+    return "" if version == "" else check_name("version", version)
 
 
 def check_places(name: str, given: Any, concurrency: int) -> Places | None:
@@ -383,6 +445,7 @@ def class_consumer(instance: BaseTaskConsumer, executors: Collection[str] = PLAC
         ),
         places=check_places(instance.name, getattr(instance, "places", None), count),
         middleware=check_middleware(getattr(instance, "middleware", ())),
+        version=check_version(getattr(instance, "version", "")) or None,
     )
 
 

@@ -118,12 +118,12 @@ class InvalidInput(TaskyardError):
 class UnknownConsumer(InvalidInput):
     """No consumer has this name: register it, or correct the name."""
 
-    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+    def __init__(
+        self, name: str, known: Iterable[str] = (), *, hint: str = "register it before you submit to it"
+    ) -> None:
         self.name, self.known = name, sorted(known)
         have = ", ".join(self.known) or "none"
-        super().__init__(
-            f"no consumer is called {quote(name)} (registered: {have})", hint="register it before you submit to it"
-        )
+        super().__init__(f"no consumer is called {quote(name)} (registered: {have})", hint=hint)
 
 
 class DuplicateConsumer(InvalidInput):

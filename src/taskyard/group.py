@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from taskyard.errors import BatchTooLarge, InvalidInput, TaskyardError, UnknownGroup, quote
 from taskyard.handle import BoundTask, TaskHandle
+from taskyard.model.audit import AuditEntry, bulk_entry
 from taskyard.model.command import Cancel, Command
 from taskyard.model.given import check_by, check_reason
 from taskyard.model.kinds import checked_verbs
@@ -76,11 +77,15 @@ class Group:
     async def cancel(self, *, reason: str = "", by: str = "") -> int:
         """Cancel all that have not ended; those that run are asked to stop. How many that were. `by` is who asks."""
         command, by = Cancel(check_reason(reason)), check_by(by)
+        audit = bulk_entry(by, command, TaskFilter(group=self.id), now=self._yard.now())
         # Who waits for others goes first: it would end with them, and say so instead.
-        count = 0
+        count = matched = 0
         for states in ((TaskState.BLOCKED,), tuple(state for state in TaskState if state not in ENDED)):
-            sent, _ = await self._apply(await self._list(states), command, by)
-            count += sent
+            uuids = await self._list(states)
+            sent, _ = await self._apply(uuids, command, by, audit)
+            count, matched = count + sent, matched + len(uuids)
+        if audit is not None:
+            await self._yard.engine.put_audit(replace(audit, matched=matched, changed=count, is_finished=True))
         return count
 
     async def retry(self, *, even_quarantined: bool = False, by: str = "") -> int:
@@ -98,8 +103,10 @@ class Group:
         pages = id_pages(self._yard.store.list_ids, TaskFilter(group=self.id, states=states))
         return [uuid async for page in pages for _, uuid in page][::-1]
 
-    async def _apply(self, uuids: Sequence[str], command: Command, by: str) -> tuple[int, dict[str, TaskyardError]]:
-        applied = await self._yard.engine.apply(uuids, command, by=by) if uuids else []
+    async def _apply(
+        self, uuids: Sequence[str], command: Command, by: str, audit: AuditEntry | None
+    ) -> tuple[int, dict[str, TaskyardError]]:
+        applied = await self._yard.engine.apply(uuids, command, by=by, audit=audit) if uuids else []
         refused = {one.uuid: one.refused for one in applied if one.refused is not None}
         return len(applied) - len(refused), refused
 

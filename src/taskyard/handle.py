@@ -67,6 +67,12 @@ class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
     async def state(self) -> TaskState:
         return (await self.record()).state
 
+    async def is_served(self) -> bool:
+        """Whether a live node has the consumer of this task now. If none has, the task waits until a worker is started
+        that has it. This reads the store; a submit does not."""
+        record = await self.record()
+        return (await self._yard.catalogue()).is_served(record.consumer)
+
     async def cancel(self, *, reason: str = "") -> TaskRecord:
         """Ask for it to end; see `Yard.cancel`."""
         return await self._yard.cancel(self.uuid, reason=reason)

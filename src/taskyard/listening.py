@@ -1,61 +1,30 @@
-"""Following what happens on a store, from any process: all of it, or what a listener asks for."""
+"""What a subscriber to events asks for, checked."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from taskyard.errors import EventsMissed, StoreBusy, StoreUnavailable, UnknownGroup
-from taskyard.model.event import Event, EventFilter, EventKind, check_kinds
+from taskyard.errors import StoreBusy, StoreUnavailable, UnknownGroup
+from taskyard.model.event import EventFilter, EventKind, check_kinds
 from taskyard.model.given import AnyTask, check_count, check_name, check_uuid
 from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.paging import id_pages
 from taskyard.ports.store import Store
 
-log = logging.getLogger("taskyard")
-
 AWAY = (StoreUnavailable, StoreBusy)
-"""What passes by itself, sooner or later."""
+"""Errors of a store that may answer later."""
 
 AGAIN_S = 1.0
 """Between two tries to read on."""
 
 
-async def follow(
-    store: Store, changes: asyncio.Event, is_open: Callable[[], bool], *, after: int, where: EventFilter
-) -> AsyncGenerator[Event, None]:
-    """What `where` is about, after event number `after`, until the yard is closed. A store that is away is waited for:
-    the events are read on where it was lost."""
-    seen, is_away = after, False
-    while is_open():
-        changes.clear()
-        try:
-            page = await store.events(after=seen)
-        except AWAY as error:
-            if not is_away:
-                log.warning("events are read on when the store answers: %s", error)
-            is_away = True
-            await pause(changes)
-            continue
-        is_away = False
-        if page.missed:
-            raise EventsMissed(seen, page.last)
-        # Past what nobody asked for as well: it need not be kept for this listener.
-        seen = page.last
-        for event in page.events:
-            if where.matches(event):
-                yield event
-        if not page.events:
-            await changes.wait()
-
-
 async def pause(changes: asyncio.Event) -> None:
-    """Before the store is asked again that was away: for a while, or until something has happened."""
+    """Before a store that was away is asked again: for a while, or until something has happened."""
     with suppress(TimeoutError):
         async with asyncio.timeout(AGAIN_S):
             await changes.wait()

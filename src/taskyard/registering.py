@@ -80,5 +80,10 @@ class Registering(Opened):
 
 
 def _warm_up(consumer: Consumer) -> None:
-    if consumer.warm_up is not None:
-        consumer.warm_up()
+    for step in warm_up_steps(consumer, serve=True):
+        step()
+
+
+def warm_up_steps(consumer: Consumer, *, serve: bool) -> list[Callable[[], object]]:
+    """What would hold up the first task, or a node that joins with this consumer."""
+    return [step for step in (consumer.warm_up, consumer.schemas if serve else None) if step is not None]

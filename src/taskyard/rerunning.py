@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from taskyard.errors import CommandRefused, InvalidInput, StoreError, TaskyardError, UnknownConsumer, UnknownTask, quote
 from taskyard.handle import TaskHandle
+from taskyard.model.audit import AuditEntry, TargetKind, filter_document, make_entry
 from taskyard.model.given import check_by
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.order import Priority
@@ -36,6 +37,9 @@ that origin later, finds it: a day is longer than that takes, and than clocks di
 LOOK_UP = 5_000
 """Tasks that are asked for at once, whether others were made of them: the memory store goes through all it has."""
 
+RUN_AGAIN = "run_again"
+"""The command in the audit record."""
+
 Arguments = Mapping[str, Any] | None
 
 
@@ -45,7 +49,10 @@ async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments, 
         raise InvalidInput("give args, all of them, or changes to those of the old task, not both")
     record = await _make(yard, uuid, args, changes)
     _note_actor(record, by, yard.engine.clock.now())
+    entry = make_entry(by, RUN_AGAIN, TargetKind.TASK, uuid, now=yard.now(), is_finished=False)
+    await _note(yard, entry)
     (added,) = await yard.engine.submit(Add((record,), parent=yard.find_parent()))
+    await _note(yard, entry, matched=1, changed=1, details={"task": added.uuid}, is_finished=True)
     return TaskHandle(yard, added.uuid, added.is_new)
 
 
@@ -81,6 +88,8 @@ async def run_all_again(
     """The oldest first. Those in quarantine are left out unless the filter names them; those of which new ones were
     made before unless they are to be repeated: so the same call goes on where it was interrupted."""
     check_by(by)
+    details = {"where": filter_document(where)} | ({"repeat": True} if repeat else {})
+    entry = make_entry(by, RUN_AGAIN, TargetKind.TASKS, now=yard.now(), details=details, is_finished=False)
     tally, meant = _Tally(), replace(where, states=tuple(s for s in where.states or TaskState if s in ENDED))
     for state in where.states or ():
         if state not in ENDED:
@@ -98,6 +107,8 @@ async def run_all_again(
             over |= await yard.store.list_origins(uuids)
         found, tally.run_again = [uuid for uuid in found if uuid not in over], len(over)
     tally.matched += len(found)
+    entry = None if dry_run else entry
+    await _note(yard, entry, matched=tally.matched)
     async for uuids in in_chunks(yard.engine, [] if dry_run else found, size=BATCH):
         records = await _make_many(yard, uuids, changes, tally)
         for record in records:
@@ -105,10 +116,19 @@ async def run_all_again(
         try:
             if records:
                 await see_through(_submit(yard, records, repeat=repeat), tally.count)
+                await _note(yard, entry, matched=tally.matched, changed=tally.moved)
         finally:
             if so_far is not None:
                 so_far(tally.report())
+    await _note(yard, entry, matched=tally.matched, changed=tally.moved, is_finished=True)
     return tally.report()
+
+
+async def _note(yard: Yard, entry: AuditEntry | None, **so_far: Any) -> None:
+    """Write the audit entry with what was done so far. It is there before the first task is submitted: a submit goes
+    with others into one transaction, which has no room for it."""
+    if entry is not None:
+        await yard.store.put_audit(replace(entry, **so_far))
 
 
 def _note_actor(record: TaskRecord, by: str, now: datetime) -> None:

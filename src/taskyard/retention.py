@@ -18,6 +18,9 @@ log = logging.getLogger("taskyard")
 KEEP_S = 7 * 86_400.0
 """A week: whoever looks on Monday still sees what failed on the weekend."""
 
+KEEP_AUDIT_S = 365 * 86_400.0
+"""A year: what people did is asked about long after its tasks are forgotten."""
+
 EVERY_S = 60.0
 
 BATCH = 500
@@ -40,12 +43,20 @@ class Keep(NamedTuple):
 
 class Retention:
     """Prunes what is not to be kept: once at the start, then every minute. With `failed`, that holds for the tasks that
-    failed, and `keep` for the others. Then sweeps `artifacts`, the folder of large artifacts on this machine."""
+    failed, and `keep` for the others. The audit record is kept for `keep_audit_s` seconds (None: for ever). Then sweeps
+    `artifacts`, the folder of large artifacts on this machine."""
 
     def __init__(
-        self, store: Store, clock: Clock, keep: Keep, *, failed: Keep | None = None, artifacts: Path | None = None
+        self,
+        store: Store,
+        clock: Clock,
+        keep: Keep,
+        *,
+        failed: Keep | None = None,
+        artifacts: Path | None = None,
+        keep_audit_s: float | None = None,
     ) -> None:
-        self._store, self._clock, self._artifacts = store, clock, artifacts
+        self._store, self._clock, self._artifacts, self._keep_audit_s = store, clock, artifacts, keep_audit_s
         self._rules = [(keep, None)] if failed is None else [(keep, False), (failed, True)]
         self._is_away = False
 
@@ -70,6 +81,10 @@ class Retention:
             # Not so many, but by the time of the last to keep: several nodes at once forget no more than one.
             if keep.latest is not None and (cut := await self._store.find_end(keep.latest, failed=failed)) is not None:
                 await self._prune(cut, failed)
+        if self._keep_audit_s is not None:
+            before = self._clock.now() - timedelta(seconds=self._keep_audit_s)
+            while await self._store.prune_audit(before, limit=BATCH) == BATCH:
+                await self._sleep(PAUSE_S)
         if self._artifacts is not None:
             await sweep(self._store, self._artifacts)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.errors import InvalidInput, ScheduleExists, StoreUnavailable, UnknownSchedule, quote, shorten
 from taskyard.handle import ConsumerFunction, TaskHandle
+from taskyard.model.audit import CODE, AuditEntry, TargetKind, make_entry
 from taskyard.model.firing import Fire, FireKind, backfill, expected
 from taskyard.model.given import check_count, check_name
 from taskyard.model.kinds import checked_verbs
@@ -23,7 +24,6 @@ from taskyard.model.task import TaskRecord
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.schedules import KEEP_FIRES, UNREAD, FireRow, ScheduleStatus, ScheduleStore
 from taskyard.ports.store import Store
-from taskyard.queueing.controller import CODE
 from taskyard.scheduling.recurring import make_record
 
 if TYPE_CHECKING:
@@ -107,35 +107,41 @@ class Schedules:
         if not isinstance(schedule, Schedule):
             raise InvalidInput(f"a schedule to put must be a Schedule, not {quote(schedule)}; see add")
         by = check_name("by", by)
-        await put(self._store, schedule, now=self._yard.now(), by=by, replace=replace)
+        now = self._yard.now()
+        audit = make_entry(by, "put_schedule", TargetKind.SCHEDULE, schedule.name, now=now)
+        await put(self._store, schedule, now=now, by=by, replace=replace, audit=audit)
         self._yard.engine.look_at_schedules()
         return await self.get(schedule.name)
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, name: str, *, by: str = CODE) -> None:
         """It fires no more and is forgotten; its tasks stay. One that code defines is back when that code starts."""
-        if not await self._store.drop_schedule(_check(name)):
+        audit = self._entry("remove_schedule", _check(name), by)
+        if not await self._store.drop_schedule(name, audit=audit):
             raise UnknownSchedule(name)
 
     async def pause(self, name: str, *, note: str = "", by: str = CODE) -> ScheduleStatus:
         """It fires nothing until it is resumed; also after restarts. `by` is who asks."""
         by = check_name("by", by)
-        await self._change(name, lambda status, now: (pause(status.state, now=now, note=note, by=by), ()))
+        audit = self._entry("pause_schedule", name, by, reason=note)
+        await self._change(name, lambda status, now: (pause(status.state, now=now, note=note, by=by), ()), audit)
         return await self.get(name)
 
-    async def resume(self, name: str) -> ScheduleStatus:
+    async def resume(self, name: str, *, by: str = CODE) -> ScheduleStatus:
         """It fires again, from now on: what came due meanwhile is skipped."""
-        await self._change(name, lambda status, now: (resume(definition(status), status.state, now=now), ()))
+        audit = self._entry("resume_schedule", name, by)
+        await self._change(name, lambda status, now: (resume(definition(status), status.state, now=now), ()), audit)
         return await self.get(name)
 
-    async def run_now(self, name: str) -> TaskHandle:
+    async def run_now(self, name: str, *, by: str = CODE) -> TaskHandle:
         """One task of it now, whatever its rule, its overlap policy or a pause say; when it fires next stays as it
         is."""
         taken: datetime | None = None
+        audit = self._entry("run_schedule", name, by)
 
         def decide(status: ScheduleStatus, now: datetime) -> tuple[ScheduleState, Sequence[Fire]]:
             return status.state, [Fire.by_hand(now, taken)]
 
-        while not (made := await self._change(name, decide)):
+        while not (made := await self._change(name, decide, audit)):
             # Two people at the same microsecond, or on a clock that stands still: the later one has another.
             rows = await self.list_fires(name, limit=RECENT)
             by_hand = [row.fire_at for row in rows if row.kind is FireKind.BY_HAND]
@@ -143,7 +149,14 @@ class Schedules:
         return made[0]
 
     async def backfill(
-        self, name: str, start: datetime, end: datetime, *, limit: int = 1_000, again: bool = False
+        self,
+        name: str,
+        start: datetime,
+        end: datetime,
+        *,
+        limit: int = 1_000,
+        again: bool = False,
+        by: str = CODE,
     ) -> list[TaskHandle]:
         """A task for each of its fire times from `start` on and before `end` that has had none, due at once; `start_at`
         and `end_at` of the schedule bound it here as well. Of each
@@ -154,7 +167,8 @@ class Schedules:
             schedule, since = definition(status), None if again else status.state.forgotten_at
             return status.state, backfill(schedule, start=start, end=end, now=now, limit=limit, known_since=since)
 
-        return await self._change(name, decide)
+        details = {"start": str(start), "end": str(end)} | ({"again": True} if again else {})
+        return await self._change(name, decide, self._entry("backfill_schedule", name, by, details=details))
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -220,7 +234,13 @@ class Schedules:
             )
         return schedule
 
-    async def _change(self, name: str, decide: Decide) -> list[TaskHandle]:
+    def _entry(
+        self, command: str, name: str, by: str, *, reason: str = "", details: dict[str, Any] | None = None
+    ) -> AuditEntry | None:
+        by, now = check_name("by", by), self._yard.now()
+        return make_entry(by, command, TargetKind.SCHEDULE, name, now=now, reason=reason, details=details)
+
+    async def _change(self, name: str, decide: Decide, audit: AuditEntry | None) -> list[TaskHandle]:
         """Carry out what `decide` says of the schedule as it is; the tasks that were made."""
         for _ in range(TRIES):
             status, now = await self.get(name), self._yard.now()
@@ -228,7 +248,7 @@ class Schedules:
                 raise InvalidInput(_UNREADABLE.format(quote(name), status.problem))
             state, fires = decide(status, now)
             pairs = list(zip(fires, self._make_records(status, fires, now), strict=True))
-            send = partial(self._store.fire, name, version=status.version, state=state, fires=pairs)
+            send = partial(self._store.fire, name, version=status.version, state=state, fires=pairs, audit=audit)
             fired = await self._yard.engine.fire(name, [record for _, record in pairs], send)
             if fired is not None:
                 self._yard.engine.look_at_schedules()
@@ -255,6 +275,7 @@ async def put(
     by: str,
     from_code: bool = False,
     replace: bool = True,
+    audit: AuditEntry | None = None,
 ) -> None:
     """Write a definition: a new schedule begins now; one that is the same goes on as it is, and one that fires at other
     times counts from now on."""
@@ -271,7 +292,7 @@ async def put(
                 return
             version = old.version
             state = old.state if _has_same_pace(old.schedule, schedule) else amend(old.schedule, old.state, now=now)
-        if await store.put_schedule(schedule, state, version=version, by=by, from_code=from_code):
+        if await store.put_schedule(schedule, state, version=version, by=by, from_code=from_code, audit=audit):
             if from_code and found:
                 log.warning("schedule %s is defined anew; if another program defines it too, rename one", schedule.name)
             return

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from taskyard.artifact_files import read_file
+from taskyard.catalogue import Catalogue, read_catalogue
 from taskyard.errors import InvalidInput, UnknownArtifact, UnknownTask, shorten
-from taskyard.listening import check_after, follow, make_filter
+from taskyard.event_tail import EventTail
+from taskyard.listening import check_after, make_filter
 from taskyard.model.attempt import AttemptArtifact, AttemptLine
+from taskyard.model.audit import CODE, AuditEntry, AuditFilter, TargetKind, make_entry
 from taskyard.model.command import Command
 from taskyard.model.event import Event, EventKind
 from taskyard.model.failures import FailureGroup
-from taskyard.model.given import AnyTask, check_count, check_uuid
+from taskyard.model.given import AnyTask, check_by, check_count, check_name, check_time, check_uuid
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.queue import QueueStatus
 from taskyard.model.task import DEFAULT_QUEUE, Attempt, TaskRecord
@@ -23,9 +28,12 @@ from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Why
 from taskyard.model.why_groups import WaitSummary
 from taskyard.opened import Opened
-from taskyard.queueing.controller import CODE, QueueController, TaskSteering, ask_one
+from taskyard.queueing.controller import QueueController, TaskSteering, ask_one
 from taskyard.queueing.matching import Matching
 from taskyard.queueing.waiting import explain_all, explain_waits
+
+PRUNE_BATCH = 500
+"""Tasks that are forgotten in one transaction."""
 
 
 @checked_verbs
@@ -34,12 +42,13 @@ class YardSteering(Opened, TaskSteering):
 
     def __init__(self) -> None:
         super().__init__()
-        self._streams: weakref.WeakSet[asyncio.Event] = weakref.WeakSet()
+        self._tail: EventTail | None = None
 
-    def _closed(self) -> None:
-        super()._closed()
-        for changes in self._streams:
-            changes.set()
+    async def _close_tail(self) -> None:
+        """Subscribers to events get what has happened until now, then their streams end."""
+        tail, self._tail = self._tail, None
+        if tail is not None:
+            await tail.close()
 
     def queue(self, name: str = DEFAULT_QUEUE, *, by: str = CODE) -> QueueController:
         """Everything a person can do to a queue: `await yard.queue("cpu").pause(reason="backup")`. `by` says who."""
@@ -48,6 +57,11 @@ class YardSteering(Opened, TaskSteering):
     async def queues(self) -> list[QueueStatus]:
         """Every queue that has rules, tasks, or something said about it."""
         return await self.store.queues()
+
+    async def catalogue(self) -> Catalogue:
+        """The consumers that the nodes of the store serve, with the JSON schemas of their arguments and results; also
+        those that a node served last in the past week."""
+        return await read_catalogue(self.store)
 
     async def why(self, uuid: AnyTask) -> Why | None:
         """What holds a task that waits: a reason, since when, what would free it, and who is in the way. None if it
@@ -127,6 +141,50 @@ class YardSteering(Opened, TaskSteering):
     async def _ask(self, uuid: AnyTask, command: Command, by: str) -> TaskRecord:
         return await ask_one(self.engine, uuid, command, by=by)
 
+    async def drain(self, node: str, *, on: bool = True, by: str = "") -> None:
+        """Ask a node, by its incarnation, to take no new tasks, or take that back. `UnknownNode` if there is none. A
+        worker that is drained ends when what it runs has ended. `by` is who asks."""
+        check_by(by)
+        audit = make_entry(by, "drain" if on else "undrain", TargetKind.NODE, node, now=self.engine.clock.now())
+        await self.store.drain(node, on=on, audit=audit)
+
+    async def prune(self, finished_before: datetime, *, failed: bool | None = None, by: str = "") -> int:
+        """Forget the tasks that ended before then, with their attempts, log lines and artifacts; how many they were.
+        `failed` means those that failed, or the others alone. `by` is who asks."""
+        check_by(by)
+        before, now = check_time("finished_before", finished_before), self.engine.clock.now()
+        details = {"finished_before": before.isoformat()} | ({} if failed is None else {"failed": failed})
+        audit = make_entry(by, "prune", TargetKind.TASKS, now=now, details=details, is_finished=False)
+        pruned = 0
+        while batch := await self.store.prune(finished_before=before, limit=PRUNE_BATCH, failed=failed, audit=audit):
+            pruned += batch
+        if audit is not None:
+            await self.store.put_audit(replace(audit, matched=pruned, changed=pruned, is_finished=True))
+        return pruned
+
+    async def audit(
+        self,
+        *,
+        by: str | None = None,
+        command: str | None = None,
+        task: AnyTask | None = None,
+        queue: str | None = None,
+        since: datetime | None = None,
+        before_id: int | None = None,
+        limit: int = 100,
+    ) -> list[AuditEntry]:
+        """What people asked for, newest first: one entry per call that named an actor with `by`, however many tasks it
+        changed. All of it, or that of one actor (`ana`, or `cli:ana` for the command line alone), of one command, about
+        one task or queue, or since a time. Go on with `before_id`, the `id` of the last entry seen."""
+        where = AuditFilter.of(
+            by=None if by is None else check_name("by", by),
+            command=None if command is None else check_name("command", command),
+            task=None if task is None else check_uuid(task),
+            queue=None if queue is None else check_name("queue", queue),
+            since=None if since is None else check_time("since", since),
+        )
+        return await self.store.list_audit(where, before_id=before_id, limit=check_count("limit", limit, least=1))
+
     async def events(
         self,
         *,
@@ -141,6 +199,8 @@ class YardSteering(Opened, TaskSteering):
         closed: all of it, or only what is of these `kinds`, and of this queue, consumer, task or group (its summary
         included). Who remembers the `seq` of the last event goes on there, with the same filter or another.
 
+        All subscribers of a yard share one reader of the store, however many there are; a slow one holds up nobody.
+
         A store that is away is waited for. A reader so far behind that the store has forgotten some (it keeps the last
         10,000 or more), or with a number that a store which was restored has not come to, gets `EventsMissed`: look at
         the records, then start anew."""
@@ -148,10 +208,10 @@ class YardSteering(Opened, TaskSteering):
         if after is None:
             after = (await store.events(after=-1)).last  # before the tasks of a group are looked up
         where = await make_filter(store, kinds=kinds, queue=queue, consumer=consumer, task=task, group=group)
-        with engine.changes() as changes:
-            self._streams.add(changes)
-            async with aclosing(
-                follow(store, changes, lambda: self._engine is engine, after=after, where=where)
-            ) as events:
-                async for event in events:
-                    yield event
+        if self._engine is not engine:
+            return
+        if self._tail is None:
+            self._tail = EventTail(store, engine.changes)
+        async with aclosing(self._tail.follow(after=after, where=where)) as events:
+            async for event in events:
+                yield event

@@ -18,8 +18,16 @@ from uuid import UUID
 
 from taskyard.artifact_files import ArtifactFolder, choose_folder
 from taskyard.blocking import OwnLoop
+from taskyard.catalogue import UnservedNotice
 from taskyard.cluster.membership import LeaseSettings
-from taskyard.consumers import PLACES, check_executors, check_settings, class_consumer, function_consumer
+from taskyard.consumers import (
+    PLACES,
+    check_executors,
+    check_settings,
+    check_version,
+    class_consumer,
+    function_consumer,
+)
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
@@ -65,9 +73,9 @@ from taskyard.ports.places import Place, Places
 from taskyard.ports.sink import Sink, Sinks
 from taskyard.ports.store import Add, Store
 from taskyard.queueing.matching import RerunReport
-from taskyard.registering import Registering
+from taskyard.registering import Registering, warm_up_steps
 from taskyard.rerunning import run_again, run_all_again
-from taskyard.retention import KEEP_S, Keep, Retention
+from taskyard.retention import KEEP_AUDIT_S, KEEP_S, Keep, Retention
 from taskyard.schedules import Schedules
 from taskyard.settings import check_store, find_stall_s, find_store_url, is_private, make_store
 from taskyard.steering import YardSteering
@@ -99,10 +107,13 @@ class Yard(Registering, YardSteering):
     `max_running` tasks run here at once (`threads` of them in threads); leaving the block waits `grace_s` seconds for
     what runs, then interrupts it and gives it back to the store (None: waits for as long as it takes). While it is open
     with its workers, it forgets what ended more than `keep_s` seconds ago, a week (None: keeps everything);
-    `keep_latest` limits that by number as well, `keep_failed` sets what failed apart.
+    `keep_latest` limits that by number as well, `keep_failed` sets what failed apart. The record of what people asked
+    for (`audit`) is kept for `keep_audit_s` seconds, a year.
 
     `artifacts` is the folder for artifacts that are too large for the store; each store has one of its own in it. By
     default that is beside a SQLite file or among the data of this user for PostgreSQL; for `memory://` it is temporary.
+
+    `version` is that of the application: the catalogue of consumers shows it.
 
     `admission` are checks that decide whether a task may start here now, such as whether a disk has room
     (`taskyard.ports.admission`). `sinks` are told what happens in this process (`taskyard.ports.sink`).
@@ -121,8 +132,10 @@ class Yard(Registering, YardSteering):
         threads: int = 32,
         grace_s: float | None = 30.0,
         keep_s: float | None = KEEP_S,
+        keep_audit_s: float | None = KEEP_AUDIT_S,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         name: str = "",
+        version: str = "",
         artifacts: str | os.PathLike[str] | None = None,
         admission: Iterable[Admission] = (),
         sinks: Iterable[Sink] = (),
@@ -144,6 +157,7 @@ class Yard(Registering, YardSteering):
         self._clock = clock or SystemClock()
         self._where = check_store(store)
         self._grace_s, self._keep_s = check_wait("grace_s", grace_s), check_keep(keep_s)
+        self._keep_audit_s = check_keep(keep_audit_s, field="keep_audit_s")
         self._keep_ended: int | None = None
         self._keep_failed: Keep | None = None
         self._retention: asyncio.Task[None] | None = None
@@ -151,6 +165,7 @@ class Yard(Registering, YardSteering):
         self._pools: PoolRules | None = None
         self._settings = EngineSettings(
             name=name if name == "" else check_name("the name of a yard", name),
+            version=check_version(version),
             max_running=max_running,
             runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )
@@ -162,6 +177,7 @@ class Yard(Registering, YardSteering):
         self._stopping: asyncio.Future[None] | None = None
         self.own_loop = OwnLoop()
         self.schedules = Schedules(self)
+        self._unserved = UnservedNotice(self.catalogue)
 
     # --- consumers and queues -----------------------------------------------------------------------------------------
 
@@ -183,6 +199,7 @@ class Yard(Registering, YardSteering):
         executor: str | None = None,
         places: Places | Iterable[Place | str] | None = None,
         middleware: Iterable[Middleware] = (),
+        version: str = "",
     ) -> Callable[[Callable[P, R]], ConsumerFunction[P, R]]: ...
 
     def consumer(self, function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
@@ -434,7 +451,8 @@ class Yard(Registering, YardSteering):
         store = (
             make_store(self._where, self._clock) if self._where is None or isinstance(self._where, str) else self._where
         )
-        await warm_up_all([consumer.warm_up for consumer in self._consumers.values() if consumer.warm_up is not None])
+        consumers = list(self._consumers.values())
+        await warm_up_all([step for consumer in consumers for step in warm_up_steps(consumer, serve=serve)])
         url = find_store_url(self._where) if self._where is None or isinstance(self._where, str) else None
         self._artifact_folder = choose_folder(self._artifacts, store, url) if serve else ArtifactFolder(None)
         engine, known = self._make_engine(store, serve), dict(self._consumers)
@@ -455,7 +473,14 @@ class Yard(Registering, YardSteering):
         keep, failed = Keep(self._keep_s, self._keep_ended), self._keep_failed
         if serve:
             # Also if everything is kept: another process may prune, and leaves the files of this machine to us.
-            retention = Retention(store, self._clock, keep, failed=failed, artifacts=self._artifact_folder.path)
+            retention = Retention(
+                store,
+                self._clock,
+                keep,
+                failed=failed,
+                artifacts=self._artifact_folder.path,
+                keep_audit_s=self._keep_audit_s,
+            )
             self._retention = loop.create_task(retention.run(), name="taskyard-retention")
 
     def _make_engine(self, store: Store, serve: bool) -> Engine:
@@ -504,10 +529,14 @@ class Yard(Registering, YardSteering):
         if self._retention is not None:
             self._retention.cancel()
         try:
+            await self._unserved.close()
             await engine.stop(grace_s)
             await self._close_consumers()
         finally:
-            self._closed()
+            try:
+                await self._close_tail()
+            finally:
+                self._closed()
             try:
                 await store.close()
                 if self._artifact_folder.is_temporary and self._artifact_folder.exists():
@@ -540,6 +569,8 @@ class Yard(Registering, YardSteering):
     def prepare(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> Add:
         """One task as the engine takes it; what is wrong with it is raised here."""
         record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self.max_payload_bytes)
+        if not self._is_serving:
+            self._note_unserved(consumer)
         if options is DEFAULTS:
             return Add((record,), options.dedupe, self.find_parent((record,)))
         return self._add([record], options)
@@ -550,6 +581,10 @@ class Yard(Registering, YardSteering):
         text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
         check_size(consumer.name, text, self.max_payload_bytes)
         return text
+
+    def _note_unserved(self, consumer: Consumer) -> None:
+        if self.loop is not None and asyncio._get_running_loop() is self.loop:
+            self._unserved.note(consumer.name)
 
     def _check_buckets(self, queue: str) -> None:
         """Say so once if this queue has none. It is no error: another process may define it, and do so later."""
@@ -606,6 +641,8 @@ class Yard(Registering, YardSteering):
             raise
         if not records:
             return []
+        if not self._is_serving:
+            self._note_unserved(consumer)
         add, connection = self._add(records, options), options.connection
         if connection is None:
             added = await self.engine.submit(add, prompt=False)

@@ -322,8 +322,8 @@ from taskyard.ports.clock import SystemClock
 from taskyard.stores.postgres import PostgresStore
 
 class Slow(PostgresStore):
-    async def join(self, node):
-        await super().join(node)
+    async def join(self, node, specs=()):
+        await super().join(node, specs)
         print("has joined", flush=True)
         while True:
             with suppress(asyncio.CancelledError if {is_deaf} else ()):

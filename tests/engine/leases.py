@@ -3,8 +3,10 @@ have a node given up at a chosen moment?"""
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from taskyard.model.catalogue import ConsumerSpec
 from taskyard.model.node import Node
 from taskyard.model.task import TaskRecord
 from taskyard.testing.clock import ManualClock
@@ -32,8 +34,8 @@ class LeasedShakyStore(ShakyStore):
             raise self.lists_away
         return await super().list_tasks(*args, **options)
 
-    async def join(self, node: Node) -> None:
-        await super().join(node)
+    async def join(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
+        await super().join(node, specs)
         self.joined.append(node.incarnation)
         self.clock.advance(self.join_takes_s)
         if self.join_unanswered is not None:

@@ -1,7 +1,7 @@
 """An engine to test with: a memory store that can fail and hint, a clock and probes under the test's control."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ from taskyard.errors import StoreError, StoreUnavailable
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.runner import RunnerSettings
 from taskyard.execution.thread import ThreadExecutor
+from taskyard.model.catalogue import ConsumerSpec
 from taskyard.model.node import Node
 from taskyard.model.queue import QueueSettings
 from taskyard.model.retry import RetryPolicy
@@ -57,10 +58,10 @@ class ShakyStore(MemoryStore):
             raise error
         return turned
 
-    async def join(self, node: Node) -> None:
+    async def join(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
         if self.refuses_nodes:
             raise StoreUnavailable("not yet")
-        await super().join(node)
+        await super().join(node, specs)
 
     async def dead_nodes(self) -> list[str]:
         if self.away is not None:

@@ -59,11 +59,11 @@ async def test_what_a_node_serves_is_told_when_the_store_is_back(rig, monkeypatc
     """A store that was away when a consumer came is told later."""
     tell, tries = rig.store.describe, []
 
-    async def away(node):
+    async def away(node, specs):
         tries.append(node)
         if len(tries) < 3:
             raise StoreUnavailable("not now")
-        await tell(node)
+        await tell(node, specs)
 
     monkeypatch.setattr(rig.store, "describe", away)
     rig.consumer("work", Work())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from taskyard.errors import InvalidInput, StoreUnavailable
+from taskyard.model.audit import AuditEntry
 from taskyard.model.command import FITS, Command, Retry
 from taskyard.model.execution import ErrorKind
 from taskyard.model.move import Move
@@ -44,7 +45,13 @@ class Desk(MemoryStore):
         return await super().list_ids(where, before_id=before_id, limit=limit)
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        *,
+        by: str = "",
+        where: TaskFilter = ALL_TASKS,
+        audit: AuditEntry | None = None,
     ) -> list[Applied]:
         if self.chunks == 0:
             raise StoreUnavailable("the disk is gone")
@@ -53,7 +60,7 @@ class Desk(MemoryStore):
             rival, self.rival = self.rival, None
             await super().apply(uuids[:1], rival)
         self.clock.advance(self.change_s)
-        return await super().apply(uuids, command, by=by, where=where)
+        return await super().apply(uuids, command, by=by, where=where, audit=audit)
 
 
 @pytest.fixture

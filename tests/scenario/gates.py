@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
@@ -231,3 +231,19 @@ async def told(yard: Yard, uuid: str) -> list[EventKind]:
     """Everything that has happened to a task so far, but progress."""
     events = (await yard.store.events(after=0, limit=10_000)).events
     return [event.kind for event in events if event.uuid == uuid and event.kind is not EventKind.PROGRESS]
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await is_so():  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0)
+
+
+async def until_node(yard: Yard, *, serves: str | None = None, lacks: str | None = None) -> None:
+    """Return when the nodes on the store say that they serve this, or no longer that."""
+
+    async def is_so() -> bool:
+        sources = {source for status in await yard.store.nodes() for source in status.node.consumers}
+        return (serves is None or serves in sources) and lacks not in sources
+
+    await until(is_so)

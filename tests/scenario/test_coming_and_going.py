@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
@@ -21,29 +21,14 @@ from taskyard import (
     Yard,
 )
 from taskyard.errors import UnknownConsumer
+from taskyard.model.catalogue import ConsumerSpec
 from taskyard.model.node import Node
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.consumer import ConsumerChange
 from taskyard.standalone import StandaloneQueue
 from taskyard.stores.memory import MemoryStore
-from tests.scenario.gates import PATIENCE_S
+from tests.scenario.gates import PATIENCE_S, until, until_node
 from tests.scenario.jobs import build
-
-
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await is_so():  # noqa: ASYNC110 -- nothing tells of it
-            await asyncio.sleep(0)
-
-
-async def until_node(yard: Yard, *, serves: str | None = None, lacks: str | None = None) -> None:
-    """Return when the nodes on the store say that they serve this, or no longer that."""
-
-    async def is_so() -> bool:
-        sources = {source for status in await yard.store.nodes() for source in status.node.consumers}
-        return (serves is None or serves in sources) and lacks not in sources
-
-    await until(is_so)
 
 
 @pytest.mark.spec("SCH-27")
@@ -134,8 +119,8 @@ async def test_who_comes_while_the_yard_is_opened_is_served():
     """A consumer that is registered, and one that is taken out, between the first and the last step of opening."""
 
     class SlowStore(MemoryStore):
-        async def join(self, node: Node) -> None:
-            await super().join(node)
+        async def join(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
+            await super().join(node, specs)
             yard.unregister("early")
             yard.consumer(late)
 

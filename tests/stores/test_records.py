@@ -13,6 +13,7 @@ from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.records import (
     ARTIFACT,
     ATTEMPT,
+    AUDIT,
     CARRIED_FIELDS,
     CLAIM_FIELDS,
     LINE,
@@ -139,3 +140,13 @@ async def test_wire_types_have_the_fields_in_order(postgres, name, fields):
 def test_a_cold_field_needs_no_column():
     """Fields that no rule reads are one JSON column."""
     assert TASK.fields["extra"].kind is Kind.DOCUMENT
+
+
+async def test_sqlite_has_the_fields_of_an_audit_entry(sqlite):
+    """Every field of an entry of the audit record is a column of SQLite."""
+    assert sqlite_columns(sqlite, "audit") == described(AUDIT, AUDIT.columns, SQLITE)
+
+
+async def test_postgresql_has_the_fields_of_an_audit_entry(postgres):
+    """Every field of an entry of the audit record is a column of PostgreSQL."""
+    assert await postgres_columns(postgres, "audit") == described(AUDIT, AUDIT.columns, POSTGRES)

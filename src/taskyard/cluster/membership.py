@@ -18,6 +18,7 @@ from datetime import datetime
 from taskyard.cluster.heartbeat import Beating, Heartbeat, InThread
 from taskyard.cluster.pulse import TRUSTED
 from taskyard.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from taskyard.model.catalogue import ConsumerSpec
 from taskyard.model.node import Node
 from taskyard.ports.clock import Clock, SharedClock, suspended_s
 from taskyard.ports.store import Lease, LeasedStore, Store
@@ -54,15 +55,15 @@ class Hooks:
 
 
 class Membership:
-    """`describe` makes the node of an incarnation that has joined, or joins, at a time; `is_draining` says whether it
-    was asked to drain."""
+    """`describe` makes the node of an incarnation that has joined, or joins, at a time, and the specifications of its
+    consumers; `is_draining` says whether it was asked to drain."""
 
     def __init__(
         self,
         store: Store,
         *,
         clock: Clock,
-        describe: Callable[[str, datetime], Node],
+        describe: Callable[[str, datetime], tuple[Node, list[ConsumerSpec]]],
         is_draining: Callable[[], bool],
         settings: LeaseSettings,
     ) -> None:
@@ -99,7 +100,7 @@ class Membership:
         self._is_outdated = False
         self._doubtful.add(incarnation)
         try:
-            await self._store.join(self._describe(incarnation, self._joined_at))
+            await self._store.join(*self._describe(incarnation, self._joined_at))
         except StoreError as error:
             if not isinstance(error, OutcomeUnknown):
                 self._doubtful.discard(incarnation)
@@ -199,7 +200,7 @@ class Membership:
     async def _tell(self) -> None:
         self._is_outdated = False
         try:
-            await self._store.describe(self._describe(self.incarnation, self._joined_at))
+            await self._store.describe(*self._describe(self.incarnation, self._joined_at))
         except BaseException:
             self._is_outdated = True  # told when this loop is started again
             raise

@@ -15,6 +15,7 @@ from taskyard.engine.loops import Loops
 from taskyard.engine.parts import Parts
 from taskyard.engine.settings import EngineSettings, Ground
 from taskyard.errors import DuplicateTask, NotOpen, StoreError, StoreReplaced, SubmitPending, UnusableConnection
+from taskyard.model.audit import AuditEntry
 from taskyard.model.command import Command
 from taskyard.model.queue import QueueCommand, QueueSettings, QueueStatus
 from taskyard.model.queue_order import QueueSnapshot
@@ -192,11 +193,17 @@ class Engine:
         self._watcher.forget(uuid, waiter)
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        *,
+        by: str = "",
+        where: TaskFilter = ALL_TASKS,
+        audit: AuditEntry | None = None,
     ) -> list[Applied]:
         """Carry out a command, and let it take effect on this node at once; also when the caller is cancelled, since
         the store may have carried it out already."""
-        applying = asyncio.get_running_loop().create_task(self._apply(uuids, command, by, where))
+        applying = asyncio.get_running_loop().create_task(self._apply(uuids, command, by, where, audit))
         self._applying.add(applying)
         applying.add_done_callback(self._applied)
         return await asyncio.shield(applying)
@@ -206,9 +213,11 @@ class Engine:
         if not applying.cancelled():
             applying.exception()  # its caller may be gone: then nobody else asks for it
 
-    async def _apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
+    async def _apply(
+        self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter, audit: AuditEntry | None
+    ) -> list[Applied]:
         try:
-            applied = await self._store.apply(uuids, command, by=by, where=where)
+            applied = await self._store.apply(uuids, command, by=by, where=where, audit=audit)
         except BaseException:
             self._parts.changed()  # in part, or wholly, it may have been carried out
             raise
@@ -227,13 +236,18 @@ class Engine:
         self._parts.announce()
         return applied
 
-    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+    async def control(
+        self, queue: str, command: QueueCommand, *, by: str, audit: AuditEntry | None = None
+    ) -> QueueStatus:
         """Carry out what is asked of a queue, and let it take effect on this node at once."""
         try:
-            return await self._store.control(queue, command, by=by)
+            return await self._store.control(queue, command, by=by, audit=audit)
         finally:
             self._inbox.look()
             self._parts.announce()
+
+    async def put_audit(self, entry: AuditEntry) -> None:
+        await self._store.put_audit(entry)
 
     async def queues(self) -> list[QueueStatus]:
         return await self._store.queues()

@@ -24,6 +24,7 @@ from taskyard.engine.settings import Ground
 from taskyard.engine.signals import SignalLoop
 from taskyard.execution.runner import Hooks as RunHooks
 from taskyard.execution.runner import Runner
+from taskyard.model.catalogue import ConsumerSpec
 from taskyard.model.node import Node
 from taskyard.model.notes import NoteCode
 from taskyard.ports.places import Places
@@ -186,9 +187,10 @@ class Parts:
     def _incarnation(self) -> str:
         return self.membership.incarnation
 
-    def _describe(self, incarnation: str, since: datetime) -> Node:
+    def _describe(self, incarnation: str, since: datetime) -> tuple[Node, list[ConsumerSpec]]:
         consumers, settings, slots = self._ground.consumers, self._ground.settings, self.slots
-        return Node(
+        specs = [consumer.spec(settings.version) for consumer in list(consumers.values())]
+        node = Node(
             incarnation=incarnation,
             name=settings.node_name,
             pid=os.getpid(),
@@ -205,7 +207,9 @@ class Parts:
             checks=tuple(sorted(self._checks.kinds)),
             is_stopping=slots.is_stopped,
             is_draining=slots.is_draining,
+            specs={spec.name: spec.hash for spec in specs},
         )
+        return node, specs
 
     # --- what has happened, told to whom it concerns ------------------------------------------------------------------
 

@@ -25,10 +25,12 @@ class EngineSettings:
     """`serve=False` makes an engine that only submits and waits. `others` is the room for tasks of unknown sources,
     which are taken only to be reported (the standalone Scheduler does that). Of `many` claims at once, some begin while
     the next turn is on its way; `many_ends` at once go apart from the claims. `checks` decide whether a task may start
-    here. `middleware` goes around submits; that of runs is a setting of the runner."""
+    here. `middleware` goes around submits; that of runs is a setting of the runner. `version` is that of the
+    application."""
 
     serve: bool = True
     name: str = ""
+    version: str = ""
     max_running: int = 100
     others: int = 0
     many: int = MANY

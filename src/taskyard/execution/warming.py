@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 
-async def warm_up_all(steps: Sequence[Callable[[], None]]) -> None:
+async def warm_up_all(steps: Sequence[Callable[[], object]]) -> None:
     """In a thread: it takes a fraction of a second, and the loop may be serving others."""
     if steps:
         await asyncio.to_thread(_take, steps)
 
 
-def _take(steps: Sequence[Callable[[], None]]) -> None:
+def _take(steps: Sequence[Callable[[], object]]) -> None:
     for step in steps:
         step()

@@ -16,8 +16,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     of a source it runs at once, `max_running` how many of all, `capacities` how many each of its executors does, where
     that has a limit, and `executors` which of them a source uses: for people to see, it keeps to them by itself.
     `places` are the labels of each place of a consumer that has places; `checks` the requirements that it judges by an
-    admission check. One that `is_stopping` takes nothing new, and leaves when what it runs has ended; one that
-    `is_draining` has heard that it is drained."""
+    admission check. `specs` has the hash of the specification that it publishes for each consumer. One that
+    `is_stopping` takes nothing new, and leaves when what it runs has ended; one that `is_draining` has heard that it is
+    drained."""
 
     incarnation: str
     name: str
@@ -35,6 +36,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[str, ...] = ()
     is_stopping: bool = False
     is_draining: bool = False
+    specs: dict[str, str] = {}
 
     @property
     def label(self) -> str:

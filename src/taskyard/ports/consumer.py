@@ -7,15 +7,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from taskyard.errors import DuplicateConsumer, InvalidConsumer, UnknownConsumer
+from taskyard.model.catalogue import ConsumerSpec
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord
 from taskyard.ports.middleware import Middleware
 from taskyard.ports.places import Places
 
 log = logging.getLogger("taskyard")
+
+
+class Schemas(NamedTuple):
+    """The JSON schemas of a consumer's arguments and result; None if one is not known."""
+
+    args: dict[str, Any] | None = None
+    result: dict[str, Any] | None = None
+
+
+NO_SCHEMAS = Schemas()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +39,8 @@ class Consumer:
     otherwise hold up the first run, `close` lets go of what runs here have left loaded. `remote` is `call` in a form
     that can be pickled, for executors in other processes. `takes_results` says that it has an argument `results`, which
     is filled when it is a group's summary. `places` are where its tasks run, one at a time each; without any, as many
-    run at once as `concurrency` says. `version` is that of its algorithm, if it is one. `middleware` goes around its
-    submits and runs, inside that of the yard."""
+    run at once as `concurrency` says. `version` is that of its code or of its algorithm. `middleware` goes around its
+    submits and runs, inside that of the yard. `schemas` makes the JSON schemas of its arguments and its result."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -49,11 +60,27 @@ class Consumer:
     places: Places | None = None
     version: str | None = None
     middleware: tuple[Middleware, ...] = ()
+    schemas: Callable[[], Schemas] | None = None
 
     @property
     def slots(self) -> int:
         """How many of its tasks run at once on one node."""
         return self.concurrency if self.places is None else len(self.places)
+
+    def spec(self, version: str = "") -> ConsumerSpec:
+        """What the catalogue of a store has of it. `version` is that of the application."""
+        schemas = NO_SCHEMAS if self.schemas is None else self.schemas()
+        produce = getattr(self.produce, "__func__", self.produce)
+        return ConsumerSpec(
+            name=self.name,
+            queue=self.queue,
+            executor=self.executor,
+            version=self.version or version,
+            args=schemas.args,
+            result=schemas.result,
+            timeout_s=self.timeout_s,
+            has_produce=produce is not None and produce is not BaseTaskConsumer.produce,
+        )
 
 
 class BaseTaskConsumer(ABC):

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from taskyard.model.audit import AuditEntry
 from taskyard.model.firing import Fire, FireKind
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import ScheduleState
@@ -58,16 +59,24 @@ class Fired(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class ScheduleStore(Protocol):
-    """A store that keeps schedules. Every verb is one transaction."""
+    """A store that keeps schedules. Every verb is one transaction. It writes its `audit` entry, if it is given one and
+    changes something: with the number of tasks made, or else 1."""
 
     async def put_schedule(
-        self, schedule: Schedule, state: ScheduleState, *, version: str | None, by: str, from_code: bool = False
+        self,
+        schedule: Schedule,
+        state: ScheduleState,
+        *,
+        version: str | None,
+        by: str,
+        from_code: bool = False,
+        audit: AuditEntry | None = None,
     ) -> bool:
         """Write the schedule and its state if its version is still that one, or, with None, if there is none of that
         name; whether it was. What it has fired stays known."""
         ...
 
-    async def drop_schedule(self, name: str) -> bool:
+    async def drop_schedule(self, name: str, *, audit: AuditEntry | None = None) -> bool:
         """Forget the schedule and its fire times; whether there was one. Its tasks stay."""
         ...
 
@@ -87,6 +96,7 @@ class ScheduleStore(Protocol):
         state: ScheduleState,
         fires: Sequence[tuple[Fire, TaskRecord]] = (),
         cancels: bool = False,
+        audit: AuditEntry | None = None,
     ) -> Fired | None:
         """If the schedule's version is still that one: add a task for each fire time that has none yet, queued in the
         order of their due times, at the latest by the next turn; cancel the earlier ones that have not ended, if so

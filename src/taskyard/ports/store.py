@@ -17,6 +17,8 @@ import msgspec
 
 from taskyard.errors import ClaimLost, TaskyardError
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine, LogLine, join_artifacts, join_lines
+from taskyard.model.audit import ALL_ENTRIES, AuditEntry, AuditFilter
+from taskyard.model.catalogue import ConsumerSpec, StoredSpec
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.execution import Progress
@@ -159,7 +161,9 @@ class Store(Protocol):
         stays as it is."""
         ...
 
-    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+    async def control(
+        self, queue: str, command: QueueCommand, *, by: str, audit: AuditEntry | None = None
+    ) -> QueueStatus:
         """Carry out what somebody asks of a whole queue, for every node, from the next turn on, and remember who, when
         and why; the queue need not exist yet. A word that changes nothing leaves no event. A queue that is stopping is
         paused by the very transaction in which the last of its tasks ends."""
@@ -170,13 +174,20 @@ class Store(Protocol):
         time among those that are first of their lane, by place, and that no key holds back."""
         ...
 
-    async def join(self, node: Node) -> None:
-        """Make the node known and alive. From here until `leave` or the end of its process it may hold claims."""
+    async def join(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
+        """Make the node known and alive. From here until `leave` or the end of its process it may hold claims. `specs`
+        are the specifications that `node.specs` names."""
         ...
 
-    async def describe(self, node: Node) -> None:
+    async def describe(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
         """What a node that has joined says of itself from now on; what was asked of it stays. If it is not, or no
         longer, among the nodes, nothing happens."""
+        ...
+
+    async def list_specs(self) -> list[StoredSpec]:
+        """The specifications of consumers, by name, the latest first. Equal ones of several nodes are stored once. One
+        is kept while a node has it. Of a consumer that no node has, the last one is kept for `SPEC_KEPT`. What is to be
+        forgotten is gone after the next `join`, `describe`, `leave` or `rescue`."""
         ...
 
     async def leave(self, incarnation: str) -> None:
@@ -187,7 +198,7 @@ class Store(Protocol):
         """The nodes that have joined and not left, dead ones included until they are rescued."""
         ...
 
-    async def drain(self, incarnation: str, *, on: bool = True) -> None:
+    async def drain(self, incarnation: str, *, on: bool = True, audit: AuditEntry | None = None) -> None:
         """Ask the node to take no new tasks, or take that back; `UnknownNode` if it is not among the nodes. It hears of
         it through `signals`, as soon as of a cancel. A node that joins is asked nothing."""
         ...
@@ -250,7 +261,13 @@ class Store(Protocol):
         ...
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        *,
+        by: str = "",
+        where: TaskFilter = ALL_TASKS,
+        audit: AuditEntry | None = None,
     ) -> list[Applied]:
         """Decide and carry out `command` for each task, atomically each, some hundreds in a transaction. `by` is who
         asks. An unknown task is `UnknownTask`; one that no longer fits is `CommandRefused`; one that is not among those
@@ -358,12 +375,35 @@ class Store(Protocol):
         those that failed, or for the others alone."""
         ...
 
-    async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
+    async def prune(
+        self,
+        *,
+        finished_before: datetime,
+        limit: int = 500,
+        failed: bool | None = None,
+        audit: AuditEntry | None = None,
+    ) -> int:
         """Forget at most `limit` tasks that ended before then, with their attempts, log lines and artifacts, oldest
         first; how many they were. Files of artifacts are left alone: they are on the machines of the nodes. Where
         several machines share a store, none that is younger than that by the clock of its server. None that one which
         has not ended waits, or has waited, for. Slots whose window is over are forgotten with them. `failed`
         means those that failed, or the others alone."""
+        ...
+
+    async def put_audit(self, entry: AuditEntry) -> None:
+        """Write an entry with these counts, or replace that of the same call. Every verb with an argument `audit`
+        writes that entry in the transaction that changes something, and adds to its counts if it is there already; a
+        verb that changes nothing writes none, unless the entry is not finished: then it is of a command for many."""
+        ...
+
+    async def list_audit(
+        self, where: AuditFilter = ALL_ENTRIES, *, before_id: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        """The entries that match, newest first, at most `limit`; go on with `before_id` of the last one seen."""
+        ...
+
+    async def prune_audit(self, before: datetime, *, limit: int = 500) -> int:
+        """Forget at most `limit` entries of calls that began before then, oldest first; how many they were."""
         ...
 
     def watch(self, heard: Callable[[News], None]) -> None:

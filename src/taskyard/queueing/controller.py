@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from taskyard.errors import InvalidInput, quote
+from taskyard.model.audit import CODE, AuditEntry, TargetKind, command_entry
 from taskyard.model.command import (
     Cancel,
     Command,
@@ -44,9 +45,6 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.store import Applied
 from taskyard.queueing.matching import Matching
 
-CODE = "code"
-"""Who speaks of a queue where nobody says who."""
-
 
 class Steering(Protocol):
     """What a controller needs: a store's verbs, and that they take effect on this node at once."""
@@ -54,7 +52,11 @@ class Steering(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus: ...
+    async def control(
+        self, queue: str, command: QueueCommand, *, by: str, audit: AuditEntry | None = ...
+    ) -> QueueStatus: ...
+
+    async def put_audit(self, entry: AuditEntry) -> None: ...
 
     async def queues(self) -> list[QueueStatus]: ...
 
@@ -63,7 +65,13 @@ class Steering(Protocol):
     async def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]: ...
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = ..., where: TaskFilter = ...
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        *,
+        by: str = ...,
+        where: TaskFilter = ...,
+        audit: AuditEntry | None = ...,
     ) -> list[Applied]: ...
 
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
@@ -129,7 +137,9 @@ async def ask_one(
 ) -> TaskRecord:
     """Carry out a command for one task, or raise why not."""
     check_by(by)
-    (applied,) = await steering.apply([check_uuid(uuid)], command, by=by, where=where or TaskFilter())
+    asked = check_uuid(uuid)
+    audit = command_entry(by, command, TargetKind.TASK, asked, now=steering.clock.now())
+    (applied,) = await steering.apply([asked], command, by=by, where=where or TaskFilter(), audit=audit)
     if applied.refused is not None:
         raise applied.refused
     assert applied.record is not None
@@ -185,7 +195,8 @@ class QueueController(TaskSteering):
         return await self._say(SetConcurrency(concurrency, check_reason(reason)))
 
     async def _say(self, command: QueueCommand) -> QueueStatus:
-        return await self._steering.control(self.name, command, by=self._by)
+        audit = command_entry(self._by, command, TargetKind.QUEUE, self.name, now=self._steering.clock.now())
+        return await self._steering.control(self.name, command, by=self._by, audit=audit)
 
     async def _ask(self, uuid: AnyTask, command: Command, by: str) -> TaskRecord:
         own = TaskFilter(queue=self.name)

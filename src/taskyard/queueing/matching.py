@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from taskyard.errors import ChangedMeanwhile, CommandRefused, DependencyLost, TaskyardError, describe_refusal
+from taskyard.model.audit import AuditEntry, bulk_entry
 from taskyard.model.command import (
     FITS,
     Cancel,
@@ -120,8 +121,16 @@ class Bulk(Protocol):
     def clock(self) -> Clock: ...
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = ..., where: TaskFilter = ...
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        *,
+        by: str = ...,
+        where: TaskFilter = ...,
+        audit: AuditEntry | None = ...,
     ) -> list[Applied]: ...
+
+    async def put_audit(self, entry: AuditEntry) -> None: ...
 
     async def list_ids(self, where: TaskFilter, *, before_id: int | None, limit: int) -> list[tuple[int, str]]: ...
 
@@ -192,6 +201,7 @@ class Matching:
         self._tally = Tally()
         # Who was sent again, where others are to be found that failed because of them.
         self._sent: set[str] | None = None
+        self._audit: AuditEntry | None = None
 
     @property
     def report(self) -> BulkReport:
@@ -240,6 +250,7 @@ class Matching:
 
     async def _run(self, command: Command, *, dry_run: bool, even_quarantined: bool = False) -> BulkReport:
         tally = self._tally = Tally()
+        self._audit = None if dry_run else bulk_entry(self._by, command, self.where, now=self._bulk.clock.now())
         named, fits = self.where.states, FITS[type(command)]
         for state in named or ():
             if state not in fits:
@@ -255,6 +266,10 @@ class Matching:
             theirs = replace(meant, states=(TaskState.FAILED,), error=DEPENDENCY_FAILED, quarantined=None)
             found = await self._find_failed_with(self._sent, theirs, oldest_first=_is_to_tail(command))
             await self._do(in_chunks(self._bulk, found), command, theirs, dry_run)
+        if self._audit is not None:
+            # Of a command that is interrupted, the entry has the counts of its last chunk and is never finished.
+            done = replace(self._audit, matched=tally.matched, changed=tally.moved, is_finished=True)
+            await self._bulk.put_audit(done)
         return tally.report()
 
     async def _find_failed_with(self, sent: set[str], theirs: TaskFilter, *, oldest_first: bool) -> list[str]:
@@ -308,7 +323,7 @@ class Matching:
                 else:
                     self._tally.refuse(one.refused)
 
-        await see_through(self._bulk.apply(uuids, command, by=self._by, where=meant), count)
+        await see_through(self._bulk.apply(uuids, command, by=self._by, where=meant, audit=self._audit), count)
         return failed
 
     async def _count(self, where: TaskFilter) -> int:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 import msgspec
 
 from taskyard.model.attempt import Artifact, LogLine
+from taskyard.model.audit import AuditEntry
 from taskyard.model.state import RUNNING
 from taskyard.model.task import Attempt, Mark, Outcome, TaskExtra, TaskRecord
 
@@ -245,6 +246,7 @@ ATTEMPT = Description(Attempt)
 OUTCOME = Description(Outcome)
 LINE = Description(LogLine)
 ARTIFACT = Description(Artifact)
+AUDIT = Description(AuditEntry)
 
 OF_ATTEMPT = ("task", "token")
 """The columns that say which attempt a line or an artifact belongs to, before the columns of its own."""

@@ -16,6 +16,8 @@ from taskyard.errors import (
     UnknownNode,
     UnknownTask,
 )
+from taskyard.model.audit import AuditEntry
+from taskyard.model.catalogue import ConsumerSpec, StoredSpec
 from taskyard.model.command import (
     Asked,
     Change,
@@ -54,6 +56,8 @@ from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Applied, Report, Turned
+from taskyard.stores.memory.audit import AuditLog
+from taskyard.stores.memory.catalogue import Catalogue
 from taskyard.stores.memory.claims import Claims
 from taskyard.stores.memory.dependencies import Dependencies
 from taskyard.stores.memory.schedules import ScheduleBook, is_pending
@@ -69,6 +73,7 @@ class MemoryCore(Claims, Dependencies, Sight):
     def __init__(self, clock: Clock, *, keep_ended: int | None = None) -> None:
         super().__init__(keep_ended)
         self._clock = clock
+        self._catalogue, self.audit = Catalogue(), AuditLog()
         self.schedules = ScheduleBook(lambda uuid: is_pending(self._tasks.get(uuid)))
 
     # --- the hot path ---------------------------------------------------------------------------------------------
@@ -283,18 +288,23 @@ class MemoryCore(Claims, Dependencies, Sight):
                     heapq.heapify(line.waiting)
                 self._repark(line, queue)
 
-    def control(self, queue: str, command: QueueCommand, by: str) -> QueueStatus:
+    def control(self, queue: str, command: QueueCommand, by: str, audit: AuditEntry | None = None) -> QueueStatus:
         now = self._clock.now()
         control = self._controls.get(queue, UNTOUCHED)
-        self._set_control(queue, steer(control, command, by=by, now=now, running=self._running_in[queue]), now)
+        is_changed = self._set_control(
+            queue, steer(control, command, by=by, now=now, running=self._running_in[queue]), now
+        )
+        self.audit.note(audit, 1, int(is_changed))
         return self._queue_status(queue)
 
-    def _set_control(self, queue: str, control: QueueControl, now: datetime) -> None:
+    def _set_control(self, queue: str, control: QueueControl, now: datetime) -> bool:
+        """Whether it is another one."""
         old = self._controls.get(queue, UNTOUCHED)
         kind = told_as(old, control)
         if kind is not None:
             self._controls[queue] = control
             self._tell_of_queue(kind, queue, now, control_detail(old, control))
+        return kind is not None
 
     def _note_drained(self, now: datetime) -> None:
         """Runs have ended: a queue that was stopping and has none left is paused."""
@@ -316,11 +326,17 @@ class MemoryCore(Claims, Dependencies, Sight):
         )
 
     def apply(
-        self, uuids: Sequence[str], command: Command, by: str = "", where: TaskFilter = ALL_TASKS
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        by: str = "",
+        where: TaskFilter = ALL_TASKS,
+        audit: AuditEntry | None = None,
     ) -> list[Applied]:
         now = self._clock.now()
         applied = [self._apply_one(uuid, command, by, where, now) for uuid in uuids]
         self._release(now)
+        self.audit.note(audit, len(uuids), sum(one.record is not None for one in applied))
         return applied
 
     def _apply_one(self, uuid: str, command: Command, by: str, where: TaskFilter, now: datetime) -> Applied:
@@ -381,24 +397,33 @@ class MemoryCore(Claims, Dependencies, Sight):
         else:
             self._track_key(record)
 
-    def join(self, node: Node) -> None:
+    def join(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
         self._nodes[node.incarnation] = node
         self._draining.discard(node.incarnation)
+        self._catalogue.publish(specs, self._nodes.values(), self._clock.now())
 
-    def describe(self, node: Node) -> None:
-        if node.incarnation in self._nodes:
+    def describe(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
+        if (old := self._nodes.get(node.incarnation)) is not None:
             self._nodes[node.incarnation] = node
+            self._catalogue.see(old, self._clock.now())
+            self._catalogue.publish(specs, self._nodes.values(), self._clock.now())
 
-    def drain(self, incarnation: str, *, on: bool) -> None:
+    def list_specs(self) -> list[StoredSpec]:
+        return self._catalogue.list_all()
+
+    def drain(self, incarnation: str, *, on: bool, audit: AuditEntry | None = None) -> None:
         if incarnation not in self._nodes:
             raise UnknownNode(incarnation)
+        self.audit.note(audit, 1, 1)
         if on:
             self._draining.add(incarnation)
         else:
             self._draining.discard(incarnation)
 
     def leave(self, incarnation: str) -> None:
-        self._nodes.pop(incarnation, None)
+        if (node := self._nodes.pop(incarnation, None)) is not None:
+            self._catalogue.see(node, self._clock.now())
+            self._catalogue.publish((), self._nodes.values(), self._clock.now())
         self._draining.discard(incarnation)
         if not self._running.get(incarnation):
             self._running.pop(incarnation, None)
@@ -423,11 +448,14 @@ class MemoryCore(Claims, Dependencies, Sight):
     def queue_snapshot(self, queue: str, limit: int) -> QueueSnapshot:
         return self._find_snapshot(queue, limit, self._turns.get(queue, NO_FAIRNESS_STATE), self._clock.now())
 
-    def prune(self, finished_before: datetime, limit: int, failed: bool | None = None) -> int:
+    def prune(
+        self, finished_before: datetime, limit: int, failed: bool | None = None, audit: AuditEntry | None = None
+    ) -> int:
         self._slots.trim(self._clock.now(), limit)
         pruned = 0
         while pruned < limit and (ended := self._find_oldest(failed)) and ended[0][0] < finished_before:
             pruned += self._forget_first(ended)
+        self.audit.note(audit, pruned, pruned)
         return pruned
 
 

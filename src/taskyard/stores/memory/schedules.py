@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from taskyard.model.audit import AuditEntry
 from taskyard.model.firing import Fire
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import ScheduleState, forget
@@ -97,17 +98,26 @@ class ScheduleVerbs:
     _core: MemoryCore
 
     async def put_schedule(
-        self, schedule: Schedule, state: ScheduleState, *, version: str | None, by: str, from_code: bool = False
+        self,
+        schedule: Schedule,
+        state: ScheduleState,
+        *,
+        version: str | None,
+        by: str,
+        from_code: bool = False,
+        audit: AuditEntry | None = None,
     ) -> bool:
         status = ScheduleStatus(
             name=schedule.name, schedule=schedule, state=state, version=new_uuid(), by=by, from_code=from_code
         )
         is_put = self._core.schedules.put(status, version)
+        self._core.audit.note(audit, 1, int(is_put))
         self._tell()
         return is_put
 
-    async def drop_schedule(self, name: str) -> bool:
+    async def drop_schedule(self, name: str, *, audit: AuditEntry | None = None) -> bool:
         is_dropped = self._core.schedules.drop(name)
+        self._core.audit.note(audit, 1, int(is_dropped))
         self._tell()
         return is_dropped
 
@@ -126,8 +136,11 @@ class ScheduleVerbs:
         state: ScheduleState,
         fires: Sequence[tuple[Fire, TaskRecord]] = (),
         cancels: bool = False,
+        audit: AuditEntry | None = None,
     ) -> Fired | None:
         fired = fire(self._core, name, version, state, fires, cancels)
+        if fired is not None:
+            self._core.audit.note(audit, len(fires) or 1, len(fired.made) if fires else 1)
         self._tell()
         return fired
 

@@ -10,6 +10,8 @@ from weakref import WeakMethod
 
 from taskyard.errors import TaskyardError
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
+from taskyard.model.audit import ALL_ENTRIES, AuditEntry, AuditFilter
+from taskyard.model.catalogue import ConsumerSpec, StoredSpec
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.failures import FailureGroup
@@ -52,19 +54,24 @@ class MemoryStore(ScheduleVerbs):
         self._core.set_queue(settings)
         self._tell()
 
-    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
-        answer = self._core.control(queue, command, by)
+    async def control(
+        self, queue: str, command: QueueCommand, *, by: str, audit: AuditEntry | None = None
+    ) -> QueueStatus:
+        answer = self._core.control(queue, command, by, audit)
         self._tell_of_events()
         return answer
 
     async def queues(self) -> list[QueueStatus]:
         return self._core.queues()
 
-    async def join(self, node: Node) -> None:
-        self._core.join(node)
+    async def join(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
+        self._core.join(node, specs)
 
-    async def describe(self, node: Node) -> None:
-        self._core.describe(node)
+    async def describe(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
+        self._core.describe(node, specs)
+
+    async def list_specs(self) -> list[StoredSpec]:
+        return self._core.list_specs()
 
     async def leave(self, incarnation: str) -> None:
         self._core.leave(incarnation)
@@ -72,8 +79,8 @@ class MemoryStore(ScheduleVerbs):
     async def nodes(self) -> list[NodeStatus]:
         return self._core.list_nodes()
 
-    async def drain(self, incarnation: str, *, on: bool = True) -> None:
-        self._core.drain(incarnation, on=on)
+    async def drain(self, incarnation: str, *, on: bool = True, audit: AuditEntry | None = None) -> None:
+        self._core.drain(incarnation, on=on, audit=audit)
         self._tell()
 
     async def dead_nodes(self) -> list[str]:
@@ -115,9 +122,15 @@ class MemoryStore(ScheduleVerbs):
         return self._core.list_blockers()
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        *,
+        by: str = "",
+        where: TaskFilter = ALL_TASKS,
+        audit: AuditEntry | None = None,
     ) -> list[Applied]:
-        answer = self._core.apply(uuids, command, by, where)
+        answer = self._core.apply(uuids, command, by, where, audit)
         self._tell_of_events()
         return answer
 
@@ -185,8 +198,26 @@ class MemoryStore(ScheduleVerbs):
     async def find_end(self, n: int, *, failed: bool | None = None) -> datetime | None:
         return self._core.find_end(n, failed)
 
-    async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
-        return self._core.prune(finished_before, limit, failed)
+    async def prune(
+        self,
+        *,
+        finished_before: datetime,
+        limit: int = 500,
+        failed: bool | None = None,
+        audit: AuditEntry | None = None,
+    ) -> int:
+        return self._core.prune(finished_before, limit, failed, audit)
+
+    async def put_audit(self, entry: AuditEntry) -> None:
+        self._core.audit.put(entry)
+
+    async def list_audit(
+        self, where: AuditFilter = ALL_ENTRIES, *, before_id: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        return self._core.audit.list_all(where, before_id, limit)
+
+    async def prune_audit(self, before: datetime, *, limit: int = 500) -> int:
+        return self._core.audit.prune(before, limit)
 
     # --- telling the other yards ------------------------------------------------------------------------------------
 

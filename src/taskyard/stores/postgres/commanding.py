@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import InvalidInput, StoreError
+from taskyard.model.audit import AuditEntry
 from taskyard.model.command import Asked, Command, Retry, anchor_of
 from taskyard.model.places import NO_PLACE_LEFT
 from taskyard.model.queue import (
@@ -29,6 +30,7 @@ from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Applied
 from taskyard.stores.postgres import commands, reader
+from taskyard.stores.postgres.audit import encode_entry
 from taskyard.stores.postgres.constants import NO_PLACE
 from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.errors import busy
@@ -47,26 +49,32 @@ class Commanding:
     def open(self) -> None:
         self._speaking = asyncio.Lock()  # of this event loop
 
-    async def apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
+    async def apply(
+        self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter, audit: AuditEntry | None
+    ) -> list[Applied]:
         applied: list[Applied] = []
         for start in range(0, len(uuids), APPLY_AT_MOST):
-            applied += await self._apply(uuids[start : start + APPLY_AT_MOST], command, by, where)
+            applied += await self._apply(uuids[start : start + APPLY_AT_MOST], command, by, where, audit)
         return applied
 
-    async def _apply(self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter) -> list[Applied]:
+    async def _apply(
+        self, uuids: Sequence[str], command: Command, by: str, where: TaskFilter, audit: AuditEntry | None
+    ) -> list[Applied]:
         """Those that changed between the look and the lock are decided again, and only those: beside a busy queue the
         first in line change all the time."""
         answers: dict[int, Applied] = {}
         left = list(range(len(uuids)))
+        entry, uncounted = encode_entry(audit), len(uuids)
         for n in range(TRIES):
             if n > 1:
                 await give_way(n)
             decided = await self._decide_on([uuids[i] for i in left], command, by, where)
             stale: list[str] = []
             if not decided.changes_nothing:
-                row = await self._write(decided)
+                row = await self._write(decided, entry, uncounted)
                 decided.place(row["places"])
                 stale = row["stale"]
+                uncounted = uncounted if len(stale) >= decided.count else 0
                 self._db.hints.tell()
             if decided.lost:
                 await self._db.write(commands.EXPLAIN, *map(list, zip(*decided.lost, strict=True)))
@@ -76,11 +84,13 @@ class Commanding:
                 break
             if n == TRIES - 1:
                 answers |= {i: decided.give_up(uuids[i]) for i in left}
+        if uncounted and audit is not None and not audit.is_finished:
+            await self._db.write(commands.NOTE_AUDIT, entry, uncounted)
         return [answers[i] for i in range(len(uuids))]
 
-    async def _write(self, decided: commands.Decided) -> Any:
+    async def _write(self, decided: commands.Decided, entry: str | None, matched: int) -> Any:
         try:
-            return await self._db.write(commands.CHANGE, *decided.arguments())
+            return await self._db.write(commands.CHANGE, *decided.arguments(), entry, matched)
         except StoreError as exc:
             if getattr(exc.__cause__, "sqlstate", None) == NO_PLACE:
                 raise InvalidInput(NO_PLACE_LEFT) from exc
@@ -100,13 +110,13 @@ class Commanding:
             decided.decide(uuid, found.get(uuid))
         return decided
 
-    async def control(self, queue: str, command: QueueCommand, by: str) -> QueueStatus:
+    async def control(self, queue: str, command: QueueCommand, by: str, audit: AuditEntry | None) -> QueueStatus:
         async with self._speaking:
-            said = await self._control(queue, command, by)
+            said = await self._control(queue, command, by, encode_entry(audit))
         (status,) = await self._db.read(partial(reader.queues, name=queue))
         return msgspec.structs.replace(status, control=said)
 
-    async def _control(self, queue: str, command: QueueCommand, by: str) -> QueueControl:
+    async def _control(self, queue: str, command: QueueCommand, by: str, entry: str | None) -> QueueControl:
         """Decided on what was read without a lock, and kept if nobody has said anything since. Those of one process
         speak one after the other; who is in the way of another's has been heard, and lets him go first next time."""
         settings = msgspec.json.encode(QueueSettings(name=queue)).decode()
@@ -123,7 +133,7 @@ class Commanding:
                 return old
             said = msgspec.json.encode(new).decode()
             row = await self._db.write(
-                commands.CONTROL, queue, settings, text, said, kind, to_text(control_detail(old, new)), now
+                commands.CONTROL, queue, settings, text, said, kind, to_text(control_detail(old, new)), now, entry
             )
             if row["done"]:
                 self._db.hints.tell()

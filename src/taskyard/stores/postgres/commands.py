@@ -29,12 +29,13 @@ from taskyard.ports.store import Applied
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.rows import FINISHED, HOT, clean, from_row, to_text
 
-CHANGE = "CALL taskyard.apply_commands_1($1, $2, $3, $4, $5, $6, $7, $8, false, NULL, NULL, NULL)"
+CHANGE = "CALL taskyard.apply_commands_1($1, $2, $3, $4, $5, $6, $7, $8, false, $9, $10, NULL, NULL, NULL)"
 EXPLAIN = (
     "UPDATE taskyard.finished AS e SET error = l.error FROM unnest($1::bigint[], $2::text[], $3::text[]) "
     "AS l(id, version, error) WHERE e.id = l.id AND e.xmin::text = l.version"
 )
-CONTROL = "CALL taskyard.control_queue_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL)"
+CONTROL = "CALL taskyard.control_queue_1($1, $2, $3, $4, $5, $6, $7, $8, NULL, NULL, NULL)"
+NOTE_AUDIT = "SELECT taskyard.note_audit_1($1, $2, 0)"
 RESCUE = "CALL taskyard.rescue_1($1, $2, $3, $4, $5, NULL, NULL)"
 
 
@@ -58,6 +59,11 @@ class Decided:
     @property
     def changes_nothing(self) -> bool:
         return not self._changes
+
+    @property
+    def count(self) -> int:
+        """The tasks that it changes."""
+        return len(self._changes)
 
     def decide(self, uuid: str, found: tuple[TaskRecord, str] | None) -> None:
         """`found` is the record and its version; the record is changed."""

@@ -13,6 +13,7 @@ from enum import IntEnum
 
 from taskyard.model.attempt import LINES_KEPT
 from taskyard.model.blocker import SEPARATOR as LANE_SEPARATOR
+from taskyard.model.catalogue import SPEC_KEPT
 from taskyard.model.dependency import DEPENDENCY_FAILED
 from taskyard.model.order import GAP
 from taskyard.model.places import CROWDED, SHARE, SMALLEST, THINNING
@@ -44,6 +45,8 @@ class Lock(IntEnum):
     ROLLOUT = 1953721212
     """Of a queue, before `QUEUE`: held for one step of the rollout of its settings."""
     NUMBER_SKIP = 1953721210
+    CATALOGUE = 1953721213
+    """Held by the one transaction that writes specifications of consumers."""
     HINT = 1953721208
     """Held by the one transaction that notifies other nodes with its commit."""
 
@@ -102,6 +105,7 @@ def bundle_values() -> Mapping[str, str]:
     """What `{{name}}` stands for in the bundle. Read when it is rendered, so that a test may change a constant."""
     return {
         "created": TaskState.CREATED,
+        "spec_kept_s": str(int(SPEC_KEPT.total_seconds())),
         "illegal_move": sql_guard("v_old", "NEW.state").replace("instr(", "strpos("),
         "gap": str(GAP),
         "promote_at_most": str(PROMOTE_AT_MOST),

@@ -6,15 +6,19 @@ A node is dead when this process has not seen its counter move for its lease; on
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
 from taskyard.errors import UnknownNode
+from taskyard.model.audit import AuditEntry
 from taskyard.model.beats import Pulses
+from taskyard.model.catalogue import ConsumerSpec
 from taskyard.model.node import SKEW_S, Node
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import News
 from taskyard.stores.postgres import commands, reader
+from taskyard.stores.postgres.audit import encode_entry
 from taskyard.stores.postgres.database import Database
 
 log = logging.getLogger("taskyard")
@@ -34,17 +38,12 @@ class Nodes:
         """Who lives is looked at anew."""
         self._pulses = Pulses(self._clock.monotonic)
 
-    async def join(self, node: Node) -> None:
+    async def join(self, node: Node, specs: Sequence[ConsumerSpec]) -> None:
         self._joined.add(node.incarnation)
         await self._compare_clocks()
-        await self._db.write(
-            "INSERT INTO taskyard.node (incarnation, info, lease_s) VALUES ($1, $2, $3) "
-            "ON CONFLICT (incarnation) DO UPDATE SET info = excluded.info, lease_s = excluded.lease_s, "
-            "beats = node.beats + 1, beat_at = now(), is_draining = false",
-            node.incarnation,
-            self._info(node),
-            self._lease_s,
-        )
+        sql = "SELECT taskyard.join_node_1($1, $2, $3, $4, $5)"
+        now = self._clock.now()
+        await self._db.write(sql, node.incarnation, self._info(node), self._lease_s, _encode(specs), now)
         self._db.hints.tell(News.NODES)
 
     async def _compare_clocks(self) -> None:
@@ -62,30 +61,21 @@ class Nodes:
     def _info(self, node: Node) -> str:
         return msgspec.json.encode(msgspec.structs.asdict(node) | {"ahead_s": self._ahead_s}).decode()
 
-    async def describe(self, node: Node) -> None:
-        info = self._info(node)
-        await self._db.write(
-            "UPDATE taskyard.node SET info = $2 WHERE incarnation = $1 RETURNING 1", node.incarnation, info
-        )
+    async def describe(self, node: Node, specs: Sequence[ConsumerSpec]) -> None:
+        sql, now = "SELECT taskyard.describe_node_1($1, $2, $3, $4)", self._clock.now()
+        await self._db.write(sql, node.incarnation, self._info(node), _encode(specs), now)
         self._db.hints.tell(News.NODES)
 
     async def leave(self, incarnation: str) -> None:
-        row = await self._db.write(
-            "WITH busy AS (SELECT FROM taskyard.task WHERE state = 'running' AND node = $1 LIMIT 1), "
-            "gone AS (DELETE FROM taskyard.node WHERE incarnation = $1 AND NOT EXISTS (SELECT FROM busy)) "
-            "SELECT EXISTS (SELECT FROM busy)",
-            incarnation,
-        )
+        row = await self._db.write("SELECT taskyard.leave_node_1($1, $2)", incarnation, self._clock.now())
         self._joined.discard(incarnation)
-        if row[0]:
+        if not row[0]:
             log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation[:8])
         self._db.hints.tell(News.NODES)
 
-    async def drain(self, incarnation: str, on: bool) -> None:
-        row = await self._db.write(
-            "UPDATE taskyard.node SET is_draining = $2 WHERE incarnation = $1 RETURNING 1", incarnation, on
-        )
-        if row is None:
+    async def drain(self, incarnation: str, on: bool, audit: AuditEntry | None) -> None:
+        row = await self._db.write("SELECT taskyard.drain_node_1($1, $2, $3)", incarnation, on, encode_entry(audit))
+        if not row[0]:
             raise UnknownNode(incarnation)
         self._db.hints.tell(News.NODES)
 
@@ -106,3 +96,8 @@ class Nodes:
         rescued: list[str] = (await self._db.write(commands.RESCUE, *arguments))["uuids"] or []
         self._db.hints.tell(News.NODES)
         return rescued
+
+
+def _encode(specs: Sequence[ConsumerSpec]) -> str:
+    rows = [{"name": spec.name, "hash": spec.hash, "spec": msgspec.json.encode(spec).decode()} for spec in specs]
+    return msgspec.json.encode(rows).decode()

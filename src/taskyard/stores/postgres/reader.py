@@ -11,6 +11,7 @@ import msgspec
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
 from taskyard.model.beats import Beat
 from taskyard.model.blocker import BlockerKind
+from taskyard.model.catalogue import ConsumerSpec, StoredSpec
 from taskyard.model.event import Event, EventDetail, EventKind, EventPage
 from taskyard.model.execution import ExecutionError
 from taskyard.model.failures import FailureGroup
@@ -415,6 +416,11 @@ async def nodes(conn: Connection) -> list[NodeStatus]:
         )
         for info, beat_at, is_silent, is_draining, running in rows
     ]
+
+
+async def list_specs(conn: Connection) -> list[StoredSpec]:
+    rows = await conn.fetch("SELECT spec, seen_at FROM taskyard.consumer ORDER BY name, seen_at DESC, hash")
+    return [StoredSpec(spec=msgspec.json.decode(spec, type=ConsumerSpec), seen_at=seen_at) for spec, seen_at in rows]
 
 
 async def beats(conn: Connection) -> tuple[dict[str, Beat], str]:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import InvalidInput, NotOpen, StoreError
+from taskyard.model.audit import AuditEntry
 from taskyard.model.command import Asked, Command
 from taskyard.model.firing import COUNTED, Fire, FireKind
 from taskyard.model.schedule import Schedule
@@ -27,6 +28,7 @@ from taskyard.ports.clock import Clock
 from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
 from taskyard.ports.store import Add, Applied
 from taskyard.stores.postgres import commands, within
+from taskyard.stores.postgres.audit import encode_entry
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.database import Database
 from taskyard.stores.postgres.patience import give_way
@@ -35,7 +37,7 @@ from taskyard.stores.schedules import Fires, cancel_for, read_status, to_text
 
 log = logging.getLogger("taskyard")
 
-FIRE = "CALL taskyard.fire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, NULL, NULL)"
+FIRE = "CALL taskyard.fire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, NULL, NULL)"
 
 _PENDING = (
     "SELECT FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[f.task]) "
@@ -64,33 +66,47 @@ class ScheduleVerbs:
 
     @abstractmethod
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        *,
+        by: str = "",
+        where: TaskFilter = ALL_TASKS,
+        audit: AuditEntry | None = None,
     ) -> list[Applied]: ...
 
     async def put_schedule(
-        self, schedule: Schedule, state: ScheduleState, *, version: str | None, by: str, from_code: bool = False
+        self,
+        schedule: Schedule,
+        state: ScheduleState,
+        *,
+        version: str | None,
+        by: str,
+        from_code: bool = False,
+        audit: AuditEntry | None = None,
     ) -> bool:
+        entry = encode_entry(audit)
         values = (schedule.name, to_text(schedule), to_text(state), new_uuid(), by, from_code)
         if any(clean(text) != text for text in (schedule.name, by)):
             raise InvalidInput("the name of the schedule, or who puts it there, has characters that cannot be stored")
         async with self._db.asked():
             if version is None:
                 sql = "INSERT INTO taskyard.schedule VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING RETURNING 1"
-                row = await self._db.write(sql, *values)
+                row = await self._db.write(_noted(sql, 7), *values, entry)
             else:
                 sql = (
                     "UPDATE taskyard.schedule SET definition = $2, state = $3, version = $4, actor = $5, "
                     "from_code = $6 WHERE name = $1 AND version = $7 RETURNING 1"
                 )
-                row = await self._db.write(sql, *values, version)
+                row = await self._db.write(_noted(sql, 8), *values, version, entry)
             self._db.hints.tell()
             return row is not None
 
-    async def drop_schedule(self, name: str) -> bool:
+    async def drop_schedule(self, name: str, *, audit: AuditEntry | None = None) -> bool:
         if clean(name) != name:
             return False
         async with self._db.asked():
-            row = await self._db.write("SELECT taskyard.drop_schedule_1($1)", name)
+            row = await self._db.write("SELECT taskyard.drop_schedule_1($1, $2)", name, encode_entry(audit))
             self._db.hints.tell()
             return bool(row[0])
 
@@ -112,27 +128,29 @@ class ScheduleVerbs:
         state: ScheduleState,
         fires: Sequence[tuple[Fire, TaskRecord]] = (),
         cancels: bool = False,
+        audit: AuditEntry | None = None,
     ) -> Fired | None:
         if clean(name) != name:
             return None
         async with self._db.asked():
             add = within.encode(Add([record for _, record in fires]), await self._db.find_where())
             asked = (name, version, new_uuid(), to_text(state), state.watermark_at, KEEP_FIRES, _encode(fires), add)
+            entry = encode_entry(audit)
             if not cancels:
-                return await self._fire(asked, self._decided(name))
+                return await self._fire(asked, self._decided(name), entry)
             # What is to be canceled may have changed each time it comes to it: then it is decided anew.
             for n in range(WHOLE_TRIES):
                 if n > 1:
                     await give_way(n)
                 decided = await self._decide(name)
                 with suppress(_ChangedMeanwhile):
-                    return await self._fire(asked, decided)
+                    return await self._fire(asked, decided, entry)
             earlier = await self._db.read(partial(_read_pending, name=name))
-            fired = await self._fire(asked, self._decided(name))
+            fired = await self._fire(asked, self._decided(name), entry)
             return None if fired is None else Fired(fired.made, await self._cancel_each(name, earlier))
 
-    async def _fire(self, asked: tuple[Any, ...], decided: commands.Decided) -> Fired | None:
-        row = await self._db.write(FIRE, *asked, *_changes(decided))
+    async def _fire(self, asked: tuple[Any, ...], decided: commands.Decided, entry: str | None) -> Fired | None:
+        row = await self._db.write(FIRE, *asked, *_changes(decided), entry)
         match row["outcome"]:
             case "done":
                 self._db.hints.tell()
@@ -167,6 +185,11 @@ class ScheduleVerbs:
         for uuid in uuids:
             decided.decide(uuid, found.get(uuid))
         return decided
+
+
+def _noted(sql: str, parameter: int) -> str:
+    """The same statement with its audit entry, which is this parameter."""
+    return f"WITH done AS ({sql}) SELECT taskyard.note_audit_1(${parameter}, 1, 1) FROM done"
 
 
 def _uuids(applied: Sequence[Applied]) -> list[str]:

@@ -11,6 +11,8 @@ from functools import partial
 
 from taskyard.errors import ClaimLost, InvalidInput, hide_password
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
+from taskyard.model.audit import ALL_ENTRIES, AuditEntry, AuditFilter
+from taskyard.model.catalogue import ConsumerSpec, StoredSpec
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.failures import FailureGroup
@@ -26,6 +28,9 @@ from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Add, Added, Applied, BlockedGroup, News, Report, Schema, Signals, Turned
 from taskyard.stores.postgres import reader, within
+from taskyard.stores.postgres.audit import PRUNE as PRUNE_AUDIT
+from taskyard.stores.postgres.audit import PUT as PUT_AUDIT
+from taskyard.stores.postgres.audit import encode_entry, list_audit
 from taskyard.stores.postgres.commanding import Commanding
 from taskyard.stores.postgres.connection import COMMAND_S, Connection, once
 from taskyard.stores.postgres.database import Database
@@ -127,14 +132,22 @@ class PostgresStore(ScheduleVerbs):
     # --- commands, nodes, retention -----------------------------------------------------------------------------------
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        *,
+        by: str = "",
+        where: TaskFilter = ALL_TASKS,
+        audit: AuditEntry | None = None,
     ) -> list[Applied]:
         async with self._db.asked():
-            return await self._commanding.apply(uuids, command, by, where)
+            return await self._commanding.apply(uuids, command, by, where, audit)
 
-    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
+    async def control(
+        self, queue: str, command: QueueCommand, *, by: str, audit: AuditEntry | None = None
+    ) -> QueueStatus:
         async with self._db.asked():
-            return await self._commanding.control(queue, command, by)
+            return await self._commanding.control(queue, command, by, audit)
 
     async def queues(self) -> list[QueueStatus]:
         return await self._db.ask(reader.queues)
@@ -143,21 +156,24 @@ class PostgresStore(ScheduleVerbs):
         async with self._db.asked():
             await self._rules.set(settings)
 
-    async def join(self, node: Node) -> None:
+    async def join(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
         async with self._db.asked():
-            await self._nodes.join(node)
+            await self._nodes.join(node, specs)
 
-    async def describe(self, node: Node) -> None:
+    async def describe(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
         async with self._db.asked():
-            await self._nodes.describe(node)
+            await self._nodes.describe(node, specs)
+
+    async def list_specs(self) -> list[StoredSpec]:
+        return await self._db.ask(reader.list_specs)
 
     async def leave(self, incarnation: str) -> None:
         async with self._db.asked():
             await self._nodes.leave(incarnation)
 
-    async def drain(self, incarnation: str, *, on: bool = True) -> None:
+    async def drain(self, incarnation: str, *, on: bool = True, audit: AuditEntry | None = None) -> None:
         async with self._db.asked():
-            await self._nodes.drain(incarnation, on)
+            await self._nodes.drain(incarnation, on, audit)
 
     async def dead_nodes(self) -> list[str]:
         async with self._db.asked():
@@ -173,10 +189,33 @@ class PostgresStore(ScheduleVerbs):
     async def find_end(self, n: int, *, failed: bool | None = None) -> datetime | None:
         return await self._db.ask(lambda conn: reader.find_end(conn, n, failed))
 
-    async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
+    async def prune(
+        self,
+        *,
+        finished_before: datetime,
+        limit: int = 500,
+        failed: bool | None = None,
+        audit: AuditEntry | None = None,
+    ) -> int:
         async with self._db.asked():
             age = self._clock.now() - finished_before
-            row = await self._db.write("SELECT taskyard.prune_1($1, $2, $3, $4)", finished_before, age, limit, failed)
+            sql, entry = "SELECT taskyard.prune_1($1, $2, $3, $4, $5)", encode_entry(audit)
+            row = await self._db.write(sql, finished_before, age, limit, failed, entry)
+            pruned: int = row[0]
+            return pruned
+
+    async def put_audit(self, entry: AuditEntry) -> None:
+        async with self._db.asked():
+            await self._db.write(PUT_AUDIT, encode_entry(entry))
+
+    async def list_audit(
+        self, where: AuditFilter = ALL_ENTRIES, *, before_id: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        return await self._db.ask(partial(list_audit, where=where, before_id=before_id, limit=limit))
+
+    async def prune_audit(self, before: datetime, *, limit: int = 500) -> int:
+        async with self._db.asked():
+            row = await self._db.write(PRUNE_AUDIT, before, limit)
             pruned: int = row[0]
             return pruned
 

@@ -10,6 +10,8 @@ import apsw
 import msgspec
 
 from taskyard.errors import CommandRefused, UnknownNode, UnknownTask
+from taskyard.model.audit import AuditEntry
+from taskyard.model.catalogue import ConsumerSpec
 from taskyard.model.command import (
     Asked,
     Change,
@@ -32,6 +34,8 @@ from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.ports.store import Applied
 from taskyard.stores.records import to_us
+from taskyard.stores.sqlite import audit as audit_log
+from taskyard.stores.sqlite.catalogue import publish, see
 from taskyard.stores.sqlite.dependencies import Dependencies
 from taskyard.stores.sqlite.statements import HAS_ENDED
 
@@ -45,7 +49,12 @@ _IN_NEED = (
 
 class Commands(Dependencies):
     def apply(
-        self, uuids: Sequence[str], command: Command, by: str = "", where: TaskFilter = ALL_TASKS
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        by: str = "",
+        where: TaskFilter = ALL_TASKS,
+        audit: AuditEntry | None = None,
     ) -> list[Applied]:
         now = self._clock.now()
         found = self._read("uuid IN (SELECT value FROM json_each(?))", (msgspec.json.encode(list(uuids)).decode(),))
@@ -54,6 +63,7 @@ class Commands(Dependencies):
         applied = [self._apply_one(uuid, records.get(uuid), asked, where) for uuid in uuids]
         self._release(now)
         self._flush()
+        audit_log.note(self._conn, audit, len(uuids), sum(one.record is not None for one in applied))
         # Parking is decided at the flush, after the records were changed: read what it decided.
         return [self._with_parking(one) for one in applied]
 
@@ -152,34 +162,46 @@ class Commands(Dependencies):
             sql = f"UPDATE task SET fifo_bucket = {line[settings.order]} WHERE queue = ? AND {states}"
             self._conn.execute(sql, (settings.name,))
 
-    def control(self, queue: str, command: QueueCommand, by: str) -> QueueControl:
+    def control(self, queue: str, command: QueueCommand, by: str, audit: AuditEntry | None = None) -> QueueControl:
         now, old = self._clock.now(), self._controls.get(queue, UNTOUCHED)
         new = steer(old, command, by=by, now=now, running=self._running_in[queue])
         self._set_control(queue, new, to_us(now))
+        audit_log.note(self._conn, audit, 1, int(new is not old))
         return new
 
-    def join(self, node: Node, boot_id: str) -> None:
+    def join(self, node: Node, specs: Sequence[ConsumerSpec], boot_id: str) -> None:
         info = msgspec.json.encode(node).decode()
         self._conn.execute(
             "INSERT OR REPLACE INTO node (incarnation, info, boot_id) VALUES (?, ?, ?)",
             (node.incarnation, info, boot_id),
         )
+        publish(self._conn, specs, self._clock.now())
 
-    def describe(self, node: Node) -> None:
-        info = msgspec.json.encode(node).decode()
-        self._conn.execute("UPDATE node SET info = ? WHERE incarnation = ?", (info, node.incarnation))
+    def describe(self, node: Node, specs: Sequence[ConsumerSpec]) -> None:
+        info, now = msgspec.json.encode(node).decode(), self._clock.now()
+        see(self._conn, node.incarnation, now)
+        known = self._one("UPDATE node SET info = ? WHERE incarnation = ? RETURNING 1", (info, node.incarnation))
+        if known is not None:
+            publish(self._conn, specs, now)
 
-    def drain(self, incarnation: str, on: bool) -> None:
+    def drain(self, incarnation: str, on: bool, audit: AuditEntry | None = None) -> None:
         known = self._one("UPDATE node SET is_draining = ? WHERE incarnation = ? RETURNING 1", (on, incarnation))
         if known is None:
             raise UnknownNode(incarnation)
+        audit_log.note(self._conn, audit, 1, 1)
 
     def leave(self, incarnation: str) -> bool:
         """Whether the node could go. One that still holds a task stays, to be rescued."""
         if self._one("SELECT 1 FROM task WHERE state = 'running' AND node = ? LIMIT 1", (incarnation,)):
             return False
-        self._conn.execute("DELETE FROM node WHERE incarnation = ?", (incarnation,))
+        self._forget_node(incarnation)
         return True
+
+    def _forget_node(self, incarnation: str) -> None:
+        now = self._clock.now()
+        see(self._conn, incarnation, now)
+        self._conn.execute("DELETE FROM node WHERE incarnation = ?", (incarnation,))
+        publish(self._conn, (), now)
 
     def rescue(self, incarnation: str) -> list[str]:
         now = self._clock.now()
@@ -192,10 +214,12 @@ class Commands(Dependencies):
                 self._move(record, move)
         self._release(now)
         self._note_drained(to_us(now))
-        self._conn.execute("DELETE FROM node WHERE incarnation = ?", (incarnation,))
+        self._forget_node(incarnation)
         return [record.uuid for record in rescued]
 
-    def prune(self, finished_before: datetime, limit: int, failed: bool | None = None) -> int:
+    def prune(
+        self, finished_before: datetime, limit: int, failed: bool | None = None, audit: AuditEntry | None = None
+    ) -> int:
         old: Any = self._conn.execute(
             f"SELECT id, queue, lane, state FROM task WHERE {HAS_ENDED[failed]} AND finished_at < ? "
             f"AND NOT EXISTS ({_IN_NEED}) ORDER BY finished_at, id LIMIT ?",
@@ -209,7 +233,14 @@ class Commands(Dependencies):
         self._conn.execute("DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))", (ids,))
         for _, queue, lane, state in old:
             self._count(queue, lane, TaskState(state), -1)
+        audit_log.note(self._conn, audit, len(old), len(old))
         return len(old)
+
+    def put_audit(self, entry: AuditEntry) -> None:
+        audit_log.put(self._conn, entry)
+
+    def prune_audit(self, before: datetime, limit: int) -> int:
+        return audit_log.prune(self._conn, before, limit)
 
 
 class _Puts:

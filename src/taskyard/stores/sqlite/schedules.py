@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import apsw
 
+from taskyard.model.audit import AuditEntry
 from taskyard.model.firing import Fire, FireKind
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import ScheduleState, forget
@@ -18,6 +19,7 @@ from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
 from taskyard.ports.store import Add
 from taskyard.stores.records import from_us, to_us
 from taskyard.stores.schedules import Fires, cancel_for, correct, read_status, to_text
+from taskyard.stores.sqlite.audit import note
 
 if TYPE_CHECKING:
     from taskyard.stores.sqlite.core import SqliteCore
@@ -36,21 +38,41 @@ class ScheduleWrites:
     def __init__(self, core: SqliteCore, conn: apsw.Connection) -> None:
         self._core, self._conn = core, conn
 
-    def put(self, schedule: Schedule, state: ScheduleState, version: str | None, by: str, from_code: bool) -> bool:
+    def put(
+        self,
+        schedule: Schedule,
+        state: ScheduleState,
+        *,
+        version: str | None,
+        by: str,
+        from_code: bool,
+        audit: AuditEntry | None,
+    ) -> bool:
         if self._version(schedule.name) != version:
             return False
         self._conn.execute(
             "INSERT OR REPLACE INTO schedule VALUES (?, ?, ?, ?, ?, ?)",
             (schedule.name, to_text(schedule), to_text(state), new_uuid(), by, int(from_code)),
         )
+        note(self._conn, audit, 1, 1)
         return True
 
-    def drop(self, name: str) -> bool:
+    def drop(self, name: str, audit: AuditEntry | None) -> bool:
         self._conn.execute("DELETE FROM fire WHERE schedule = ?", (name,))
         dropped: Any = self._conn.execute("DELETE FROM schedule WHERE name = ? RETURNING 1", (name,)).get
+        note(self._conn, audit, 1, int(dropped is not None))
         return dropped is not None
 
-    def fire(self, name: str, version: str, state: ScheduleState, fires: Fires, cancels: bool) -> Fired | None:
+    def fire(
+        self,
+        name: str,
+        version: str,
+        state: ScheduleState,
+        *,
+        fires: Fires,
+        cancels: bool,
+        audit: AuditEntry | None,
+    ) -> Fired | None:
         if self._version(name) != version:
             return None
         self._conn.execute(
@@ -71,6 +93,7 @@ class ScheduleWrites:
         self._conn.execute(
             "UPDATE schedule SET state = ?, version = ? WHERE name = ?", (to_text(state), new_uuid(), name)
         )
+        note(self._conn, audit, len(fires) or 1, len(made) if fires else 1)
         canceled = [one.uuid for one in applied if one.record is not None]
         return Fired([record.uuid for record in made.values()], canceled)
 
@@ -134,12 +157,20 @@ class ScheduleVerbs:
     async def _look(self, run: Callable[[apsw.Connection], T]) -> T: ...
 
     async def put_schedule(
-        self, schedule: Schedule, state: ScheduleState, *, version: str | None, by: str, from_code: bool = False
+        self,
+        schedule: Schedule,
+        state: ScheduleState,
+        *,
+        version: str | None,
+        by: str,
+        from_code: bool = False,
+        audit: AuditEntry | None = None,
     ) -> bool:
-        return await self._write(partial(self._core.schedules.put, schedule, state, version, by, from_code))
+        put = partial(self._core.schedules.put, schedule, state, version=version, by=by, from_code=from_code)
+        return await self._write(partial(put, audit=audit))
 
-    async def drop_schedule(self, name: str) -> bool:
-        return await self._write(partial(self._core.schedules.drop, name))
+    async def drop_schedule(self, name: str, *, audit: AuditEntry | None = None) -> bool:
+        return await self._write(partial(self._core.schedules.drop, name, audit))
 
     async def schedules(self, name: str | None = None) -> list[ScheduleStatus]:
         return await self._look(partial(read_schedules, name=name))
@@ -155,5 +186,7 @@ class ScheduleVerbs:
         state: ScheduleState,
         fires: Sequence[tuple[Fire, TaskRecord]] = (),
         cancels: bool = False,
+        audit: AuditEntry | None = None,
     ) -> Fired | None:
-        return await self._write(partial(self._core.schedules.fire, name, version, state, fires, cancels))
+        fire = partial(self._core.schedules.fire, name, version, state, fires=fires, cancels=cancels, audit=audit)
+        return await self._write(fire)

@@ -18,6 +18,8 @@ import msgspec
 
 from taskyard.errors import ForkedStore, InvalidInput, NotOpen, StoreReplaced
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
+from taskyard.model.audit import ALL_ENTRIES, AuditEntry, AuditFilter
+from taskyard.model.catalogue import ConsumerSpec, StoredSpec
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.failures import FailureGroup
@@ -32,6 +34,8 @@ from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Add, Applied, BlockedGroup, News, Report, Schema, Signals, Turned
+from taskyard.stores.sqlite.audit import list_audit
+from taskyard.stores.sqlite.catalogue import list_specs
 from taskyard.stores.sqlite.core import SqliteCore
 from taskyard.stores.sqlite.place import (
     BUSY_MS,
@@ -230,30 +234,47 @@ class SqliteStore(ScheduleVerbs):
         return await self._read(self._lister.list_blockers, people=True)
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        *,
+        by: str = "",
+        where: TaskFilter = ALL_TASKS,
+        audit: AuditEntry | None = None,
     ) -> list[Applied]:
         applied: list[Applied] = []
         for start in range(0, len(uuids), APPLY_AT_MOST):
             chunk = uuids[start : start + APPLY_AT_MOST]
-            applied += await self._write(partial(self._core.apply, chunk, command, by, where))
+            applied += await self._write(partial(self._core.apply, chunk, command, by, where, audit))
         return applied
 
     async def set_queue(self, settings: QueueSettings) -> None:
         await self._write(partial(self._core.set_queue, settings))
 
-    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
-        said = await self._write(partial(self._core.control, queue, command, by))
+    async def control(
+        self, queue: str, command: QueueCommand, *, by: str, audit: AuditEntry | None = None
+    ) -> QueueStatus:
+        said = await self._write(partial(self._core.control, queue, command, by, audit))
         (status,) = await self._read(partial(self._lister.queues, queue), people=True)
         return msgspec.structs.replace(status, control=said)
 
-    async def join(self, node: Node) -> None:
+    async def join(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
         # The lock first: from the moment the others can see the node, they can also see that it lives.
         await self._read(partial(self._sidecar.appear, node_file_name(node.incarnation)))
         self._joined.add(node.incarnation)
-        await self._write(partial(self._core.join, node, boot_id()))
+        await self._write(partial(self._core.join, node, specs, boot_id()))
 
-    async def describe(self, node: Node) -> None:
-        await self._write(partial(self._core.describe, node))
+    async def describe(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
+        await self._write(partial(self._core.describe, node, specs))
+
+    async def list_audit(
+        self, where: AuditFilter = ALL_ENTRIES, *, before_id: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        read = partial(list_audit, where=where, before_id=before_id, limit=limit)
+        return await self._read(partial(self._lister.look, read), people=True)
+
+    async def list_specs(self) -> list[StoredSpec]:
+        return await self._read(partial(self._lister.look, list_specs), people=True)
 
     async def leave(self, incarnation: str) -> None:
         has_left = await self._write(partial(self._core.leave, incarnation))
@@ -264,8 +285,8 @@ class SqliteStore(ScheduleVerbs):
             log.warning("node %s leaves while it holds tasks; the others will take them back", incarnation[:8])
             self._sidecar.release(node_file_name(incarnation))
 
-    async def drain(self, incarnation: str, *, on: bool = True) -> None:
-        await self._write(partial(self._core.drain, incarnation, on))
+    async def drain(self, incarnation: str, *, on: bool = True, audit: AuditEntry | None = None) -> None:
+        await self._write(partial(self._core.drain, incarnation, on, audit))
 
     async def rescue(self, incarnation: str) -> list[str]:
         rescued = await self._write(partial(self._core.rescue, incarnation))
@@ -275,8 +296,21 @@ class SqliteStore(ScheduleVerbs):
     async def find_end(self, n: int, *, failed: bool | None = None) -> datetime | None:
         return await self._read(partial(self._lister.find_end, n, failed), people=True)
 
-    async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
-        return await self._write(partial(self._core.prune, finished_before, limit, failed))
+    async def prune(
+        self,
+        *,
+        finished_before: datetime,
+        limit: int = 500,
+        failed: bool | None = None,
+        audit: AuditEntry | None = None,
+    ) -> int:
+        return await self._write(partial(self._core.prune, finished_before, limit, failed, audit))
+
+    async def put_audit(self, entry: AuditEntry) -> None:
+        await self._write(partial(self._core.put_audit, entry))
+
+    async def prune_audit(self, before: datetime, *, limit: int = 500) -> int:
+        return await self._write(partial(self._core.prune_audit, before, limit))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ from datetime import datetime
 
 from taskyard.errors import OutcomeUnknown, StoreError, StoreUnavailable, TaskyardError
 from taskyard.model.attempt import Artifact, AttemptArtifact, AttemptLine
+from taskyard.model.audit import ALL_ENTRIES, AuditEntry, AuditFilter
+from taskyard.model.catalogue import ConsumerSpec, StoredSpec
 from taskyard.model.command import Command
 from taskyard.model.event import EventPage
 from taskyard.model.failures import FailureGroup
@@ -37,25 +39,28 @@ class RemoteStore(Line):
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
-    async def join(self, node: Node) -> None:
+    async def join(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
         self._own.add(node.incarnation)
         self.network.processes[node.incarnation] = PROCESS.get()
 
         def effect() -> None:
-            self._core.join(node)
+            self._core.join(node, specs)
             self.network.beats[node.incarnation] = self._loop.time()
 
         await self.ask(f"join {node.incarnation}", effect)
 
-    async def describe(self, node: Node) -> None:
-        await self.ask(f"describe {node.incarnation}", lambda: self._core.describe(node))
+    async def describe(self, node: Node, specs: Sequence[ConsumerSpec] = ()) -> None:
+        await self.ask(f"describe {node.incarnation}", lambda: self._core.describe(node, specs))
+
+    async def list_specs(self) -> list[StoredSpec]:
+        return await self.ask("list_specs", self._core.list_specs)
 
     def lease(self, incarnation: str) -> SimulatedLease:
         return SimulatedLease(self, incarnation)
 
-    async def drain(self, incarnation: str, *, on: bool = True) -> None:
+    async def drain(self, incarnation: str, *, on: bool = True, audit: AuditEntry | None = None) -> None:
         def effect() -> None:
-            self._core.drain(incarnation, on=on)
+            self._core.drain(incarnation, on=on, audit=audit)
             self.network.tell_all()
 
         await self.ask(f"drain {incarnation} {on}", effect)
@@ -168,8 +173,10 @@ class RemoteStore(Line):
     async def set_queue(self, settings: QueueSettings) -> None:
         await self.ask("set_queue", lambda: self._core.set_queue(settings))
 
-    async def control(self, queue: str, command: QueueCommand, *, by: str) -> QueueStatus:
-        return await self.ask(type(command).__name__, lambda: self._core.control(queue, command, by))
+    async def control(
+        self, queue: str, command: QueueCommand, *, by: str, audit: AuditEntry | None = None
+    ) -> QueueStatus:
+        return await self.ask(type(command).__name__, lambda: self._core.control(queue, command, by, audit))
 
     async def queues(self) -> list[QueueStatus]:
         return await self.ask("queues", self._core.queues)
@@ -178,10 +185,16 @@ class RemoteStore(Line):
         return await self.ask("nodes", self._core.list_nodes)
 
     async def apply(
-        self, uuids: Sequence[str], command: Command, *, by: str = "", where: TaskFilter = ALL_TASKS
+        self,
+        uuids: Sequence[str],
+        command: Command,
+        *,
+        by: str = "",
+        where: TaskFilter = ALL_TASKS,
+        audit: AuditEntry | None = None,
     ) -> list[Applied]:
         verb = f"{type(command).__name__} {','.join(uuids)}"
-        return await self.ask(verb, lambda: self._core.apply(uuids, command, by, where))
+        return await self.ask(verb, lambda: self._core.apply(uuids, command, by, where, audit))
 
     async def preview(self, demand: Demand) -> list[TaskRecord]:
         return await self.ask("preview", lambda: self._core.preview(demand), is_odd=True)
@@ -256,8 +269,26 @@ class RemoteStore(Line):
     async def find_end(self, n: int, *, failed: bool | None = None) -> datetime | None:
         return await self.ask("find_end", lambda: self._core.find_end(n, failed))
 
-    async def prune(self, *, finished_before: datetime, limit: int = 500, failed: bool | None = None) -> int:
-        return await self.ask("prune", lambda: self._core.prune(finished_before, limit, failed))
+    async def prune(
+        self,
+        *,
+        finished_before: datetime,
+        limit: int = 500,
+        failed: bool | None = None,
+        audit: AuditEntry | None = None,
+    ) -> int:
+        return await self.ask("prune", lambda: self._core.prune(finished_before, limit, failed, audit))
+
+    async def put_audit(self, entry: AuditEntry) -> None:
+        await self.ask("put_audit", lambda: self._core.audit.put(entry))
+
+    async def list_audit(
+        self, where: AuditFilter = ALL_ENTRIES, *, before_id: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        return await self.ask("list_audit", lambda: self._core.audit.list_all(where, before_id, limit))
+
+    async def prune_audit(self, before: datetime, *, limit: int = 500) -> int:
+        return await self.ask("prune_audit", lambda: self._core.audit.prune(before, limit))
 
 
 class SimulatedLease:

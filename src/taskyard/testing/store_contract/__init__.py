@@ -3,7 +3,9 @@
 from taskyard.testing.store_contract.adds import AddContract
 from taskyard.testing.store_contract.asking import AskingContract
 from taskyard.testing.store_contract.attempts import AttemptContract
+from taskyard.testing.store_contract.audit import AuditContract
 from taskyard.testing.store_contract.blockers import BlockerContract, LaneContract
+from taskyard.testing.store_contract.catalogue import CatalogueContract
 from taskyard.testing.store_contract.claims import ClaimContract
 from taskyard.testing.store_contract.commands import CommandContract
 from taskyard.testing.store_contract.control import ControlContract
@@ -38,6 +40,8 @@ class StoreContract(
     BlockerContract,
     LaneContract,
     NodeContract,
+    CatalogueContract,
+    AuditContract,
     EventContract,
     DetailContract,
     AttemptContract,

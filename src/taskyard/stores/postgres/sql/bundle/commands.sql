@@ -64,10 +64,11 @@ END $$;
 -- others, of which nothing happens. With `p_whole` nothing happens at all if there are any. `how`: 'change' keeps the task
 -- here, in its state or another; 'end' ends it, 'again' sends an ended one again, 'look' only looks. A note that is null
 -- stays what it is. One with `beside` is put right before or after that task. `places` says where each stands afterwards.
--- Those that wait for one that ends hear of it; who is sent again takes its slot, and waits, again.
+-- Those that wait for one that ends hear of it; who is sent again takes its slot, and waits, again. `p_audit` is the audit
+-- entry of the command, or null; `p_matched` of its tasks were looked at.
 CREATE OR REPLACE PROCEDURE taskyard.apply_commands_1(
     p_queues text[], p_changes json, e_kinds text[], e_uuids text[], e_queues text[], e_sources text[], e_details text[],
-    p_now timestamptz, p_whole boolean, INOUT stale text[], INOUT places json, INOUT told integer
+    p_now timestamptz, p_whole boolean, p_audit json, p_matched bigint, INOUT stale text[], INOUT places json, INOUT told integer
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -209,6 +210,10 @@ BEGIN
         IF v_done.keys IS NOT NULL THEN
             PERFORM taskyard.update_parked(v_done.key_queues, v_done.keys);
         END IF;
+    END IF;
+    IF p_audit IS NOT NULL THEN
+        PERFORM taskyard.note_audit_1(p_audit, p_matched, (
+            SELECT count(*) FROM json_to_recordset(p_changes) AS j(how text) WHERE how <> 'look'));
     END IF;
     SELECT json_agg(json_build_array(t.id, t.position, t.is_parked)) INTO places
     FROM json_to_recordset(p_changes) AS j(id bigint) JOIN taskyard.task AS t ON t.id = ANY (ARRAY[j.id]);

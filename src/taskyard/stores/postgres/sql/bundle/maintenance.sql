@@ -11,8 +11,9 @@ END $$;
 -- Forget at most so many tasks that ended before then, oldest first, and so long ago by the clock of the server: that of
 -- one node may be set days ahead, which must not cost the others their results. Those that are needed are kept.
 -- `p_failed` means those that failed, or the others alone.
-CREATE OR REPLACE FUNCTION taskyard.prune_1(p_before timestamptz, p_age interval, p_limit integer, p_failed boolean)
-RETURNS integer LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION taskyard.prune_1(
+    p_before timestamptz, p_age interval, p_limit integer, p_failed boolean, p_audit json
+) RETURNS integer LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_ids bigint[];
@@ -52,6 +53,7 @@ BEGIN
         INSERT INTO taskyard.state_count SELECT queue, state, -count(*) FROM gone GROUP BY queue, state
     )
     SELECT count(*) INTO v_pruned FROM gone;
+    PERFORM taskyard.note_audit_1(p_audit, v_pruned, v_pruned);
     RETURN v_pruned;
 END $$;
 

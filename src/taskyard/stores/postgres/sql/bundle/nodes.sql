@@ -23,10 +23,12 @@ BEGIN
     v_locked := v_locked || taskyard.queues_of_dependents(v_ids);
     PERFORM taskyard.lock_queues(v_locked);
     -- Not sooner: events are told by the number of their transaction, which it gets when it first writes.
+    PERFORM taskyard.see_specs(p_node, p_now);
     DELETE FROM taskyard.node WHERE incarnation = p_node AND (p_beats IS NULL OR beats = p_beats);
     IF NOT FOUND AND p_beats IS NOT NULL THEN
         RETURN;  -- it has beaten while we waited
     END IF;
+    PERFORM taskyard.publish_specs('[]', p_now);
     WITH m AS MATERIALIZED (
         SELECT t.id, t.queue, CASE WHEN t.cancel IS NOT NULL THEN 'canceled'
             WHEN t.recoveries < coalesce(q.auto_recover, 1) THEN 'queued' ELSE 'failed' END AS state,

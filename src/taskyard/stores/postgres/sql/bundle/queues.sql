@@ -30,7 +30,7 @@ END $$;
 -- nothing runs is a pause.
 CREATE OR REPLACE PROCEDURE taskyard.control_queue_1(
     p_name text, p_settings text, p_old text, p_new text, p_kind text, p_detail text,
-    p_now timestamptz, INOUT done boolean, INOUT said text, INOUT told integer
+    p_now timestamptz, p_audit json, INOUT done boolean, INOUT said text, INOUT told integer
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -53,6 +53,7 @@ BEGIN
     WHERE name = p_name AND control IS NOT DISTINCT FROM p_old;
     done := FOUND;
     IF done AND p_kind IS NOT NULL THEN
+        PERFORM taskyard.note_audit_1(p_audit, 1, 1);
         told := taskyard.write_events(
             0, ARRAY[p_kind], ARRAY[''], ARRAY[p_name], ARRAY[''], ARRAY[p_now], ARRAY[p_detail]);
     END IF;

@@ -8,7 +8,7 @@
 CREATE OR REPLACE PROCEDURE taskyard.fire_1(
     p_name text, p_version text, p_new_version text, p_state text, p_watermark_at timestamptz, p_keep integer, p_fires json,
     p_add text, c_queues text[], c_changes json, e_kinds text[], e_uuids text[], e_queues text[], e_sources text[], e_details text[],
-    p_now timestamptz, INOUT outcome text, INOUT made text[]
+    p_now timestamptz, p_audit json, INOUT outcome text, INOUT made text[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -62,9 +62,11 @@ BEGIN
         v_state := jsonb_set(v_state, '{forgotten_at}', to_jsonb(v_gone));
     END IF;
     UPDATE taskyard.schedule SET state = v_state::text, version = p_new_version WHERE name = p_name;
+    PERFORM taskyard.note_audit_1(p_audit, greatest(json_array_length(p_fires), 1),
+        CASE WHEN json_array_length(p_fires) = 0 THEN 1 ELSE cardinality(made) END);
     IF c_changes IS NOT NULL THEN
         CALL taskyard.apply_commands_1(
-            c_queues, c_changes, e_kinds, e_uuids, e_queues, e_sources, e_details, p_now, true, v_stale, v_places, v_told);
+            c_queues, c_changes, e_kinds, e_uuids, e_queues, e_sources, e_details, p_now, true, NULL, 0, v_stale, v_places, v_told);
         IF cardinality(v_stale) > 0 THEN
             outcome := 'changed';
             ROLLBACK;
@@ -76,12 +78,13 @@ BEGIN
 END $$;
 
 -- The schedule's row first: whoever fires it holds that, and must not leave fire times behind.
-CREATE OR REPLACE FUNCTION taskyard.drop_schedule_1(p_name text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION taskyard.drop_schedule_1(p_name text, p_audit json) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskyard.schedule WHERE name = p_name;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     DELETE FROM taskyard.fire WHERE schedule = p_name;
+    PERFORM taskyard.note_audit_1(p_audit, 1, 1);
     RETURN true;
 END $$;

@@ -285,6 +285,35 @@ CREATE TABLE taskyard.node (
     info        text NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
+-- The specifications of consumers that nodes have published, as JSON. `node.info` names them by consumer and hash.
+CREATE TABLE taskyard.consumer (
+    name    text COLLATE "C" NOT NULL,
+    hash    text COLLATE "C" NOT NULL,
+    spec    text NOT NULL,
+    seen_at timestamptz NOT NULL,
+    PRIMARY KEY (name, hash)
+);
+
+-- What people asked for, one row per call. A command for many tasks adds to the counts, chunk by chunk.
+CREATE TABLE taskyard.audit (
+    id          bigint PRIMARY KEY,
+    at          timestamptz NOT NULL,
+    matched     bigint NOT NULL,
+    changed     bigint NOT NULL,
+    is_finished boolean NOT NULL,
+    uuid        text COLLATE "C" NOT NULL UNIQUE,
+    actor       text COLLATE "C" NOT NULL,
+    via         text COLLATE "C" NOT NULL,
+    command     text COLLATE "C" NOT NULL,
+    kind        text COLLATE "C" NOT NULL,
+    target      text COLLATE "C" NOT NULL,
+    reason      text NOT NULL,
+    details     text NOT NULL
+);
+CREATE INDEX audit_actor ON taskyard.audit (actor, id);
+CREATE INDEX audit_target ON taskyard.audit (kind, target, id);
+CREATE INDEX audit_at ON taskyard.audit (at, id);
+
 -- One row for all tasks of a queue and a consumer that did the same in one transaction: `n` events, numbered from `first` within the
 -- transaction `xid`. `ats` has one time for all of them, or one for each.
 CREATE TABLE taskyard.event (

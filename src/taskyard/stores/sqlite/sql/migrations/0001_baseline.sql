@@ -180,6 +180,35 @@ CREATE TABLE node (
     is_draining INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
+-- The specifications of consumers that nodes have published, as JSON. `node.info` names them by consumer and hash.
+CREATE TABLE consumer (
+    name    TEXT NOT NULL,
+    hash    TEXT NOT NULL,
+    spec    TEXT NOT NULL,
+    seen_at INTEGER NOT NULL,
+    PRIMARY KEY (name, hash)
+) STRICT;
+
+-- What people asked for, one row per call. A command for many tasks adds to the counts, chunk by chunk.
+CREATE TABLE audit (
+    id          INTEGER PRIMARY KEY,
+    uuid        TEXT NOT NULL UNIQUE,
+    at          INTEGER NOT NULL,
+    actor       TEXT NOT NULL,
+    via         TEXT NOT NULL,
+    command     TEXT NOT NULL,
+    kind        TEXT NOT NULL,
+    target      TEXT NOT NULL,
+    reason      TEXT NOT NULL,
+    details     TEXT NOT NULL,
+    matched     INTEGER NOT NULL,
+    changed     INTEGER NOT NULL,
+    is_finished INTEGER NOT NULL
+) STRICT;
+CREATE INDEX audit_actor ON audit (actor, id);
+CREATE INDEX audit_target ON audit (kind, target, id);
+CREATE INDEX audit_at ON audit (at, id);
+
 -- One row per transaction, with the events first..last: a hundred claims cost one insert. `seq` is the one counter of
 -- the store (ids, positions, tokens) after that transaction. The newest row is never trimmed.
 CREATE TABLE event (
