@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +19,16 @@ from taskyard.model.state import TaskState
 PATIENCE_S = 20
 
 
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'work.db'}"}
+    found: str = urls.get(request.param) or request.getfixturevalue("postgres_url")
+    return found
+
+
 @pytest.fixture
-async def yard() -> AsyncIterator[Yard]:
-    yard = Yard("memory://")
+async def yard(url: str) -> AsyncIterator[Yard]:
+    yard = Yard(url)
 
     @yard.consumer
     async def double(n: int) -> int:

@@ -30,6 +30,9 @@ from taskyard.model.state import ENDED, TaskState
 FRAME_S = 0.2
 """Seconds between frames: clocks and countdowns move with every frame, the overview changes with the store."""
 
+LINES_S = 0.1
+"""Seconds between two looks for new events: on a busy store one look covers many."""
+
 ACTIVE_STATES = frozenset({
     TaskState.CREATED, TaskState.QUEUED, TaskState.RUNNING, TaskState.RETRYING, TaskState.INTERRUPTED,
 })  # fmt: skip
@@ -57,9 +60,10 @@ async def watch(
                     printer = EventPrinter(application, where, as_json=as_json)
                     await printer.start(refs)
                     printer.note("watching", application.store)
-                    await printer.follow(application.overview.watch(refs), watcher.is_over)
+                    overviews = application.overview.watch(refs, min_interval_s=LINES_S)
+                    await printer.follow(overviews, watcher.is_over)
                 else:
-                    documents = application.overview.watch(refs)
+                    documents = application.overview.watch(refs, min_interval_s=FRAME_S)
                     await LiveView(make_console(), title=application.store).run(documents, watcher.is_over)
         except asyncio.CancelledError:
             return DONE  # Ctrl-C is the usual way to leave

@@ -28,7 +28,7 @@ from taskyard.cli.asking import asker
 from taskyard.cli.console import make_console, show
 from taskyard.cli.demo.script import FULL, SMALL, Script
 from taskyard.cli.formatting import counts_text, state_symbol, summary_text
-from taskyard.cli.live import EventPrinter, LiveView
+from taskyard.cli.live import LINES_S, EventPrinter, LiveView
 from taskyard.cli.text import clean, duration, short_id
 from taskyard.cli.worker import StopSignals
 from taskyard.model.event import ANY_EVENT
@@ -132,14 +132,14 @@ async def _play(script: Script, seconds: float) -> None:
 
 async def _keep_busy(script: Script) -> None:
     round_ = 0
-    async for seen in script.application.overview.watch():
+    async for seen in script.application.overview.watch(min_interval_s=LINES_S):
         if seen.counts.get(TaskState.QUEUED, 0) < MIN_QUEUED:
             await script.submit_more(round_)
             round_ += 1
 
 
 async def _show(script: Script, console: Console, playing: asyncio.Task[None], url: str) -> None:
-    overviews = script.application.overview.watch()
+    overviews = script.application.overview.watch(min_interval_s=LINES_S)
     if console.is_terminal:
         # The last frame is erased: what runs in it has finished in the summary below.
         view = LiveView(console, title=url, header=partial(_header, script), stays=False)
