@@ -14,7 +14,7 @@ from taskyard.model.execution import ErrorCode, ErrorKind, ExecutionError, Progr
 from taskyard.model.failures import FailureGroup
 from taskyard.model.notes import AuditStamp, CancelRequest, Note
 from taskyard.model.order import Priority
-from taskyard.model.redaction import Redactor
+from taskyard.model.redaction import Redactor, redact
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, TaskRecord
@@ -37,11 +37,13 @@ class TaskError(Document, frozen=True, kw_only=True):
 class TaskDocument(Document, frozen=True, kw_only=True):
     """A task. `finished_at` is set once it is completed, failed, canceled or skipped; `duration_s` is the time from
     the start of its latest attempt to then. `group` is the id of its group, `origin` the task that it was made of.
-    `remarks` say in words who holds it, who asked to cancel it, and what happened to it last."""
+    `values` are what middleware has added. `remarks` say in words who holds it, who asked to cancel it, and what
+    happened to it last."""
 
     uuid: str
     title: str
     labels: dict[str, str]
+    values: dict[str, Any]
     trace: str
     submitted_by: str
     group: str | None
@@ -225,6 +227,7 @@ def task_fields(record: TaskRecord, redactor: Redactor) -> dict[str, Any]:
         "uuid": record.uuid,
         "title": redactor.text(record.title),
         "labels": {name: redactor.text(value) for name, value in record.labels.items()},
+        "values": redact(record.values),
         "trace": record.trace,
         "submitted_by": redactor.text(record.submitted_by),
         "group": record.group_id,
