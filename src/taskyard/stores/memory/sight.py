@@ -9,14 +9,14 @@ from itertools import islice
 
 from taskyard.model.blocker import Blocker
 from taskyard.model.fairness import FairnessState
-from taskyard.model.queue_order import DUE_READ, MORE_READ, RUNNING_READ, RUNS_READ, QueueSnapshot
+from taskyard.model.queue_order import COUNTED, DUE_READ, MORE_READ, RUNNING_READ, RUNS_READ, QueueSnapshot
 from taskyard.model.state import COMPLETED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene
 from taskyard.stores.memory.lines import Place, in_heap_order
 from taskyard.stores.memory.tasks import Tasks
 from taskyard.stores.scene import ClusterState, Found, Held, Running, Wanted, make_scene
-from taskyard.stores.snapshot import Read, find_run_medians
+from taskyard.stores.snapshot import Read, count_consumers, find_run_medians
 
 APART = frozenset({TaskState.PAUSED, TaskState.BLOCKED})
 
@@ -33,17 +33,14 @@ class Sight(Tasks):
         return make_scene(records, places, Found(holders, parents, heads, lanes), now=now, queues=queues)
 
     def _find_snapshot(self, queue: str, limit: int, turns: FairnessState, now: datetime) -> QueueSnapshot:
-        apart, consumers = list[TaskRecord](), Counter[str]()
-        for record in self._by_id.values():
-            if record.queue == queue and record.state is QUEUED:
-                consumers[record.consumer] += 1
-            elif record.queue == queue and record.state in APART and len(apart) < limit:
-                apart.append(record)
+        counts = {state: n for state, n in self._counts[queue].items() if n} if queue in self._counts else {}
         running = [self._by_id[task_id] for ids in self._running.values() for task_id in sorted(ids)]
         read = Read(limit)
         read.add([record for record in running if record.queue == queue][:RUNNING_READ])
         self._read_waiting(queue, read)
-        read.add(apart)
+        if any(counts.get(state) for state in APART):
+            apart = (one for one in self._by_id.values() if one.queue == queue and one.state in APART)
+            read.add(islice(apart, limit))
         read.add(self._first_due(queue, limit + MORE_READ))
         for key in read.find_keys():
             read.add(self._first_with_key(queue, key, limit))
@@ -53,8 +50,8 @@ class Sight(Tasks):
         return QueueSnapshot(
             queue=queue,
             scene=self._find_scene(records, now, queues=[queue]),
-            counts={state: n for state, n in self._counts[queue].items() if n} if queue in self._counts else {},
-            consumers=consumers,
+            counts=counts,
+            consumers=count_consumers(self._count_lanes(queue), counts.get(QUEUED, 0)),
             fairness=turns,
             records=records,
             line_ends=read.line_ends,
@@ -71,6 +68,16 @@ class Sight(Tasks):
             return
         for name, places in sorted(lines.items()):
             read.add_line(name, list(islice(self._standing(places), read.limit + MORE_READ)))
+
+    def _count_lanes(self, queue: str) -> dict[str, int]:
+        """How many tasks could start in each lane, as far as they are counted."""
+        counted = Counter[str]()
+        for (name, lane), levels in self._lanes.items():
+            if name == queue:
+                counted[lane] = sum(len(line.first(COUNTED)) for line in levels.values())
+        for places in self._strict.get(queue, {}).values():
+            counted.update(one.lane for one in islice(self._standing(places), COUNTED) if one.state is QUEUED)
+        return counted
 
     def _standing(self, line: list[Place]) -> Iterator[TaskRecord]:
         """Entries of those that have gone, or stand elsewhere by now, may still be there."""
