@@ -71,6 +71,22 @@ async def test_the_overview_tells_what_runs_waits_and_has_finished(yard: Yard, a
     assert seen.rate > 0
 
 
+@pytest.mark.spec("QUE-32")
+async def test_the_overview_tells_what_starts_next(yard: Yard, application: LocalApplication) -> None:
+    """The first tasks of each queue that has some are there with their places; of named tasks, those alone."""
+    tasks = [await yard.submit("hold", {}) for _ in range(5)]
+    await until_running(application)
+    seen = await application.overview.get()
+    running, *queued = [task.uuid for task in tasks]
+    assert [(one.uuid, one.place, one.waiting, one.queue) for one in seen.next] == [
+        (queued[0], 1, 4, "calm"),
+        (queued[1], 2, 4, "calm"),
+        (queued[2], 3, 4, "calm"),
+    ]
+    named = await application.overview.get([queued[3], running])
+    assert [(one.uuid, one.place) for one in named.next] == [(queued[3], 4)]
+
+
 async def test_the_overview_of_some_tasks_has_no_others(yard: Yard, application: LocalApplication) -> None:
     """Named by refs, whatever their state."""
     done, other = await yard.submit("double", {"n": 1}), await yard.submit("double", {"n": 2})

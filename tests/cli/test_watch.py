@@ -112,3 +112,19 @@ def test_some_events_only_are_lines(shell: Shell) -> None:
     refused = shell.here("watch", "--kind", "finished", "--store", shell.url)
     assert refused.code == 2
     assert "'finished' is no kind of event; known are submitted" in refused.err
+
+
+@pytest.mark.spec("QUE-32")
+def test_watch_shows_what_starts_next(shell: Shell) -> None:
+    """The live view lists the first tasks of a queue with their places; a task that is watched has its place too."""
+    first, second = shell.seed(("boom", {}), ("boom", {}))
+    lines = shell.here("watch", "--once", "--store", shell.url).out.splitlines()
+    at = lines.index("NEXT")
+    assert [line.split()[:3] for line in lines[at + 1 : at + 3]] == [
+        ["○", "boom", first[-8:]],
+        ["○", "boom", second[-8:]],
+    ]
+    assert lines[at + 2].endswith("2 of 2 in cpu")
+    watched = shell.here("watch", second, "--once", "--store", shell.url).out
+    assert "2 of 2" in watched
+    assert "NEXT" not in watched

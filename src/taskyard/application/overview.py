@@ -17,10 +17,10 @@ import msgspec
 
 from taskyard.application.calls import YardContext
 from taskyard.application.documents import sum_states
-from taskyard.application.overview_documents import OverviewDocument
+from taskyard.application.overview_documents import NextTask, OverviewDocument
 from taskyard.application.rates import recent_cursor
 from taskyard.application.refs import resolve_tasks
-from taskyard.application.task_documents import task_document
+from taskyard.application.task_documents import priority_name, task_document
 from taskyard.errors import NotOpen
 from taskyard.listening import AWAY, pause
 from taskyard.model.event import Event, EventKind
@@ -28,6 +28,7 @@ from taskyard.model.state import ENDED, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.store import Store
+from taskyard.queueing.order import find_order
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the rate is taken."""
@@ -40,6 +41,16 @@ MAX_PAGES = 6
 
 MAX_TASKS = 40
 """Tasks of each kind: a window seldom has room for more."""
+
+NEXT_QUEUES, NEXT_TASKS = 4, 3
+"""Queues whose next tasks are shown, and how many of each."""
+
+WATCHED_PLACES = 100
+"""Places in which tasks are looked for that are watched by their ids."""
+
+FORECAST_S, FORECAST_SHARE = 2.0, 0.05
+"""Seconds between forecasts, and the part of the time that they may take: a refresh is asked for twenty times a
+second."""
 
 REFRESH_S, IDLE_REFRESH_S = 1.0, 5.0
 """Seconds between refreshes while nothing changes: until the rate has fallen to 0, and then, in case a change was not
@@ -91,6 +102,8 @@ class OverviewReader:
         self._store, self._only = store, tuple(only)
         self._cursor: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
+        self._next: tuple[NextTask, ...] = ()
+        self._forecast_mono = 0.0
         self._waiting: dict[str, TaskRecord] = {}
         self._ended: dict[str, TaskRecord] = {}  # the latest last
 
@@ -102,6 +115,7 @@ class OverviewReader:
         return msgspec.structs.replace(
             seen,
             rate=self._rate(),
+            next=await self._find_next(seen),
             waiting=tuple(map(task_document, waiting)),
             ended=tuple(map(task_document, reversed(self._ended.values()))),
             seq=self._cursor or 0,
@@ -128,6 +142,36 @@ class OverviewReader:
         self._ended = {record.uuid: record for record in ended}
         running = [task_document(record) for record in found if record.state is TaskState.RUNNING]
         return OverviewDocument(counts=counts, running=tuple(running))
+
+    # --- what starts next -------------------------------------------------------------------------------------------
+
+    async def _find_next(self, seen: OverviewDocument) -> tuple[NextTask, ...]:
+        began = time.monotonic()
+        if began >= self._forecast_mono:
+            self._next = tuple([one async for one in self._forecast(seen.queues)])
+            took_s = time.monotonic() - began
+            self._forecast_mono = began + max(FORECAST_S, took_s / FORECAST_SHARE)
+        begun = {*self._ended, *(task.uuid for task in seen.running)}
+        return tuple(one for one in self._next if one.uuid not in begun)
+
+    async def _forecast(self, queues: Mapping[str, Mapping[TaskState, int]]) -> AsyncIterator[NextTask]:
+        """The first tasks of each queue; or those of the tasks that are watched, however far behind."""
+        names = [name for name, counts in queues.items() if counts.get(TaskState.QUEUED)][:NEXT_QUEUES]
+        if self._only:
+            names = sorted({record.queue for record in self._waiting.values() if record.state is TaskState.QUEUED})
+        for name in names:
+            view = await find_order(self._store, name, limit=WATCHED_PLACES if self._only else NEXT_TASKS)
+            for entry in view.waiting:
+                if entry.uuid in self._waiting or not self._only:
+                    yield NextTask(
+                        uuid=entry.uuid,
+                        queue=name,
+                        consumer=entry.consumer,
+                        priority=priority_name(entry.priority),
+                        place=entry.place or 0,
+                        waiting=view.waiting_count,
+                        expected_start_at=entry.expected_start_at,
+                    )
 
     # --- the rate -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from taskyard.application.overview_documents import OverviewDocument
 from taskyard.application.task_documents import TaskDocument
 from taskyard.cli.formatting import counts_text, due_text, elapsed, error_text, rate_text, state_symbol, summary_text
-from taskyard.cli.text import clean, counted, cut, cut_start, duration, one_line, short_id
+from taskyard.cli.text import clean, counted, cut, cut_start, duration, one_line, short_id, time_text
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
 
 SOURCE_WIDTH = 12
@@ -33,6 +33,7 @@ class Frame:
         parts: list[RenderableType] = [*above, *self._head()]
         self._left -= len(parts)
         parts += self._section("RUNNING", self._seen.running, self._running_table)
+        parts += self._next()
         parts += self._section("WAITING FOR THEIR TIME", self._seen.waiting, self._waiting_table, at_most=WAITING_ROWS)
         parts += self._queues()
         parts += self._section("JUST ENDED", self._seen.ended[: min(ENDED_ROWS, self._left - 2)], self._ended_table)
@@ -99,14 +100,39 @@ class Frame:
             )
         return table
 
+    def _next(self) -> Iterator[RenderableType]:
+        """The tasks that start next. Those that are watched by their ids are among those that wait."""
+        watched = {task.uuid for task in self._seen.waiting}
+        tasks = [one for one in self._seen.next if one.uuid not in watched][: self._left - 3]
+        if not tasks:
+            return
+        self._left -= 2 + len(tasks)
+        table = self._grid(SOURCE_WIDTH, 8, 8, 14, max(8, self._width - 2 - SOURCE_WIDTH - 1 - 9 - 9 - 15))
+        for one in tasks:
+            who = Text(cut(clean(one.consumer), SOURCE_WIDTH), "bold"), Text(short_id(one.uuid), "dim")
+            starts = time_text(one.expected_start_at, self._now)
+            place = f"{one.place:,} of {one.waiting:,} in {clean(one.queue)}"
+            priority = "" if one.priority == "normal" else one.priority
+            table.add_row(state_symbol(TaskState.QUEUED), *who, Text(priority), Text(starts), Text(place, "dim"))
+        yield Text("\nNEXT", "dim")
+        yield table
+
     def _waiting_table(self, tasks: Sequence[TaskDocument]) -> Table:
         room = max(8, self._width - 2 - SOURCE_WIDTH - 1 - 9 - 22)
         table = self._grid(SOURCE_WIDTH, 8, 20, room)
         for task in tasks:
             why = "" if task.error is None else one_line(error_text(task.error), room)
-            due = due_text(task, self._now) if task.state in WAITING_FOR_TIME else str(task.state)
+            due = due_text(task, self._now) if task.state in WAITING_FOR_TIME else self._place_text(task)
             table.add_row(state_symbol(task.state), *self._who(task), Text(due), Text(why, "dim"))
         return table
+
+    def _place_text(self, task: TaskDocument) -> str:
+        """`3 of 14, in 12 s`."""
+        found = next((one for one in self._seen.next if one.uuid == task.uuid), None)
+        if found is None:
+            return str(task.state)
+        starts = time_text(found.expected_start_at, self._now)
+        return f"{found.place:,} of {found.waiting:,}{f', {starts}' if starts else ''}"
 
     def _ended_table(self, tasks: Sequence[TaskDocument]) -> Table:
         room = max(8, self._width - 2 - SOURCE_WIDTH - 1 - 9 - 9)

@@ -24,7 +24,6 @@ from taskyard.model.command import (
     Skip,
     StartNow,
 )
-from taskyard.model.forecast import forecast
 from taskyard.model.given import (
     AnyTask,
     check_by,
@@ -44,6 +43,7 @@ from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Applied
 from taskyard.queueing.matching import Matching
+from taskyard.queueing.order import find_order
 
 
 class Steering(Protocol):
@@ -172,9 +172,7 @@ class QueueController(TaskSteering):
         check_count("limit", limit, least=1, most=LARGEST_LIMIT)
         if concurrency is not None:
             check_count("concurrency", concurrency, least=1)
-        snapshot = await self._steering.queue_snapshot(self.name, limit=limit)
-        medians = await self._steering.median_run_s(sorted(snapshot.all_consumers))
-        return forecast(snapshot, medians, limit=limit, concurrency=concurrency)
+        return await find_order(self._steering, self.name, limit=limit, concurrency=concurrency)
 
     async def pause(self, *, reason: str = "") -> QueueStatus:
         """Start nothing more; what runs goes on."""
