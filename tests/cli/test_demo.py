@@ -2,10 +2,16 @@
 
 import re
 import signal
+import subprocess
+import sys
 import time
+import zlib
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from taskyard.cli.demo.tour import GRACE_S
-from tests.cli.shell import Shell
+from tests.cli.shell import LONG_S, Shell
 from tests.cli.test_watch import ERASED
 
 
@@ -65,3 +71,32 @@ def test_the_ledger_of_the_demo_is_in_order(shell: Shell) -> None:
     listed = shell.here("ls", "--consumer", "ledger", "--store", shell.url, "--json").json
     assert [task["result"]["line"] for task in reversed(listed["tasks"])] == [1, 2, 3]
     assert [task["args"]["entry"] for task in reversed(listed["tasks"])] == ["entry 1", "entry 2", "entry 3"]
+
+
+def test_the_web_server_of_the_demo_ends_with_the_tour(tmp_path: Path) -> None:
+    """It serves a file compressed, refuses a busy one twice, and ends when its input is closed, as by a tour that
+    dies."""
+    (tmp_path / "chapter.txt").write_text("once upon a time " * 10_000)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "taskyard.demo.server", str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert server.stdin is not None
+    assert server.stdout is not None
+    address = urlsplit(server.stdout.readline().strip())
+
+    def get(path: str) -> tuple[int, bytes]:
+        connection = HTTPConnection(address.hostname or "", address.port, timeout=LONG_S)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        status, body = answer.status, answer.read()
+        connection.close()
+        return status, body
+
+    status, body = get("/files/chapter.txt")
+    assert (status, zlib.decompress(body)) == (200, (tmp_path / "chapter.txt").read_bytes())
+    assert [get("/busy/chapter.txt")[0] for _ in range(3)] == [503, 503, 200]
+    assert get("/files/none.txt")[0] == 404
+    server.stdin.close()
+    assert server.wait(timeout=LONG_S) == 0
+    server.stdout.close()
