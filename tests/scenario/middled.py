@@ -40,3 +40,8 @@ def fail(x: int = 0) -> None:
 
 async def fail_async(x: int = 0) -> None:
     raise ValueError("from the code")
+
+
+def see_opened(data: int) -> list[int]:
+    """As an algorithm: the process that the middleware has opened something in, and this one."""
+    return [current_run().values["opened_in"], os.getpid(), data]

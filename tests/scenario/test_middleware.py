@@ -7,6 +7,7 @@ import contextlib
 import os
 from typing import Any
 
+import asyncpg
 import pytest
 
 from taskyard import (
@@ -34,11 +35,6 @@ EVERYWHERE = pytest.mark.parametrize("executor", ["inline", "thread", "process",
 PATIENCE_S = 30
 
 
-@pytest.fixture(params=["memory://", "sqlite"])
-def where(request, tmp_path):
-    return request.param if request.param == "memory://" else tmp_path / "work.db"
-
-
 async def result_of(handle: Any) -> Any:
     async with asyncio.timeout(PATIENCE_S):
         return await handle.result()
@@ -48,9 +44,9 @@ async def result_of(handle: Any) -> Any:
 
 
 @pytest.mark.spec("SCH-29")
-async def test_values_are_stored_and_reach_the_run(where):
+async def test_values_are_stored_and_reach_the_run(url):
     """What submit middleware adds is stored with the task, and its run sees it."""
-    yard = Yard(where)
+    yard = Yard(url)
 
     @yard.around_submit
     async def add_tenant(submission: Submission, call_next: SubmitNext) -> None:
@@ -68,9 +64,9 @@ async def test_values_are_stored_and_reach_the_run(where):
         assert (await handle.record()).values == {"tenant": "acme 1"}
 
 
-async def test_a_submit_can_be_changed(where):
+async def test_a_submit_can_be_changed(url):
     """Queue, priority, key, title and labels of a task can be set, and are checked."""
-    yard = Yard(where)
+    yard = Yard(url)
 
     async def change(submission: Submission, call_next: SubmitNext) -> None:
         (task,) = submission.tasks
@@ -89,9 +85,9 @@ async def test_a_submit_can_be_changed(where):
     assert record.labels == {"a": "b", "by": "middleware"}
 
 
-async def test_a_submit_can_be_refused(where):
+async def test_a_submit_can_be_refused(url):
     """What submit middleware raises reaches the submitter as it is, and nothing is stored."""
-    yard = Yard(where)
+    yard = Yard(url)
 
     @yard.around_submit
     async def refuse(submission: Submission, call_next: SubmitNext) -> None:
@@ -162,7 +158,7 @@ async def wait_for_all(yard: Yard) -> None:
                 await yard.handle(record.uuid).result()
 
 
-async def test_a_batch_is_one_submission(where):
+async def test_a_batch_is_one_submission(url):
     """`submit_many` and groups call the middleware once, with all tasks; that of a consumer sees those of its own."""
     seen: list[tuple[str, list[str]]] = []
 
@@ -173,7 +169,7 @@ async def test_a_batch_is_one_submission(where):
 
         return Middleware(around_submit=around_submit)
 
-    yard = Yard(where, middleware=[note("yard")])
+    yard = Yard(url, middleware=[note("yard")])
 
     @yard.consumer(middleware=[note("own")])
     async def first(x: int) -> int:
@@ -191,9 +187,9 @@ async def test_a_batch_is_one_submission(where):
     assert seen == [("yard", two), ("own", two), ("yard", [*two, "total"]), ("own", two)]
 
 
-async def test_a_schedule_submits_through_it(where):
+async def test_a_schedule_submits_through_it(url):
     """Tasks that a schedule makes go through submit middleware as well, which is told the schedule."""
-    yard = Yard(where)
+    yard = Yard(url)
     seen: list[str | None] = []
 
     @yard.around_submit
@@ -211,6 +207,29 @@ async def test_a_schedule_submits_through_it(where):
         handle = await yard.schedules.run_now("hourly")
         assert await result_of(handle) == {"from": "hourly"}
     assert seen == ["hourly"]
+
+
+async def test_a_transaction_submits_through_it(postgres_url):
+    """A task that is submitted in a transaction of the user's own goes through submit middleware as well."""
+    yard = Yard(postgres_url)
+
+    @yard.around_submit
+    async def add(submission: Submission, call_next: SubmitNext) -> None:
+        submission.tasks[0].values["tenant"] = "acme"
+        await call_next()
+
+    @yard.consumer
+    async def see() -> dict[str, Any]:
+        return current_run().values
+
+    connection = await asyncpg.connect(postgres_url)
+    try:
+        async with yard:
+            async with connection.transaction():
+                handle = await yard.submit("see", connection=connection)
+            assert await result_of(handle) == {"tenant": "acme"}
+    finally:
+        await connection.close()
 
 
 async def test_a_due_schedule_submits_through_it():
@@ -233,9 +252,9 @@ async def test_a_due_schedule_submits_through_it():
         await done.wait()
 
 
-async def test_a_task_that_runs_again_keeps_its_values(where):
+async def test_a_task_that_runs_again_keeps_its_values(url):
     """`run_again` goes through submit middleware, and starts with the values of the task before."""
-    yard = Yard(where)
+    yard = Yard(url)
     origins: list[str | None] = []
 
     @yard.around_submit
@@ -257,9 +276,9 @@ async def test_a_task_that_runs_again_keeps_its_values(where):
     assert origins == [None, handle.uuid]
 
 
-async def test_values_must_be_json(where):
+async def test_values_must_be_json(url):
     """Values that JSON cannot hold refuse the submit."""
-    yard = Yard(where)
+    yard = Yard(url)
 
     @yard.around_submit
     async def bad(submission: Submission, call_next: SubmitNext) -> None:
@@ -514,20 +533,51 @@ async def test_class_consumers_and_algorithms():
         assert await result_of(await yard.submit("alg")) == {"n": 7}
 
 
-async def test_direct_calls():
-    """A dispatcher takes middleware for its direct calls: it goes around every try."""
+@EVERYWHERE
+async def test_direct_calls(executor):
+    """A dispatcher takes middleware for its direct calls: it goes around every try, wherever the algorithm runs."""
     seen: list[int] = []
 
     async def note(run: RunContext, call_next: RunNext) -> ExecutionResult:
         seen.append(run.attempt)
         return await call_next()
 
-    async with ExecutionDispatcher(middleware=[Middleware(around_run=note)]) as dispatcher:
-        dispatcher.install(
-            lambda data: data + 1, spec=AlgorithmSpec("add", execution=ExecutionHints(executor="inline"))
-        )
-        assert (await dispatcher.run("add", 1)).data == 2
-    assert seen == [1]
+    middleware = [Middleware(around_run=note, around_code=middled.open_here)]
+    async with ExecutionDispatcher(middleware=middleware, place=executor) as dispatcher:
+        dispatcher.install(middled.see_opened, spec=AlgorithmSpec("see"))
+        for n in range(2):
+            opened_in, pid, data = (await dispatcher.run("see", n)).data
+            assert (opened_in, data) == (pid, n)
+            assert (pid == os.getpid()) is (executor in ("inline", "thread"))
+    assert seen == [1, 1]
+
+
+async def test_a_cancel_that_is_swallowed_leaves_nothing_behind():
+    """Middleware that answers a cancel by itself leaves the task of the caller uncancelled."""
+    waits = asyncio.Event()
+
+    async def answer(run: RunContext, call_next: RunNext) -> ExecutionResult:
+        try:
+            waits.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return ExecutionResult(success=True, data="answered")
+        return await call_next()
+
+    async with ExecutionDispatcher(middleware=[Middleware(around_run=answer)]) as dispatcher:
+        hints = ExecutionHints(executor="inline")
+        dispatcher.install(lambda data: data, spec=AlgorithmSpec("echo", execution=hints))
+
+        async def call() -> tuple[Any, int]:
+            result = await dispatcher.run("echo", 1, request_id="r")
+            task = asyncio.current_task()
+            assert task is not None
+            return result.data, task.cancelling()
+
+        calling = asyncio.get_running_loop().create_task(call())
+        await waits.wait()
+        assert dispatcher.cancel("r")
+        assert await calling == ("answered", 0)
 
 
 @pytest.mark.parametrize(

@@ -396,8 +396,9 @@ async def _submit_inside(
             raise
         return _fail(run, exc)
     except BaseException as exc:
-        interrupt.undo()
         return _fail(run, exc)
+    finally:
+        interrupt.undo()
 
 
 def _fail(run: RunHandle, exc: BaseException) -> ExecutionResult:

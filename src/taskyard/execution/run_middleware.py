@@ -57,8 +57,11 @@ class CodeInside:
         self._spec, self._around = spec, around
         self.name: str = spec.name
         self.is_async: bool = spec.is_async
-        self.slots: int = getattr(spec, "slots", 1)
         self.call: Callable[[Any], Any] = CodeCall(spec.call, around, spec.is_async)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is that of the consumer or the algorithm."""
+        return getattr(self._spec, name)
 
     @property
     def remote(self) -> Callable[[Any], Any] | None:
