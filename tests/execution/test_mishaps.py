@@ -180,7 +180,10 @@ async def test_a_worker_that_cannot_be_watched(open_desk, monkeypatch, portable)
     assert error is not None
     assert (error.kind, error.message) == (ErrorKind.SYSTEM, "a worker process could not be started: it failed")
     assert open_fds() == fds
+    health = desk.pool.health()
+    assert (health.is_healthy, health.problem) == (False, "the last start of a worker has failed")
     assert await desk.value(misdeeds.add, 1, 2) == 3
+    assert desk.pool.health().is_healthy
     assert desk.pool.numbers.done == 1
 
 

@@ -84,7 +84,9 @@ class WorkerPool:
         if self._is_closed:
             return ExecutorHealth(is_healthy=False, problem="it is shut down")
         if self._failed_starts and not self._workers:
-            return ExecutorHealth(is_healthy=False, problem=f"its last {self._failed_starts} worker starts have failed")
+            count = self._failed_starts
+            failed = "start of a worker has" if count == 1 else f"{count} starts of workers have"
+            return ExecutorHealth(is_healthy=False, problem=f"the last {failed} failed")
         return ExecutorHealth()
 
     # --- the front door -----------------------------------------------------------------------------------------------
