@@ -13,11 +13,14 @@ SAMPLED = "01"
 
 
 def attempt_trace(claim: Claim) -> str:
-    """The traceparent of this attempt. The trace id is that of the task, or else derived from its uuid, so that all
-    attempts of a task are in one trace; the span id is derived from uuid and token."""
+    """The traceparent of this attempt. Its span id is derived from uuid and token."""
     uuid, trace = claim.record.uuid, claim.record.trace
-    trace_id, flags = (trace[3:35], trace[-2:]) if trace else (_digest(uuid, 16), SAMPLED)
-    return f"00-{trace_id}-{_digest(f'{uuid} {claim.token}', 8)}-{flags}"
+    return f"00-{attempt_trace_id(claim)}-{_digest(f'{uuid} {claim.token}', 8)}-{trace[-2:] if trace else SAMPLED}"
+
+
+def attempt_trace_id(claim: Claim) -> str:
+    """The trace id of the task, or else one derived from its uuid, so that all attempts of a task are in one trace."""
+    return task_trace_id(claim.record) or _digest(claim.record.uuid, 16)
 
 
 def task_trace_id(record: TaskRecord) -> str | None:

@@ -13,7 +13,7 @@ from taskyard.model.durations import duration
 from taskyard.model.exception_attributes import find_traceback
 from taskyard.model.execution import ErrorKind, ExecutionError
 from taskyard.model.notes import NoteCode
-from taskyard.model.trace import attempt_trace
+from taskyard.model.trace import attempt_trace_id
 from taskyard.ports.sink import (
     CallFinished,
     NodeEvent,
@@ -52,10 +52,11 @@ class FailureLog:
         if event.consumer is None and event.error.kind is ErrorKind.VALIDATION:
             return  # the runner logged that the consumer is unknown
         error, verdict = event.error, _verdict(event)
+        reason = error_text(error)
         record, extra = event.claim.record, log_fields(event)
         extra["is_task_failure"] = True
-        extra["run_line"] = run_line(event, verdict, error_text(error))
-        facts: tuple[object, ...] = (record.uuid, record.consumer, error_text(error), verdict)
+        extra["run_line"] = run_line(event, verdict, reason)
+        facts: tuple[object, ...] = (record.uuid, record.consumer, reason, verdict)
         level, text = logging.ERROR, "[fail] task %s from %s: %s (%s)"
         if not event.is_final:
             level, text = logging.WARNING, "task %s from %s failed: %s (%s)"
@@ -121,7 +122,7 @@ def log_fields(event: RunStarted | RunFinished) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "task_record": record,
         "request_id": record.uuid,
-        "trace_id": attempt_trace(claim)[3:35],
+        "trace_id": attempt_trace_id(claim),
         "task": record.uuid,
         "consumer": record.consumer,
         "queue": record.queue,
