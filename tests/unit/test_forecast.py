@@ -160,6 +160,19 @@ def test_a_paused_queue_keeps_its_places():
     assert view.waiting[0].why.reason is Reason.QUEUE_PAUSED
 
 
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_a_task_that_is_due_much_later_does_not_change_the_places(is_paused: bool):
+    """Of a paused queue, or one without workers, patience is counted from now on: a low task does not come first
+    because another one is due in an hour."""
+    later = a_record(state=TaskState.SCHEDULED, queue="cpu", id=99, due_at=NOON + seconds(3600))
+    records = [*waiting(1, priority=2), *waiting(3, first=5), later]
+    control = QueueControl(state=QueueState.PAUSED) if is_paused else None
+    nodes = [NODE] if is_paused else []
+    view = forecast(a_snapshot(records, nodes=nodes, control=control, concurrency=1), MINUTE, limit=20)
+    assert ids(view, records) == [5, 6, 7, 1]
+    assert starts(view) == [None] * 4
+
+
 def test_tasks_that_no_node_serves_come_last():
     """A consumer without a worker waits behind all others, and nobody knows when the queue will be empty."""
     records = [*waiting(2, consumer="unknown"), *waiting(2, first=5)]

@@ -104,10 +104,14 @@ class Play:
 
     def run(self, limit: int) -> None:
         """Play until `limit` of the tasks that were queued have started, or all that were read."""
+        if not self._is_open:
+            self._relax()
         while len(self.order) < min(limit, len(self._queued)):
             self._settle()
             self._start(limit)
-            if not self._advance() and not self._relax():
+            # Where nobody has room, no task that becomes due changes that.
+            is_stuck = not self._ends and self._demand().total == 0
+            if (is_stuck or not self._advance()) and not self._relax():
                 return
 
     def _advance(self) -> bool:
