@@ -37,8 +37,9 @@ _COLUMNS = ", ".join(_NAMES[:-1]) + (
 )
 _to_record = TASK.reader(POSTGRES, _NAMES)
 
+# An order by the columns of the index lets a plan that was made for an empty table use the index all the same.
 _READ = f"SELECT {_COLUMNS} FROM taskyard.task WHERE"
-_RUNNING = f"{_READ} queue = $1 AND state = 'running' ORDER BY token LIMIT {RUNNING_READ}"
+_RUNNING = f"{_READ} queue = $1 AND state = 'running' ORDER BY queue, token LIMIT {RUNNING_READ}"
 _LANES = f"(SELECT * FROM taskyard.lane WHERE queue = $1 ORDER BY lane LIMIT {LANES_READ}) AS l"
 _OF_LANES = (
     f"SELECT t.* FROM {_LANES} CROSS JOIN LATERAL (VALUES (0, l.low_0), (1, l.low_1), (2, l.low_2)) AS p(level, was) "
@@ -61,7 +62,7 @@ _OF_KEYS = (
     f"CROSS JOIN LATERAL ({_READ} queue = $1 AND key = k.name AND key IS NOT NULL AND state = 'queued' "
     "AND is_parked = p.is_parked ORDER BY priority, position LIMIT $3) AS t"
 )
-_HELD = f"{_READ} queue = $1 AND state IN ('paused', 'blocked') ORDER BY id LIMIT $2"
+_HELD = f"{_READ} queue = $1 AND state IN ('paused', 'blocked') ORDER BY queue, id LIMIT $2"
 _DUE = (
     f"SELECT t.* FROM (SELECT id FROM (SELECT id, queue FROM taskyard.task WHERE state IN ('scheduled', 'retrying') "
     f"ORDER BY due_at, id LIMIT {DUE_READ}) AS first WHERE queue = $1 LIMIT $2) AS d "
@@ -69,7 +70,8 @@ _DUE = (
 )
 _COUNTED = (
     "SELECT l.lane, (SELECT count(*) FROM (SELECT FROM taskyard.task WHERE queue = l.queue AND lane = l.lane "
-    f"AND state = 'queued' AND NOT is_parked LIMIT {COUNTED}) AS counted) FROM {_LANES}"
+    f"AND state = 'queued' AND NOT is_parked ORDER BY queue, lane, priority, position LIMIT {COUNTED}) AS counted) "
+    f"FROM {_LANES}"
 )
 _TURNS = (
     "SELECT passed_over_1, passed_over_2, last_favored_1, last_favored_2, bucket FROM taskyard.fairness "
