@@ -65,8 +65,8 @@ async def test_the_overview_tells_what_runs_waits_and_has_finished(yard: Yard, a
     assert seen.queues["calm"] == {TaskState.QUEUED: 1, TaskState.RUNNING: 1}
     assert [task.uuid for task in seen.running] == [running.uuid]
     assert [task.uuid for task in seen.waiting] == [soon.uuid, later.uuid]
-    assert [task.uuid for task in seen.ended] == [done.uuid]
-    assert queued.uuid not in {task.uuid for task in (*seen.running, *seen.waiting, *seen.ended)}
+    assert [task.uuid for task in seen.finished] == [done.uuid]
+    assert queued.uuid not in {task.uuid for task in (*seen.running, *seen.waiting, *seen.finished)}
     assert (seen.workers, seen.away_since) == (1, None)
     assert seen.rate > 0
 
@@ -95,7 +95,7 @@ async def test_the_overview_of_some_tasks_has_no_others(yard: Yard, application:
         await handle.result(timeout_s=PATIENCE_S)
     seen = await application.overview.get([done.uuid[-12:], waiting.uuid])
     assert seen.counts == {TaskState.COMPLETED: 1, TaskState.SCHEDULED: 1}
-    assert [task.uuid for task in (*seen.running, *seen.waiting, *seen.ended)] == [waiting.uuid, done.uuid]
+    assert [task.uuid for task in (*seen.running, *seen.waiting, *seen.finished)] == [waiting.uuid, done.uuid]
 
 
 async def test_an_overview_includes_the_events_up_to_its_number(yard: Yard, application: LocalApplication) -> None:
@@ -116,4 +116,4 @@ async def test_a_watcher_gets_another_overview_after_a_change(yard: Yard, applic
         await handle.cancel()
         while (seen := await anext(watching)).counts != {TaskState.CANCELED: 1}:
             pass
-    assert [task.uuid for task in seen.ended] == [handle.uuid]
+    assert [task.uuid for task in seen.finished] == [handle.uuid]

@@ -46,7 +46,7 @@ def test_the_view_of_the_demo_goes_before_its_summary(shell: Shell) -> None:
     done = shell.on_a_terminal("demo", "--once", TMPDIR=str(shell.folder), PATH="/nowhere")
     assert done.code == 0
     view, _, summary = done.out.partition("That was the tour")
-    assert ERASED in view.rpartition("JUST ENDED")[2]
+    assert ERASED in view.rpartition("JUST FINISHED")[2]
     assert "/bin/activate" in summary
 
 

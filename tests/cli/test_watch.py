@@ -69,9 +69,9 @@ def test_the_live_view_draws_on_a_terminal(shell: Shell) -> None:
     shell.seed(("add", {"a": 41}), ("boom", {"why": "bad luck"}), work=True)
     done = shell.on_a_terminal("watch", "--until-idle", "--store", shell.url)
     assert done.code == 0
-    for expected in ("JUST ENDED", "→ 42", "ValueError: bad luck", "\x1b["):
+    for expected in ("JUST FINISHED", "→ 42", "ValueError: bad luck", "\x1b["):
         assert expected in done.out
-    assert ERASED not in done.out.rpartition("JUST ENDED")[2]
+    assert ERASED not in done.out.rpartition("JUST FINISHED")[2]
 
 
 @pytest.mark.spec("QUE-29")

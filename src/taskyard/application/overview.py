@@ -105,7 +105,7 @@ class OverviewReader:
         self._next: tuple[NextTask, ...] = ()
         self._forecast_mono = 0.0
         self._waiting: dict[str, TaskRecord] = {}
-        self._ended: dict[str, TaskRecord] = {}  # the latest last
+        self._finished: dict[str, TaskRecord] = {}  # the latest last
 
     async def refresh(self) -> OverviewDocument:
         recent = await self._follow()
@@ -117,7 +117,7 @@ class OverviewReader:
             rate=self._rate(),
             next=await self._find_next(seen),
             waiting=tuple(map(task_document, waiting)),
-            ended=tuple(map(task_document, reversed(self._ended.values()))),
+            finished=tuple(map(task_document, reversed(self._finished.values()))),
             seq=self._cursor or 0,
         )
 
@@ -138,8 +138,8 @@ class OverviewReader:
         for record in found:
             counts[record.state] = counts.get(record.state, 0) + 1
         self._waiting = {r.uuid: r for r in found if r.state not in ENDED and r.state is not TaskState.RUNNING}
-        ended = sorted((r for r in found if r.state in ENDED), key=lambda r: r.finished_at or r.updated_at)
-        self._ended = {record.uuid: record for record in ended}
+        finished = sorted((r for r in found if r.state in ENDED), key=lambda r: r.finished_at or r.updated_at)
+        self._finished = {record.uuid: record for record in finished}
         running = [task_document(record) for record in found if record.state is TaskState.RUNNING]
         return OverviewDocument(counts=counts, running=tuple(running))
 
@@ -151,7 +151,7 @@ class OverviewReader:
             self._next = tuple([one async for one in self._forecast(seen.queues)])
             took_s = time.monotonic() - began
             self._forecast_mono = began + max(FORECAST_S, took_s / FORECAST_SHARE)
-        begun = {*self._ended, *(task.uuid for task in seen.running)}
+        begun = {*self._finished, *(task.uuid for task in seen.running)}
         return tuple(one for one in self._next if one.uuid not in begun)
 
     async def _forecast(self, queues: Mapping[str, Mapping[TaskState, int]]) -> AsyncIterator[NextTask]:
@@ -217,16 +217,16 @@ class OverviewReader:
         """The records of these events, as far as they will be returned."""
         for uuid in latest:
             self._waiting.pop(uuid, None)
-            self._ended.pop(uuid, None)
-        ended = [event.uuid for event in latest.values() if event.kind in _FINISHED]
+            self._finished.pop(uuid, None)
+        finished = [event.uuid for event in latest.values() if event.kind in _FINISHED]
         waiting = [event.uuid for event in latest.values() if event.kind not in _FINISHED]
-        for uuid in [*waiting[-MAX_TASKS:], *ended[-MAX_TASKS:]]:
+        for uuid in [*waiting[-MAX_TASKS:], *finished[-MAX_TASKS:]]:
             record = await self._store.find(uuid)
             if record is None:
                 continue
             if record.state in WAITING_FOR_TIME:
                 self._waiting[uuid] = record
             elif record.state in ENDED:
-                self._ended[uuid] = record
-        while len(self._ended) > MAX_TASKS:
-            del self._ended[next(iter(self._ended))]
+                self._finished[uuid] = record
+        while len(self._finished) > MAX_TASKS:
+            del self._finished[next(iter(self._finished))]

@@ -25,9 +25,9 @@ class NextTask(Document, frozen=True, kw_only=True):
 
 class OverviewDocument(Document, frozen=True, kw_only=True):
     """What a store, or some of its tasks, is doing. `running` are the oldest runs, `next` the tasks that start next, a
-    few of each queue, `waiting` tasks that start by themselves at a known time, the soonest first, `ended` those that
-    finished last, the latest first. `rate` is how many tasks finished per second. All events up to the number `seq`
-    are in it; `next` is a few seconds old.
+    few of each queue, `waiting` tasks that start by themselves at a known time, the soonest first, `finished` those
+    that finished last, the latest first. `rate` is how many tasks finished per second. All events up to the number
+    `seq` are in it; `next` is a few seconds old.
 
     While the store does not answer, `away_since` is set, `away_reason` says why, and the rest is as it was then."""
 
@@ -38,7 +38,7 @@ class OverviewDocument(Document, frozen=True, kw_only=True):
     running: tuple[TaskDocument, ...] = ()
     next: tuple[NextTask, ...] = ()
     waiting: tuple[TaskDocument, ...] = ()
-    ended: tuple[TaskDocument, ...] = ()
+    finished: tuple[TaskDocument, ...] = ()
     seq: int = 0
     away_since: datetime | None = None
     away_reason: str = ""

@@ -320,7 +320,7 @@ def watch_command(  # noqa: PLR0917 - a command takes all of its options so
     yard: AppOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Watch tasks live: progress, queues, what just ended. In a pipe, or of some events only, one line for each."""
+    """Watch tasks live: progress, queues, what just finished. In a pipe, or of some events only, one line for each."""
     from taskyard.cli.live import watch
     from taskyard.model.event import EventFilter, check_kinds
 

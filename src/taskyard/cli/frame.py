@@ -17,7 +17,7 @@ from taskyard.cli.text import clean, counted, cut, cut_start, duration, one_line
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
 
 SOURCE_WIDTH = 12
-ENDED_ROWS, WAITING_ROWS = 10, 5
+FINISHED_ROWS, WAITING_ROWS = 10, 5
 
 
 class Frame:
@@ -36,7 +36,9 @@ class Frame:
         parts += self._next()
         parts += self._section("WAITING FOR THEIR TIME", self._seen.waiting, self._waiting_table, at_most=WAITING_ROWS)
         parts += self._queues()
-        parts += self._section("JUST ENDED", self._seen.ended[: min(ENDED_ROWS, self._left - 2)], self._ended_table)
+        parts += self._section(
+            "JUST FINISHED", self._seen.finished[: min(FINISHED_ROWS, self._left - 2)], self._finished_table
+        )
         return Group(*parts)
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ class Frame:
         starts = time_text(found.expected_start_at, self._now)
         return f"{found.place:,} of {found.waiting:,}{f', {starts}' if starts else ''}"
 
-    def _ended_table(self, tasks: Sequence[TaskDocument]) -> Table:
+    def _finished_table(self, tasks: Sequence[TaskDocument]) -> Table:
         room = max(8, self._width - 2 - SOURCE_WIDTH - 1 - 9 - 9)
         table = self._grid(SOURCE_WIDTH, 8, 8, room)
         for task in tasks:
@@ -143,7 +145,7 @@ class Frame:
         return table
 
     def _queues(self) -> Iterator[RenderableType]:
-        """One line for each queue, when there are several; ended tasks are of no interest here."""
+        """One line for each queue, when there are several; finished tasks are not counted here."""
         queues = [(name, n) for name, counts in self._seen.queues.items() if any(n := _open(counts))]
         if len(queues) < 2 or self._left < 6:
             return
