@@ -98,7 +98,7 @@ class OwnLoop:
 def run_on(loop: asyncio.AbstractEventLoop, yard: Yard, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
     """The same on behalf of a yard, which must not have been left behind by a fork."""
     try:
-        yard.refuse_fork()
+        yard._refuse_fork()
     except TaskyardError:
         coroutine.close()
         raise

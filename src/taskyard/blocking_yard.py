@@ -87,7 +87,7 @@ class BlockingYard(TaskFace[Yard]):
         self.schedules = BlockingSchedules(yard.schedules, self)
 
     def __enter__(self) -> BlockingYard:
-        own, loop = self._yard.own_loop, self._yard.loop
+        own, loop = self._yard._own_loop, self._yard._loop
         # A task of the yard only borrows its loop: the last to leave waits for the task, so it must not wait for him.
         if loop is not None and (loop is not own.loop or find_run() is not None):
             self._entered.append((loop, False))
@@ -98,7 +98,7 @@ class BlockingYard(TaskFace[Yard]):
     def __exit__(self, *exc: object) -> None:
         _, shares = self._entered.pop()
         if shares:
-            self._yard.own_loop.leave(self._yard)
+            self._yard._own_loop.leave(self._yard)
 
     def _call(self, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
         if not self._entered:

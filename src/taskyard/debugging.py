@@ -58,7 +58,7 @@ def debug_task(
     """Run the code of the task here, on the main thread, without its timeout. `say` gets a line for everything that it
     reports. `break_at_start` stops in its first line, `post_mortem` where it has raised an exception. Raises
     `UnknownConsumer` if the yard has no consumer of that name."""
-    consumer = yard.get_consumer(record.consumer)
+    consumer = yard._get_consumer(record.consumer)
     terminal = _TerminalExecutor(break_at_start=break_at_start)
     thread = ServingThread()
     try:

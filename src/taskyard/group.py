@@ -85,7 +85,7 @@ class Group:
             sent, _ = await self._apply(uuids, command, by, audit)
             count, matched = count + sent, matched + len(uuids)
         if audit is not None:
-            await self._yard.engine.put_audit(replace(audit, matched=matched, changed=count, is_finished=True))
+            await self._yard._engine.put_audit(replace(audit, matched=matched, changed=count, is_finished=True))
         return count
 
     async def retry(self, *, even_quarantined: bool = False, by: str = "") -> int:
@@ -106,7 +106,7 @@ class Group:
     async def _apply(
         self, uuids: Sequence[str], command: Command, by: str, audit: AuditEntry | None
     ) -> tuple[int, dict[str, TaskyardError]]:
-        applied = await self._yard.engine.apply(uuids, command, by=by, audit=audit) if uuids else []
+        applied = await self._yard._engine.apply(uuids, command, by=by, audit=audit) if uuids else []
         refused = {one.uuid: one.refused for one in applied if one.refused is not None}
         return len(applied) - len(refused), refused
 
@@ -114,17 +114,17 @@ class Group:
 async def submit_group(yard: Yard, tasks: Iterable[BoundTask], summary: BoundTask | None) -> Group:
     members = _members(tasks, summary)
     group = new_uuid() if summary is None else summary.uuid
-    records = [yard.make_bound(bound, bound.args) for bound in members]
+    records = [yard._make_bound(bound, bound.args) for bound in members]
     after = {bound.uuid: bound.options.after for bound in members if bound.options.after}
     if summary is not None:
         waits = tuple(dict.fromkeys([*(bound.uuid for bound in members), *(summary.options.after or ())]))
-        last = yard.make_bound(_after(summary, waits), _summary_args(summary))
+        last = yard._make_bound(_after(summary, waits), _summary_args(summary))
         expect_results(last, len(members))
         after[summary.uuid] = waits
         records.append(last)
     for record in records:
         record.group_id = group
-    await yard.engine.submit(Add(records, parent=yard.find_parent(records), after=after), prompt=False)
+    await yard._engine.submit(Add(records, parent=yard._find_parent(records), after=after), prompt=False)
     handles = [TaskHandle(yard, bound.uuid) for bound in members]
     return Group(yard, group, handles, has_summary=summary is not None)
 

@@ -47,7 +47,7 @@ class TaskHandle(msgspec.Struct, frozen=True, eq=False, gc=False):
         `TaskSkipped` or `ResultGone`; `TimeoutError` when `timeout_s` passes first (the task goes on)."""
         if timeout_s is not None:
             timeout_s = check_wait("timeout_s", timeout_s)
-        engine = self._yard.engine
+        engine = self._yard._engine
         if (known := engine.find_outcome(self.uuid)) is not None:
             return value_of(known)
         waiter = engine.outcome(self.uuid, timeout_s)
@@ -145,9 +145,9 @@ class ConsumerFunction(Generic[P, R]):
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle:
         """Store the task and return its handle once it is safe."""
         yard = self._yard
-        yard.check_served(self.consumer)
-        add = yard.prepare(self.consumer, self._signature.bind(args, kwargs), self._options)
-        connection, engine = self._options.connection, yard.engine
+        yard._check_served(self.consumer)
+        add = yard._prepare(self.consumer, self._signature.bind(args, kwargs), self._options)
+        connection, engine = self._options.connection, yard._engine
         if connection is not None:
             (added,) = await engine.submit_within(connection, add)
         else:
@@ -161,5 +161,5 @@ class ConsumerFunction(Generic[P, R]):
 
     async def submit_many(self, arguments: Iterable[Mapping[str, Any]]) -> list[TaskHandle]:
         """Store one task per dict of arguments, in that order, all or nothing; at most 100,000 at once."""
-        self._yard.check_served(self.consumer)
-        return await self._yard.submit_many_to(self.consumer, arguments, self._options)
+        self._yard._check_served(self.consumer)
+        return await self._yard._submit_many_to(self.consumer, arguments, self._options)

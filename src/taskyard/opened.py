@@ -26,49 +26,51 @@ class Opened:
     """The store and the engine of a yard, handed out only where they work."""
 
     def __init__(self) -> None:
-        self._store: Store | None = None
-        self._engine: Engine | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self._open_store: Store | None = None
+        self._open_engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._forks = self._ident = 0
 
     def _opened(self, store: Store, engine: Engine) -> asyncio.AbstractEventLoop:
         """By whoever calls."""
-        self._store, self._engine, self.loop = store, engine, asyncio.get_running_loop()
+        self._open_store, self._open_engine, self._loop = store, engine, asyncio.get_running_loop()
         self._forks, self._ident = _forks, get_ident()
-        return self.loop
+        return self._loop
 
     def _closed(self) -> None:
-        self._engine = self._store = self.loop = None
+        self._open_engine = self._open_store = self._loop = None
 
     @property
     def is_open(self) -> bool:
-        return self._engine is not None
+        """Whether the yard has a store open in this process."""
+        return self._open_engine is not None
 
     @property
     def store(self) -> Store:
-        if self._store is None:
+        """The open store, for tools that read it (`taskyard.ports.store`)."""
+        if self._open_store is None:
             raise NotOpen("the yard is not open; use it inside `async with yard:`")
         self._refuse_elsewhere()
-        return self._store
+        return self._open_store
 
     @property
-    def engine(self) -> Engine:
-        if self._engine is None:
+    def _engine(self) -> Engine:
+        if self._open_engine is None:
             raise NotOpen("the yard is not open; use it inside `async with yard:`")
         # Asked on every submit. On the thread of a loop that runs, it is that loop which runs: asking asyncio which one
         # does would cost a system call.
-        if self._forks != _forks or get_ident() != self._ident or self.loop is None or not self.loop.is_running():
+        if self._forks != _forks or get_ident() != self._ident or self._loop is None or not self._loop.is_running():
             self._refuse_elsewhere()
-        return self._engine
+        return self._open_engine
 
     def _refuse_elsewhere(self) -> None:
         """Whoever is in another process or on another event loop would wait for ever, or harm this one."""
-        self.refuse_fork()
+        self._refuse_fork()
         running = asyncio._get_running_loop()
-        if running is not None and running is not self.loop:
+        if running is not None and running is not self._loop:
             raise WrongLoop
 
-    def refuse_fork(self) -> None:
+    def _refuse_fork(self) -> None:
         """`ForkedStore` in a forked child: the loops did not come along, and a call would wait for them for ever."""
-        if self._engine is not None and self._forks != _forks:
+        if self._open_engine is not None and self._forks != _forks:
             raise ForkedStore

@@ -22,7 +22,7 @@ class Registering(Opened):
     def _register(self, consumer: Consumer) -> None:
         if consumer.name in self._consumers:
             raise DuplicateConsumer(consumer.name)
-        if self._engine is not None:
+        if self._open_engine is not None:
             _warm_up(consumer)
         self._consumers[consumer.name] = consumer
         self._tell_engine()
@@ -33,7 +33,7 @@ class Registering(Opened):
         starts here, and it can no longer be submitted to here. A run of it that is going on comes to its end, and is
         settled by the rules it began with; one that was claimed and has not begun goes back. What waits for it stays as
         it is in the store, until this yard or another serves it again; `why` says so."""
-        consumer = self.get_consumer(name)
+        consumer = self._get_consumer(name)
         del self._consumers[name]
         if consumer.close is not None:
             self._retired.append(consumer)  # what its runs have left loaded may be in use until the yard is stopped
@@ -48,7 +48,7 @@ class Registering(Opened):
 
     def _tell_engine(self) -> None:
         """A consumer has come or gone, be it on another thread than the engine's."""
-        engine, loop = self._engine, self.loop
+        engine, loop = self._open_engine, self._loop
         if engine is None or loop is None:
             return
         if asyncio._get_running_loop() is loop:
@@ -58,15 +58,16 @@ class Registering(Opened):
 
     @property
     def consumers(self) -> Mapping[str, Consumer]:
+        """The consumers of this yard by name."""
         return self._consumers
 
-    def get_consumer(self, name: str) -> Consumer:
+    def _get_consumer(self, name: str) -> Consumer:
         try:
             return self._consumers[name]
         except (KeyError, TypeError):  # of what is no name at all
             raise UnknownConsumer(name, self._consumers) from None
 
-    def check_served(self, consumer: Consumer) -> None:
+    def _check_served(self, consumer: Consumer) -> None:
         """`UnknownConsumer` if it was unregistered."""
         if self._consumers.get(consumer.name) is not consumer:
             raise UnknownConsumer(consumer.name, self._consumers)

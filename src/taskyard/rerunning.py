@@ -48,10 +48,10 @@ async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments, 
     if args is not None and changes is not None:
         raise InvalidInput("give args, all of them, or changes to those of the old task, not both")
     record = await _make(yard, uuid, args, changes)
-    _note_actor(record, by, yard.engine.clock.now())
+    _note_actor(record, by, yard._engine.clock.now())
     entry = make_entry(by, RUN_AGAIN, TargetKind.TASK, uuid, now=yard.now(), is_finished=False)
     await _note(yard, entry)
-    (added,) = await yard.engine.submit(Add((record,), parent=yard.find_parent()))
+    (added,) = await yard._engine.submit(Add((record,), parent=yard._find_parent()))
     await _note(yard, entry, matched=1, changed=1, details={"task": added.uuid}, is_finished=True)
     return TaskHandle(yard, added.uuid, added.is_new)
 
@@ -93,26 +93,26 @@ async def run_all_again(
     tally, meant = _Tally(), replace(where, states=tuple(s for s in where.states or TaskState if s in ENDED))
     for state in where.states or ():
         if state not in ENDED:
-            for_state = [uuids async for uuids in list_chunks(yard.engine, replace(where, states=(state,)))]
+            for_state = [uuids async for uuids in list_chunks(yard._engine, replace(where, states=(state,)))]
             tally.set_aside("not_finished", sum(map(len, for_state)))
     if meant.quarantined is None:
-        poisoned = list_chunks(yard.engine, replace(meant, quarantined=True))
+        poisoned = list_chunks(yard._engine, replace(meant, quarantined=True))
         tally.quarantined = sum([len(uuids) async for uuids in poisoned])
         meant = replace(meant, quarantined=False)
     # All of them are known before the first is made: what is made may end soon, and match as well.
-    found = [uuid async for uuids in list_chunks(yard.engine, meant) for uuid in uuids][::-1]
+    found = [uuid async for uuids in list_chunks(yard._engine, meant) for uuid in uuids][::-1]
     if not repeat:
         over: set[str] = set()
-        async for uuids in in_chunks(yard.engine, found, size=LOOK_UP):
+        async for uuids in in_chunks(yard._engine, found, size=LOOK_UP):
             over |= await yard.store.list_origins(uuids)
         found, tally.run_again = [uuid for uuid in found if uuid not in over], len(over)
     tally.matched += len(found)
     entry = None if dry_run else entry
     await _note(yard, entry, matched=tally.matched)
-    async for uuids in in_chunks(yard.engine, [] if dry_run else found, size=BATCH):
+    async for uuids in in_chunks(yard._engine, [] if dry_run else found, size=BATCH):
         records = await _make_many(yard, uuids, changes, tally)
         for record in records:
-            _note_actor(record, by, yard.engine.clock.now())
+            _note_actor(record, by, yard._engine.clock.now())
         try:
             if records:
                 await see_through(_submit(yard, records, repeat=repeat), tally.count)
@@ -140,13 +140,13 @@ def _note_actor(record: TaskRecord, by: str, now: datetime) -> None:
 async def _submit(yard: Yard, records: Sequence[TaskRecord], *, repeat: bool) -> list[Added]:
     """Race: others may be at the same tasks. Of all that are made of one origin the first is stored, and the others are
     merged into it, unless they are to be repeated."""
-    parent = yard.find_parent()
+    parent = yard._find_parent()
     if repeat:
-        return await yard.engine.submit(Add(records, parent=parent), prompt=False)
+        return await yard._engine.submit(Add(records, parent=parent), prompt=False)
     for record in records:
         # No slot of a submitted task begins so: theirs do with a number.
         record.dedupe_slot, record.dedupe_scope = f"again {record.origin}", DedupeScope.WINDOW
-    return await yard.engine.submit(Add(records, Dedupe.MERGE, parent, window_s=STANDS_S), prompt=False)
+    return await yard._engine.submit(Add(records, Dedupe.MERGE, parent, window_s=STANDS_S), prompt=False)
 
 
 async def _make_many(yard: Yard, uuids: Sequence[str], changes: Arguments, tally: Tally) -> list[TaskRecord]:
@@ -172,9 +172,9 @@ async def _make(yard: Yard, uuid: str, args: Arguments, changes: Arguments) -> T
     if is_summary(old):
         old = await with_results(yard.store, old)  # it is nobody's summary any more, and gets what it got
     if args is not None:
-        record = _submitted(yard, old, yard.get_consumer(old.consumer), args)
+        record = _submitted(yard, old, yard._get_consumer(old.consumer), args)
     else:
-        now = yard.engine.clock.now()
+        now = yard._engine.clock.now()
         record = TaskRecord(new_uuid(), old.consumer, now, now, now, 0, old.queue, old.args, priority=old.priority)
         record.key, record.bucket, record.timeout_s, record.retry = old.key, old.bucket, old.timeout_s, old.retry
         record.requires = old.requires
@@ -183,9 +183,9 @@ async def _make(yard: Yard, uuid: str, args: Arguments, changes: Arguments) -> T
         if changes is not None:
             # What `produce` made of the arguments once is what is kept, and changed here.
             kept: dict[str, Any] = msgspec.json.decode(old.args)
-            record.args = yard.get_consumer(old.consumer).encode(kept | _named(changes))
+            record.args = yard._get_consumer(old.consumer).encode(kept | _named(changes))
         # The old arguments need no consumer to check them: this process may be one that only steers.
-        check_size(old.consumer, record.args, yard.max_payload_bytes)
+        check_size(old.consumer, record.args, yard._max_payload_bytes)
     record.origin = old.uuid
     return record
 
@@ -207,7 +207,7 @@ def _submitted(yard: Yard, old: TaskRecord, consumer: Consumer, args: Mapping[st
         timeout_s=None if old.timeout_s is None else min(limits),
         retry=old.retry,
     )
-    return make_record(consumer, given, options, now=yard.engine.clock.now(), max_bytes=yard.max_payload_bytes)
+    return make_record(consumer, given, options, now=yard._engine.clock.now(), max_bytes=yard._max_payload_bytes)
 
 
 def _named(args: Any) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class Schedules:
         now = self._yard.now()
         audit = make_entry(by, "put_schedule", TargetKind.SCHEDULE, schedule.name, now=now)
         await put(self._store, schedule, now=now, by=by, replace=replace, audit=audit)
-        self._yard.engine.look_at_schedules()
+        self._yard._engine.look_at_schedules()
         return await self.get(schedule.name)
 
     async def remove(self, name: str, *, by: str = CODE) -> None:
@@ -208,7 +208,7 @@ class Schedules:
     def _find(self, consumer: str | ConsumerFunction[..., Any]) -> Consumer:
         if isinstance(consumer, ConsumerFunction):
             return consumer.consumer
-        return self._yard.get_consumer(check_name("consumer", consumer))
+        return self._yard._get_consumer(check_name("consumer", consumer))
 
     def make(
         self,
@@ -225,7 +225,7 @@ class Schedules:
         if unknown:
             names = ", ".join(map(shorten, sorted(unknown)))
             raise InvalidInput(f"unknown setting {names} of a schedule; known are zone, {', '.join(SETTINGS)}")
-        text = self._yard.encode(consumer, {} if args is None else args)
+        text = self._yard._encode(consumer, {} if args is None else args)
         schedule = Schedule(name=name, rule=make_rule(rule, zone), consumer=consumer.name, args=text, **settings)
         if consumer.timeout_s is not None and (schedule.timeout_s or 0.0) > consumer.timeout_s:
             raise InvalidInput(
@@ -249,9 +249,9 @@ class Schedules:
             state, fires = decide(status, now)
             pairs = list(zip(fires, self._make_records(status, fires, now), strict=True))
             send = partial(self._store.fire, name, version=status.version, state=state, fires=pairs, audit=audit)
-            fired = await self._yard.engine.fire(name, [record for _, record in pairs], send)
+            fired = await self._yard._engine.fire(name, [record for _, record in pairs], send)
             if fired is not None:
-                self._yard.engine.look_at_schedules()
+                self._yard._engine.look_at_schedules()
                 return [TaskHandle(self._yard, uuid) for uuid in fired.made]
         raise StoreUnavailable(_NO_REST.format(quote(name)))
 
@@ -259,7 +259,7 @@ class Schedules:
         if not fires:
             return []
         schedule = definition(status)
-        consumer = self._yard.get_consumer(schedule.consumer)
+        consumer = self._yard._get_consumer(schedule.consumer)
         return [make_record(schedule, consumer, fire, now=now) for fire in fires]
 
 

@@ -52,7 +52,7 @@ class YardSteering(Opened, TaskSteering):
 
     def queue(self, name: str = DEFAULT_QUEUE, *, by: str = CODE) -> QueueController:
         """Everything a person can do to a queue: `await yard.queue("cpu").pause(reason="backup")`. `by` says who."""
-        return QueueController(name, self.engine, by=by)
+        return QueueController(name, self._engine, by=by)
 
     async def queues(self) -> list[QueueStatus]:
         """Every queue that has rules, tasks, or something said about it."""
@@ -136,23 +136,23 @@ class YardSteering(Opened, TaskSteering):
 
     def matching(self, where: TaskFilter = ALL_TASKS, *, by: str = "") -> Matching:
         """All tasks that match, to do something with: `await yard.matching(TaskFilter(error="OSError")).retry()`."""
-        return Matching(where, self.engine, by=by)
+        return Matching(where, self._engine, by=by)
 
     async def _ask(self, uuid: AnyTask, command: Command, by: str) -> TaskRecord:
-        return await ask_one(self.engine, uuid, command, by=by)
+        return await ask_one(self._engine, uuid, command, by=by)
 
     async def drain(self, node: str, *, on: bool = True, by: str = "") -> None:
         """Ask a node, by its incarnation, to take no new tasks, or take that back. `UnknownNode` if there is none. A
         worker that is drained ends when what it runs has ended. `by` is who asks."""
         check_by(by)
-        audit = make_entry(by, "drain" if on else "undrain", TargetKind.NODE, node, now=self.engine.clock.now())
+        audit = make_entry(by, "drain" if on else "undrain", TargetKind.NODE, node, now=self._engine.clock.now())
         await self.store.drain(node, on=on, audit=audit)
 
     async def prune(self, finished_before: datetime, *, failed: bool | None = None, by: str = "") -> int:
         """Forget the tasks that ended before then, with their attempts, log lines and artifacts; how many they were.
         `failed` means those that failed, or the others alone. `by` is who asks."""
         check_by(by)
-        before, now = check_time("finished_before", finished_before), self.engine.clock.now()
+        before, now = check_time("finished_before", finished_before), self._engine.clock.now()
         details = {"finished_before": before.isoformat()} | ({} if failed is None else {"failed": failed})
         audit = make_entry(by, "prune", TargetKind.TASKS, now=now, details=details, is_finished=False)
         pruned = 0
@@ -204,11 +204,11 @@ class YardSteering(Opened, TaskSteering):
         A store that is away is waited for. A reader so far behind that the store has forgotten some (it keeps the last
         10,000 or more), or with a number that a store which was restored has not come to, gets `EventsMissed`: look at
         the records, then start anew."""
-        after, store, engine = check_after(after), self.store, self.engine
+        after, store, engine = check_after(after), self.store, self._engine
         if after is None:
             after = (await store.events(after=-1)).last  # before the tasks of a group are looked up
         where = await make_filter(store, kinds=kinds, queue=queue, consumer=consumer, task=task, group=group)
-        if self._engine is not engine:
+        if self._open_engine is not engine:
             return
         if self._tail is None:
             self._tail = EventTail(store, engine.changes)

@@ -169,13 +169,13 @@ class Yard(Registering, YardSteering):
             max_running=max_running,
             runner=RunnerSettings(max_payload_bytes=max_payload_bytes),
         )
-        self.max_payload_bytes = max_payload_bytes
+        self._max_payload_bytes = max_payload_bytes
         self._queues: dict[str, QueueSettings] = {}
         self._unbucketed: set[str] = set()
         self._placeless: set[str] = set()
         self._is_opening = self._is_serving = False
         self._stopping: asyncio.Future[None] | None = None
-        self.own_loop = OwnLoop()
+        self._own_loop = OwnLoop()
         self.schedules = Schedules(self)
         self._unserved = UnservedNotice(self.catalogue)
 
@@ -275,7 +275,7 @@ class Yard(Registering, YardSteering):
         return tuple(self._middleware)
 
     def _add_middleware(self, middleware: Middleware) -> None:
-        if self._engine is not None:
+        if self._open_engine is not None:
             raise InvalidInput("add middleware before the yard is opened")
         self._middleware.append(middleware)
 
@@ -305,7 +305,7 @@ class Yard(Registering, YardSteering):
 
         Of what fails here and is tried again, at most `retries_per_s` come back in a second (None: all when their
         policy says): fifty thousand that fail together are not sent together at whoever was down."""
-        if self._engine is not None:
+        if self._open_engine is not None:
             raise InvalidInput(f"define the queue {quote(name)} before the yard is opened")
         if concurrency is not None:
             check_count("concurrency", concurrency, least=1, hint=", or None for no limit")
@@ -325,14 +325,14 @@ class Yard(Registering, YardSteering):
         """Of the tasks that have ended, keep only so many, the latest (None: however many), and forget the others while
         the yard is open with its workers, as `keep_s` does; before it is opened. At any time there may be more, by what
         ends within a minute."""
-        if self._engine is not None:
+        if self._open_engine is not None:
             raise InvalidInput("say how many ended tasks to keep before the yard is opened")
         self._keep_ended = _check_latest("count", count)
 
     def keep_failed(self, *, age_s: float | None = KEEP_S, latest: int | None = None) -> None:
         """Keep the tasks that failed for `age_s` seconds, and the `latest` of them (None: however long, however many),
         whatever becomes of the others: without it `keep_s` and `keep_latest` are for all. Before the yard is opened."""
-        if self._engine is not None:
+        if self._open_engine is not None:
             raise InvalidInput("say how long to keep failed tasks before the yard is opened")
         self._keep_failed = Keep(check_keep(age_s, field="age_s"), _check_latest("latest", latest))
 
@@ -362,7 +362,7 @@ class Yard(Registering, YardSteering):
         the yard is opened. `settings` as in `PoolSettings`: max_workers, memory_limit, recycle_after, preload, … What
         is not named stays as the hints of an algorithm say, or the default: a pool of its own has as many workers as
         the consumer's `concurrency`, the shared one the usable cores less one."""
-        if self._engine is not None:
+        if self._open_engine is not None:
             raise InvalidInput("define process pools before the yard is opened")
         self._pool_rules.ask(consumer, settings)
 
@@ -382,6 +382,7 @@ class Yard(Registering, YardSteering):
     # --- opening and closing ------------------------------------------------------------------------------------------
 
     def now(self) -> datetime:
+        """The time by the clock of this yard, in UTC."""
         return self._clock.now()
 
     @property
@@ -391,7 +392,7 @@ class Yard(Registering, YardSteering):
 
     def use_store(self, store: str | Path | Store) -> None:
         """Another store than the one given first; before the yard is opened."""
-        if self._engine is not None:
+        if self._open_engine is not None:
             raise InvalidInput("choose the store before the yard is opened")
         self._where = check_store(store)
 
@@ -435,8 +436,9 @@ class Yard(Registering, YardSteering):
         return BlockingYard(self, serve=serve)
 
     async def start(self, *, serve: bool = True) -> None:
-        if self._engine is not None or self._is_opening or self._stopping is not None:
-            self.refuse_fork()
+        """Open the store and run tasks; with `serve=False` only submit and wait. `async with yard:` does it for you."""
+        if self._open_engine is not None or self._is_opening or self._stopping is not None:
+            self._refuse_fork()
             raise InvalidInput("this yard is open already")
         self._is_opening = True
         try:
@@ -512,7 +514,7 @@ class Yard(Registering, YardSteering):
     @property
     def executors(self) -> Mapping[str, ExecutorProtocol]:
         """The executors of the open yard by name, for their `stats()` and `health()`."""
-        return self.engine.executors
+        return self._engine.executors
 
     async def stop(self, *, grace_s: float | EllipsisType | None = ...) -> None:
         """Start nothing new at once; wait `grace_s` for what runs (None: for ever; left out: the yard's own), then
@@ -520,11 +522,11 @@ class Yard(Registering, YardSteering):
         if self._stopping is not None:
             await asyncio.shield(self._stopping)
             return
-        if self._engine is None or self._store is None:
+        if self._open_engine is None or self._open_store is None:
             return
         self._refuse_elsewhere()
         grace_s = self._grace_s if grace_s is ... else check_wait("grace_s", grace_s)
-        engine, store = self._engine, self._store
+        engine, store = self._open_engine, self._open_store
         stopping = self._stopping = asyncio.get_running_loop().create_future()
         if self._retention is not None:
             self._retention.cancel()
@@ -552,38 +554,39 @@ class Yard(Registering, YardSteering):
         priority, delay_s, schedule_at, queue, key, bucket, timeout_s, retry, after, on_failure, dedupe and its kin; on
         PostgreSQL `connection` as well, which makes the task part of the transaction that is open there."""
         return await self.submit_to(
-            self.get_consumer(name), args or {}, TaskOptions.of(**options) if options else DEFAULTS
+            self._get_consumer(name), args or {}, TaskOptions.of(**options) if options else DEFAULTS
         )
 
     async def submit_to(self, consumer: Consumer, args: Mapping[str, Any], options: TaskOptions) -> TaskHandle:
-        add = self.prepare(consumer, named(consumer.name, args), options)
-        connection, engine = options.connection, self.engine
+        """Store one task for this consumer, which may be a stand-in from the catalogue."""
+        add = self._prepare(consumer, named(consumer.name, args), options)
+        connection, engine = options.connection, self._engine
         (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))
         return TaskHandle(self, added.uuid, added.is_new, added.until)
 
     async def submit_many(self, name: str, arguments: Iterable[Mapping[str, Any]], **options: Any) -> list[TaskHandle]:
         """Store one task per dict of arguments, in that order, all or nothing; at most 100,000 at once."""
-        consumer = self.get_consumer(name)
-        return await self.submit_many_to(consumer, arguments, TaskOptions.of(**options) if options else DEFAULTS)
+        consumer = self._get_consumer(name)
+        return await self._submit_many_to(consumer, arguments, TaskOptions.of(**options) if options else DEFAULTS)
 
-    def prepare(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> Add:
+    def _prepare(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> Add:
         """One task as the engine takes it; what is wrong with it is raised here."""
-        record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self.max_payload_bytes)
+        record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
         if not self._is_serving:
             self._note_unserved(consumer)
         if options is DEFAULTS:
-            return Add((record,), options.dedupe, self.find_parent((record,)))
+            return Add((record,), options.dedupe, self._find_parent((record,)))
         return self._add([record], options)
 
-    def encode(self, consumer: Consumer, given: Mapping[str, Any]) -> str:
+    def _encode(self, consumer: Consumer, given: Mapping[str, Any]) -> str:
         """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
         args = named(consumer.name, given)
         text = to_json("args", args) if consumer.produce is not None else consumer.encode(args)
-        check_size(consumer.name, text, self.max_payload_bytes)
+        check_size(consumer.name, text, self._max_payload_bytes)
         return text
 
     def _note_unserved(self, consumer: Consumer) -> None:
-        if self.loop is not None and asyncio._get_running_loop() is self.loop:
+        if self._loop is not None and asyncio._get_running_loop() is self._loop:
             self._unserved.note(consumer.name)
 
     def _check_buckets(self, queue: str) -> None:
@@ -616,15 +619,15 @@ class Yard(Registering, YardSteering):
             for queue in {record.queue for record in records}:
                 self._check_buckets(queue)
         after = {record.uuid: options.after for record in records} if options.after else {}
-        return Add(records, options.dedupe, self.find_parent(records), after, options.dedupe_window_s)
+        return Add(records, options.dedupe, self._find_parent(records), after, options.dedupe_window_s)
 
-    async def submit_many_to(
+    async def _submit_many_to(
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
     ) -> list[TaskHandle]:
         given: Any = arguments
         if not isinstance(given, Iterable) or isinstance(given, Mapping | str | bytes):
             raise InvalidInput(f"submit_many takes a list of dicts of arguments, not {quote(given)}")
-        now, limit = self._clock.now(), self.max_payload_bytes
+        now, limit = self._clock.now(), self._max_payload_bytes
         records: list[TaskRecord] = []
         given = iter(given)
         try:
@@ -645,15 +648,15 @@ class Yard(Registering, YardSteering):
             self._note_unserved(consumer)
         add, connection = self._add(records, options), options.connection
         if connection is None:
-            added = await self.engine.submit(add, prompt=False)
+            added = await self._engine.submit(add, prompt=False)
         else:
-            added = await self.engine.submit_within(connection, add)
+            added = await self._engine.submit_within(connection, add)
         return [TaskHandle(self, one.uuid, one.is_new, one.until) for one in added]
 
     def bind(self, name: str, args: Mapping[str, Any] | None = None, **options: Any) -> BoundTask:
         """A task for the consumer `name` that is to be submitted in a group: arguments and options as for `submit`."""
         checked = TaskOptions.of(**options) if options else DEFAULTS
-        return BoundTask(self.get_consumer(name), named(name, args or {}), checked)
+        return BoundTask(self._get_consumer(name), named(name, args or {}), checked)
 
     @checked
     async def submit_group(
@@ -670,10 +673,10 @@ class Yard(Registering, YardSteering):
         """A group that was submitted elsewhere, or earlier, by its id."""
         return Group(self, check_uuid(uuid))
 
-    def make_bound(self, bound: BoundTask, args: dict[str, Any]) -> TaskRecord:
+    def _make_bound(self, bound: BoundTask, args: dict[str, Any]) -> TaskRecord:
         """The record of a bound task."""
-        consumer, limit = bound.consumer, self.max_payload_bytes
-        if self.get_consumer(consumer.name) is not consumer:
+        consumer, limit = bound.consumer, self._max_payload_bytes
+        if self._get_consumer(consumer.name) is not consumer:
             raise InvalidInput(f"the consumer {quote(consumer.name)} of a bound task is that of another yard")
         record = make_record(consumer, args, bound.options, now=self._clock.now(), max_bytes=limit)
         record.uuid = bound.uuid
@@ -681,11 +684,11 @@ class Yard(Registering, YardSteering):
             self._check_buckets(record.queue)
         return record
 
-    def find_parent(self, records: Iterable[TaskRecord] = ()) -> Claim | None:
+    def _find_parent(self, records: Iterable[TaskRecord] = ()) -> Claim | None:
         """The run that submits, if it is one of this yard: when it is stale, it submits nothing. The tasks that it
         submits, `records`, become part of its trace."""
         run = find_run()
-        if run is None or self._engine is None or not self._engine.is_ours(run.claim):
+        if run is None or self._open_engine is None or not self._open_engine.is_ours(run.claim):
             return None
         # Code that a run has left behind submits on its own account.
         if run.has_ended:

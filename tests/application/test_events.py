@@ -63,7 +63,7 @@ async def test_a_page_tells_what_happened_to_each_task(yard: Yard, application: 
     assert {event.uuid for event in page.events} == {uuid}
     submitted, began, completed = page.events
     assert (submitted.duration_s, began.duration_s, began.attempt) == (None, None, 1)
-    assert began.node == completed.node == yard.engine.incarnation
+    assert began.node == completed.node == yard._engine.incarnation
     assert completed.duration_s is not None
     assert (page.last, page.missed) == (completed.seq, False)
 

@@ -69,6 +69,14 @@ def test_the_names_of_the_designs_are_there():
     assert [name for name in names.split() if not hasattr(taskyard, name)] == []
 
 
+def test_a_yard_shows_what_a_user_may_call():
+    """Every public name of a yard is documented, and the parts behind it are not among them."""
+    yard = taskyard.Yard("memory://")
+    shown = {name for name in dir(yard) if not name.startswith("_")}
+    assert [name for name in sorted(shown) if not getattr(taskyard.Yard, name, yard.schedules).__doc__] == []
+    assert shown.isdisjoint({"engine", "loop", "own_loop", "prepare", "encode", "find_parent"})
+
+
 def test_what_is_seldom_used_is_imported_when_it_is_asked_for():
     """`import taskyard` loads neither algorithms nor Pydantic; the names are there all the same."""
     code = (

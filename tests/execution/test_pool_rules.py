@@ -20,7 +20,7 @@ def make_yard(**settings):
 def test_a_pool_of_its_own_is_as_large_as_the_consumer():
     """What nobody has named is as the consumer needs it; what is named counts."""
     yard = make_yard()
-    consumer = yard.get_consumer("echo")
+    consumer = yard._get_consumer("echo")
     rules = PoolRules()
     assert rules.of(consumer).max_workers == 3
     rules.ask("echo", {"memory_limit": 1 << 30, "preload": ("json",)})
@@ -40,7 +40,7 @@ def test_the_hints_of_an_algorithm_stay_where_nothing_else_is_said(is_defined_fi
     yard.install(algorithms.double, spec=hints)
     if not is_defined_first:
         yard.define_pool("double", recycle_after=5)
-    found = yard._pool_rules.of(yard.get_consumer("double"))
+    found = yard._pool_rules.of(yard._get_consumer("double"))
     assert (found.recycle_after, found.memory_limit, found.max_workers) == (5, 1 << 30, 2)
 
 

@@ -134,7 +134,7 @@ async def test_the_record_has_its_own_retention(url):
     async with build(url).client() as yard:
         handle = await yard.submit("echo")
         await yard.cancel(handle.uuid, by="ana")
-        clock = yard.engine.clock
+        clock = yard._engine.clock
         await Retention(yard.store, clock, Keep(0.0), keep_audit_s=3600.0).step()
         assert await yard.store.find(handle.uuid) is None
         assert len(await yard.audit()) == 1

@@ -78,7 +78,7 @@ def async_verbs(of: type) -> set[str]:
     return {name for name, member in inspect.getmembers(of, inspect.iscoroutinefunction) if not name.startswith("_")}
 
 
-OPENS = {"start", "stop", "submit_to", "submit_many_to"}
+OPENS = {"start", "stop", "submit_to"}
 """What is asynchronous of a yard and no verb of its face: that is entered and left, and submits under other names."""
 
 
@@ -173,7 +173,7 @@ def test_threads_open_a_yard_together(url):
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(client, range(8))) == [[n + m for m in range(5)] for n in range(8)]
-    assert yard.loop is None
+    assert yard._loop is None
 
 
 def test_a_task_may_block_on_its_own_yard(url):

@@ -122,7 +122,7 @@ def test_concurrent_count_is_another_name_for_concurrency():
 
     yard.register(Report())
     yard.consumer(name="fetch", concurrent_count=3)(nothing)
-    assert [yard.get_consumer(name).concurrency for name in ("report", "fetch")] == [2, 3]
+    assert [yard._get_consumer(name).concurrency for name in ("report", "fetch")] == [2, 3]
     with pytest.raises(InvalidConsumer, match="leave one of them out"):
         yard.consumer(name="both", concurrency=1, concurrent_count=1)(nothing)
 

@@ -33,7 +33,7 @@ def build(url: str) -> Yard:
 async def fired(yard: Yard, name: str, count: int) -> list[str]:
     """Wait until so many of its tasks have ended; their ids, the first one first."""
     async with asyncio.timeout(PATIENCE_S):
-        with yard.engine.changes() as changes:
+        with yard._engine.changes() as changes:
             while True:
                 changes.clear()
                 rows = await yard.schedules.list_fires(name, limit=1_000)

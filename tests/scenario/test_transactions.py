@@ -276,7 +276,7 @@ async def test_crosswise_transactions_end(yard, postgres_url, monkeypatch):
 
 async def settled(yard: Yard) -> int:
     """How many tasks there are, when all of them have ended."""
-    with yard.engine.changes() as changes:
+    with yard._engine.changes() as changes:
         while any(state is not TaskState.COMPLETED for _, state in await yard.store.count()):
             changes.clear()
             async with asyncio.timeout(PATIENCE_S):
@@ -394,7 +394,7 @@ async def test_a_stale_run_submits_nothing(postgres_url, gates):
     async def parent() -> None:
         async with by_asyncpg(postgres_url) as theirs:
             await yard.submit("add", {"a": 1}, connection=theirs.connection)
-            await yard.store.rescue(yard.engine.incarnation)
+            await yard.store.rescue(yard._engine.incarnation)
             (lost,) = await asyncio.gather(
                 yard.submit("add", {"a": 2}, connection=theirs.connection), return_exceptions=True
             )

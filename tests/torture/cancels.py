@@ -51,7 +51,7 @@ async def _races(yard: Yard, ledger: Ledger, *, trials: int, rng: random.Random,
         async with slots:
             uuid, told = await _race(yard, ledger, rng)
             async with asyncio.timeout(30):
-                outcome = await yard.engine.outcome(uuid)
+                outcome = await yard._engine.outcome(uuid)
         record = await yard.handle(uuid).record()
         if is_swallowed(told, record) or outcome.state != record.state:
             figures.failures.append(

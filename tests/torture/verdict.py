@@ -38,7 +38,7 @@ async def drain(yard: Yard, drain_s: float = DRAIN_S) -> tuple[list[str], dict[s
 
 async def finish_all(yard: Yard, drain_s: float = DRAIN_S) -> None:
     """Wait until nothing is left to do, or `drain_s` has passed."""
-    engine: Any = yard.engine
+    engine: Any = yard._engine
     engine._parts.rescuer.poke()  # a node looks for dead ones once a second; here everybody else is dead
     until = time.monotonic() + drain_s
     while time.monotonic() < until:

@@ -73,7 +73,7 @@ class LocalOverview:
         yard = self._context.yard
         reader = OverviewReader(yard.store, only=await resolve_tasks(yard, refs))
         last = OverviewDocument()
-        with yard.engine.changes() as changes, suppress(NotOpen):
+        with yard._engine.changes() as changes, suppress(NotOpen):
             while True:
                 changes.clear()
                 try:

@@ -32,7 +32,7 @@ class Arguments(Protocol):
 
 def check_arguments(yard: Yard, request: Arguments) -> None:
     """Raise `UnknownConsumer` or `InvalidArguments` before a store is opened, and perhaps made, for the request."""
-    fit_arguments(yard.get_consumer(request.consumer), request)
+    fit_arguments(yard._get_consumer(request.consumer), request)
 
 
 def fit_arguments(consumer: Consumer, request: Arguments) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class LocalTaskCommands:
         yard = self._context.yard
         try:
             uuid = await resolve_task(yard, ref)
-            record = await ask_one(yard.engine, uuid, stored_command(command), by=self._context.actor)
+            record = await ask_one(yard._engine, uuid, stored_command(command), by=self._context.actor)
         except (CommandRefused, UnknownTask, AmbiguousTask, InvalidRef) as refused:
             return CommandReceipt(ref=ref, ok=False, error=describe_error(refused))
         why = None

@@ -56,7 +56,7 @@ class WorkerProcess:
 
     @property
     def info(self) -> WorkerInfo:
-        engine = self._yard.engine
+        engine = self._yard._engine
         consumers = self._yard.consumers.values()
         return WorkerInfo(
             version=VERSION,
@@ -73,18 +73,18 @@ class WorkerProcess:
     @property
     def running(self) -> int:
         """Runs that are going on here."""
-        return self._yard.engine.running
+        return self._yard._engine.running
 
     async def wait_drained(self) -> None:
         """Return when this worker was asked to drain and nothing runs here any more."""
-        await self._yard.engine.drained()
+        await self._yard._engine.drained()
 
     def interrupt(self) -> None:
         """Interrupt what runs, for a stop that must not wait for its grace: the tasks go back to the store."""
-        self._yard.engine.interrupt()
+        self._yard._engine.interrupt()
 
     async def stop(self, *, grace_s: float) -> StopReport:
         """Start nothing new, wait up to `grace_s` for what runs, interrupt the rest, and close the store."""
-        engine = self._yard.engine
+        engine = self._yard._engine
         await self._yard.stop(grace_s=grace_s)
         return StopReport(unstopped=engine.running, all_results_saved=engine.is_recorded)
