@@ -178,11 +178,18 @@ async def test_an_argument_is_taken_as_the_text_that_was_typed(application: Loca
 
 
 async def test_without_its_code_a_consumer_is_known_by_its_nodes(working: LocalApplication, tmp_path: Path) -> None:
-    """A process without the app submits to what a node serves, unchecked; without any node it needs the app."""
+    """A process without the app submits to what a node serves, checked by what the node has published."""
     bare = Yard(tmp_path / "work.db")
     async with open_application(bare, actor=ANA) as other:
         receipt = await other.tasks.submit(SubmitRequest(consumer="add", args={"a": 40, "b": 2}))
-        assert (receipt.is_checked, receipt.is_served) == (False, True)
+        assert (receipt.is_checked, receipt.is_served) == (True, True)
+        with pytest.raises(InvalidArguments, match="a: must be an integer"):
+            await other.tasks.submit(SubmitRequest(consumer="add", args={"a": "x"}))
+        typed = SubmitRequest(consumer="fail", args={"why": 2030}, args_text={"why": "2030"})
+        assert (await other.tasks.submit(typed)).args == {"why": "2030"}
+        consumers = {one.name: one for one in await other.consumers.list()}
+        assert consumers["add"].served
+        assert consumers["add"].args_schema is not None
         assert (await other.tasks.wait(receipt.uuid, timeout_s=30)).result == 42
         with pytest.raises(UnknownConsumer):
             await other.tasks.submit(SubmitRequest(consumer="ad"))

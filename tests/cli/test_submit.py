@@ -122,7 +122,7 @@ def test_submit_without_an_app_asks_the_workers(shell: Shell) -> None:
     shell.start_worker()
     done = shell.ok("submit", "add", "a=1", "--store", shell.url, "--wait")
     assert done.out == "2\n"
-    assert "checked only when a worker runs" in done.err
+    assert "note" not in done.err
     refused = shell.run("submit", "nope", "--store", shell.url)
     assert refused.code == 1
     assert "add, boom, deaf, flaky, hold, outputs, sleeper, stubborn, until" in refused.err
@@ -188,15 +188,13 @@ def test_a_text_may_look_like_json(typed: str, kept: str, shell: Shell) -> None:
     assert done.json["args"]["why"] == kept
 
 
-def test_without_an_app_it_is_told_how_to_write_a_text(shell: Shell) -> None:
-    """Where nobody knows whether the consumer wants a text, what looks like JSON is JSON, and it is said so."""
+def test_without_an_app_text_is_text_where_the_consumer_wants_it(shell: Shell) -> None:
+    """The published schema says that the consumer wants a text, so what looks like JSON is taken as it was typed."""
     shell.start_worker()
     done = shell.here("submit", "boom", "why=404", "--store", shell.url, "--json")
-    assert done.json["args"]["why"] == 404
-    assert """why was read as JSON, to pass text write 'why="404"'""" in done.err
-    quoted = shell.here("submit", "boom", 'why="404"', "--store", shell.url, "--json")
-    assert quoted.json["args"]["why"] == "404"
-    assert "taken as JSON" not in quoted.err
+    assert done.json["args"]["why"] == "404"
+    assert done.json["is_checked"] is True
+    assert "note" not in done.err
 
 
 def test_the_same_work_is_refused_when_it_is_pending(shell: Shell) -> None:

@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from taskyard.application.audit_documents import AuditPage
+from taskyard.application.consumer_documents import ConsumerDocument
 from taskyard.application.event_documents import EventDocument, EventPageDocument
 from taskyard.application.node_documents import DrainReceipt, NodeDocument
 from taskyard.application.overview_documents import OverviewDocument
@@ -271,6 +273,35 @@ class OverviewCalls(Protocol):
         ...
 
 
+class ConsumerCalls(Protocol):
+    """The consumers that nodes have published in the store."""
+
+    async def list(self) -> tuple[ConsumerDocument, ...]:
+        """All of them by name, with the schemas of their arguments and results; also those that a node served last in
+        the past week."""
+        ...
+
+
+class AuditCalls(Protocol):
+    """The record of what people asked for: one entry per call, kept for a year unless the yard says otherwise."""
+
+    async def list(
+        self,
+        *,
+        by: str | None = None,
+        command: str | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        since: datetime | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> AuditPage:
+        """A page, newest first: of one actor (`ana`, or `cli:ana` for one way), of one command, about one task (a ref,
+        or the whole id of a forgotten one) or one queue, or since a time. The next page begins before the number
+        `before`."""
+        ...
+
+
 class Application(Protocol):
     """All calls, grouped by noun. Open it with `taskyard.application.opening.open_application`."""
 
@@ -296,3 +327,9 @@ class Application(Protocol):
 
     @property
     def overview(self) -> OverviewCalls: ...
+
+    @property
+    def consumers(self) -> ConsumerCalls: ...
+
+    @property
+    def audit(self) -> AuditCalls: ...

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from taskyard.application.audit import LocalAudit
 from taskyard.application.calls import YardContext
+from taskyard.application.consumers import LocalConsumers
 from taskyard.application.events import LocalEvents
 from taskyard.application.nodes import LocalNodes
 from taskyard.application.overview import LocalOverview
@@ -24,6 +26,8 @@ class LocalApplication:
         self.nodes = LocalNodes(context)
         self.events = LocalEvents(context)
         self.overview = LocalOverview(context)
+        self.consumers = LocalConsumers(context)
+        self.audit = LocalAudit(context)
 
     @property
     def store(self) -> str:

@@ -39,7 +39,7 @@ class LocalNodes:
         found = resolve_node(await store.nodes(), ref)
         # As it is now: a worker that runs nothing leaves as soon as it is drained.
         node = node_document(msgspec.structs.replace(found, is_draining=draining), await store.dead_nodes())
-        await store.drain(node.incarnation, on=draining)
+        await self._context.yard.drain(node.incarnation, on=draining, by=self._context.actor)
         acknowledged = node.alive and await _wait_acknowledged(store, node.incarnation, draining)
         return DrainReceipt(**msgspec.structs.asdict(node), acknowledged=acknowledged)
 

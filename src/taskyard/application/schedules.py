@@ -65,23 +65,24 @@ class LocalSchedules:
         return await self._document(await self._yard.schedules.pause(name, note=note, by=self._context.actor))
 
     async def resume(self, name: str) -> ScheduleDocument:
-        return await self._document(await self._yard.schedules.resume(name))
+        return await self._document(await self._yard.schedules.resume(name, by=self._context.actor))
 
     async def remove(self, name: str) -> RemovedSchedule:
         status = await self._yard.schedules.get(name)
-        await self._yard.schedules.remove(name)
+        await self._yard.schedules.remove(name, by=self._context.actor)
         return RemovedSchedule(name=name, removed=True, from_code=status.from_code)
 
     async def run_now(self, name: str) -> ScheduleTasks:
         await self._check_code(name)
-        handle = await self._yard.schedules.run_now(name)
+        handle = await self._yard.schedules.run_now(name, by=self._context.actor)
         return ScheduleTasks(name=name, tasks=(handle.uuid,))
 
     async def backfill(
         self, name: str, *, start: datetime, end: datetime, limit: int = 1_000, again: bool = False
     ) -> ScheduleTasks:
         await self._check_code(name)
-        handles = await self._yard.schedules.backfill(name, start, end, limit=limit, again=again)
+        by = self._context.actor
+        handles = await self._yard.schedules.backfill(name, start, end, limit=limit, again=again, by=by)
         return ScheduleTasks(name=name, tasks=tuple(handle.uuid for handle in handles))
 
     async def _check_code(self, name: str) -> None:

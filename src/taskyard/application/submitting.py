@@ -1,18 +1,15 @@
 """What a submit and a new schedule need of a consumer, whose code may not be in this process.
 
-Without its code only the store can say which consumers there are: those of the nodes that run. Then the arguments are
-stored as they are, and the queue is that of the newest task of the consumer.
+Without its code the catalogue in the store says which consumers there are, on which queue their tasks go, and what
+their arguments must be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from taskyard.application.errors import AppRequired
-from taskyard.errors import InvalidArguments, UnknownConsumer, quote
-from taskyard.model.task import DEFAULT_QUEUE, TaskRecord, to_json
-from taskyard.model.task_filter import TaskFilter
+from taskyard.errors import InvalidArguments, quote
 from taskyard.ports.consumer import Consumer
 from taskyard.yard import Yard
 
@@ -49,36 +46,23 @@ def fit_arguments(consumer: Consumer, request: Arguments) -> dict[str, Any]:
 
 
 async def find_consumer(yard: Yard, name: str) -> tuple[Consumer, bool]:
-    """The consumer, and whether its own code is here to check arguments."""
+    """The consumer, and whether its arguments can be checked here: by its own code, or by the schema that nodes have
+    published. Raises `UnknownConsumer`, `AppRequired`."""
     consumer = yard.consumers.get(name)
-    return (consumer, True) if consumer is not None else (await _unchecked_consumer(yard, name), False)
-
-
-async def _unchecked_consumer(yard: Yard, name: str) -> Consumer:
-    """Stands in for a consumer whose code is not here. It can make a record, and runs nothing."""
-    served = sorted({consumer for status in await yard.store.nodes() for consumer in status.node.consumers})
-    if not served:
+    if consumer is not None:
+        return consumer, True
+    catalogue = await yard.catalogue()
+    if not catalogue:
         raise AppRequired(
-            f"cannot tell whether there is a consumer {quote(name)}: no worker runs on this store",
+            f"cannot tell whether there is a consumer {quote(name)}: no worker has run on this store in the past week",
             fields=("app",),
             hint="name the app with {app} module:yard",
         )
-    if name not in served:
-        raise UnknownConsumer(name, served)
-    newest = await yard.store.list_tasks(TaskFilter(consumer=name), limit=1)
-
-    def encode(args: Mapping[str, Any]) -> str:
-        return to_json(f"the arguments of {name!r}", args)
-
-    return Consumer(
-        name=name,
-        encode=encode,
-        call=_refuse_run,
-        is_async=False,
-        executor="thread",
-        queue=newest[0].queue if newest else DEFAULT_QUEUE,
-    )
-
-
-def _refuse_run(record: TaskRecord) -> Any:
-    raise AssertionError(f"task {record.uuid} was to run in a process that only submits")
+    entries = catalogue.get(name)
+    if entries[0].spec.has_produce:
+        raise AppRequired(
+            f"the tasks of {quote(name)} are made by its own code",
+            fields=("app",),
+            hint="name the app with {app} module:yard",
+        )
+    return catalogue.stand_in(name), entries[0].spec.args is not None

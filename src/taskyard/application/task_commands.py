@@ -43,9 +43,6 @@ from taskyard.queueing.controller import ask_one
 MOVES = (StartNow, MoveBefore, MoveAfter, SetPriority)
 """Commands after which a task stands elsewhere."""
 
-PRUNE_CHUNK = 500
-"""Tasks forgotten in one transaction."""
-
 
 class LocalTaskCommands:
     """The commands of `TaskCalls` on a yard."""
@@ -64,12 +61,11 @@ class LocalTaskCommands:
             options = msgspec.structs.replace(options, after=tuple(await resolve_tasks(yard, request.after)))
         handle = await yard.submit_to(consumer, args, options)
         record = await _find_submitted(handle)
-        nodes = await yard.store.nodes()
         return SubmitReceipt(
             **task_fields(record, Redactor(record)),
             is_new=handle.is_new,
             window_ends_at=handle.until,
-            is_served=any(request.consumer in status.node.consumers for status in nodes),
+            is_served=(await yard.catalogue()).is_served(request.consumer),
             is_checked=is_checked,
         )
 
@@ -169,9 +165,7 @@ class LocalTaskCommands:
             finished = tuple(state for state in TaskState if state in ENDED)
             matched = await yard.matching(TaskFilter(states=finished, finished_before=finished_before)).count()
         else:
-            while chunk := await yard.store.prune(finished_before=finished_before, limit=PRUNE_CHUNK):
-                pruned += chunk
-            matched = pruned
+            matched = pruned = await yard.prune(finished_before, by=self._context.actor)
         return PruneReport(matched=matched, pruned=pruned, before=finished_before, dry_run=dry_run)
 
     # --- groups -------------------------------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ class SubmitRequest(Request, frozen=True, kw_only=True):
 
 class SubmitReceipt(TaskDocument, frozen=True, kw_only=True):
     """The task that now stands for what was asked. `is_new` is false if the submit was merged into an existing task;
-    then `window_ends_at` is when its dedupe window ends, if it has one. `is_served`: a node that runs has the
-    consumer. `is_checked`: the consumer's own code has checked the arguments."""
+    then `window_ends_at` is when its dedupe window ends, if it has one. `is_served`: a live node has the
+    consumer. `is_checked`: its code, or the schema that it has published, has checked the arguments."""
 
     is_new: bool
     window_ends_at: datetime | None

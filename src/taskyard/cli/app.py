@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from taskyard.application.errors import describe_error
+from taskyard.cli.audit_commands import audit_command, consumers
 from taskyard.cli.console import complain, json_text
 from taskyard.cli.errors import (
     DONE,
@@ -375,6 +376,8 @@ def node_drain_command(
     return _await(drain_node(Target(store, yard), node, on=not undo, as_json=as_json))
 
 
+app.add_typer(consumers, name="consumer")
+app.command("audit")(audit_command)
 app.add_typer(schedules, name="schedule")
 
 
