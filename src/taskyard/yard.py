@@ -217,11 +217,11 @@ class Yard(Registering, YardSteering):
         return ConsumerFunction(self, function, consumer, signature)
 
     @checked
-    def register(self, source: BaseTaskConsumer) -> None:
+    def register(self, consumer: BaseTaskConsumer) -> None:
         """Add a consumer in its class form."""
-        if not source.name:
-            raise InvalidConsumer(f"{type(source).__name__} has no name; set the class attribute `name`")
-        self._register(class_consumer(source, (*PLACES, *self._own_executors)))
+        if not consumer.name:
+            raise InvalidConsumer(f"{type(consumer).__name__} has no name; set the class attribute `name`")
+        self._register(class_consumer(consumer, (*PLACES, *self._own_executors)))
 
     def install(
         self,

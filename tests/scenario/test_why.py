@@ -19,7 +19,7 @@ async def test_limits_of_a_running_node_are_named(url, gates):
         second = await yard.submit("narrow_gate", {"name": "second"})
         why = await yard.why(second.uuid)
         assert why is not None
-        assert (why.reason, why.blocker) == (Reason.SOURCE_FULL, first.uuid)
+        assert (why.reason, why.blocker) == (Reason.CONSUMER_FULL, first.uuid)
         assert await yard.why(first.uuid) is None
         filling = await yard.submit("gate", {"name": "filling"})
         other = await gates.begun("filling")

@@ -102,7 +102,7 @@ VERBS: dict[type, dict[str, dict[str, Any]]] = {
         "keep_failed": {"age_s": 5.0, "latest": 5},
         "define_queue": {"name": "q", "concurrency": 2, "per_key": 1, "auto_recover": 1, "order": "fifo"},
         "unregister": {"name": "add"},
-        "register": {"source": None},
+        "register": {"consumer": None},
     },
 }
 SAID = {"reason", "note"}
@@ -210,7 +210,7 @@ REFUSED = [
     ("why_many", {"records": "abc"}, "records must be a list, not 'abc'"),
     ("submit_group", {"tasks": None}, "tasks must be a list, not None"),
     ("submit_group", {"tasks": [5]}, "a group is made of bound tasks"),
-    ("register", {"source": 5}, "source must be a BaseTaskConsumer, not 5"),
+    ("register", {"consumer": 5}, "consumer must be a BaseTaskConsumer, not 5"),
 ]
 
 

@@ -236,11 +236,11 @@ def test_full_nodes_are_told_apart():
     """All nodes at the limit of the source; all nodes full of anything; one with room."""
     of_source = msgspec.structs.replace(WORKER, running={"zip": Busy(2, "r", EARLIER)})
     of_all = msgspec.structs.replace(WORKER, running={"zip": Busy(1, "r", NOW), "mail": Busy(3, "m", EARLIER)})
-    assert reason(a_record(), a_scene(nodes=[of_source])) is Reason.SOURCE_FULL
+    assert reason(a_record(), a_scene(nodes=[of_source])) is Reason.CONSUMER_FULL
     why = explain_wait(a_record(), a_scene(nodes=[of_all]))
     assert why is not None
     assert (why.reason, why.blocker) == (Reason.NODES_FULL, "m")
-    assert reason(a_record(), a_scene(nodes=[of_source, of_all])) is Reason.SOURCE_FULL
+    assert reason(a_record(), a_scene(nodes=[of_source, of_all])) is Reason.CONSUMER_FULL
     assert reason(a_record(), a_scene(nodes=[of_source, WORKER])) is Reason.TURN
 
 
@@ -260,7 +260,7 @@ def test_a_full_executor_is_named():
     assert (why.reason, why.blocker, why.since) == (Reason.EXECUTOR_FULL, "m", NOW)
     assert why.text.startswith("executor 'process', where 'zip' runs, has no room")
     own = msgspec.structs.replace(crowded, limits={"zip": 1})
-    assert reason(a_record(), a_scene(nodes=[own])) is Reason.SOURCE_FULL
+    assert reason(a_record(), a_scene(nodes=[own])) is Reason.CONSUMER_FULL
     roomy = msgspec.structs.replace(crowded, capacities={"process": 4})
     assert reason(a_record(), a_scene(nodes=[crowded, roomy])) is Reason.TURN
     assert reason(msgspec.structs.replace(a_record(), consumer="post"), a_scene(nodes=[crowded])) is Reason.TURN

@@ -64,7 +64,7 @@ async def _command(context: YardContext, group: WaitGroup) -> str:
             said = status.control.concurrency
             limit = status.settings.concurrency if said is None else said
             return "" if limit is None else f"taskyard queue set {queue} --concurrency {limit + 1}"
-        case Reason.NO_NODE | Reason.SOURCE_FULL | Reason.EXECUTOR_FULL | Reason.NODES_FULL:
+        case Reason.NO_NODE | Reason.CONSUMER_FULL | Reason.EXECUTOR_FULL | Reason.NODES_FULL:
             return f"taskyard worker {shlex.quote(context.app or 'module:yard')}"
         case Reason.TURN:
             return f"taskyard queue show {queue}"

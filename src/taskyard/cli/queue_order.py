@@ -30,7 +30,7 @@ APART = (TaskState.PAUSED, TaskState.BLOCKED, TaskState.RETRYING, TaskState.SCHE
 
 
 SHOWN_FOR_ALL = frozenset({
-    Reason.QUEUE_FULL, Reason.QUEUE_PAUSED, Reason.KEY_BUSY, Reason.SOURCE_FULL, Reason.EXECUTOR_FULL,
+    Reason.QUEUE_FULL, Reason.QUEUE_PAUSED, Reason.KEY_BUSY, Reason.CONSUMER_FULL, Reason.EXECUTOR_FULL,
     Reason.NODES_FULL, Reason.HEAD_OF_LINE,
 })  # fmt: skip
 """Reasons that most tasks of a queue have: the place, the key or the first line says enough."""

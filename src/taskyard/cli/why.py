@@ -135,7 +135,7 @@ _PHRASES: dict[Reason, str] = {
     Reason.KEY_BUSY: "behind key {subject!r}",
     Reason.HEAD_OF_LINE: "behind the head of bucket {subject!r} of queue {queue!r}",
     Reason.QUEUE_FULL: "for a slot of queue {queue!r}",
-    Reason.SOURCE_FULL: "for room on the workers of {subject!r}",
+    Reason.CONSUMER_FULL: "for room on the workers of {subject!r}",
     Reason.EXECUTOR_FULL: "for room in executor {subject!r}",
     Reason.NODES_FULL: "for room on the workers of {subject!r}",
     Reason.TURN: "for their turn in queue {queue!r}",

@@ -38,7 +38,7 @@ class Reason(StrEnum):
     KEY_BUSY = "key busy"
     HEAD_OF_LINE = "head of line"
     QUEUE_FULL = "queue full"
-    SOURCE_FULL = "source full"
+    CONSUMER_FULL = "consumer full"
     EXECUTOR_FULL = "executor full"
     NODES_FULL = "nodes full"
     NODE_SILENT = "node silent"
@@ -478,7 +478,7 @@ def _explain_rooms(record: TaskRecord, scene: Scene) -> Why | None:
     if not all(node.is_full for node in others):
         return None
     if by_source:
-        reason, more, subject = Reason.SOURCE_FULL, "raise the consumer's concurrency", source
+        reason, more, subject = Reason.CONSUMER_FULL, "raise the consumer's concurrency", source
         text = f"{source!r} is at its limit of running tasks ({sum(busy.count for busy in by_source)} run)"
         longest = _longest(by_source)
     elif by_executor:

@@ -108,12 +108,12 @@ class SceneContract(Desk):
         assert await blocked_by(store, first) == (Reason.NO_NODE, None)
         await store.join(ONE_EACH)
         (running,) = await claim(store, room(1, fetch=1), node=C)
-        assert await blocked_by(store, second) == (Reason.SOURCE_FULL, running.uuid)
+        assert await blocked_by(store, second) == (Reason.CONSUMER_FULL, running.uuid)
         assert await blocked_by(store, other) == (Reason.TURN, None)
         tick(clock, 1)
         (_,) = await claim(store, room(1, shrink=1), node=C)
         await add(store, third := a_record(consumer="shrink"))
-        assert (await blocked_by(store, third))[0] is Reason.SOURCE_FULL
+        assert (await blocked_by(store, third))[0] is Reason.CONSUMER_FULL
         await store.rescue(C)
 
     async def test_an_executor_that_others_fill_is_seen(self, store: Store) -> None:
