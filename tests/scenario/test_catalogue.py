@@ -89,6 +89,37 @@ async def test_a_node_publishes_its_consumers(url):
     assert entries["maker"].spec.has_produce
 
 
+@dataclass
+class Unresolved:
+    other: Missing  # type: ignore[name-defined]  # noqa: F821
+
+
+class Stubborn:
+    """A type whose own code for schemas fails."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        raise RuntimeError("no schema")
+
+
+async def test_a_type_without_a_schema_keeps_no_yard_from_opening(url):
+    """A result of a type that JSON Schema cannot say is published without a schema, and its tasks run."""
+    yard = Yard(url)
+
+    @yard.consumer
+    async def unresolved() -> Unresolved | None:
+        return None
+
+    @yard.consumer
+    async def stubborn() -> Stubborn | None:
+        return None
+
+    async with yard:
+        assert await (await unresolved.submit()).result(timeout_s=PATIENCE_S) is None
+        entries = {entry.spec.name: entry.spec.result for entry in await yard.catalogue()}
+    assert entries == {"unresolved": None, "stubborn": None}
+
+
 async def test_consumers_that_come_and_go_are_published(url):
     """A consumer that is registered while the yard is open is in the catalogue, and one that is unregistered is served
     no more."""
