@@ -26,7 +26,7 @@ from taskyard.application.local import LocalApplication
 from taskyard.application.opening import open_application
 from taskyard.application.schedule_documents import ScheduleRequest
 from taskyard.application.task_requests import BulkReport, SetPriority, SubmitRequest, TaskCommand
-from taskyard.errors import InvalidArguments, OutcomeUnknown, StoreUnavailable, UnknownConsumer
+from taskyard.errors import InvalidArguments, InvalidInput, OutcomeUnknown, StoreUnavailable, UnknownConsumer
 from taskyard.model.command import Cancel, Hold, MoveAfter, Retry, StartNow
 from taskyard.model.queue import Pause, SetConcurrency
 from taskyard.model.state import TaskState
@@ -349,6 +349,40 @@ async def test_a_caller_that_stops_listening_stops_the_command(
             if report.moved == 2:
                 break
     assert (await application.tasks.list()).counts == {TaskState.PAUSED: 2, TaskState.QUEUED: 4}
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+DAY_AGO = datetime.now(UTC) - timedelta(days=1)
+LIMITED = {
+    "tasks.list": lambda app, ref, n: app.tasks.list(limit=n),
+    "tasks.get_log": lambda app, ref, n: app.tasks.get_log(ref, limit=n),
+    "tasks.explain": lambda app, ref, n: app.tasks.explain(ref, max_chain=n),
+    "tasks.explain_all": lambda app, ref, n: app.tasks.explain_all(limit=n),
+    "tasks.failures": lambda app, ref, n: app.tasks.failures(limit=n),
+    "tasks.get_group": lambda app, ref, n: app.tasks.get_group(ref, limit=n),
+    "queues.order": lambda app, ref, n: app.queues.order("default", limit=n),
+    "events.read": lambda app, ref, n: app.events.read(limit=n),
+    "events.read of a tail": lambda app, ref, n: app.events.read(tail=n),
+    "audit.list": lambda app, ref, n: app.audit.list(limit=n),
+    "schedules.get": lambda app, ref, n: app.schedules.get("n", next_count=n),
+    "schedules.backfill": lambda app, ref, n: app.schedules.backfill("n", start=DAY_AGO, end=DAY_AGO, limit=n),
+}
+
+
+@pytest.mark.parametrize("limit", [-5, 0, 10**9])
+@pytest.mark.parametrize("call", LIMITED)
+async def test_a_limit_is_checked_before_anything_is_read(application: LocalApplication, call: str, limit: int) -> None:
+    """A limit of none, fewer or very many is refused by each call that has one; 0 next fire times are allowed."""
+    (ref,) = await submit(application)
+    await application.schedules.put(ScheduleRequest(name="n", rule=60, consumer="add", args={"a": 1}))
+    if (call, limit) == ("schedules.get", 0):
+        assert (await application.schedules.get("n", next_count=0)).next == ()
+        return
+    with pytest.raises(InvalidInput, match=r"must be a whole number from 1 to 10?,000") as caught:
+        await LIMITED[call](application, ref, limit)
+    assert caught.value.field in ("limit", "max_chain", "tail", "next_count")
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import datetime
 
 from taskyard.application.audit_documents import AuditDocument, AuditPage
-from taskyard.application.calls import YardContext
+from taskyard.application.calls import YardContext, check_limit
 from taskyard.application.refs import resolve_task
 from taskyard.errors import UnknownTask
 from taskyard.model.audit import AuditEntry
@@ -29,6 +29,7 @@ class LocalAudit:
         before: int | None = None,
         limit: int = 100,
     ) -> AuditPage:
+        check_limit(limit)
         yard = self._context.yard
         if task is not None:
             with suppress(UnknownTask):  # the record outlives the task: then the whole id is needed

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from taskyard.application.errors import AppNotFound, NoSuchConsumer, UnknownQueue
+from taskyard.model.given import check_count
 from taskyard.model.task import DEFAULT_QUEUE
 from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.schedules import ScheduleStore
@@ -17,6 +18,10 @@ from taskyard.yard import Yard
 
 SUGGESTION_TASKS = 100
 """The newest tasks whose consumers are suggested for a name that is unknown."""
+
+LARGEST_LIMIT = 10_000
+"""Items of one answer: what is read of them stays in memory until the answer is sent. A longer list is read page by
+page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,11 @@ class YardContext:
     yard: Yard
     actor: str
     app: str | None = None
+
+
+def check_limit(limit: int, *, field: str = "limit") -> int:
+    """`limit` if one answer may have so many items. Raises `InvalidInput`."""
+    return check_count(field, limit, least=1, most=LARGEST_LIMIT)
 
 
 async def check_queue_known(context: YardContext, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from taskyard.application.calls import YardContext
+from taskyard.application.calls import YardContext, check_limit
 from taskyard.application.event_documents import EventDocument, EventPageDocument
 from taskyard.application.formatting import seconds_between
 from taskyard.application.rates import recent_cursor
@@ -43,6 +43,9 @@ class LocalEvents:
         tail: int | None = None,
         limit: int = 1000,
     ) -> EventPageDocument:
+        check_limit(limit)
+        if tail is not None:
+            check_limit(tail, field="tail")
         store = self._context.yard.store
         if after is None:
             after = -1 if tail is None else await recent_cursor(store, tail)

@@ -6,6 +6,7 @@ event object crosses this line, so a call means the same here (`LocalApplication
 - A command on one task, queue or schedule that raises has changed nothing, `OutcomeUnknown` aside.
 - A bulk command yields its progress; the last report says how far it came, also after an error.
 - Every command is kept with the actor that the application was opened for.
+- A `limit` is from 1 to 10,000, or `InvalidInput` is raised.
 - Documents are redacted: secrets are `***` unless the call has `reveal=True`.
 
 It decides nothing about tasks: rules live in `model/`, transactions in `stores/`.

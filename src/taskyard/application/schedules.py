@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from taskyard.application.calls import YardContext
+from taskyard.application.calls import YardContext, check_limit
 from taskyard.application.errors import AppRequired
 from taskyard.application.schedule_documents import (
     FireDocument,
@@ -40,6 +40,8 @@ class LocalSchedules:
         return tuple([await self._document(status) for status in await self._yard.schedules.list_all()])
 
     async def get(self, name: str, *, next_count: int = 5, reveal: bool = False) -> ScheduleDetail:
+        if next_count:
+            check_limit(next_count, field="next_count")
         schedules = self._yard.schedules
         status = await schedules.get(name)
         upcoming = await schedules.next_fires(status, count=max(1, next_count))
@@ -80,6 +82,7 @@ class LocalSchedules:
     async def backfill(
         self, name: str, *, start: datetime, end: datetime, limit: int = 1_000, again: bool = False
     ) -> ScheduleTasks:
+        check_limit(limit)
         await self._check_code(name)
         by = self._context.actor
         handles = await self._yard.schedules.backfill(name, start, end, limit=limit, again=again, by=by)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from taskyard.application.bulk import follow_matching, follow_rerun
-from taskyard.application.calls import YardContext, check_filter_names
+from taskyard.application.calls import YardContext, check_filter_names, check_limit
 from taskyard.application.errors import AmbiguousTask, InvalidRef, describe_error
 from taskyard.application.groups import find_group, list_members
 from taskyard.application.queue_order import find_places
@@ -171,6 +171,7 @@ class LocalTaskCommands:
     # --- groups -------------------------------------------------------------------------------------------------------
 
     async def get_group(self, ref: str, *, limit: int = 20) -> GroupDocument:
+        check_limit(limit)
         yard = self._context.yard
         group = await find_group(yard, ref)
         progress = await group.progress()

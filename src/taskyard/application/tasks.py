@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from taskyard.application.calls import YardContext, explain_no_match
+from taskyard.application.calls import YardContext, check_limit, explain_no_match
 from taskyard.application.documents import sum_states
 from taskyard.application.errors import WaitTimeout
 from taskyard.application.explaining import explain_all
@@ -50,6 +50,7 @@ class LocalTasks(LocalTaskCommands):
         self._yard = context.yard
 
     async def list(self, where: TaskFilter = ALL_TASKS, *, before: str | None = None, limit: int = 20) -> TaskPage:
+        check_limit(limit)
         yard = self._yard
         before_id = None
         if before is not None:
@@ -100,6 +101,7 @@ class LocalTasks(LocalTaskCommands):
     async def get_log(
         self, ref: str, *, attempt: int | None = None, limit: int = 100, reveal: bool = False
     ) -> LogDocument:
+        check_limit(limit)
         yard = self._yard
         record = await yard.handle(await resolve_task(yard, ref)).record()
         attempts = await yard.attempts(record.uuid)
@@ -111,6 +113,7 @@ class LocalTasks(LocalTaskCommands):
         return ArtifactContent(task=uuid, name=name, data=await self._yard.read_artifact(uuid, name, attempt))
 
     async def explain(self, ref: str, *, max_chain: int = 10) -> tuple[ChainLink, ...]:
+        check_limit(max_chain, field="max_chain")
         yard = self._yard
         chain: dict[str, ChainLink] = {}
         next_uuid: str | None = await resolve_task(yard, ref)
@@ -130,10 +133,10 @@ class LocalTasks(LocalTaskCommands):
         return tuple(chain.values())
 
     async def explain_all(self, where: TaskFilter = ALL_TASKS, *, limit: int = 20) -> WaitSummary:
-        return await explain_all(self._context, where, limit=limit)
+        return await explain_all(self._context, where, limit=check_limit(limit))
 
     async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 20) -> FailurePage:
-        groups = [await self._failure(group) for group in await self._yard.failures(where, limit=limit)]
+        groups = [await self._failure(group) for group in await self._yard.failures(where, limit=check_limit(limit))]
         if groups:
             return FailurePage(groups=tuple(groups))
         errors = Counter[str]()

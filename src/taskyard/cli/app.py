@@ -206,7 +206,7 @@ def show_command(
 def log_command(
     task: IdArgument,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Only the lines of this attempt.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many lines, the latest.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many lines, the latest.")] = 100,
     reveal: Annotated[bool, typer.Option("--reveal", help="Show secrets among the arguments too.")] = False,
     store: StoreOption = None,
     yard: AppOption = None,
