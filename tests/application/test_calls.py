@@ -1,6 +1,7 @@
 """The local application on a real yard: what a call takes and returns survives JSON, and commands keep their actor."""
 
 import asyncio
+import typing
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,19 @@ import msgspec
 import pytest
 
 from taskyard import Yard
+from taskyard.application.command_requests import (
+    Cancel,
+    Hold,
+    MoveAfter,
+    Pause,
+    QueueCommand,
+    Retry,
+    SetConcurrency,
+    SetPriority,
+    StartNow,
+    TaskCommand,
+    task_command,
+)
 from taskyard.application.errors import (
     AmbiguousTask,
     AppRequired,
@@ -25,10 +39,10 @@ from taskyard.application.errors import (
 from taskyard.application.local import LocalApplication
 from taskyard.application.opening import open_application
 from taskyard.application.schedule_documents import ScheduleRequest
-from taskyard.application.task_requests import BulkReport, SetPriority, SubmitRequest, TaskCommand
+from taskyard.application.task_requests import BulkReport, SubmitRequest
 from taskyard.errors import InvalidArguments, InvalidInput, OutcomeUnknown, StoreUnavailable, UnknownConsumer
-from taskyard.model.command import Cancel, Hold, MoveAfter, Retry, StartNow
-from taskyard.model.queue import Pause, SetConcurrency
+from taskyard.model.event import EventFilter
+from taskyard.model.order import Priority
 from taskyard.model.state import TaskState
 from taskyard.model.task_filter import TaskFilter
 from taskyard.queueing import matching
@@ -99,9 +113,9 @@ async def test_documents_survive_json(working: LocalApplication) -> None:
 
 
 COMMANDS = [
-    pytest.param(b'{"type":"cancel","reason":"not needed"}', Cancel("not needed"), id="cancel"),
+    pytest.param(b'{"type":"cancel","reason":"not needed"}', Cancel(reason="not needed"), id="cancel"),
     pytest.param(b'{"type":"set_priority","priority":"low"}', SetPriority(priority="low"), id="priority"),
-    pytest.param(b'{"type":"move_after","other":"3f259cf1"}', MoveAfter("3f259cf1"), id="move"),
+    pytest.param(b'{"type":"move_after","other":"3f259cf1"}', MoveAfter(other="3f259cf1"), id="move"),
 ]
 
 
@@ -115,6 +129,45 @@ def test_a_request_with_an_unknown_field_is_refused() -> None:
     """A misspelt option must not be taken for one that was left out."""
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.json.decode(b'{"consumer":"add","prioritty":"high"}', type=SubmitRequest)
+
+
+UNKNOWN = [
+    pytest.param(b'{"type":"cancel","forse":true}', TaskCommand, id="a-misspelt-field"),
+    pytest.param(b'{"type":"cancel","code":"timeout"}', TaskCommand, id="a-code-of-the-engine"),
+    pytest.param(b'{"type":"cancel","subject":"nightly"}', TaskCommand, id="a-subject-of-the-engine"),
+    pytest.param(b'{"type":"release","reason":"done"}', TaskCommand, id="a-command-without-a-reason"),
+    pytest.param(b'{"type":"pause","reson":"backup"}', QueueCommand, id="a-queue-command"),
+    pytest.param(b'{"type":"set_concurrency","concurrency":1,"limit":2}', QueueCommand, id="a-limit"),
+    pytest.param(b'{"quue":"cpu"}', TaskFilter, id="a-task-filter"),
+    pytest.param(b'{"kind":["failed"]}', EventFilter, id="an-event-filter"),
+]
+
+
+@pytest.mark.parametrize(("text", "kind"), UNKNOWN)
+def test_an_unknown_field_of_a_command_or_filter_is_refused(text: bytes, kind: Any) -> None:
+    """A client cannot write what only the engine says, and a misspelt filter does not match everything."""
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        msgspec.json.decode(text, type=kind)
+
+
+@pytest.mark.parametrize("command", typing.get_args(TaskCommand))
+def test_every_command_on_a_task_becomes_one_of_the_model(command: type[TaskCommand]) -> None:
+    """With the values of the request."""
+    given: dict[str, Any] = {
+        "reason": "r", "force": True, "to_head": False, "priority": "low", "urgent": True, "other": "3f259cf1",
+        "due_at": datetime.now(UTC),
+    }  # fmt: skip
+    values = {name: given[name] for name in command.__struct_fields__}
+    stored = task_command(command(**values))
+    expected = {**values, "priority": Priority.LOW} if "priority" in values else values
+    assert type(stored).__name__ == command.__name__
+    assert {name: getattr(stored, name) for name in values} == expected
+
+
+def test_a_reason_has_the_length_that_it_has_everywhere() -> None:
+    """A reason is shown in lists and kept in events."""
+    with pytest.raises(InvalidInput, match="at most"):
+        Cancel(reason="x" * 100_000)
 
 
 # --- queues in their order, and why many wait -------------------------------------------------------------------------
@@ -244,7 +297,7 @@ async def test_a_name_that_nothing_knows_is_refused(application: LocalApplicatio
 async def test_each_ref_has_its_receipt(application: LocalApplication) -> None:
     """A refusal is told in its place and does not stop the others."""
     first, second = await submit(application, 2)
-    receipts = await application.tasks.apply([first, "ffffffff", second], Cancel("not needed"))
+    receipts = await application.tasks.apply([first, "ffffffff", second], Cancel(reason="not needed"))
     assert [receipt.ok for receipt in receipts] == [True, False, True]
     assert receipts[1].error is not None
     assert receipts[1].error.code == "unknown_task"
@@ -257,7 +310,7 @@ async def test_each_ref_has_its_receipt(application: LocalApplication) -> None:
 async def test_a_move_keeps_the_order_of_the_refs(application: LocalApplication) -> None:
     """Tasks that are put after another stand there in the order in which they were named."""
     first, *others = await submit(application, 4)
-    assert all(receipt.ok for receipt in await application.tasks.apply(others[::-1], MoveAfter(first[-8:])))
+    assert all(receipt.ok for receipt in await application.tasks.apply(others[::-1], MoveAfter(other=first[-8:])))
     yard = application.tasks._yard
     places = [(await yard.handle(uuid).record()).position for uuid in [first, *others[::-1]]]
     assert places == sorted(places)
@@ -266,10 +319,10 @@ async def test_a_move_keeps_the_order_of_the_refs(application: LocalApplication)
 async def test_a_queue_command_is_kept_with_its_actor(application: LocalApplication) -> None:
     """The document says who set the state and the limit."""
     await submit(application)
-    paused = await application.queues.apply("default", Pause("backup"))
+    paused = await application.queues.apply("default", Pause(reason="backup"))
     assert paused.state_set is not None
     assert (paused.state, paused.state_set.actor, paused.state_set.reason) == ("paused", ANA, "backup")
-    limited = await application.queues.apply("default", SetConcurrency(3))
+    limited = await application.queues.apply("default", SetConcurrency(concurrency=3))
     assert (limited.limit, limited.override, limited.concurrency) == (3, 3, None)
 
 

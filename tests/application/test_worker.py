@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from taskyard import Yard
+from taskyard.application.command_requests import Cancel
 from taskyard.application.opening import open_application
 from taskyard.application.worker import ServedConsumer, StopReport, WorkerProcess
-from taskyard.model.command import Cancel
 from taskyard.model.state import TaskState
 from taskyard.version import VERSION
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from taskyard import rerunning
+from taskyard.application.command_requests import Retry
 from taskyard.cli.rerunning import run_again
 from taskyard.cli.selecting import Selection
 from taskyard.cli.session import Target
 from taskyard.cli.steering import apply_command
 from taskyard.errors import OutcomeUnknown, StoreUnavailable
-from taskyard.model.command import Retry
 from taskyard.model.notes import NoteCode
 from taskyard.model.state import TaskState
 from taskyard.model.task_filter import TaskFilter

@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from taskyard.application.audit_documents import AuditPage
+from taskyard.application.command_requests import QueueCommand, TaskCommand
 from taskyard.application.consumer_documents import ConsumerDocument
 from taskyard.application.event_documents import EventDocument, EventPageDocument
 from taskyard.application.node_documents import DrainReceipt, NodeDocument
@@ -50,10 +51,8 @@ from taskyard.application.task_requests import (
     RerunReport,
     SubmitReceipt,
     SubmitRequest,
-    TaskCommand,
 )
 from taskyard.model.event import ANY_EVENT, EventFilter
-from taskyard.model.queue import QueueCommand
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 
 

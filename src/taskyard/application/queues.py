@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from taskyard.application.calls import YardContext, check_queue_known
+from taskyard.application.command_requests import Pause, QueueCommand, Resume, SetConcurrency, StopAfterCurrent
 from taskyard.application.queue_documents import QueueDocument
 from taskyard.application.queue_order import find_order
 from taskyard.application.queue_order_documents import QueueOrderDocument
 from taskyard.application.rates import read_rates
-from taskyard.model.queue import Pause, QueueCommand, QueueStatus, Resume, SetConcurrency, StopAfterCurrent
+from taskyard.model.queue import QueueStatus
 from taskyard.model.state import TaskState
 
 
@@ -31,13 +32,13 @@ class LocalQueues:
         await check_queue_known(self._context, name)
         queue = self._context.yard.queue(name, by=self._context.actor)
         match command:
-            case Pause(reason):
+            case Pause(reason=reason):
                 return queue_document(await queue.pause(reason=reason))
             case Resume():
                 return queue_document(await queue.resume())
-            case StopAfterCurrent(reason):
+            case StopAfterCurrent(reason=reason):
                 return queue_document(await queue.stop_after_current(reason=reason))
-            case SetConcurrency(concurrency, reason):
+            case SetConcurrency(concurrency=concurrency, reason=reason):
                 return queue_document(await queue.set_concurrency(concurrency, reason=reason))
 
 

@@ -11,6 +11,15 @@ import msgspec
 
 from taskyard.application.bulk import follow_matching, follow_rerun
 from taskyard.application.calls import YardContext, check_filter_names, check_limit
+from taskyard.application.command_requests import (
+    Cancel,
+    MoveAfter,
+    MoveBefore,
+    SetPriority,
+    StartNow,
+    TaskCommand,
+    task_command,
+)
 from taskyard.application.errors import AmbiguousTask, InvalidRef, describe_error
 from taskyard.application.groups import find_group, list_members
 from taskyard.application.queue_order import find_places
@@ -24,15 +33,11 @@ from taskyard.application.task_requests import (
     GroupReceipt,
     PruneReport,
     RerunReport,
-    SetPriority,
     SubmitReceipt,
     SubmitRequest,
-    TaskCommand,
-    stored_command,
 )
 from taskyard.errors import CommandRefused, DuplicateTask, InvalidArguments, StoreError, TaskyardError, UnknownTask
 from taskyard.handle import TaskHandle
-from taskyard.model.command import Cancel, MoveAfter, MoveBefore, StartNow
 from taskyard.model.redaction import Redactor
 from taskyard.model.state import ENDED, TaskState
 from taskyard.model.task import TaskRecord
@@ -139,7 +144,7 @@ class LocalTaskCommands:
         yard = self._context.yard
         try:
             uuid = await resolve_task(yard, ref)
-            record = await ask_one(yard._engine, uuid, stored_command(command), by=self._context.actor)
+            record = await ask_one(yard._engine, uuid, task_command(command), by=self._context.actor)
         except (CommandRefused, UnknownTask, AmbiguousTask, InvalidRef) as refused:
             return CommandReceipt(ref=ref, ok=False, error=describe_error(refused))
         why = None
@@ -153,7 +158,7 @@ class LocalTaskCommands:
         self, where: TaskFilter, command: TaskCommand, *, dry_run: bool = False
     ) -> AsyncGenerator[BulkReport, None]:
         await check_filter_names(self._context, where)
-        following = follow_matching(self._context, where, stored_command(command), dry_run=dry_run)
+        following = follow_matching(self._context, where, task_command(command), dry_run=dry_run)
         async with aclosing(following) as reports:
             async for report in reports:
                 yield report

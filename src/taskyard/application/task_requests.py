@@ -8,9 +8,6 @@ from typing import Any
 from taskyard.application.documents import Document, ErrorDocument, Request
 from taskyard.application.queue_order_documents import TaskPlace
 from taskyard.application.task_documents import PriorityName, TaskDocument, WhyDocument
-from taskyard.model import command as stored
-from taskyard.model.command import Cancel, Hold, MoveAfter, MoveBefore, Release, Reschedule, Retry, Skip, StartNow
-from taskyard.model.order import Priority
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Dedupe, DedupeScope, OnFailure
@@ -70,27 +67,7 @@ class SubmitReceipt(TaskDocument, frozen=True, kw_only=True):
     is_checked: bool
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
-
-
-class SetPriority(Request, tag="set_priority", frozen=True, kw_only=True):
-    """Change the priority of a task that has not started."""
-
-    priority: PriorityName
-
-
-TaskCommand = Cancel | Retry | SetPriority | Hold | Release | Skip | StartNow | MoveBefore | MoveAfter | Reschedule
-"""What a person asks of a task. The `other` of a move is a ref."""
-
-
-def verb_of(command: TaskCommand) -> str:
-    """`cancel`, as in a sentence."""
-    return stored.VERBS[type(stored_command(command))]
-
-
-def stored_command(command: TaskCommand) -> stored.Command:
-    """The command as the model has it."""
-    return stored.SetPriority(Priority.of(command.priority)) if isinstance(command, SetPriority) else command
+# --- what became of commands -----------------------------------------------------------------------------------------
 
 
 class CommandReceipt(Document, frozen=True, kw_only=True):

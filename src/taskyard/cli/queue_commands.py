@@ -55,10 +55,10 @@ def pause_command(
     as_json: JsonOption = False,
 ) -> int:
     """Start nothing more of a queue, until it is resumed; what runs goes on."""
+    from taskyard.application.command_requests import Pause
     from taskyard.cli.queues import control_queue
-    from taskyard.model.queue import Pause
 
-    return asyncio.run(control_queue(Target(store, yard), name, Pause(reason), as_json=as_json))
+    return asyncio.run(control_queue(Target(store, yard), name, Pause(reason=reason), as_json=as_json))
 
 
 @queues.command("resume")
@@ -66,8 +66,8 @@ def resume_command(
     name: NameArgument, store: StoreOption = None, yard: AppOption = None, as_json: JsonOption = False
 ) -> int:
     """Start tasks of a queue again; takes back a pause, and a stop that is under way."""
+    from taskyard.application.command_requests import Resume
     from taskyard.cli.queues import control_queue
-    from taskyard.model.queue import Resume
 
     return asyncio.run(control_queue(Target(store, yard), name, Resume(), as_json=as_json))
 
@@ -81,10 +81,10 @@ def stop_after_current_command(
     as_json: JsonOption = False,
 ) -> int:
     """Pause a queue, and show it as stopping until what runs has ended."""
+    from taskyard.application.command_requests import StopAfterCurrent
     from taskyard.cli.queues import control_queue
-    from taskyard.model.queue import StopAfterCurrent
 
-    return asyncio.run(control_queue(Target(store, yard), name, StopAfterCurrent(reason), as_json=as_json))
+    return asyncio.run(control_queue(Target(store, yard), name, StopAfterCurrent(reason=reason), as_json=as_json))
 
 
 @queues.command("set")
@@ -99,11 +99,11 @@ def set_command(
     as_json: JsonOption = False,
 ) -> int:
     """Change how many tasks of a queue run at once, in all processes, from now on."""
+    from taskyard.application.command_requests import SetConcurrency
     from taskyard.cli.queues import control_queue
     from taskyard.cli.values import parse_limit, parse_option
-    from taskyard.model.queue import SetConcurrency
 
-    command = SetConcurrency(parse_option("concurrency", parse_limit, concurrency), reason)
+    command = SetConcurrency(concurrency=parse_option("concurrency", parse_limit, concurrency), reason=reason)
     return asyncio.run(control_queue(Target(store, yard), name, command, as_json=as_json))
 
 

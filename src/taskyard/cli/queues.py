@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from taskyard.application.command_requests import QueueCommand
 from taskyard.application.queue_documents import QueueDocument
 from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.errors import DONE
@@ -16,7 +17,7 @@ from taskyard.cli.formatting import rate_text
 from taskyard.cli.session import Target, opened_application
 from taskyard.cli.text import age, clean, counted, cut, one_line, seconds_between
 from taskyard.model.notes import AuditStamp
-from taskyard.model.queue import QueueCommand, QueueOrder, QueueState
+from taskyard.model.queue import QueueOrder, QueueState
 from taskyard.model.state import TaskState
 
 ROOMY = 110

@@ -11,6 +11,18 @@ from datetime import UTC, datetime
 import msgspec
 from rich.text import Text
 
+from taskyard.application.command_requests import (
+    Cancel,
+    MoveAfter,
+    MoveBefore,
+    Release,
+    Reschedule,
+    Retry,
+    SetPriority,
+    StartNow,
+    TaskCommand,
+    verb_of,
+)
 from taskyard.application.interface import Application
 from taskyard.application.queue_order_documents import TaskPlace
 from taskyard.application.task_documents import TaskDocument
@@ -18,9 +30,6 @@ from taskyard.application.task_requests import (
     BulkReport,
     CommandReceipt,
     RerunReport,
-    SetPriority,
-    TaskCommand,
-    verb_of,
 )
 from taskyard.cli.asking import confirm
 from taskyard.cli.console import make_console, say_json
@@ -29,7 +38,6 @@ from taskyard.cli.formatting import due_text, state_text
 from taskyard.cli.selecting import Selection
 from taskyard.cli.session import Target, opened_application
 from taskyard.cli.text import clean, counted
-from taskyard.model.command import Cancel, MoveAfter, MoveBefore, Release, Reschedule, Retry, StartNow
 from taskyard.model.state import WAITING_FOR_TIME, TaskState
 from taskyard.model.task_filter import TaskFilter
 
@@ -57,7 +65,7 @@ async def move(target: Target, refs: Sequence[str], *, before: str | None, after
         raise UsageError("pass exactly one of --before ID and --after ID")
     async with opened_application(target) as application:
         (uuid,) = await application.tasks.resolve([other])
-        command = MoveBefore(uuid) if before is not None else MoveAfter(uuid)
+        command = MoveBefore(other=uuid) if before is not None else MoveAfter(other=uuid)
         receipts = await application.tasks.apply(refs, command)
     return print_receipts(receipts, command, as_json=as_json)
 
@@ -106,11 +114,11 @@ def _change_text(task: TaskDocument, command: TaskCommand, now: datetime) -> str
             return "cancel requested; it is canceled when its run stops"
         case StartNow():
             return f"at the head of {level} priority on queue {clean(task.queue)!r}"
-        case Retry(to_head):
+        case Retry(to_head=to_head):
             return f"at the {'head' if to_head else 'tail'} of {level} priority on queue {clean(task.queue)!r}"
         case SetPriority():
             return f"{level} priority now"
-        case MoveBefore(other) | MoveAfter(other):
+        case MoveBefore(other=other) | MoveAfter(other=other):
             side = "before" if isinstance(command, MoveBefore) else "after"
             return f"right {side} {clean(other)}"
         case Reschedule() | Release() if task.state in WAITING_FOR_TIME:

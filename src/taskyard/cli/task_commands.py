@@ -22,10 +22,10 @@ def start_command(
     urgent: Annotated[bool, typer.Option("--raise", help="Before all others: make them high as well.")] = False,
 ) -> int:
     """Put tasks at the head of their queue, also what waits for its time or is held. What runs is not disturbed."""
+    from taskyard.application.command_requests import StartNow
     from taskyard.cli.steering import apply_command
-    from taskyard.model.command import StartNow
 
-    return apply_command(chosen, StartNow(urgent))
+    return apply_command(chosen, StartNow(urgent=urgent))
 
 
 @selecting
@@ -35,10 +35,10 @@ def cancel_command(
     force: Annotated[bool, typer.Option("--force", help="Kill what runs at once: its output may be damaged.")] = False,
 ) -> int:
     """Cancel tasks: at once where they wait; where they run, they are asked to stop."""
+    from taskyard.application.command_requests import Cancel
     from taskyard.cli.steering import apply_command
-    from taskyard.model.command import Cancel
 
-    return apply_command(chosen, Cancel(reason, force))
+    return apply_command(chosen, Cancel(reason=reason, force=force))
 
 
 @selecting
@@ -48,8 +48,8 @@ def retry_command(
 ) -> int:
     """Send failed tasks again, before the others that wait or behind them. With --all, what took its workers down is
     left out, unless you say --quarantined."""
+    from taskyard.application.command_requests import Retry
     from taskyard.cli.steering import apply_command
-    from taskyard.model.command import Retry
 
     return apply_command(chosen, Retry(to_head=not tail))
 
@@ -57,26 +57,26 @@ def retry_command(
 @selecting
 def skip_command(chosen: Selection, reason: ReasonOption = "") -> int:
     """End tasks that have not started, as skipped."""
+    from taskyard.application.command_requests import Skip
     from taskyard.cli.steering import apply_command
-    from taskyard.model.command import Skip
 
-    return apply_command(chosen, Skip(reason))
+    return apply_command(chosen, Skip(reason=reason))
 
 
 @selecting
 def hold_command(chosen: Selection, reason: ReasonOption = "") -> int:
     """Keep tasks that have not started from starting, until they are released. They keep their places."""
+    from taskyard.application.command_requests import Hold
     from taskyard.cli.steering import apply_command
-    from taskyard.model.command import Hold
 
-    return apply_command(chosen, Hold(reason))
+    return apply_command(chosen, Hold(reason=reason))
 
 
 @selecting
 def release_command(chosen: Selection) -> int:
     """Let held tasks go: to their old places, or on waiting for their time."""
+    from taskyard.application.command_requests import Release
     from taskyard.cli.steering import apply_command
-    from taskyard.model.command import Release
 
     return apply_command(chosen, Release())
 
@@ -87,7 +87,7 @@ def priority_command(
     level: Annotated[str, typer.Argument(metavar="LEVEL", help="high, normal or low.")],
 ) -> int:
     """Change the priority of tasks that have not started: taskyard priority ID high."""
-    from taskyard.application.task_requests import SetPriority
+    from taskyard.application.command_requests import SetPriority
     from taskyard.cli.steering import apply_command
     from taskyard.cli.values import parse_priority
 
@@ -100,13 +100,13 @@ def reschedule_command(
     when: Annotated[str, typer.Argument(metavar="TIME", help="From now: 90, 5m, 2h. Or 2030-01-31T09:00+01:00.")],
 ) -> int:
     """Make tasks that have not started due at another time, earlier or later: taskyard reschedule ID 2h."""
+    from taskyard.application.command_requests import Reschedule
     from taskyard.cli.errors import typed_on_the_command_line
     from taskyard.cli.steering import apply_command
     from taskyard.cli.values import parse_when
-    from taskyard.model.command import Reschedule
 
     with typed_on_the_command_line():
-        command = Reschedule(parse_when(when))
+        command = Reschedule(due_at=parse_when(when))
     return apply_command(chosen, command)
 
 

@@ -132,7 +132,7 @@ def check_kinds(kinds: Any) -> frozenset[EventKind]:
         raise InvalidInput(f"{quote(unknown)} is no kind of event; known are {', '.join(EventKind)}") from None
 
 
-class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
+class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which events somebody wants to hear of; None means any. What is told of a whole queue has neither a source nor a
     task."""
 

@@ -18,7 +18,7 @@ from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 
 
-class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
+class TaskFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which tasks to list, or to ask something of; None means any. `node` is the incarnation that runs the task;
     `error` the name of a class among those of its last error, its bases included, or the kind of one that nobody
     raised, such as "system"; `uuid` how its id begins or ends; `quarantined` whether it was failed because it took its

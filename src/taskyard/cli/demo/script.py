@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from taskyard.application.command_requests import Cancel
 from taskyard.application.interface import Application
 from taskyard.application.task_requests import SubmitRequest
-from taskyard.model.command import Cancel
 from taskyard.model.event import EventFilter, EventKind
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import ENDED
