@@ -197,12 +197,16 @@ def after(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def an_entry(place: int | None, start_s: float | None, if_s: float | None = None) -> QueueEntry:
+def an_entry(
+    place: int | None, start_s: float | None, if_s: float | None = None, *, is_late: bool = False,
+    is_estimated: bool = False,
+) -> QueueEntry:  # fmt: skip
     running = place is None
     return QueueEntry(
         uuid=f"task-running{place or 0}", consumer="shrink", title="", priority="normal", key=None, place=place,
         state=TaskState.RUNNING if running else TaskState.QUEUED, created_at=NOON, due_at=NOON, why=None,
-        started_at=after(-5) if running else None, progress=None, expected_end_at=after(10) if running else None,
+        started_at=after(-5) if running else None, progress=None,
+        expected_end_at=after(10) if running and not is_late else None, is_late=is_late, is_estimated=is_estimated,
         expected_start_at=None if start_s is None else after(start_s),
         what_if_start_at=None if if_s is None else after(if_s),
     )  # fmt: skip
@@ -217,13 +221,17 @@ def an_order(
     finished_s: float | None = None,
     if_s: float | None = None,
     without_median: tuple[str, ...] = (),
+    is_lower_bound: bool = False,
+    is_late: bool = False,
 ) -> QueueOrderDocument:
-    what_if = None if if_s is None else WhatIf(concurrency=2, slots=slots, finished_at=after(if_s))
+    what_if = None
+    if if_s is not None:
+        what_if = WhatIf(concurrency=2, slots=slots, finished_at=after(if_s), is_lower_bound=is_lower_bound)
     return QueueOrderDocument(
         queue="cpu", at=NOON, state=state, order=QueueOrder.PRIORITY, limit=limit, slots=min(slots, limit),
-        counts={TaskState.RUNNING: 1, TaskState.QUEUED: 5}, running=(an_entry(None, None),), waiting=tuple(entries),
-        apart=(), finished_at=None if finished_s is None else after(finished_s), is_exact=False,
-        without_median=without_median, what_if=what_if,
+        counts={TaskState.RUNNING: 1, TaskState.QUEUED: 5}, running=(an_entry(None, None, is_late=is_late),),
+        waiting=tuple(entries), apart=(), finished_at=None if finished_s is None else after(finished_s), is_exact=False,
+        is_lower_bound=is_lower_bound, without_median=without_median, what_if=what_if,
     )  # fmt: skip
 
 
@@ -232,6 +240,25 @@ def drawn(queue: QueueOrderDocument, width: int = 120) -> list[str]:
     with console.capture() as captured:
         console.print(draw(queue, width))
     return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_what_comes_after_a_late_run_is_told_as_about() -> None:
+    """A run past its median is said to take longer than usual; a start after it is called "about", one now is not."""
+    entries = [an_entry(1, 0, 0, is_estimated=True), an_entry(2, 20, 10, is_estimated=True), an_entry(3, 40, 20)]
+    lines = drawn(an_order(entries=entries, finished_s=60, if_s=30, is_late=True))
+    assert "takes longer than usual" in lines[3]
+    assert [line.split()[3:] for line in lines[4:7]] == [
+        ["normal", "now", "now"],
+        ["normal", "in", "about", "20", "s", "in", "about", "10", "s"],
+        ["normal", "in", "40", "s", "in", "20", "s"],
+    ]
+    assert lines[-1] == "finished about 12:01:00; with concurrency 2 in about 30 s"
+
+
+def test_an_end_that_may_be_later_is_told_as_at_least() -> None:
+    """The end of a long queue with keys is a lower bound, and is called one."""
+    (*_, line) = drawn(an_order(entries=[an_entry(1, 20)], finished_s=60, if_s=30, is_lower_bound=True))
+    assert line == "finished 12:01:00 at the earliest; with concurrency 2 in at least 30 s"
 
 
 @pytest.mark.parametrize("assumed", ["2", "concurrency", "concurrency=0", "concurrency=many", "workers=2"])

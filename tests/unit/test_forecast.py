@@ -40,6 +40,7 @@ def a_snapshot(
     nodes: Sequence[NodeScene] = (NODE,),
     control: QueueControl | None = None,
     unread: int = 0,
+    has_keys: bool = False,
     **rules: Any,
 ) -> QueueSnapshot:
     """These tasks in a queue with these rules, and so many more of `fetch` that were not read."""
@@ -52,7 +53,9 @@ def a_snapshot(
     counts[TaskState.QUEUED] = counts.get(TaskState.QUEUED, 0) + unread
     queue = QueueScene(settings=QueueSettings(name="cpu", **rules), control=control or QueueControl())
     scene = Scene(now=NOON, queues={"cpu": queue}, nodes=nodes)
-    return QueueSnapshot(queue="cpu", scene=scene, counts=counts, consumers=consumers, records=records)
+    return QueueSnapshot(
+        queue="cpu", scene=scene, counts=counts, consumers=consumers, records=records, has_keys=has_keys
+    )
 
 
 def ids(view: QueueOrderView, records: Sequence[TaskRecord]) -> list[int]:
@@ -89,11 +92,42 @@ def test_more_concurrency_than_the_workers_have_room_for_changes_nothing():
 
 
 def test_a_run_takes_what_is_left_of_its_median():
-    """A task that runs frees its slot when its median is over; one that is late may end at any moment."""
-    records = [running(1, 45), running(2, 90), *waiting(2, first=3)]
+    """A task that runs frees its slot when its median is over."""
+    records = [running(1, 45), running(2, 30), *waiting(2, first=3)]
     view = forecast(a_snapshot(records, concurrency=2), MINUTE, limit=20)
-    assert starts(view) == [0, 15]
-    assert [entry.expected_end_at for entry in view.running] == [NOON, NOON + seconds(15)]
+    assert starts(view) == [15, 30]
+    assert [entry.expected_end_at for entry in view.running] == [NOON + seconds(15), NOON + seconds(30)]
+    assert not any(entry.is_late or entry.is_estimated for entry in (*view.running, *view.waiting))
+    assert view.is_exact
+
+
+def test_a_run_that_takes_longer_than_its_median_has_no_expected_end():
+    """It is taken to run as long again. What starts after it is estimated, and so is the end of the queue."""
+    records = [running(1, 90), *waiting(2, first=2)]
+    view = forecast(a_snapshot(records, concurrency=1), MINUTE, limit=20)
+    (late,) = view.running
+    assert (late.expected_end_at, late.is_late) == (None, True)
+    assert starts(view) == [90, 150]
+    assert [entry.is_estimated for entry in view.waiting] == [True, True]
+    assert (view.finished_at, view.is_exact) == (NOON + seconds(210), False)
+
+
+def test_what_starts_at_once_does_not_depend_on_a_late_run():
+    """With a free slot beside a run that is late, the next task surely starts now; the one after it is estimated."""
+    records = [running(1, 90), *waiting(2, first=2)]
+    view = forecast(a_snapshot(records, concurrency=2), MINUTE, limit=20)
+    assert starts(view) == [0, 60]
+    assert [entry.is_estimated for entry in view.waiting] == [False, True]
+
+
+def test_a_long_run_without_a_median_does_not_end_now():
+    """However long a task of unknown length, or one on a node that died, has run: what needs its slot has no time."""
+    lost = running(1, 500)
+    lost.node = "gone"
+    for record in (lost, running(1, 500, consumer="shrink")):
+        view = forecast(a_snapshot([record, *waiting(1, first=2)], concurrency=1), MINUTE, limit=20)
+        assert starts(view) == [None]
+        assert view.running[0].expected_end_at is None
 
 
 def test_without_a_median_the_order_is_known_and_the_times_are_not():
@@ -119,6 +153,39 @@ def test_the_end_of_a_long_queue_is_estimated():
     assert len(view.waiting) == 20
     assert not view.is_exact
     assert view.finished_at == NOON + seconds(1000 * 60 / 2)
+
+
+def test_the_end_of_a_long_queue_with_keys_is_a_lower_bound():
+    """Tasks of one key run one after the other, however many slots there are: those that were read are added up, and
+    what was not read may be of the same key."""
+    records = waiting(21, key="account")
+    for record in records[1:]:
+        record.is_parked = True
+    view = forecast(a_snapshot(records, unread=479, has_keys=True, concurrency=8), MINUTE, limit=20, concurrency=9)
+    assert view.finished_at is not None
+    assert view.finished_at >= NOON + seconds(21 * 60)
+    assert (view.is_exact, view.is_lower_bound) == (False, True)
+    assert view.what_if is not None
+    assert view.what_if.is_lower_bound
+
+
+def test_keys_that_were_read_are_added_up():
+    """The tasks of one key that are not listed take their time one after the other."""
+    records = waiting(100, key="account")
+    for record in records[1:]:
+        record.is_parked = True
+    view = forecast(a_snapshot(records, has_keys=True, concurrency=8), MINUTE, limit=20)
+    assert view.finished_at is not None
+    assert NOON + seconds(99 * 60) <= view.finished_at <= NOON + seconds(100 * 60)
+
+
+def test_the_end_of_a_queue_with_keys_that_was_read_is_exact():
+    """If all tasks are listed, keys are played, and the end is no lower bound."""
+    records = waiting(3, key="account")
+    for record in records[1:]:
+        record.is_parked = True
+    view = forecast(a_snapshot(records, has_keys=True, concurrency=8), MINUTE, limit=20)
+    assert (view.finished_at, view.is_exact, view.is_lower_bound) == (NOON + seconds(180), True, False)
 
 
 def test_what_is_listed_does_not_depend_on_how_much():

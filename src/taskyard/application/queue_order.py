@@ -33,10 +33,16 @@ async def find_order(yard: Yard, name: str, *, limit: int, concurrency: int | No
         apart=await _entries(yard, view.apart),
         finished_at=view.finished_at,
         is_exact=view.is_exact,
+        is_lower_bound=view.is_lower_bound,
         without_median=tuple(view.without_median),
         what_if=None
         if other is None
-        else documents.WhatIf(concurrency=other.concurrency, slots=other.slots, finished_at=other.finished_at),
+        else documents.WhatIf(
+            concurrency=other.concurrency,
+            slots=other.slots,
+            finished_at=other.finished_at,
+            is_lower_bound=other.is_lower_bound,
+        ),
     )
 
 
@@ -66,6 +72,8 @@ async def _entry(yard: Yard, entry: QueueEntry) -> documents.QueueEntry:
         progress=entry.progress if record is None else Redactor(record).value(entry.progress),
         expected_start_at=entry.expected_start_at,
         expected_end_at=entry.expected_end_at,
+        is_late=entry.is_late,
+        is_estimated=entry.is_estimated,
         what_if_start_at=entry.what_if_start_at,
         why=why,
     )
@@ -83,7 +91,7 @@ async def find_places(yard: Yard, tasks: Sequence[TaskDocument]) -> dict[str, Ta
         for limit in (FIRST_LOOK, LARGEST_LIMIT) if queued else ():
             view = await yard.queue(queue).order(limit=limit)
             places |= _places(view, queued)
-            if view.is_exact or all(task.uuid in places for task in queued):
+            if len(view.waiting) == view.waiting_count or all(task.uuid in places for task in queued):
                 break
     return places
 

@@ -23,7 +23,8 @@ class TaskPlace(Document, frozen=True, kw_only=True):
 
 class QueueEntry(Document, frozen=True, kw_only=True):
     """A task of a queue. A task that waits has a `place`, and an `expected_start_at` if that is known; a running task
-    has an `expected_end_at`. `what_if_start_at` is the expected start under the concurrency that was asked about."""
+    has an `expected_end_at`, or `is_late` if it has run longer than usual. `what_if_start_at` is the expected start
+    under the concurrency that was asked about. With `is_estimated` these starts come after a run that is late."""
 
     uuid: str
     consumer: str
@@ -38,6 +39,8 @@ class QueueEntry(Document, frozen=True, kw_only=True):
     progress: Progress | None
     expected_start_at: datetime | None
     expected_end_at: datetime | None
+    is_late: bool
+    is_estimated: bool
     what_if_start_at: datetime | None
     why: WhyDocument | None
 
@@ -49,6 +52,7 @@ class WhatIf(Document, frozen=True, kw_only=True):
     concurrency: int
     slots: int | None
     finished_at: datetime | None
+    is_lower_bound: bool
 
 
 class QueueOrderDocument(Document, frozen=True, kw_only=True):
@@ -56,9 +60,10 @@ class QueueOrderDocument(Document, frozen=True, kw_only=True):
     held, blocked or waits for its time. Each is cut to the limit that was asked for; `counts` are exact.
 
     `finished_at` is when all that runs and waits will be over, None if that is not known. It is exact, as far as
-    medians are, with `is_exact`, and else an estimate. `without_median` are consumers with fewer than three completed
-    runs: their tasks, and those that start after them, have no expected times. `limit` is the concurrency that holds,
-    `slots` how many tasks run at once within it, by the room that the workers have; None is no limit."""
+    medians are, with `is_exact`, the earliest time with `is_lower_bound`, and else an estimate. `without_median` are
+    consumers with fewer than three completed runs: their tasks, and those that start after them, have no expected
+    times. `limit` is the concurrency that holds, `slots` how many tasks run at once within it, by
+    the room that the workers have; None is no limit."""
 
     queue: str
     at: datetime
@@ -72,6 +77,7 @@ class QueueOrderDocument(Document, frozen=True, kw_only=True):
     apart: tuple[QueueEntry, ...]
     finished_at: datetime | None
     is_exact: bool
+    is_lower_bound: bool
     without_median: tuple[str, ...]
     what_if: WhatIf | None = None
 

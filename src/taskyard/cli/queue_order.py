@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from taskyard.application.queue_order_documents import QueueEntry, QueueOrderDocument
+from taskyard.application.queue_order_documents import QueueEntry, QueueOrderDocument, WhatIf
 from taskyard.cli.console import make_console, say_json, show
 from taskyard.cli.errors import DONE, UsageError
 from taskyard.cli.formatting import progress_text, state_symbol, why_line
@@ -128,7 +128,7 @@ def _cells(
     yield Text(entry.priority, "" if entry.priority == "normal" else "bold" if entry.priority == "high" else "dim")
     yield Text(_when(entry, at))
     if has_what_if:
-        yield Text(time_text(entry.what_if_start_at, at), "cyan")
+        yield Text(_start_text(entry.what_if_start_at, entry, at), "cyan")
     words = [entry.title if has_title else "", *_words(entry, queue)]
     yield Text(one_line(" · ".join(filter(None, words)), room), "dim")
 
@@ -138,14 +138,21 @@ def _when(entry: QueueEntry, at: datetime) -> str:
         return f"{duration((at - entry.started_at).total_seconds())} ago"
     if entry.state in WAITING_FOR_TIME:
         return f"due {time_text(entry.due_at, at)}"
-    return time_text(entry.expected_start_at, at)
+    return _start_text(entry.expected_start_at, entry, at)
+
+
+def _start_text(start_at: datetime | None, entry: QueueEntry, at: datetime) -> str:
+    if start_at is None or start_at <= at or not entry.is_estimated:
+        return time_text(start_at, at)
+    return _about(start_at, at)
 
 
 def _words(entry: QueueEntry, queue: QueueOrderDocument) -> Iterator[str]:
     if entry.state is TaskState.RUNNING:
-        if entry.expected_end_at is not None:
-            late = entry.expected_end_at <= queue.at
-            yield "takes longer than usual" if late else f"ends {time_text(entry.expected_end_at, queue.at)}"
+        if entry.is_late:
+            yield "takes longer than usual"
+        elif entry.expected_end_at is not None:
+            yield f"ends {time_text(entry.expected_end_at, queue.at)}"
         yield progress_text(entry.progress, 60)
         return
     if entry.key is not None:
@@ -161,11 +168,11 @@ def _last_lines(queue: QueueOrderDocument) -> Iterator[Text]:
         return
     line = Text()
     if queue.finished_at is not None:
-        line.append("finished ").append(_about(queue.finished_at, queue.at), "bold")
+        line.append("finished ").append(_end_text(queue, queue.at), "bold")
     other = queue.what_if
     if other is not None and other.finished_at is not None:
         line.append(f"; with concurrency {other.concurrency:,} " if line else "finished ")
-        line.append(_about(other.finished_at, queue.at), "bold cyan")
+        line.append(_end_text(other, queue.at), "bold cyan")
     yield line or Text(_explain_no_time(queue), "dim")
     wanted, slots = (queue.limit, queue.slots) if other is None else (other.concurrency, other.slots)
     if slots is not None and wanted is not None and slots < wanted:
@@ -173,9 +180,17 @@ def _last_lines(queue: QueueOrderDocument) -> Iterator[Text]:
         yield Text(f"{room if slots else 'no worker takes these tasks; start one'}: {START_WORKER}", "yellow")
 
 
-def _about(at: datetime, now: datetime) -> str:
+def _end_text(end: QueueOrderDocument | WhatIf, now: datetime) -> str:
+    """A lower bound is told as one: `in at least 3m`."""
+    assert end.finished_at is not None
+    return _about(end.finished_at, now, "at least" if end.is_lower_bound else "about")
+
+
+def _about(at: datetime, now: datetime, about: str = "about") -> str:
     text = time_text(at, now)
-    return f"in about {text[3:]}" if text.startswith("in ") else f"about {text}"
+    if text.startswith("in "):
+        return f"in {about} {text[3:]}"
+    return f"{about} {text}" if about == "about" else f"{text} at the earliest"
 
 
 def _explain_no_time(queue: QueueOrderDocument) -> str:

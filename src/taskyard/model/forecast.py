@@ -36,14 +36,24 @@ Medians = Mapping[str, float]
 
 
 class Start(NamedTuple):
-    """A task starts. `is_sure` says that the time depends on known medians alone."""
+    """A task starts. `is_sure` says that the time depends on known medians alone; `is_estimated` that a run may still
+    go on which takes longer than its median."""
 
     at: datetime
     is_sure: bool
+    is_estimated: bool
+
+
+class Finish(NamedTuple):
+    """When all that runs and waits will have ended; with `is_lower_bound`, not before `at`."""
+
+    at: datetime
+    is_lower_bound: bool
 
 
 class Play:
-    """One course of events, from a snapshot on. `starts` are those of tasks that were queued then, in their order."""
+    """One course of events, from a snapshot on. `starts` are those of tasks that were queued then, in their order;
+    `ends` those of tasks that ran then, if they are known; `late` the tasks that have run longer than their median."""
 
     def __init__(self, snapshot: QueueSnapshot, medians: Medians, concurrency: int | None) -> None:
         scene = snapshot.scene
@@ -70,30 +80,53 @@ class Play:
         self._ends: list[tuple[datetime, int, TaskRecord, str | None]] = []
         self._tails = count(LAST_POSITION)
         self._unsure_from: datetime | None = None
+        self._now = self.at
+        self.late: set[str] = set()
+        self.ends: dict[str, datetime] = {}
         self._relaxed = 0
         self.starts: dict[str, Start] = {}
         self.order: list[TaskRecord] = []
         self._started: Counter[str] = Counter()
         self.last_end_at = self.at
         for record in self._running:
-            self._run(record, record.started_at or self.at, record.node)
+            self._go_on(record)
 
     # --- what a run takes -----------------------------------------------------------------------------------------
 
-    def _run(self, record: TaskRecord, started_at: datetime, node: str | None) -> None:
-        run_s = self._medians.get(record.consumer)
-        is_lost = self._hosts is not None and record.state is RUNNING and not self._hosts.knows(record.node)
-        if run_s is None or is_lost:
-            self._unsure_from = self.at if self._unsure_from is None else min(self._unsure_from, self.at)
-        ends_at = max(self.at, started_at + timedelta(seconds=self._assumed_s if run_s is None else run_s))
+    def _go_on(self, record: TaskRecord) -> None:
+        """It runs already. If its time is over, it is taken to run as long again: how long is not known."""
+        started_at = record.started_at or self.at
+        ends_at = started_at + self._run_time(record)
+        is_lost = self._hosts is not None and not self._hosts.knows(record.node)
+        is_known = record.consumer in self._medians and not is_lost
+        is_late = ends_at < self.at
+        if is_late or not is_known:
+            ends_at = max(ends_at, self.at + max(self.at - started_at, timedelta.resolution))
+        if not is_known:
+            self._unsure_from = self.at
+        elif is_late:
+            self.late.add(record.uuid)
+        else:
+            self.ends[record.uuid] = ends_at
+        self._end_at(ends_at, record, record.node)
+
+    def _begin(self, record: TaskRecord, node: str | None) -> None:
+        if record.consumer not in self._medians and self._unsure_from is None:
+            self._unsure_from = self.at
+        self._end_at(self.at + self._run_time(record), record, node)
+
+    def _run_time(self, record: TaskRecord) -> timedelta:
+        return timedelta(seconds=self._medians.get(record.consumer, self._assumed_s))
+
+    def _end_at(self, ends_at: datetime, record: TaskRecord, node: str | None) -> None:
         if record.id in self._queued or record.state is RUNNING:
             self.last_end_at = max(self.last_end_at, ends_at)
         heapq.heappush(self._ends, (ends_at, record.id, record, node))
 
-    def _is_sure(self, record: TaskRecord) -> bool:
-        if self._relaxed or record.consumer not in self._medians:
-            return False
-        return self._unsure_from is None or self.at <= self._unsure_from
+    def _start_now(self, record: TaskRecord) -> Start:
+        is_sure = not self._relaxed and record.consumer in self._medians
+        is_sure = is_sure and (self._unsure_from is None or self.at <= self._unsure_from)
+        return Start(self.at, is_sure, is_estimated=bool(self.late) and self.at > self._now)
 
     @property
     def is_sure(self) -> bool:
@@ -153,11 +186,11 @@ class Play:
                 continue
             self._started[record.consumer] += 1
             if len(self.order) < limit:
-                self.starts[record.uuid] = Start(self.at, self._is_sure(record))
+                self.starts[record.uuid] = self._start_now(record)
                 self.order.append(record)
         for record in picked:
             self._running_count += 1
-            self._run(record, self.at, None if self._hosts is None else self._hosts.take(record))
+            self._begin(record, None if self._hosts is None else self._hosts.take(record))
 
     def _demand(self) -> Demand:
         if self._hosts is None:
@@ -185,12 +218,13 @@ class Play:
                     self._waiting.reparked(record)
         return self._relaxed <= 3
 
-    def finish(self, snapshot: QueueSnapshot, slots: int | None) -> datetime | None:
-        """When all that runs and waits will have ended; estimated where some of it was not played."""
+    def finish(self, snapshot: QueueSnapshot, slots: int | None) -> Finish | None:
+        """When all that runs and waits will have ended; estimated where some of it was not played. Tasks with a key
+        wait for each other. Keys of tasks that were not read are unknown: with keys the estimate is a lower bound."""
         if not self.is_sure:
             return None
         if snapshot.counts.get(QUEUED, 0) <= self._started.total():
-            return self.last_end_at
+            return Finish(self.last_end_at, is_lower_bound=False)
         rest = Counter(snapshot.consumers) - self._started
         if slots == 0 or any(consumer not in self._medians for consumer in rest):
             return None
@@ -204,7 +238,9 @@ class Play:
             if not own:
                 return None
             needs_s.append(needed_s / min(own, UNLIMITED if slots is None else slots))
-        return max(self.last_end_at, self.at + timedelta(seconds=max(needs_s, default=0.0)))
+        needs_s += self._keys.work_s(self._medians)
+        at = max(self.last_end_at, self.at + timedelta(seconds=max(needs_s, default=0.0)))
+        return Finish(at, is_lower_bound=snapshot.has_keys)
 
 
 def _queue_of(snapshot: QueueSnapshot) -> QueueScene:
@@ -236,8 +272,15 @@ def forecast(
     what_if = None
     if other is not None and concurrency is not None:
         other_slots = _count_slots(snapshot, concurrency)
-        what_if = WhatIf(concurrency=concurrency, slots=other_slots, finished_at=other.finish(snapshot, other_slots))
-    entries = _Entries(snapshot, medians, play, other)
+        other_end = other.finish(snapshot, other_slots)
+        what_if = WhatIf(
+            concurrency=concurrency,
+            slots=other_slots,
+            finished_at=other_end and other_end.at,
+            is_lower_bound=other_end is not None and other_end.is_lower_bound,
+        )
+    end = play.finish(snapshot, slots)
+    entries = _Entries(snapshot, play, other)
     return QueueOrderView(
         queue=snapshot.queue,
         now=snapshot.scene.now,
@@ -249,8 +292,9 @@ def forecast(
         running=entries.running()[:limit],
         waiting=entries.waiting(),
         apart=entries.apart()[:limit],
-        finished_at=play.finish(snapshot, slots),
-        is_exact=snapshot.counts.get(QUEUED, 0) <= len(play.order),
+        finished_at=end and end.at,
+        is_exact=snapshot.counts.get(QUEUED, 0) <= len(play.order) and not play.late,
+        is_lower_bound=end is not None and end.is_lower_bound,
         without_median=sorted(snapshot.all_consumers - medians.keys()),
         what_if=what_if,
     )
@@ -259,8 +303,8 @@ def forecast(
 class _Entries:
     """The tasks of a snapshot as people are shown them."""
 
-    def __init__(self, snapshot: QueueSnapshot, medians: Medians, play: Play, other: Play | None) -> None:
-        self._scene, self._medians, self._play, self._other = snapshot.scene, medians, play, other
+    def __init__(self, snapshot: QueueSnapshot, play: Play, other: Play | None) -> None:
+        self._scene, self._play, self._other = snapshot.scene, play, other
         self._records = {record.uuid: record for record in snapshot.records}
 
     def running(self) -> list[QueueEntry]:
@@ -294,18 +338,19 @@ class _Entries:
             started_at=record.started_at if record.state is RUNNING else None,
             progress=record.progress if record.state is RUNNING else None,
             expected_start_at=_start_of(record, self._play),
-            expected_end_at=self._end_of(record),
+            expected_end_at=self._play.ends.get(record.uuid),
+            is_late=record.uuid in self._play.late,
+            is_estimated=any(_is_estimated(record, play) for play in (self._play, self._other)),
             what_if_start_at=None if self._other is None else _start_of(record, self._other),
             why=why,
         )
-
-    def _end_of(self, record: TaskRecord) -> datetime | None:
-        run_s = self._medians.get(record.consumer)
-        if record.state is not RUNNING or record.started_at is None or run_s is None:
-            return None
-        return max(self._scene.now, record.started_at + timedelta(seconds=run_s))
 
 
 def _start_of(record: TaskRecord, play: Play) -> datetime | None:
     start = play.starts.get(record.uuid)
     return start.at if start is not None and start.is_sure else None
+
+
+def _is_estimated(record: TaskRecord, play: Play | None) -> bool:
+    start = None if play is None else play.starts.get(record.uuid)
+    return start is not None and start.is_sure and start.is_estimated

@@ -17,7 +17,7 @@ from taskyard.model.why import line_of
 
 
 class Keys:
-    """Who may start of the tasks with a key: the first that fit under its limit (`per_key`)."""
+    """Which tasks with a key may start: the first that fit under its limit (`per_key`)."""
 
     def __init__(self, records: Sequence[TaskRecord], settings: QueueSettings) -> None:
         self._per_key, self._is_strict = settings.per_key, settings.is_strict
@@ -52,6 +52,11 @@ class Keys:
         record.is_parked = True
         insort(self._waiting.setdefault(record.key, []), record, key=self._turn_of)
         return self._repark(record.key)
+
+    def work_s(self, medians: Mapping[str, float]) -> Iterator[float]:
+        """For each key, the seconds that its waiting tasks take at least."""
+        for records in self._waiting.values():
+            yield sum(medians.get(record.consumer, 0.0) for record in records) / self._per_key
 
     def _repark(self, key: str) -> list[TaskRecord]:
         free = self._per_key - self._holding[key]

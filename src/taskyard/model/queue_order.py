@@ -47,7 +47,8 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     `records` has, each once and without its arguments: what runs; of each lane and priority, or of each line of a
     strict queue, the first tasks; of each key of those, the first that are queued; the first that are held or blocked;
     and the first that wait for their time. `scene` is what stands around them. `line_ends` has the last position that
-    was read of each line with more tasks: behind it only those with a key were read."""
+    was read of each line with more tasks: behind it only those with a key were read. `has_keys` is False if no queued
+    task has a key."""
 
     queue: str
     scene: Scene
@@ -56,6 +57,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     fairness: FairnessState = NO_FAIRNESS_STATE
     records: Sequence[TaskRecord] = ()
     line_ends: Mapping[str, int] = {}
+    has_keys: bool = False
 
     @property
     def all_consumers(self) -> set[str]:
@@ -65,8 +67,10 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One task of a queue. `place` counts those that wait from 1, the first to start. `expected_start_at` is left out
     where it cannot be told: before a consumer has three completed runs, for all that starts after such a task, and
-    where something holds it. `expected_end_at` is that of a task that runs. `what_if_start_at` is when it would start
-    under the concurrency that was asked about. `why` says what holds a task that waits."""
+    where something holds it. `expected_end_at` is that of a task that runs; a task that has run longer than the median
+    has none and `is_late`. `what_if_start_at` is when it would start under the concurrency that was asked about. With
+    `is_estimated` these starts come after a run that is late: nobody knows how long it still takes. `why` says what
+    holds a task that waits."""
 
     uuid: str
     consumer: str
@@ -81,6 +85,8 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     expected_start_at: datetime | None = None
     expected_end_at: datetime | None = None
+    is_late: bool = False
+    is_estimated: bool = False
     what_if_start_at: datetime | None = None
     why: Why | None = None
 
@@ -92,6 +98,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     slots: int | None
     finished_at: datetime | None
+    is_lower_bound: bool = False
 
 
 class QueueOrderView(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +109,11 @@ class QueueOrderView(msgspec.Struct, frozen=True, kw_only=True):
     asked for; `counts` has all of them, by state.
 
     `finished_at` is when all that runs and waits now will have ended, None if that cannot be told. It is exact, as far
-    as medians are, if all that waits is listed (`is_exact`), and otherwise estimated from how many tasks each consumer
-    has. `without_median` are the consumers with too few runs. `concurrency` is the limit of the queue, None if it has
-    none; `slots` how many of its tasks the workers that are there run at once within it, None if they have no limit."""
+    as medians are, if all that waits is listed and no run is late (`is_exact`), and otherwise estimated from how many
+    tasks each consumer has. With `is_lower_bound` it may be much later: tasks with a key wait for each other, and not
+    all were read. `without_median` are the consumers with too few runs. `concurrency` is the limit of the queue, None
+    if it has none; `slots` how many of its tasks the workers that are there run at once within it, None if they have no
+    limit."""
 
     queue: str
     now: datetime
@@ -118,6 +127,7 @@ class QueueOrderView(msgspec.Struct, frozen=True, kw_only=True):
     apart: Sequence[QueueEntry] = ()
     finished_at: datetime | None = None
     is_exact: bool = False
+    is_lower_bound: bool = False
     without_median: Sequence[str] = ()
     what_if: WhatIf | None = None
 

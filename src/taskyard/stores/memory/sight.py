@@ -55,6 +55,7 @@ class Sight(Tasks):
             fairness=turns,
             records=records,
             line_ends=read.line_ends,
+            has_keys=any(name == queue for name, _ in self._keyed),
         )
 
     def _read_waiting(self, queue: str, read: Read) -> None:

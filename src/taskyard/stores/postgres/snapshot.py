@@ -1,4 +1,4 @@
-"""A queue for a forecast, on PostgreSQL: the first tasks of each part of it, in ten queries."""
+"""A queue for a forecast, on PostgreSQL: the first tasks of each part of it, in eleven queries."""
 
 from __future__ import annotations
 
@@ -62,6 +62,11 @@ _OF_KEYS = (
     f"CROSS JOIN LATERAL ({_READ} queue = $1 AND key = k.name AND key IS NOT NULL AND state = 'queued' "
     "AND is_parked = p.is_parked ORDER BY priority, position LIMIT $3) AS t"
 )
+# Parked or not, in the order of the index, so that the plan does not depend on how many have a key.
+_HAS_KEY = (
+    "SELECT FROM taskyard.task WHERE queue = $1 AND key IS NOT NULL AND state = 'queued' "
+    "ORDER BY queue, key, is_parked LIMIT 1"
+)
 _HELD = f"{_READ} queue = $1 AND state IN ('paused', 'blocked') ORDER BY queue, id LIMIT $2"
 _DUE = (
     f"SELECT t.* FROM (SELECT id FROM (SELECT id, queue FROM taskyard.task WHERE state IN ('scheduled', 'retrying') "
@@ -118,6 +123,7 @@ async def find_snapshot(conn: Connection, queue: str, limit: int, now: datetime)
         fairness=NO_FAIRNESS_STATE if turns is None else _to_turns(turns),
         records=found,
         line_ends=read.line_ends,
+        has_keys=bool(await conn.fetch(_HAS_KEY, queue)),
     )
 
 

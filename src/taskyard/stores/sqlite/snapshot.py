@@ -42,6 +42,10 @@ _OF_KEY = (
     f"{_READ} INDEXED BY task_key WHERE queue = ? AND key = ? AND state IN ('queued', 'running', 'retrying') "
     "AND state = 'queued' AND is_parked = ? ORDER BY priority, position LIMIT ?"
 )
+_HAS_KEYS = (
+    "SELECT EXISTS (SELECT 1 FROM task INDEXED BY task_key WHERE queue = ? AND key IS NOT NULL "
+    "AND state IN ('queued', 'running', 'retrying'))"
+)
 _HELD = f"{_READ} INDEXED BY task_held WHERE queue = ? AND state IN ('paused', 'blocked') ORDER BY id LIMIT ?"
 _DUE = (
     f"{_READ} WHERE id IN (SELECT id FROM (SELECT id, queue FROM task INDEXED BY task_due "
@@ -67,6 +71,7 @@ def find_snapshot(
             for is_parked in (0, 1):
                 read.add(_records(conn, _OF_KEY, (queue, key, is_parked, limit)))
         found = list(read.records.values())
+        has_keys: Any = conn.execute(_HAS_KEYS, (queue,)).get
         turns: Any = conn.execute("SELECT body FROM fairness WHERE queue = ?", (queue,)).get
         scene = make_scene(found, places, find_blockers(conn, Wanted.of(found, places.rules)), now=now, queues=[queue])
     by_lane: dict[str, int] = {}
@@ -80,6 +85,7 @@ def find_snapshot(
         fairness=NO_FAIRNESS_STATE if turns is None else msgspec.json.decode(turns, type=FairnessState),
         records=found,
         line_ends=read.line_ends,
+        has_keys=bool(has_keys),
     )
 
 

@@ -75,6 +75,8 @@ class ForecastContract(Desk):
         assert len(snapshot.records) == len({record.id for record in snapshot.records}) <= 90
         assert {record.queue for record in snapshot.records} == {"default"}
         assert {record.args for record in snapshot.records} == {"{}"}
+        assert snapshot.has_keys
+        assert not (await store.queue_snapshot("cpu", limit=3)).has_keys
         shown = forecast(snapshot, {}, limit=3)
         assert [entry.uuid for entry in shown.waiting] == uuids(await claim(store, 3))
         assert [entry.place for entry in shown.waiting] == [1, 2, 3]
