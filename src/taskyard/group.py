@@ -20,6 +20,7 @@ from taskyard.model.task_filter import TaskFilter
 from taskyard.options import MAX_BATCH
 from taskyard.ports.paging import id_pages
 from taskyard.ports.store import Add
+from taskyard.queueing.audit import finish_audit
 from taskyard.queueing.summary import RESULTS, expect_results
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ class Group:
             uuids = await self._list(states)
             sent, _ = await self._apply(uuids, command, by, audit)
             count, matched = count + sent, matched + len(uuids)
-        if audit is not None:
-            await self._yard._engine.put_audit(replace(audit, matched=matched, changed=count, is_finished=True))
+        await finish_audit(self._yard._engine.put_audit, audit, matched=matched, changed=count)
         return count
 
     async def retry(self, *, even_quarantined: bool = False, by: str = "") -> int:

@@ -21,6 +21,7 @@ from taskyard.model.task_filter import TaskFilter
 from taskyard.options import TaskOptions, check_size, make_record
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.store import Add, Added
+from taskyard.queueing.audit import finish_audit
 from taskyard.queueing.matching import RerunReport, Tally, in_chunks, list_chunks, see_through
 from taskyard.queueing.summary import RESULTS, is_summary, with_results
 
@@ -50,9 +51,9 @@ async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments, 
     record = await _make(yard, uuid, args, changes)
     _note_actor(record, by, yard._engine.clock.now())
     entry = make_entry(by, RUN_AGAIN, TargetKind.TASK, uuid, now=yard.now(), is_finished=False)
-    await _note(yard, entry)
+    await _begin(yard, entry)
     (added,) = await yard._engine.submit(Add((record,), parent=yard._find_parent()))
-    await _note(yard, entry, matched=1, changed=1, details={"task": added.uuid}, is_finished=True)
+    await finish_audit(yard.store.put_audit, entry, matched=1, changed=1, details={"task": added.uuid})
     return TaskHandle(yard, added.uuid, added.is_new)
 
 
@@ -108,7 +109,7 @@ async def run_all_again(
         found, tally.run_again = [uuid for uuid in found if uuid not in over], len(over)
     tally.matched += len(found)
     entry = None if dry_run else entry
-    await _note(yard, entry, matched=tally.matched)
+    await _begin(yard, entry, matched=tally.matched)
     async for uuids in in_chunks(yard._engine, [] if dry_run else found, size=BATCH):
         records = await _make_many(yard, uuids, changes, tally)
         for record in records:
@@ -116,19 +117,20 @@ async def run_all_again(
         try:
             if records:
                 await see_through(_submit(yard, records, repeat=repeat), tally.count)
-                await _note(yard, entry, matched=tally.matched, changed=tally.moved)
+                counts = {"matched": tally.matched, "changed": tally.moved}
+                await finish_audit(yard.store.put_audit, entry, **counts, is_finished=False)
         finally:
             if so_far is not None:
                 so_far(tally.report())
-    await _note(yard, entry, matched=tally.matched, changed=tally.moved, is_finished=True)
+    await finish_audit(yard.store.put_audit, entry, matched=tally.matched, changed=tally.moved)
     return tally.report()
 
 
-async def _note(yard: Yard, entry: AuditEntry | None, **so_far: Any) -> None:
-    """Write the audit entry with what was done so far. It is there before the first task is submitted: a submit goes
-    with others into one transaction, which has no room for it."""
+async def _begin(yard: Yard, entry: AuditEntry | None, *, matched: int = 0) -> None:
+    """Write the audit entry before the first task is submitted: a submit goes with others into one transaction, which
+    has no room for it. If this fails, nothing was submitted."""
     if entry is not None:
-        await yard.store.put_audit(replace(entry, **so_far))
+        await yard.store.put_audit(replace(entry, matched=matched))
 
 
 def _note_actor(record: TaskRecord, by: str, now: datetime) -> None:

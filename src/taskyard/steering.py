@@ -8,8 +8,6 @@ from contextlib import aclosing
 from datetime import datetime
 from uuid import UUID
 
-from msgspec.structs import replace
-
 from taskyard.artifact_files import read_file
 from taskyard.catalogue import Catalogue, read_catalogue
 from taskyard.errors import InvalidInput, UnknownArtifact, UnknownTask, shorten
@@ -28,6 +26,7 @@ from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.why import Why
 from taskyard.model.why_groups import WaitSummary
 from taskyard.opened import Opened
+from taskyard.queueing.audit import finish_audit
 from taskyard.queueing.controller import QueueController, TaskSteering, ask_one
 from taskyard.queueing.matching import Matching
 from taskyard.queueing.waiting import explain_all, explain_waits
@@ -46,9 +45,12 @@ class YardSteering(Opened, TaskSteering):
 
     async def _close_tail(self) -> None:
         """Subscribers to events get what has happened until now, then their streams end."""
-        tail, self._tail = self._tail, None
-        if tail is not None:
-            await tail.close()
+        # Race: a subscription may begin while the tail closes. It finds the closed tail, and ends.
+        try:
+            if self._tail is not None:
+                await self._tail.close()
+        finally:
+            self._tail = None
 
     def queue(self, name: str = DEFAULT_QUEUE, *, by: str = CODE) -> QueueController:
         """Everything a person can do to a queue: `await yard.queue("cpu").pause(reason="backup")`. `by` says who."""
@@ -158,8 +160,7 @@ class YardSteering(Opened, TaskSteering):
         pruned = 0
         while batch := await self.store.prune(finished_before=before, limit=PRUNE_BATCH, failed=failed, audit=audit):
             pruned += batch
-        if audit is not None:
-            await self.store.put_audit(replace(audit, matched=pruned, changed=pruned, is_finished=True))
+        await finish_audit(self.store.put_audit, audit, matched=pruned, changed=pruned)
         return pruned
 
     async def audit(

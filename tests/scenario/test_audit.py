@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from taskyard import TaskFilter, Yard
-from taskyard.errors import UnknownSchedule
+from taskyard.errors import OutcomeUnknown, StoreUnavailable, UnknownSchedule
 from taskyard.model.audit import AuditEntry
+from taskyard.ports.clock import SystemClock
 from taskyard.queueing import matching
 from taskyard.retention import KEEP_AUDIT_S, Keep, Retention
+from taskyard.stores.memory import MemoryStore
 from tests.scenario.gates import PATIENCE_S
 from tests.scenario.jobs import build
 
@@ -142,3 +144,45 @@ async def test_the_record_has_its_own_retention(url):
         assert len(await yard.audit()) == 1
         await Retention(yard.store, clock, Keep(None), keep_audit_s=0.0).step()
         assert await yard.audit() == []
+
+
+class NoLastWrite(MemoryStore):
+    """Cannot finish an audit entry."""
+
+    async def put_audit(self, entry: AuditEntry) -> None:
+        if entry.is_finished:
+            raise OutcomeUnknown("the connection was lost")
+        await super().put_audit(entry)
+
+
+async def test_a_command_that_is_done_does_not_fail_for_its_audit_entry(caplog):
+    """If the last write of the entry fails after the tasks were changed, the call succeeds and a line is logged: a
+    caller that gets an error would ask again, and the task would run twice."""
+    async with build(NoLastWrite(SystemClock())) as yard:
+        group = await yard.submit_group([yard.bind("echo")])
+        await group.tasks[0].result(timeout_s=PATIENCE_S)
+        again = await yard.run_again(group.tasks[0], by="ana")
+        await again.result(timeout_s=PATIENCE_S)
+        report = await yard.run_all_again(TaskFilter(group=group.id), repeat=True, by="ana")
+        assert report.moved == 1
+        await yard.handle(report.made[0]).result(timeout_s=PATIENCE_S)
+        assert await group.cancel(by="ana") == 0
+        assert (await yard.matching(TaskFilter(consumer="echo"), by="ana").cancel()).moved == 0
+        assert await yard.prune(datetime.now(UTC) + timedelta(days=1), by="ana") == 3
+        assert not any(entry.is_finished for entry in await yard.audit())
+    assert caplog.text.count("was not updated: the store did not confirm it") == 5
+
+
+async def test_nothing_is_submitted_without_the_first_audit_entry():
+    """If the entry cannot be written before the submit, the call raises and no task was made."""
+
+    class NoWrite(MemoryStore):
+        async def put_audit(self, entry: AuditEntry) -> None:
+            raise StoreUnavailable("away")
+
+    async with build(NoWrite(SystemClock())) as yard:
+        handle = await yard.submit("echo")
+        await handle.result(timeout_s=PATIENCE_S)
+        with pytest.raises(StoreUnavailable):
+            await yard.run_again(handle, by="ana")
+        assert len(await yard.store.list_tasks()) == 1

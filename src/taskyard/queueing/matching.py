@@ -36,6 +36,7 @@ from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.paging import id_pages, task_pages
 from taskyard.ports.store import Applied
+from taskyard.queueing.audit import finish_audit
 
 T = TypeVar("T")
 
@@ -266,10 +267,8 @@ class Matching:
             theirs = replace(meant, states=(TaskState.FAILED,), error=DEPENDENCY_FAILED, quarantined=None)
             found = await self._find_failed_with(self._sent, theirs, oldest_first=_is_to_tail(command))
             await self._do(in_chunks(self._bulk, found), command, theirs, dry_run)
-        if self._audit is not None:
-            # Of a command that is interrupted, the entry has the counts of its last chunk and is never finished.
-            done = replace(self._audit, matched=tally.matched, changed=tally.moved, is_finished=True)
-            await self._bulk.put_audit(done)
+        # Of a command that is interrupted, the entry has the counts of its last chunk and is never finished.
+        await finish_audit(self._bulk.put_audit, self._audit, matched=tally.matched, changed=tally.moved)
         return tally.report()
 
     async def _find_failed_with(self, sent: set[str], theirs: TaskFilter, *, oldest_first: bool) -> list[str]:
