@@ -33,6 +33,8 @@ class _Subscriber:
         self.where = where
         self.reached = after
         """The number of the last event that was given to it or passed over."""
+        self.is_confirmed = False
+        """Whether the store has come to that number. Of a restored store, a subscriber may know a later one."""
         self.error: Exception | None = None
         """Raised when it has read what it was given."""
         self.wake = asyncio.Event()
@@ -118,7 +120,7 @@ class EventTail:
         if self._reading is None:
             self._seen = mine.reached
             self._reading = asyncio.get_running_loop().create_task(self._run(), name="taskyard-events")
-        elif mine.reached < self._seen:
+        elif mine.reached < self._seen or (mine.reached > self._seen and not mine.is_confirmed):
             return False
         self._attached.add(mine)
         return True
@@ -142,7 +144,7 @@ class EventTail:
         if page.events:
             mine.give(page.events)
         # Past the events that it did not ask for as well.
-        mine.reached = page.last
+        mine.reached, mine.is_confirmed = page.last, True
 
     # --- the tail -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import typing
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ async def finish(application: LocalApplication) -> str:
     return uuid
 
 
-async def make_group(application: LocalApplication, consumer: str, **options: float) -> str:
+async def make_group(application: LocalApplication, consumer: str, **options: Any) -> str:
     yard = application.tasks._context.yard
     return (await yard.submit_group([yard.bind(consumer, **options)])).id
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from taskyard import Event, EventKind, Yard, event_tail
+from taskyard import Event, EventKind, Yard, event_tail, steering
 from taskyard import listening as following
 from taskyard.errors import EventsMissed, StoreUnavailable
 from taskyard.model.event import EventPage
@@ -255,3 +255,46 @@ async def test_closing_ends_all_streams_after_what_has_happened(url):
     assert [one.error for one in listeners] == [None] * 5
     assert all([event.kind for event in one.events] == ["submitted", "running", "completed"] for one in listeners)
     assert EventKind.COMPLETED in {event.kind for event in listeners[0].events}
+
+
+@pytest.mark.spec("QUE-29")
+async def test_a_number_from_the_future_is_refused_while_others_listen(url):
+    """A subscriber with a number that the store has not come to gets `EventsMissed`, also if a reader runs already: it
+    would drop all events up to that number without a word."""
+    async with build(url) as yard, listening(yard, 1, after=0) as (first,):
+        await (await yard.submit("echo")).result(timeout_s=PATIENCE_S)
+        last = (await first.until(3))[-1].seq
+        async with listening(yard, 1, after=last + 1_000_000) as (future,):
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.wait([future.task])
+            assert isinstance(future.error, EventsMissed)
+        await (await yard.submit("echo")).result(timeout_s=PATIENCE_S)
+        assert len(await first.until(6)) == 6
+
+
+@pytest.mark.spec("QUE-29")
+async def test_a_subscription_that_begins_while_the_yard_closes_ends(monkeypatch):
+    """The yard closes its reader while somebody subscribes: that stream ends as well, and no reader is left."""
+    is_closing, may_close = asyncio.Event(), asyncio.Event()
+
+    class SlowToClose(event_tail.EventTail):
+        async def close(self) -> None:
+            await super().close()
+            is_closing.set()
+            await may_close.wait()
+
+    monkeypatch.setattr(steering, "EventTail", SlowToClose)
+    yard = build(MemoryStore(SystemClock()))
+    await yard.start()
+    first = Listener(yard, after=0)
+    await (await yard.submit("echo")).result(timeout_s=PATIENCE_S)
+    await first.until(3)
+    async with asyncio.timeout(PATIENCE_S):
+        stopping = asyncio.create_task(yard.stop())
+        await is_closing.wait()
+        late = Listener(yard, after=0)
+        await asyncio.wait([late.task])
+        may_close.set()
+        await asyncio.wait([stopping, first.task, late.task])
+    assert (stopping.exception(), first.error, late.error) == (None, None, None)
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "taskyard-events"]
