@@ -29,7 +29,9 @@ from taskyard.errors import (
     SubmitPending,
     UnknownTask,
 )
+from taskyard.model.audit import TargetKind, make_entry
 from taskyard.model.beats import Beat, Pulses
+from taskyard.model.catalogue import ConsumerSpec
 from taskyard.model.command import Cancel, Hold, Reschedule, Retry, StartNow
 from taskyard.model.event import EventKind
 from taskyard.model.execution import Progress
@@ -755,6 +757,38 @@ async def test_a_node_whose_clock_is_ahead_forgets_nothing_early(store, postgres
     await ahead.open()
     assert await ahead.prune(finished_before=clock.now() - timedelta(hours=1)) == 1
     assert await ahead.find(claims[0].uuid) is not None
+    await ahead.close()
+
+
+async def test_a_node_whose_clock_is_ahead_keeps_the_audit_record(store, postgres_url):
+    """The audit record is kept by the server's clock: a node that is a year ahead forgets only what is old enough."""
+    now = datetime.now(UTC)
+    for minutes in (59, 61):
+        entry = make_entry("ana", "pause", TargetKind.QUEUE, f"q{minutes}", now=now - timedelta(minutes=minutes))
+        assert entry is not None
+        await store.put_audit(entry)
+    clock = ManualClock(now + timedelta(days=400))
+    ahead = PostgresStore(postgres_url, clock=clock)
+    await ahead.open()
+    assert await ahead.prune_audit(clock.now() - timedelta(hours=1)) == 1
+    assert [entry.target for entry in await ahead.list_audit()] == ["q59"]
+    await ahead.close()
+
+
+async def test_a_node_whose_clock_is_ahead_keeps_the_catalogue(store, postgres_url):
+    """The last specification of a consumer stays for a week by the server's clock, also if a node that is a year ahead
+    joins."""
+    here, now = PostgresStore(postgres_url, clock=SystemClock()), datetime.now(UTC)
+    await here.open()
+    spec = ConsumerSpec(name="fetch")
+    node = msgspec.structs.replace(a_node("c"), consumers=("fetch",), specs={"fetch": spec.hash})
+    await here.join(node, [spec])
+    await here.leave(node.incarnation)
+    await here.close()
+    ahead = PostgresStore(postgres_url, clock=ManualClock(now + timedelta(days=400)))
+    await ahead.open()
+    await ahead.join(a_node("d"), [])
+    assert [stored.spec for stored in await ahead.list_specs()] == [spec]
     await ahead.close()
 
 

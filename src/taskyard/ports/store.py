@@ -403,7 +403,8 @@ class Store(Protocol):
         ...
 
     async def prune_audit(self, before: datetime, *, limit: int = 500) -> int:
-        """Forget at most `limit` entries of calls that began before then, oldest first; how many they were."""
+        """Forget at most `limit` entries of calls that began before then, oldest first; how many they were. Where
+        several machines share a store, none that is younger than that by the clock of its server."""
         ...
 
     def watch(self, heard: Callable[[News], None]) -> None:

@@ -13,7 +13,8 @@ from taskyard.stores.records import AUDIT, POSTGRES
 PUT = "SELECT taskyard.put_audit_1($1)"
 PRUNE = (
     "WITH gone AS (DELETE FROM taskyard.audit WHERE id IN ("
-    "SELECT id FROM taskyard.audit WHERE at < $1 ORDER BY at, id LIMIT $2 FOR UPDATE SKIP LOCKED) RETURNING 1) "
+    "SELECT id FROM taskyard.audit WHERE at < least($1, now() - $2::interval) ORDER BY at, id LIMIT $3 "
+    "FOR UPDATE SKIP LOCKED) RETURNING 1) "
     "SELECT count(*) FROM gone"
 )
 

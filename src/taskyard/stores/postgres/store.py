@@ -215,7 +215,7 @@ class PostgresStore(ScheduleVerbs):
 
     async def prune_audit(self, before: datetime, *, limit: int = 500) -> int:
         async with self._db.asked():
-            row = await self._db.write(PRUNE_AUDIT, before, limit)
+            row = await self._db.write(PRUNE_AUDIT, before, self._clock.now() - before, limit)
             pruned: int = row[0]
             return pruned
 

@@ -1,7 +1,7 @@
 -- The specifications of consumers that nodes publish.
 
 -- Store these specifications, and forget those that no node has, except the last one of a consumer that no node has at
--- all, for a while. As `taskyard.model.catalogue` says it.
+-- all, for a while, by the clock of the server if that of the node is ahead. As `taskyard.model.catalogue` says it.
 CREATE OR REPLACE FUNCTION taskyard.publish_specs(p_specs json, p_now timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock({{lock_catalogue}}, 0);
@@ -17,7 +17,7 @@ BEGIN
         EXISTS (SELECT FROM used AS u WHERE u.name = c.name)
         OR EXISTS (SELECT FROM taskyard.consumer AS later
             WHERE later.name = c.name AND (later.seen_at, later.hash) > (c.seen_at, c.hash))
-        OR c.seen_at < p_now - interval '{{spec_kept_s}} seconds');
+        OR c.seen_at < least(p_now, now()) - interval '{{spec_kept_s}} seconds');
 END $$;
 
 -- This node leaves or changes, and has had its specifications until now.
