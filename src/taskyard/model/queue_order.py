@@ -26,6 +26,10 @@ RUNS_COUNTED = 50
 RUNS_READ = 5_000
 """Finished tasks of all consumers that are read for the medians, the latest: some ten milliseconds."""
 
+RUNS_SEARCHED = 100_000
+"""Finished tasks that are read if a consumer has too few runs among those: consumers with many runs leave no others
+there. Some fifty milliseconds; an index by consumer would cost each task that completes."""
+
 MORE_READ = 50
 """Tasks that are read beyond the limit where some take a turn without a place: what holds up a line, what comes due."""
 

@@ -353,8 +353,8 @@ class Store(Protocol):
 
     async def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]:
         """How long a run of each of these consumers takes: the median of the `RUNS_COUNTED` latest completed tasks, of
-        their last attempts, among the `RUNS_READ` tasks of the store that finished last. A consumer with fewer than
-        `RUNS_NEEDED` of them is left out."""
+        their last attempts, among the `RUNS_READ` tasks of the store that finished last. For consumers with fewer than
+        `RUNS_NEEDED` of them, `RUNS_SEARCHED` tasks are read; those with too few there are left out."""
         ...
 
     async def failures(self, where: TaskFilter = ALL_TASKS, *, limit: int = 100) -> list[FailureGroup]:

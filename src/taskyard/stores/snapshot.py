@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from taskyard.model.blocker import split_lane
-from taskyard.model.queue_order import COUNTED, MORE_READ, RUNS_COUNTED, RUNS_NEEDED
+from taskyard.model.queue_order import COUNTED, MORE_READ, RUNS_COUNTED, RUNS_NEEDED, RUNS_READ, RUNS_SEARCHED
 from taskyard.model.task import TaskRecord
 
 
@@ -44,6 +44,18 @@ def count_consumers(lanes: Mapping[str, int], total: int) -> dict[str, int]:
     for n, consumer in enumerate(full if rest > 0 else ()):
         counted[consumer] += rest // len(full) + (n < rest % len(full))
     return dict(+counted)
+
+
+def search_run_medians(
+    read: Callable[[Sequence[str], int], Iterable[tuple[str, float]]], consumers: Sequence[str]
+) -> dict[str, float]:
+    """The medians of these consumers. `read` gives their runs among so many tasks that finished last, the latest first.
+    Consumers with too few of them are searched for further back."""
+    found: dict[str, float] = {}
+    for limit in (RUNS_READ, RUNS_SEARCHED):
+        if missing := [consumer for consumer in consumers if consumer not in found]:
+            found |= find_run_medians(read(missing, limit), missing)
+    return found
 
 
 def find_run_medians(runs: Iterable[tuple[str, float]], consumers: Sequence[str]) -> dict[str, float]:

@@ -9,14 +9,14 @@ from itertools import islice
 
 from taskyard.model.blocker import Blocker
 from taskyard.model.fairness import FairnessState
-from taskyard.model.queue_order import COUNTED, DUE_READ, MORE_READ, RUNNING_READ, RUNS_READ, QueueSnapshot
+from taskyard.model.queue_order import COUNTED, DUE_READ, MORE_READ, RUNNING_READ, QueueSnapshot
 from taskyard.model.state import COMPLETED, QUEUED, RUNNING, WAITING_FOR_TIME, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.why import Busy, First, Holder, Scene
 from taskyard.stores.memory.lines import Place, in_heap_order
 from taskyard.stores.memory.tasks import Tasks
 from taskyard.stores.scene import ClusterState, Found, Held, Running, Wanted, make_scene
-from taskyard.stores.snapshot import Read, count_consumers, find_run_medians
+from taskyard.stores.snapshot import Read, count_consumers, search_run_medians
 
 APART = frozenset({TaskState.PAUSED, TaskState.BLOCKED})
 
@@ -110,12 +110,13 @@ class Sight(Tasks):
         yield from islice(due, limit)
 
     def median_run_s(self, consumers: Sequence[str]) -> dict[str, float]:
-        runs = (
-            (self._by_id[task_id].consumer, (run.finished_at - run.started_at).total_seconds())
-            for task_id, run in islice(reversed(self._last_runs.items()), RUNS_READ)
-            if run.state is COMPLETED and run.finished_at is not None
-        )
-        return find_run_medians(runs, consumers)
+        return search_run_medians(self._read_runs, consumers)
+
+    def _read_runs(self, consumers: Sequence[str], limit: int) -> Iterator[tuple[str, float]]:
+        for task_id, run in islice(reversed(self._last_runs.items()), limit):
+            consumer = self._by_id[task_id].consumer
+            if consumer in consumers and run.state is COMPLETED and run.finished_at is not None:
+                yield consumer, (run.finished_at - run.started_at).total_seconds()
 
     def _find_lane_blockers(self, lanes: Sequence[Held]) -> dict[Held, Blocker]:
         oldest: dict[Held, TaskRecord] = {}

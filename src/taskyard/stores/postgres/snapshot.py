@@ -18,6 +18,7 @@ from taskyard.model.queue_order import (
     RUNS_COUNTED,
     RUNS_NEEDED,
     RUNS_READ,
+    RUNS_SEARCHED,
     QueueSnapshot,
 )
 from taskyard.model.state import TaskState
@@ -82,12 +83,13 @@ _TURNS = (
     "SELECT passed_over_1, passed_over_2, last_favored_1, last_favored_2, bucket FROM taskyard.fairness "
     "WHERE queue = $1"
 )
+# The number of rows is written out: for a number that it does not know, the planner might sort the whole table.
 _MEDIANS = (
     "SELECT consumer, percentile_cont(0.5) WITHIN GROUP (ORDER BY run_s) FROM ("
     "SELECT consumer, extract(epoch FROM finished_at - started_at)::float AS run_s, "
     "row_number() OVER (PARTITION BY consumer ORDER BY finished_at DESC, id DESC) AS nth FROM ("
     "SELECT id, consumer, state, started_at, finished_at FROM taskyard.finished "
-    f"ORDER BY finished_at DESC, id DESC LIMIT {RUNS_READ}) AS latest "
+    "ORDER BY finished_at DESC, id DESC LIMIT {limit}) AS latest "
     "WHERE state = 'completed' AND started_at IS NOT NULL AND consumer = ANY ($1::text[])) AS runs "
     f"WHERE nth <= {RUNS_COUNTED} GROUP BY consumer HAVING count(*) >= {RUNS_NEEDED}"
 )
@@ -137,4 +139,9 @@ async def _count_lanes(conn: Connection, queue: str) -> dict[str, int]:
 
 
 async def find_medians(conn: Connection, consumers: Sequence[str]) -> dict[str, float]:
-    return {consumer: run_s for consumer, run_s in await conn.fetch(_MEDIANS, list(consumers))}  # noqa: C416
+    """Consumers with too few of the latest runs are searched for further back."""
+    found: dict[str, float] = {}
+    for limit in (RUNS_READ, RUNS_SEARCHED):
+        if missing := [consumer for consumer in consumers if consumer not in found]:
+            found |= {name: run_s for name, run_s in await conn.fetch(_MEDIANS.format(limit=limit), missing)}  # noqa: C416
+    return found

@@ -12,12 +12,12 @@ import msgspec
 from taskyard.model.fairness import NO_FAIRNESS_STATE, FairnessState
 from taskyard.model.node import Node
 from taskyard.model.queue import QueueSettings
-from taskyard.model.queue_order import DUE_READ, LANES_READ, MORE_READ, RUNNING_READ, RUNS_READ, QueueSnapshot
+from taskyard.model.queue_order import DUE_READ, LANES_READ, MORE_READ, RUNNING_READ, QueueSnapshot
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.stores.records import LISTED, SQLITE, TASK
 from taskyard.stores.scene import Wanted, make_scene
-from taskyard.stores.snapshot import Read, count_consumers, find_run_medians
+from taskyard.stores.snapshot import Read, count_consumers, search_run_medians
 from taskyard.stores.sqlite.claims import LINES
 from taskyard.stores.sqlite.scene import find_blockers, find_places
 from taskyard.stores.sqlite.statements import IN_LINE
@@ -53,8 +53,8 @@ _DUE = (
 )
 _RUNS = (
     "SELECT consumer, (finished_at - started_at) / 1e6 FROM (SELECT consumer, state, started_at, finished_at "
-    f"FROM task INDEXED BY task_finished WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT {RUNS_READ}) "
-    "WHERE state = 'completed' AND started_at IS NOT NULL"
+    "FROM task INDEXED BY task_finished WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?) "
+    "WHERE state = 'completed' AND started_at IS NOT NULL AND consumer IN (SELECT value FROM json_each(?))"
 )
 
 
@@ -122,5 +122,7 @@ def _records(conn: apsw.Connection, sql: str, given: tuple[Any, ...]) -> list[Ta
 
 
 def find_medians(consumers: Sequence[str], conn: apsw.Connection) -> dict[str, float]:
-    rows: Any = conn.execute(_RUNS)
-    return find_run_medians(rows, consumers)
+    def read(names: Sequence[str], limit: int) -> Any:
+        return conn.execute(_RUNS, (limit, msgspec.json.encode(list(names)).decode()))
+
+    return search_run_medians(read, consumers)

@@ -8,6 +8,7 @@ from taskyard.model.command import Hold
 from taskyard.model.forecast import forecast
 from taskyard.model.move import Move
 from taskyard.model.queue import Pause, QueueOrder, QueueSettings, QueueState
+from taskyard.model.queue_order import RUNS_READ
 from taskyard.model.state import TaskState
 from taskyard.model.why import Reason
 from taskyard.ports.store import Store
@@ -54,6 +55,18 @@ class ForecastContract(Desk):
             clock.advance(2)
             await store.turn(A, settles=[(again, Move.completed(at=clock.now()))])
         assert await store.median_run_s(["fetch"]) == {"fetch": 2.0}
+
+    @pytest.mark.spec("QUE-32")
+    async def test_many_runs_of_another_consumer_leave_a_median(self, store: Store, clock: ManualClock) -> None:
+        """A consumer that seldom runs keeps its median when another one fills the latest finished tasks."""
+        slow = await start(store, *(a_record(consumer="shrink") for _ in range(3)))
+        clock.advance(30)
+        await store.turn(A, settles=[(held, Move.completed(at=clock.now())) for held in slow])
+        for _ in range(RUNS_READ // 1000 + 1):
+            claims = await start(store, *(a_record() for _ in range(1000)))
+            clock.advance(1)
+            await store.turn(A, settles=[(held, Move.completed(at=clock.now())) for held in claims])
+        assert await store.median_run_s(["fetch", "shrink", "nobody"]) == {"fetch": 1.0, "shrink": 30.0}
 
     @pytest.mark.spec("QUE-32")
     @pytest.mark.parametrize("order", QueueOrder)
