@@ -42,6 +42,7 @@ from taskyard.execution.registry import check_factory
 from taskyard.model.blocker import SEPARATOR
 from taskyard.model.execution import INLINE, ISOLATED, PROCESS, THREAD
 from taskyard.model.given import check_count, check_name, check_retry, check_timeout, convert_each
+from taskyard.model.redaction import redact_schema
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, NOT_FINITE, TaskRecord, is_finite, is_large, to_json
 from taskyard.ports.consumer import BaseTaskConsumer, Consumer, Schemas
@@ -138,7 +139,7 @@ class Signature:
             known = properties.get(parameter.name)
             if known is not None and parameter.default is not parameter.empty and _is_json_value(parameter.default):
                 known["default"] = parameter.default
-        return Schemas(args, self._result_schema())
+        return Schemas(redact_schema(args), self._result_schema())
 
     def _result_schema(self) -> dict[str, Any] | None:
         from pydantic import TypeAdapter
@@ -250,7 +251,8 @@ class Signature:
 
 
 def make_schema(adapter: TypeAdapter[Any], *, mode: Literal["validation", "serialization"]) -> dict[str, Any] | None:
-    """The JSON schema of a type, without the titles that repeat each name; None if it has none."""
+    """The JSON schema of a type, without the titles that repeat each name and without secret defaults; None if it has
+    none."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Untitled(GenerateJsonSchema):
@@ -264,7 +266,8 @@ def make_schema(adapter: TypeAdapter[Any], *, mode: Literal["validation", "seria
         return None
     if schema.get("title") == ARGUMENTS:
         del schema["title"]
-    return schema
+    redacted: dict[str, Any] = redact_schema(schema)
+    return redacted
 
 
 def _is_json_value(value: Any) -> bool:

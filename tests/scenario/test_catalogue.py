@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from pydantic import BaseModel, Field
 
 from taskyard import BaseTaskConsumer, InvalidInput, Task, Yard
 from taskyard import catalogue as catalogue_module
@@ -87,6 +88,44 @@ async def test_a_node_publishes_its_consumers(url):
     assert fit(anything.args or {}, {"whatever": [1]}).misfits == []
     assert (entries["legacy"].spec.args, entries["legacy"].spec.has_produce) == (None, False)
     assert entries["maker"].spec.has_produce
+
+
+class Account(BaseModel):
+    """With secrets among its defaults."""
+
+    user: str = "ann"
+    password: str = "hunter2-in-a-model"
+    api_key: Annotated[str, Field(examples=["hunter2-as-an-example"])] | None = None
+
+
+async def test_secret_defaults_are_not_published(url):
+    """A default is code, and may be a secret: that of a parameter or field with a secret name is left out, and
+    passwords in other defaults are hidden. Which arguments fit stays the same."""
+    yard = Yard(url)
+
+    @yard.consumer
+    async def charge(
+        account: Account,
+        other: Account = Account(password="hunter2-in-a-default"),  # noqa: B008
+        api_key: str = "hunter2-in-a-parameter",
+        token: str | None = None,
+        base: str = "https://me:hunter2@example.org",
+        mode: Literal["fast", "slow"] = "fast",
+    ) -> Account:
+        return account
+
+    async with yard:
+        (entry,) = await yard.catalogue()
+    published = msgspec.json.encode(entry.spec).decode()
+    assert "hunter2" not in published
+    args = entry.spec.args
+    assert args is not None
+    properties = args["properties"]
+    assert properties["api_key"] == {"type": "string"}
+    assert (properties["token"]["default"], properties["mode"]["default"]) == (None, "fast")
+    assert properties["base"]["default"] == "https://me:***@example.org"
+    assert args["$defs"]["Account"]["properties"]["user"]["default"] == "ann"
+    assert fit(args, {"account": {}, "mode": "slow"}).misfits == []
 
 
 @dataclass

@@ -87,6 +87,34 @@ def redact(value: Any) -> Any:
     return hide_password(value) if isinstance(value, str) else value
 
 
+_SAMPLES = frozenset({"default", "examples", "example"})
+"""Keywords of a JSON schema whose value is data; only people read it."""
+
+
+def redact_schema(schema: Any, *, is_secret: bool = False) -> Any:
+    """A JSON schema without the defaults and examples of properties with a secret name, and without secrets inside of
+    others. What it accepts stays the same."""
+    if isinstance(schema, list):
+        return [redact_schema(one, is_secret=is_secret) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shown: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in ("const", "enum"):
+            shown[name] = value
+        elif name in _SAMPLES:
+            if not is_secret or value is None:
+                shown[name] = redact(value)
+        elif name in ("properties", "$defs") and isinstance(value, dict):
+            shown[name] = {
+                key: redact_schema(one, is_secret=name == "properties" and is_secret_name(key))
+                for key, one in value.items()
+            }
+        else:
+            shown[name] = redact_schema(value, is_secret=is_secret)
+    return shown
+
+
 def collect_secrets(value: Any) -> set[str]:
     """The texts that `redact` would hide in `value`: an error may quote them."""
     found: set[str] = set()
