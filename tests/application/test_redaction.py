@@ -78,6 +78,20 @@ def test_no_text_says_a_secret_of_the_arguments(reveal: bool) -> None:
     assert [SECRET in text for text in texts] == [reveal, reveal]
 
 
+@pytest.mark.parametrize("reveal", [False, True])
+def test_no_text_says_a_secret_of_the_values_of_middleware(reveal: bool) -> None:
+    """A secret that middleware added is hidden where it is, and where an error or another value quotes it; `reveal`
+    shows it."""
+    values = {"tenant": "acme", "session": {"auth_token": SECRET}, "seen": [f"with {SECRET}"]}
+    record = a_record(extra=TaskExtra(values=values), error=ERROR)
+    document = task_document(record, reveal=reveal)
+    assert (SECRET in msgspec.json.encode(document).decode()) is reveal
+    hidden = {"tenant": "acme", "session": {"auth_token": "***"}, "seen": ["with ***"]}
+    assert document.values == (values if reveal else hidden)
+    assert document.error is not None
+    assert document.error.message == (f"refused: {SECRET}" if reveal else "refused: ***")
+
+
 def test_a_reason_to_wait_says_no_secret() -> None:
     """The text of a wait may quote what a person said when they held the task."""
     why = Why(reason=Reason.HELD, text=f"held: {SECRET}", remedy="release it")

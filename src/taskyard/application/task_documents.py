@@ -14,7 +14,7 @@ from taskyard.model.execution import ErrorCode, ErrorKind, ExecutionError, Progr
 from taskyard.model.failures import FailureGroup
 from taskyard.model.notes import AuditStamp, CancelRequest, Note
 from taskyard.model.order import Priority
-from taskyard.model.redaction import Redactor, redact
+from taskyard.model.redaction import Redactor
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, TaskRecord
@@ -227,7 +227,7 @@ def task_fields(record: TaskRecord, redactor: Redactor) -> dict[str, Any]:
         "uuid": record.uuid,
         "title": redactor.text(record.title),
         "labels": {name: redactor.text(value) for name, value in record.labels.items()},
-        "values": redact(record.values),
+        "values": redactor.values,
         "trace": record.trace,
         "submitted_by": redactor.text(record.submitted_by),
         "group": record.group_id,

@@ -31,14 +31,16 @@ class Redactor:
 
     def __init__(self, record: TaskRecord, *, reveal: bool = False) -> None:
         args = decode(record.args)
-        self._secrets = set() if reveal else collect_secrets(args)
+        self._secrets = set() if reveal else collect_secrets(args) | collect_secrets(record.values)
         self._reveal = reveal
         self.args: Any = args if reveal else redact(args)
+        self.values: dict[str, Any] = record.values if reveal else self._without_secrets(redact(record.values))
+        """The values that middleware has added."""
         result = None if record.result is None else decode(record.result)
         self.result: Any = result if reveal else redact(result)
 
     def text(self, text: str) -> str:
-        """A message or traceback without the secrets among the arguments."""
+        """A message or traceback without the secrets among the arguments and the values of middleware."""
         return text if self._reveal else hide_secrets(text, self._secrets)
 
     def value(self, value: T) -> T:
