@@ -211,12 +211,8 @@ def make_record(
 ) -> TaskRecord:
     """The record of one task that is asked for now. Bad arguments raise `InvalidInput`, and nothing is stored."""
     due_at, uuid = now if options is DEFAULTS else options.due_at(now), None
-    if consumer.produce is not None:
-        task = consumer.produce(args)
-        if task.source != consumer.name:
-            raise InvalidInput(
-                f"produce of {consumer.name!r} made a task for {quote(task.source)}; set source=self.name"
-            )
+    task = consumer.make_task(args)
+    if task is not None:
         args, uuid = task.args, check_name("a task's uuid", task.uuid)
         if options is DEFAULTS or (options.schedule_at is None and options.delay_s is None):
             due_at = moment("schedule_at", task.schedule_at)

@@ -188,6 +188,31 @@ def test_a_text_may_look_like_json(typed: str, kept: str, shell: Shell) -> None:
     assert done.json["args"]["why"] == kept
 
 
+STRICT = ("--app", "tests.cli.strict_app")
+
+
+def test_what_is_wrong_inside_a_value_is_told(shell: Shell) -> None:
+    """Where neither the value nor its text fits, the message is about the value that was typed."""
+    how = (*STRICT, "--store", shell.url)
+    done = shell.here("submit", "shrink", 'where={"x":"q"}', *how)
+    assert done.code == 1
+    assert "where.x: Input should be a valid integer" in done.err
+    uuid = shell.here("submit", "shrink", 'where={"x":1}', *how).out.strip()
+    assert shell.here("cancel", uuid, *how).code == 0
+    again = shell.here("run-again", uuid, "--set", 'where={"x":"q"}', *how)
+    assert again.code == 1
+    assert "where.x: Input should be a valid integer" in again.out
+
+
+@pytest.mark.parametrize(("typed", "why"), [("x=5", "KeyError: 'n'"), ("n=many", "ValueError: invalid literal")])
+def test_a_fault_in_produce_is_told_as_one(typed: str, why: str, shell: Shell) -> None:
+    """An exception of the consumer's own `produce` is a refusal that names it, and nothing is stored."""
+    done = shell.here("submit", "bell", typed, *STRICT, "--store", shell.url)
+    assert done.code == 1
+    assert f"produce of 'bell' failed: {why}" in done.err
+    assert "bug in Taskyard" not in done.err
+
+
 def test_without_an_app_text_is_text_where_the_consumer_wants_it(shell: Shell) -> None:
     """The published schema says that the consumer wants a text, so what looks like JSON is taken as it was typed."""
     shell.start_worker()

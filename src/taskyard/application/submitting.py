@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from taskyard.application.errors import AppRequired
-from taskyard.errors import InvalidArguments, quote
+from taskyard.errors import InvalidArguments, InvalidInput, quote
 from taskyard.ports.consumer import Consumer
 from taskyard.yard import Yard
 
@@ -40,7 +40,10 @@ def fit_arguments(consumer: Consumer, request: Arguments) -> dict[str, Any]:
         consumer.encode(request.args)
     except InvalidArguments as refused:
         args = request.args | {name: text for name, text in request.args_text.items() if name in refused.names}
-        consumer.encode(args)
+        try:
+            consumer.encode(args)
+        except InvalidInput:
+            raise refused from None  # it is about the value that was meant, not about its text
         return args
     return request.args
 

@@ -101,7 +101,10 @@ class LocalTaskCommands:
             typed = {name: text for name, text in texts.items() if name in refused.names}
             if changes is None or not typed:
                 raise
-            handle = await yard.run_again(uuid, changes={**changes, **typed}, by=actor)
+            try:
+                handle = await yard.run_again(uuid, changes={**changes, **typed}, by=actor)
+            except InvalidArguments:
+                raise refused from None  # it is about the value that was meant, not about its text
         return await handle.record()
 
     async def rerun_matching(

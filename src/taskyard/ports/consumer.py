@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from taskyard.errors import DuplicateConsumer, InvalidConsumer, UnknownConsumer
+from taskyard.errors import (
+    DuplicateConsumer,
+    InvalidArguments,
+    InvalidConsumer,
+    InvalidInput,
+    TaskyardError,
+    UnknownConsumer,
+    quote,
+)
 from taskyard.model.catalogue import ConsumerSpec
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.task import DEFAULT_QUEUE, Task, TaskRecord
@@ -66,6 +75,24 @@ class Consumer:
     def slots(self) -> int:
         """How many of its tasks run at once on one node."""
         return self.concurrency if self.places is None else len(self.places)
+
+    def make_task(self, args: dict[str, Any]) -> Task | None:
+        """The task that `produce` makes of the arguments; None without it. An exception of its code is
+        `InvalidArguments`."""
+        if self.produce is None:
+            return None
+        try:
+            task = self.produce(args)
+        except TaskyardError:
+            raise
+        except Exception as exc:
+            why = traceback.format_exception_only(exc)[0].strip()
+            raise InvalidArguments(self.name, [f"produce of {self.name!r} failed: {why}"]) from exc
+        if not isinstance(task, Task):
+            raise InvalidInput(f"produce of {self.name!r} returned {quote(task)}; return a Task")
+        if task.source != self.name:
+            raise InvalidInput(f"produce of {self.name!r} made a task for {quote(task.source)}; set source=self.name")
+        return task
 
     def spec(self, version: str = "") -> ConsumerSpec:
         """What the catalogue of a store has of it. `version` is that of the application."""

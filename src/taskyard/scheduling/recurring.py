@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import InvalidInput, StoreError, UnknownConsumer, quote
+from taskyard.errors import StoreError, UnknownConsumer
 from taskyard.model.firing import Fire, Plan, due
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import is_ahead, rewind
@@ -225,10 +225,7 @@ class RecurringLoop:
 def make_record(schedule: Schedule, consumer: Consumer, fire: Fire, *, now: datetime) -> TaskRecord:
     """The task of one fire."""
     args = schedule.args
-    if consumer.produce is not None:
-        task = consumer.produce(msgspec.json.decode(args))
-        if task.source != consumer.name:
-            raise InvalidInput(f"produce of {consumer.name!r} made a task for {quote(task.source)}")
+    if consumer.produce is not None and (task := consumer.make_task(msgspec.json.decode(args))) is not None:
         args = consumer.encode(task.args)
     limits = [limit for limit in (schedule.timeout_s, consumer.timeout_s) if limit is not None]
     return TaskRecord(
