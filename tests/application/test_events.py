@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from taskyard import Yard
+from taskyard.application.event_documents import EventDocument
 from taskyard.application.events import standing_event
 from taskyard.application.local import LocalApplication
 from taskyard.errors import TaskEnded
 from taskyard.model.event import EventFilter, EventKind
 from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
 
 PATIENCE_S = 20
 
@@ -105,6 +107,34 @@ async def test_a_subscriber_gets_what_matches(yard: Yard, application: LocalAppl
         await mine.cancel()
         event = await anext(application.events.subscribe(where, after=0))
     assert (event.uuid, event.kind, event.after) == (mine.uuid, "canceled", TaskState.CANCELED)
+
+
+async def test_subscribers_share_what_describes_an_event(
+    yard: Yard, application: LocalApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task of an event is read once, however many subscribers of however many applications get the event."""
+    for n in range(20):
+        await yard.submit("double", {"n": n}, delay_s=3600)
+    newest = (await application.events.read()).last
+    find, asked = yard.store.find, []
+
+    async def counted(uuid: str) -> TaskRecord | None:
+        asked.append(uuid)
+        return await find(uuid)
+
+    async def listen(mine: LocalApplication) -> list[EventDocument]:
+        heard: list[EventDocument] = []
+        async for event in mine.events.subscribe(after=0):
+            heard.append(event)
+            if event.seq == newest:
+                break
+        return heard
+
+    monkeypatch.setattr(yard.store, "find", counted)
+    async with asyncio.timeout(PATIENCE_S):
+        heard = await asyncio.gather(*(listen(LocalApplication(yard, actor=f"web:{n}")) for n in range(10)))
+    assert len(heard[0]) == len(asked) == 20
+    assert all(one == heard[0] for one in heard)
 
 
 async def test_the_state_of_a_task_is_told_as_an_event(yard: Yard, application: LocalApplication) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from taskyard import Yard
+from taskyard.application.command_requests import Reschedule
 from taskyard.application.local import LocalApplication
 from taskyard.application.overview_documents import OverviewDocument
 from taskyard.model.state import TaskState
+from taskyard.model.task import TaskRecord
 
 PATIENCE_S = 20
 
@@ -117,3 +122,78 @@ async def test_a_watcher_gets_another_overview_after_a_change(yard: Yard, applic
         while (seen := await anext(watching)).counts != {TaskState.CANCELED: 1}:
             pass
     assert [task.uuid for task in seen.finished] == [handle.uuid]
+
+
+@pytest.fixture
+def counts(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When the tasks of the store were counted, as each reading of the overview does once."""
+    count, counted = yard.store.count, []
+
+    async def spy() -> dict[tuple[str, TaskState], int]:
+        counted.append(time.monotonic())
+        return await count()
+
+    monkeypatch.setattr(yard.store, "count", spy)
+    return counted
+
+
+async def test_watchers_share_the_readings(yard: Yard, counts: list[float]) -> None:
+    """Ten watchers of ten applications read the store as often as one does; each hears of every change."""
+
+    async def until_canceled(mine: LocalApplication) -> int:
+        async for seen in mine.overview.watch():
+            heard.add(mine)
+            if len(heard) == 10:
+                all_heard.set()
+            if seen.counts == {TaskState.CANCELED: 1}:
+                return seen.seq
+        raise AssertionError("the stream has ended")
+
+    handle = await yard.submit("double", {"n": 1}, delay_s=3600)
+    heard: set[LocalApplication] = set()
+    all_heard = asyncio.Event()
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        watching = [group.create_task(until_canceled(LocalApplication(yard, actor=f"web:{n}"))) for n in range(10)]
+        await all_heard.wait()
+        await handle.cancel()
+    assert len({task.result() for task in watching}) == 1
+    assert len(counts) < 10
+
+
+async def test_a_watcher_reads_ten_times_a_second_at_most(
+    yard: Yard, application: LocalApplication, counts: list[float]
+) -> None:
+    """However many changes there are, and whatever interval is asked for."""
+    handle = await yard.submit("double", {"n": 1}, delay_s=3600)
+    watching = application.overview.watch(min_interval_s=-1.0)
+    async with asyncio.timeout(PATIENCE_S):
+        for n in range(5):
+            await anext(watching)
+            later = Reschedule(due_at=datetime.now(UTC) + timedelta(hours=n + 2))
+            (receipt,) = await application.tasks.apply([handle.uuid], later)
+            assert receipt.ok
+    gaps = [after - before for before, after in itertools.pairwise(counts)]
+    assert len(gaps) == 4
+    assert min(gaps) > 0.09
+
+
+async def test_a_watcher_that_leaves_takes_nothing_from_the_others(yard: Yard, application: LocalApplication) -> None:
+    """Whichever of them was reading when it was canceled; the tasks that it had found are found again."""
+    reading = asyncio.Event()
+
+    async def hang(uuid: str) -> TaskRecord | None:
+        reading.set()
+        await asyncio.Event().wait()
+        return None
+
+    handle = await yard.submit("double", {"n": 1}, delay_s=3600)
+    other = application.overview.watch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yard.store, "find", hang)
+        leaving = asyncio.ensure_future(anext(application.overview.watch()))
+        await reading.wait()
+        staying = asyncio.ensure_future(anext(other))
+        await asyncio.sleep(0)
+    leaving.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        assert [task.uuid for task in (await staying).waiting] == [handle.uuid]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -19,6 +22,7 @@ from taskyard.model.redaction import Redactor
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, TaskRecord
 from taskyard.ports.store import Store
+from taskyard.yard import Yard
 
 _K = EventKind
 
@@ -27,6 +31,9 @@ ATTEMPT_ENDS = frozenset({_K.COMPLETED, _K.FAILED, _K.CANCELED, _K.RETRYING, _K.
 
 TASK_ENDS = frozenset({_K.FAILED, _K.CANCELED, _K.SKIPPED, _K.RETRYING, _K.INTERRUPTED})
 """Kinds of events after which the error of the task is news, also if no attempt finished."""
+
+MAX_DESCRIBED = 2_000
+"""Descriptions that are kept for other subscribers: as many events as wait for one that is slow."""
 
 
 class LocalEvents:
@@ -57,12 +64,50 @@ class LocalEvents:
         self, where: EventFilter = ANY_EVENT, *, after: int | None = None
     ) -> AsyncIterator[EventDocument]:
         yard = self._context.yard
+        describer = find_describer(yard)
         events = yard.events(after=after, kinds=where.kinds, queue=where.queue, consumer=where.consumer)
         async with aclosing(events):
             async for event in events:
                 if where.matches(event):
-                    for document in await describe_events(yard.store, [event]):
-                        yield document
+                    yield await describer.describe(event)
+
+
+class EventDescriber:
+    """Describes an event once for all subscribers, with what its task was when the first of them got it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: OrderedDict[int, tuple[Event, EventDocument]] = OrderedDict()
+        """By number; the one that was asked for last comes last."""
+        self._turn = asyncio.Lock()
+
+    async def describe(self, event: Event) -> EventDocument:
+        if (known := self._find(event)) is not None:
+            return known
+        async with self._turn:
+            if (known := self._find(event)) is not None:  # another subscriber has had it described meanwhile
+                return known
+            (document,) = await describe_events(self._store, [event])
+            self._known[event.seq] = (event, document)
+            if len(self._known) > MAX_DESCRIBED:
+                self._known.popitem(last=False)
+            return document
+
+    def _find(self, event: Event) -> EventDocument | None:
+        described, document = self._known.get(event.seq, (None, None))
+        if described != event:  # a store that was restored gives a number again
+            return None
+        self._known.move_to_end(event.seq)
+        return document
+
+
+_DESCRIBERS: WeakKeyDictionary[object, EventDescriber] = WeakKeyDictionary()
+"""By engine: a yard that is opened again has another one."""
+
+
+def find_describer(yard: Yard) -> EventDescriber:
+    """The one of all applications on this open yard. Raises `NotOpen`."""
+    return _DESCRIBERS.setdefault(yard._engine, EventDescriber(yard.store))
 
 
 async def describe_events(store: Store, events: Sequence[Event]) -> list[EventDocument]:

@@ -267,9 +267,9 @@ class OverviewCalls(Protocol):
         """The overview now."""
         ...
 
-    def watch(self, refs: Sequence[str] = (), *, min_interval_s: float = 0.0) -> AsyncIterator[OverviewDocument]:
-        """The overview now, and again after each change, at most once in `min_interval_s`. While the store is away, the
-        last one is repeated with `away_since`."""
+    def watch(self, refs: Sequence[str] = (), *, min_interval_s: float = 0.1) -> AsyncIterator[OverviewDocument]:
+        """The overview now, and again after each change, at most once in `min_interval_s`, and at most ten times a
+        second. While the store is away, the last one is repeated with `away_since`."""
         ...
 
 

@@ -7,11 +7,13 @@ tasks there are: it follows the events, and reads only the records that it will 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -29,6 +31,7 @@ from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import TaskFilter
 from taskyard.ports.store import Store
 from taskyard.queueing.order import find_order
+from taskyard.yard import Yard
 
 RATE_WINDOW_S = 10.0
 """Seconds over which the rate is taken."""
@@ -48,9 +51,11 @@ NEXT_QUEUES, NEXT_TASKS = 4, 3
 WATCHED_PLACES = 100
 """Places in which tasks are looked for that are watched by their ids."""
 
+MIN_INTERVAL_S = 0.1
+"""Seconds from the beginning of a reading to the next, however many watch: people see no more."""
+
 FORECAST_S, FORECAST_SHARE = 2.0, 0.05
-"""Seconds between forecasts, and the part of the time that they may take: a refresh is asked for twenty times a
-second."""
+"""Seconds between forecasts, and the part of the time that they may take: readings are more frequent."""
 
 REFRESH_S, IDLE_REFRESH_S = 1.0, 5.0
 """Seconds between refreshes while nothing changes: until the rate has fallen to 0, and then, in case a change was not
@@ -69,20 +74,15 @@ class LocalOverview:
         yard = self._context.yard
         return await OverviewReader(yard.store, only=await resolve_tasks(yard, refs)).refresh()
 
-    async def watch(self, refs: Sequence[str] = (), *, min_interval_s: float = 0.0) -> AsyncIterator[OverviewDocument]:
+    async def watch(self, refs: Sequence[str] = (), *, min_interval_s: float = 0.1) -> AsyncIterator[OverviewDocument]:
         yard = self._context.yard
-        reader = OverviewReader(yard.store, only=await resolve_tasks(yard, refs))
-        last = OverviewDocument()
-        with yard._engine.changes() as changes, suppress(NotOpen):
+        only = tuple(await resolve_tasks(yard, refs))
+        with sharing_overview(yard, only) as shared, yard._engine.changes() as changes, suppress(NotOpen):
             while True:
                 changes.clear()
-                try:
-                    last = await reader.refresh()
-                except AWAY as error:
-                    since = last.away_since or datetime.now(UTC)
-                    last = msgspec.structs.replace(last, away_since=since, away_reason=str(error))
+                last = await shared.read()
                 yield last
-                await asyncio.sleep(min_interval_s)
+                await asyncio.sleep(max(MIN_INTERVAL_S, min_interval_s))
                 if last.away_since is not None:
                     await pause(changes)
                 else:
@@ -93,6 +93,58 @@ async def _wait(changes: asyncio.Event, timeout_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await changes.wait()
+
+
+class SharedOverview:
+    """One overview for all that watch the same tasks."""
+
+    def __init__(self, store: Store, only: Sequence[str]) -> None:
+        self.watchers = 0
+        self._store, self._only = store, only
+        self._reader = OverviewReader(store, only=only)
+        self._last = OverviewDocument()
+        self._began_mono = -math.inf
+        self._turn = asyncio.Lock()
+
+    async def read(self) -> OverviewDocument:
+        """An overview whose reading began after this call, so that a change before the call is in it."""
+        asked_mono = time.monotonic()
+        async with self._turn:
+            if self._began_mono <= asked_mono:
+                await asyncio.sleep(self._began_mono + MIN_INTERVAL_S - time.monotonic())
+                began_mono = time.monotonic()
+                self._last = await self._refresh()
+                self._began_mono = began_mono
+            return self._last
+
+    async def _refresh(self) -> OverviewDocument:
+        try:
+            return await self._reader.refresh()
+        except BaseException as error:
+            # It has gone past events whose tasks it has not read.
+            self._reader = OverviewReader(self._store, only=self._only)
+            if not isinstance(error, AWAY):
+                raise
+            since = self._last.away_since or datetime.now(UTC)
+            return msgspec.structs.replace(self._last, away_since=since, away_reason=str(error))
+
+
+_OVERVIEWS: WeakKeyDictionary[object, dict[tuple[str, ...], SharedOverview]] = WeakKeyDictionary()
+"""By engine, because a yard that is opened again has another one; then by the tasks that are watched, none for all."""
+
+
+@contextmanager
+def sharing_overview(yard: Yard, only: tuple[str, ...]) -> Iterator[SharedOverview]:
+    """The one of all applications on this open yard, until the last watcher leaves. Raises `NotOpen`."""
+    overviews = _OVERVIEWS.setdefault(yard._engine, {})
+    shared = overviews.setdefault(only, SharedOverview(yard.store, only))
+    shared.watchers += 1
+    try:
+        yield shared
+    finally:
+        shared.watchers -= 1
+        if not shared.watchers:
+            del overviews[only]
 
 
 class OverviewReader:
