@@ -88,12 +88,12 @@ class Group:
         await finish_audit(self._yard._engine.put_audit, audit, matched=matched, changed=count)
         return count
 
-    async def retry(self, *, even_quarantined: bool = False, by: str = "") -> int:
+    async def retry(self, *, include_quarantined: bool = False, by: str = "") -> int:
         """Send those that failed again, and the summary if it failed with them; how many that were. What was canceled
-        or skipped is final; what took its workers down stays, unless `even_quarantined`. If none can be sent, why the
-        first cannot is raised."""
+        or skipped is final; what took its workers down stays, unless `include_quarantined`. If none can be sent, why
+        the first cannot is raised."""
         failed = self._yard.matching(TaskFilter(group=self.id, states=(TaskState.FAILED,)), by=by)
-        report = await failed.retry(to_head=False, even_quarantined=even_quarantined)
+        report = await failed.retry(to_head=False, include_quarantined=include_quarantined)
         if not report.moved and failed.first_refused is not None:
             raise failed.first_refused
         return report.moved

@@ -38,11 +38,13 @@ from taskyard.application.errors import (
 )
 from taskyard.application.local import LocalApplication
 from taskyard.application.opening import open_application
+from taskyard.application.queues import queue_document
 from taskyard.application.schedule_documents import ScheduleRequest
 from taskyard.application.task_requests import BulkReport, SubmitRequest
 from taskyard.errors import InvalidArguments, InvalidInput, OutcomeUnknown, StoreUnavailable, UnknownConsumer
 from taskyard.model.event import EventFilter
 from taskyard.model.order import Priority
+from taskyard.model.queue import UNTOUCHED, QueueControl, QueueSettings, QueueStatus
 from taskyard.model.state import TaskState
 from taskyard.model.task_filter import TaskFilter
 from taskyard.queueing import matching
@@ -323,7 +325,18 @@ async def test_a_queue_command_is_kept_with_its_actor(application: LocalApplicat
     assert paused.state_set is not None
     assert (paused.state, paused.state_set.actor, paused.state_set.reason) == ("paused", ANA, "backup")
     limited = await application.queues.apply("default", SetConcurrency(concurrency=3))
-    assert (limited.limit, limited.override, limited.concurrency) == (3, 3, None)
+    assert (limited.concurrency, limited.concurrency_override, limited.code_concurrency) == (3, 3, None)
+
+
+def test_the_concurrency_of_a_queue_is_the_one_that_holds() -> None:
+    """That of a person goes before that of the code; the document has all three under the one word."""
+    code = QueueStatus(name="cpu", settings=QueueSettings(name="cpu", concurrency=4), control=UNTOUCHED, counts={})
+    person = msgspec.structs.replace(code, control=QueueControl(concurrency=2))
+    found = [queue_document(status) for status in (code, person)]
+    assert [(one.concurrency, one.concurrency_override, one.code_concurrency) for one in found] == [
+        (4, None, 4),
+        (2, 2, 4),
+    ]
 
 
 async def test_a_schedule_is_paused_by_the_actor(application: LocalApplication) -> None:

@@ -121,7 +121,7 @@ def test_steering_on_a_server(shell: Shell, url: str) -> None:
     assert do("reschedule", first, "2h", "--json").json[0]["task"]["state"] == "scheduled"
     assert do("skip", first).code == 0
     assert do("queue", "pause", "cpu", "--reason", "backup").code == 0
-    assert do("queue", "set", "cpu", "--concurrency", "3", "--json").json["limit"] == 3
+    assert do("queue", "set", "cpu", "--concurrency", "3", "--json").json["concurrency"] == 3
     (cpu,) = do("queue", "ls", "--json").json
     assert (cpu["state"], cpu["state_set"]["reason"], cpu["counts"]) == (
         "paused",

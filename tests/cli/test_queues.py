@@ -34,7 +34,7 @@ def test_queue_ls_shows_what_each_holds(shell: Shell) -> None:
     assert cpu[5].endswith("s")
     assert default[:7] == ["default", "●", "running", "0", "0", "1", "0"]
     found = queue(shell, "cpu")
-    assert (found["state"], found["limit"], found["counts"]) == ("running", 2, {"queued": 2, "failed": 1})
+    assert (found["state"], found["concurrency"], found["counts"]) == ("running", 2, {"queued": 2, "failed": 1})
     assert found["oldest_due_at"] is not None
     rate = found["rate"]
     assert isinstance(rate, float)
@@ -109,7 +109,7 @@ def test_the_concurrency_is_set_while_it_runs(shell: Shell) -> None:
     assert "default was limited to 1 (*)" in out
     assert "slow network; its own limit is none" in out
     lifted = say(shell, "set", "default", "--concurrency", "none", "--json").json
-    assert (lifted["limit"], lifted["override"]) == (None, None)
+    assert (lifted["concurrency"], lifted["concurrency_override"]) == (None, None)
     worker.hear(f"started   hold {second}")
 
 
@@ -130,7 +130,7 @@ def test_a_limit_that_is_none_is_refused(shell: Shell, given: str) -> None:
     done = say(shell, "set", "cpu", f"--concurrency={given}")
     assert done.code == 2
     assert "is no limit" in done.err
-    assert queue(shell, "cpu")["override"] is None
+    assert queue(shell, "cpu")["concurrency_override"] is None
 
 
 @pytest.mark.spec("QUE-32")
@@ -228,7 +228,7 @@ def an_order(
     if if_s is not None:
         what_if = WhatIf(concurrency=2, slots=slots, finished_at=after(if_s), is_lower_bound=is_lower_bound)
     return QueueOrderDocument(
-        queue="cpu", at=NOON, state=state, order=QueueOrder.PRIORITY, limit=limit, slots=min(slots, limit),
+        queue="cpu", at=NOON, state=state, order=QueueOrder.PRIORITY, concurrency=limit, slots=min(slots, limit),
         counts={TaskState.RUNNING: 1, TaskState.QUEUED: 5}, running=(an_entry(None, None, is_late=is_late),),
         waiting=tuple(entries), apart=(), finished_at=None if finished_s is None else after(finished_s), is_exact=False,
         is_lower_bound=is_lower_bound, without_median=without_median, what_if=what_if,

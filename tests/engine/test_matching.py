@@ -144,7 +144,7 @@ async def test_what_took_its_workers_down_is_left_out(desk: Desk):
     assert await matching.retry(dry_run=True) == BulkReport(matched=1, quarantined=1)
     assert await matching.retry() == BulkReport(matched=1, moved=1, quarantined=1)
     assert await states(desk, [poisoned, failed]) == [S.FAILED, S.QUEUED]
-    assert (await matching.retry(even_quarantined=True, dry_run=True)).matched == 1
+    assert (await matching.retry(include_quarantined=True, dry_run=True)).matched == 1
     assert await Matching(TaskFilter(quarantined=True), desk).retry() == BulkReport(matched=1, moved=1)
 
 

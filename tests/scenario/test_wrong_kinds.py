@@ -61,7 +61,7 @@ VERBS: dict[type, dict[str, dict[str, Any]]] = {
     Matching: {
         "count": {},
         "cancel": {"reason": "r", "force": False, "dry_run": True},
-        "retry": {"to_head": True, "even_quarantined": False, "dry_run": True},
+        "retry": {"to_head": True, "include_quarantined": False, "dry_run": True},
         "skip": {"reason": "r", "dry_run": True},
         "hold": {"reason": "r", "dry_run": True},
         "release": {"dry_run": True},
@@ -81,7 +81,11 @@ VERBS: dict[type, dict[str, dict[str, Any]]] = {
         "list_all": {},
         "list_fires": {"name": "n", "limit": 3},
     },
-    Group: {"progress": {}, "cancel": {"reason": "r", "by": "ann"}, "retry": {"even_quarantined": False, "by": "ann"}},
+    Group: {
+        "progress": {},
+        "cancel": {"reason": "r", "by": "ann"},
+        "retry": {"include_quarantined": False, "by": "ann"},
+    },
     Yard: TASKS
     | {
         "queue": {"name": "q", "by": "ann"},

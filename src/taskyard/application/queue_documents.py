@@ -11,8 +11,9 @@ from taskyard.model.state import TaskState
 
 
 class QueueDocument(Document, frozen=True, kw_only=True):
-    """A queue. `concurrency` is the limit that code has set, `override` the limit that a person has set, `limit` the
-    one that holds. `state_set` and `concurrency_set` say who set the state and the override, when and why.
+    """A queue. `concurrency` is how many of its tasks may run at once, None for no limit: `concurrency_override` if a
+    person has set one, else `code_concurrency`, which is the code's. `state_set` and `concurrency_set` say which actor
+    set the state and the override, when and why.
     `oldest_due_at` is the due time of the task that has waited longest of those that could start. `rate` is how many
     of its tasks finished per second in the last minute; only a list of queues has it."""
 
@@ -20,9 +21,9 @@ class QueueDocument(Document, frozen=True, kw_only=True):
     state: QueueState
     state_set: AuditStamp | None
     running: int
-    limit: int | None
     concurrency: int | None
-    override: int | None
+    concurrency_override: int | None
+    code_concurrency: int | None
     concurrency_set: AuditStamp | None
     order: QueueOrder
     per_key: int

@@ -25,7 +25,7 @@ async def find_order(yard: Yard, name: str, *, limit: int, concurrency: int | No
         at=view.now,
         state=view.state,
         order=view.order,
-        limit=view.concurrency,
+        concurrency=view.concurrency,
         slots=view.slots,
         counts=dict(view.counts),
         running=await _entries(yard, view.running),

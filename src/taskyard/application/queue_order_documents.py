@@ -62,14 +62,14 @@ class QueueOrderDocument(Document, frozen=True, kw_only=True):
     `finished_at` is when all that runs and waits will be over, None if that is not known. It is exact, as far as
     medians are, with `is_exact`, the earliest time with `is_lower_bound`, and else an estimate. `without_median` are
     consumers with fewer than three completed runs: their tasks, and those that start after them, have no expected
-    times. `limit` is the concurrency that holds, `slots` how many tasks run at once within it, by
+    times. `concurrency` is the one that holds, `slots` how many tasks run at once within it, by
     the room that the workers have; None is no limit."""
 
     queue: str
     at: datetime
     state: QueueState
     order: QueueOrder
-    limit: int | None
+    concurrency: int | None
     slots: int | None
     counts: dict[TaskState, int]
     running: tuple[QueueEntry, ...]

@@ -201,7 +201,7 @@ class LocalTaskCommands:
 
     async def retry_group(self, ref: str, *, include_quarantined: bool = False) -> GroupReceipt:
         group = await find_group(self._context.yard, ref)
-        changed = await group.retry(even_quarantined=include_quarantined, by=self._context.actor)
+        changed = await group.retry(include_quarantined=include_quarantined, by=self._context.actor)
         return GroupReceipt(group=group.id, changed=changed, states=(await group.progress()).states)
 
 

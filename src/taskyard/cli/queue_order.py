@@ -76,7 +76,7 @@ def _head(queue: QueueOrderDocument) -> Text:
     """`cpu  ● running   2 of 2 run   14 wait   1 held`."""
     counts = queue.counts
     running = counts.get(TaskState.RUNNING, 0)
-    limit = "" if queue.limit is None else f" of {queue.limit:,}"
+    limit = "" if queue.concurrency is None else f" of {queue.concurrency:,}"
     words = [f"{running:,}{limit} running", f"{counts.get(TaskState.QUEUED, 0):,} waiting"]
     words += [f"{counts[state]:,} {_NAMES[state]}" for state in APART if counts.get(state)]
     line = Text.assemble((clean(queue.queue), "bold"), "  ", Text(*STATES[queue.state]), "   ")
@@ -174,7 +174,7 @@ def _last_lines(queue: QueueOrderDocument) -> Iterator[Text]:
         line.append(f"; with concurrency {other.concurrency:,} " if line else "finished ")
         line.append(_end_text(other, queue.at), "bold cyan")
     yield line or Text(_explain_no_time(queue), "dim")
-    wanted, slots = (queue.limit, queue.slots) if other is None else (other.concurrency, other.slots)
+    wanted, slots = (queue.concurrency, queue.slots) if other is None else (other.concurrency, other.slots)
     if slots is not None and wanted is not None and slots < wanted:
         room = f"the workers have room for {slots:,} of these tasks at once; start another"
         yield Text(f"{room if slots else 'no worker takes these tasks; start one'}: {START_WORKER}", "yellow")

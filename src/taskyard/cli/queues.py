@@ -94,10 +94,10 @@ def _state(queue: QueueDocument) -> Text:
 
 def _running(queue: QueueDocument) -> Text:
     """`2/4`, with a mark where a person has set the limit."""
-    running, limit = queue.running, queue.limit
+    running, limit = queue.running, queue.concurrency
     if limit is None:
         return _number(running)
-    mark = "*" if queue.override is not None else ""
+    mark = "*" if queue.concurrency_override is not None else ""
     return Text(f"{running:,}/{limit:,}{mark}", "" if running else "dim")
 
 
@@ -117,11 +117,11 @@ def _control_lines(queue: QueueDocument, now: datetime) -> Iterator[Text]:
     if queue.state is not QueueState.RUNNING and queue.state_set is not None:
         what = "paused" if queue.state is QueueState.PAUSED else "told to stop"
         yield Text.assemble(name, f" was {what} {_stamp_text(queue.state_set, now)}")
-    if queue.override is not None and queue.concurrency_set is not None:
-        rule = queue.concurrency
+    if queue.concurrency_override is not None and queue.concurrency_set is not None:
+        rule = queue.code_concurrency
         own = f"; its own limit is {'none' if rule is None else f'{rule:,}'}"
         yield Text.assemble(
-            name, f" was limited to {queue.override:,} (*) {_stamp_text(queue.concurrency_set, now)}{own}"
+            name, f" was limited to {queue.concurrency_override:,} (*) {_stamp_text(queue.concurrency_set, now)}{own}"
         )
 
 
@@ -132,7 +132,7 @@ def _stamp_text(stamp: AuditStamp, now: datetime) -> str:
 
 
 def _state_text(queue: QueueDocument) -> str:
-    running, limit = queue.running, queue.limit
+    running, limit = queue.running, queue.concurrency
     at_once = "no limit of its own" if limit is None else f"at most {limit:,} at once"
     match queue.state:
         case QueueState.RUNNING:

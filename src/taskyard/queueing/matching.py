@@ -220,11 +220,13 @@ class Matching:
     async def cancel(self, *, reason: str = "", force: bool = False, dry_run: bool = False) -> BulkReport:
         return await self.apply(Cancel(check_reason(reason), force), dry_run=dry_run)
 
-    async def retry(self, *, to_head: bool = True, even_quarantined: bool = False, dry_run: bool = False) -> BulkReport:
+    async def retry(
+        self, *, to_head: bool = True, include_quarantined: bool = False, dry_run: bool = False
+    ) -> BulkReport:
         """Send them again, the oldest first, before the others that wait or behind them. What failed because one of
         them did goes with them: a filter that names an error, or quarantine, need not match it in that. Those in
-        quarantine only if the filter names them, or `even_quarantined`."""
-        return await self._run(Retry(to_head), dry_run=dry_run, even_quarantined=even_quarantined)
+        quarantine only if the filter names them, or `include_quarantined`."""
+        return await self._run(Retry(to_head), dry_run=dry_run, include_quarantined=include_quarantined)
 
     async def skip(self, *, reason: str = "", dry_run: bool = False) -> BulkReport:
         return await self.apply(Skip(check_reason(reason)), dry_run=dry_run)
@@ -249,7 +251,7 @@ class Matching:
         """Any of these, given as a value."""
         return await self._run(command, dry_run=dry_run)
 
-    async def _run(self, command: Command, *, dry_run: bool, even_quarantined: bool = False) -> BulkReport:
+    async def _run(self, command: Command, *, dry_run: bool, include_quarantined: bool = False) -> BulkReport:
         tally = self._tally = Tally()
         self._audit = None if dry_run else bulk_entry(self._by, command, self.where, now=self._bulk.clock.now())
         named, fits = self.where.states, FITS[type(command)]
@@ -257,7 +259,7 @@ class Matching:
             if state not in fits:
                 tally.set_aside(refusal_code(command, state), await self._count(replace(self.where, states=(state,))))
         meant = replace(self.where, states=tuple(state for state in named or TaskState if state in fits))
-        if isinstance(command, Retry) and meant.quarantined is None and not even_quarantined:
+        if isinstance(command, Retry) and meant.quarantined is None and not include_quarantined:
             tally.quarantined = await self._count(replace(meant, quarantined=True))
             meant = replace(meant, quarantined=False)
         named_by_cause = isinstance(command, Retry) and (meant.error is not None or meant.quarantined)
