@@ -26,7 +26,8 @@ from taskyard.errors import NotJson
 from taskyard.execution.code_loop import close_loop_here, loop_here
 from taskyard.execution.explain import explain, failed
 from taskyard.execution.loop_thread import ServingThread
-from taskyard.execution.run_handle import RunHandle, RunHost, execute
+from taskyard.execution.run_execution import execute
+from taskyard.execution.run_handle import RunHandle, RunHost
 from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim, TaskRecord, to_json
 from taskyard.ports.consumer import Consumer

@@ -360,8 +360,8 @@ class TestThreadExecutor(ExecutorContract):
         code = textwrap.dedent("""
             import asyncio, threading
             from taskyard.execution.thread import ThreadExecutor
-            from taskyard.model.execution import ExecutionRequest
             from taskyard.ports.consumer import Consumer
+            from taskyard.ports.executor import ExecutionRequest
 
             async def main():
                 executor = ThreadExecutor(max_workers=1)

@@ -134,13 +134,13 @@ class _Run:
         """Our caller is cancelled. The run may be taken for ended only if its code has ended."""
         if not self.is_started or self.ended.done():
             return
-        if self._handle is not None:
-            self._handle.detach()
+        handle = self._handle
+        if handle is not None:
+            handle.detach()
+            self.ended.add_done_callback(lambda _: handle.reattach())
         self._interrupt()
         if self._request.spec.is_async:
             await asyncio.wait([self.ended])
-            if self._handle is not None:
-                self._handle.reattach()
 
     def _answer(self) -> ExecutionResult:
         error, raised = None, self._raised

@@ -154,11 +154,15 @@ class PendingCall:
             message = "it was interrupted while it waited for a worker"
             self.fail(ExecutionError(kind=ErrorKind.REJECTED, message=message))
 
-    async def buried(self) -> None:
-        """Wait until it is over, whoever else has stopped waiting for it."""
-        if not self.is_over:
-            self._buried = asyncio.get_running_loop().create_future()
-            await self._buried
+    async def buried(self, told: Callable[[], object]) -> None:
+        """Wait until it is over, whoever else has stopped waiting for it. `told` is called then, also if this wait is
+        cancelled before."""
+        if self.is_over:
+            told()
+            return
+        self._buried = asyncio.get_running_loop().create_future()
+        self._buried.add_done_callback(lambda _: told())
+        await asyncio.shield(self._buried)
 
 
 def _hear_kept(run: RunHandle, kind: Kind, said: Any) -> None:

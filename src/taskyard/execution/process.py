@@ -101,8 +101,8 @@ async def _end(pool: WorkerPool, call: PendingCall, run: RunHandle | None) -> No
     if call.is_over:
         return
     pool.end_now(call)
-    if run is not None:
-        run.detach()  # if this wait is cancelled as well
-    await call.buried()
-    if run is not None:
-        run.reattach()
+    if run is None:
+        await call.buried(lambda: None)
+        return
+    run.detach()  # if this wait is cancelled as well
+    await call.buried(run.reattach)

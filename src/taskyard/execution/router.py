@@ -28,7 +28,8 @@ from taskyard.execution.mock import MockExecutor, NoopExecutor
 from taskyard.execution.policy import ExecutionPolicy
 from taskyard.execution.process import ProcessPoolExecutor
 from taskyard.execution.registry import ExecutorRegistry, join_names
-from taskyard.execution.run_handle import LiveRuns, RunHandle, RunHost, execute, pause
+from taskyard.execution.run_execution import execute
+from taskyard.execution.run_handle import LiveRuns, RunHandle, RunHost, pause
 from taskyard.execution.thread import ThreadExecutor
 from taskyard.execution.warming import warm_up_all
 from taskyard.model.algorithm import AlgorithmSpec, Incident, IncidentKind, choose_place

@@ -1,16 +1,14 @@
 """One attempt on its node: as the runner and the dispatcher steer it, and as executors carry it out.
 
-`RunHandle` has the engine's half of a run; user code sees the other one, `RunContext`. `execute` is the one way from a
-run to an executor, for queued tasks and for direct calls.
+`RunHandle` has the engine's half of a run; user code sees the other one, `RunContext`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,29 +16,26 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import NotJson
-from taskyard.execution.context import CURRENT, BaseRun
-from taskyard.execution.explain import canceled, explain, failed, internal_fault, rejected
+from taskyard.execution.context import BaseRun
 from taskyard.execution.progress_values import PROGRESS_INTERVAL_S, clamp_fraction, clip_text, finite_number
 from taskyard.execution.run_lines import HostLines, utc_now
-from taskyard.execution.run_middleware import CodeInside, list_around_code, run_around
 from taskyard.model.attempt import Artifact, LogLine
 from taskyard.model.execution import ExecutionResult, Fact, Progress
 from taskyard.model.notes import Note, NoteCode
 from taskyard.model.task import NO_EXTRA, Claim, TaskRecord, to_json
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.executor import ExecutionRequest, ExecutorProtocol
-from taskyard.ports.middleware import Middleware
 from taskyard.ports.store import Report
 
-log = logging.getLogger("taskyard")
+DEFAULT_CANCEL_GRACE_S = 5.0
+"""Seconds: how long a run that is cancelled may clean up before it is warned of."""
 
 
 class RunHost:
-    """What all runs of a node share: the loop they belong to, where their reports go, and where their large artifacts
-    are written (None: the default folder of this user)."""
+    """What all runs of a node share: the loop they belong to, where their reports go, where their large artifacts are
+    written (None: the default folder of this user), and how long a cancelled one may clean up."""
 
-    __slots__ = ("artifact_folder", "loop", "now", "report", "thread")
+    __slots__ = ("artifact_folder", "cancel_grace_s", "loop", "now", "report", "thread")
 
     def __init__(
         self,
@@ -49,8 +44,10 @@ class RunHost:
         *,
         now: Callable[[], datetime] = utc_now,
         artifact_folder: Path | None = None,
+        cancel_grace_s: float = DEFAULT_CANCEL_GRACE_S,
     ) -> None:
         self.loop, self.report, self.now = loop, report, now
+        self.cancel_grace_s = cancel_grace_s
         self.artifact_folder = None if artifact_folder is None else str(artifact_folder)
         self.thread = threading.get_ident()
 
@@ -82,6 +79,7 @@ class RunHandle(BaseRun):
     _kill: Callable[[], object] | None = None
     _cancel_grace_timer: asyncio.TimerHandle | None = None
     _throttle: ProgressThrottle | None = None
+    _reattached: asyncio.Future[None] | None = None
 
     def __init__(self, claim: Claim, host: RunHost) -> None:
         self.claim, self._host = claim, host
@@ -180,6 +178,16 @@ class RunHandle(BaseRun):
 
     def reattach(self) -> None:
         self.is_detached = False
+        if self._reattached is not None and not self._reattached.done():
+            self._reattached.set_result(None)
+
+    async def wait_reattached(self) -> None:
+        """Wait for the end of code that goes on by itself. Raises `CancelledError` if the node lets go of the run."""
+        while self.is_detached:
+            if self.has_ended:
+                raise asyncio.CancelledError
+            self._reattached = self._host.loop.create_future()
+            await self._reattached
 
     def keep_exception(self, exc: BaseException) -> None:
         # Not a field of the result: its frames would close a cycle, and results are not seen by the garbage collector.
@@ -207,6 +215,11 @@ class RunHandle(BaseRun):
     @property
     def artifact_folder(self) -> str | None:
         return self._host.artifact_folder
+
+    @property
+    def cancel_grace_s(self) -> float:
+        """How long the run may clean up after a cancel request."""
+        return self._host.cancel_grace_s
 
     def now(self) -> datetime:
         return self._host.now()
@@ -327,83 +340,6 @@ def _is_json(value: Any) -> bool:
     except NotJson:
         return False
     return True
-
-
-async def execute(
-    run: RunHandle, executor: ExecutorProtocol, request: ExecutionRequest, middleware: Sequence[Middleware] = ()
-) -> ExecutionResult:
-    """Have the executor run the request as this run, with `middleware` around it. Raises `CancelledError` only when
-    this asyncio task is cancelled."""
-    mark = CURRENT.set(run)
-    try:
-        if middleware:
-            return await _submit_inside(run, executor, request, middleware)
-        return await executor.submit(request)
-    except Exception as exc:
-        return _fault(run, exc)
-    finally:
-        run.clear_interrupt()
-        try:  # noqa: SIM105 - `suppress` costs more than all the rest, and this is once per run
-            CURRENT.reset(mark)
-        except ValueError:  # closed with its loop gone, this coroutine is no longer in the context it began in
-            pass
-
-
-def _fault(run: RunHandle, exc: Exception) -> ExecutionResult:
-    """An executor must not raise. If one does, that is the answer, as an error of Taskyard and not of the task."""
-    run.keep_exception(exc)  # it is logged with the failure
-    return failed(internal_fault(exc))
-
-
-async def _submit_inside(
-    run: RunHandle, executor: ExecutorProtocol, request: ExecutionRequest, middleware: Sequence[Middleware]
-) -> ExecutionResult:
-    """What middleware raises is how the run ends. A cancel or a stop interrupts it until the code begins; what it does
-    after the code has ended is not interrupted."""
-    task = asyncio.current_task()
-    assert task is not None
-    interrupt = TaskInterrupt(task)
-    run.set_interrupt(interrupt)
-
-    async def submit() -> ExecutionResult:
-        interrupt.undo()
-        if run.cancel_requested:
-            return failed(canceled("canceled before it began"))
-        if run.stop_requested:
-            return failed(rejected("its node was stopped before it began"))
-        run.clear_interrupt()
-        try:
-            return await executor.submit(asked)
-        except Exception as exc:
-            return _fault(run, exc)
-        finally:
-            run.clear_interrupt()
-
-    try:
-        around_code = list_around_code(middleware)
-        asked = msgspec.structs.replace(request, spec=CodeInside(request.spec, around_code)) if around_code else request
-        around = [one.around_run for one in middleware if one.around_run is not None]
-        return await run_around(around, run.context, submit)
-    except GeneratorExit:
-        raise
-    except asyncio.CancelledError as exc:
-        interrupt.undo()
-        if run.cancel_requested:
-            return failed(canceled())
-        if run.stop_requested:
-            return failed(rejected("its node was stopped before it began"))
-        if task.cancelling():
-            raise
-        return _fail(run, exc)
-    except BaseException as exc:
-        return _fail(run, exc)
-    finally:
-        interrupt.undo()
-
-
-def _fail(run: RunHandle, exc: BaseException) -> ExecutionResult:
-    run.keep_exception(exc)
-    return failed(explain(exc))
 
 
 async def pause(run: RunHandle, clock: Clock, delay_s: float) -> None:

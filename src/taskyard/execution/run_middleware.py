@@ -17,9 +17,13 @@ _NOTHING = object()
 
 
 async def run_around(
-    around: Sequence[AroundRun], run: RunContext, submit: Callable[[], Awaitable[ExecutionResult]]
+    around: Sequence[AroundRun],
+    run: RunContext,
+    submit: Callable[[], Awaitable[ExecutionResult]],
+    passed: Callable[[AroundRun, ExecutionResult], None],
 ) -> ExecutionResult:
-    """Call the middleware, and `submit` inside of it. Raises what the middleware raises."""
+    """Call the middleware, and `submit` inside of it. Raises what the middleware raises. `passed` is told of each
+    function that gets the result of its `call_next()`."""
     if not around:
         return await submit()
     function, *rest = around
@@ -30,7 +34,9 @@ async def run_around(
         if has_called:
             raise MiddlewareFault(name_of(function), "called call_next() twice, but an attempt runs once")
         has_called = True
-        return await run_around(rest, run, submit)
+        result = await run_around(rest, run, submit, passed)
+        passed(function, result)
+        return result
 
     result: Any = await function(run, call_next)
     if not isinstance(result, ExecutionResult):

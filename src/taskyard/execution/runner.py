@@ -19,7 +19,8 @@ from taskyard.errors import NotJson, PayloadTooLarge, ResultsPruned, StoreError
 from taskyard.execution.explain import RemoteTraceback, canceled, explain, internal_fault, refused, rejected
 from taskyard.execution.idle import Idle
 from taskyard.execution.line_capture import keep_capturing, start_capture, stop_capture
-from taskyard.execution.run_handle import LiveRuns, RunHandle, RunHost, execute, pause
+from taskyard.execution.run_execution import execute
+from taskyard.execution.run_handle import DEFAULT_CANCEL_GRACE_S, LiveRuns, RunHandle, RunHost, pause
 from taskyard.model.budget import RetryBudget
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
@@ -52,7 +53,7 @@ class RunnerSettings:
     are written; None means a private folder among the data of this user. `middleware` goes around every run."""
 
     retry: RetryPolicy = DEFAULT_RETRY
-    cancel_grace_s: float = 5.0
+    cancel_grace_s: float = DEFAULT_CANCEL_GRACE_S
     max_payload_bytes: int = 1 << 20
     artifact_folder: Path | None = None
     middleware: tuple[Middleware, ...] = ()
@@ -125,6 +126,7 @@ class Runner:
             self._hooks.report,
             now=self._clock.now,
             artifact_folder=self._settings.artifact_folder,
+            cancel_grace_s=self._settings.cancel_grace_s,
         )
 
     def close(self) -> None:

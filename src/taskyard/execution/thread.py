@@ -63,13 +63,10 @@ class ThreadExecutor:
             if job.is_over:
                 raise
             # Our caller goes, the thread stays: whoever owns the run must not take it for ended.
-            if run is not None and job.is_started:
-                run.detach()
+            job.detach()
             job.interrupt()
             if job.is_started and request.spec.is_async:
                 await job.ended()  # it is being cancelled as well
-                if run is not None:
-                    run.reattach()
             raise
         return job.result(self._now())
 
@@ -183,7 +180,7 @@ class _Job:
         self._value: Any = None
         self._raised: BaseException | None = None
         self._ended: asyncio.Future[None] | None = None
-        self._is_asked = self._is_canceled = False
+        self._is_asked = self._is_canceled = self._is_detached = False
         self._cancel: Callable[[], object] | None = None
 
     def wait_at_most(self, wait_s: float | None) -> None:
@@ -235,8 +232,17 @@ class _Job:
             self._ended = self._loop.create_future()
             await self._ended
 
+    def detach(self) -> None:
+        """Our caller stops waiting. Code that has begun goes on, and the run is told when it has ended."""
+        run = self.request.run
+        if run is not None and self.is_started:
+            self._is_detached = True
+            run.detach()
+
     def _over(self) -> None:
         self.is_over = True
+        if self._is_detached and self.request.run is not None:
+            self.request.run.reattach()
         if self._deadline is not None:
             self._deadline.cancel()
         if not self.finished.done():

@@ -104,7 +104,7 @@ class RunHandle(Protocol):
         ...
 
     def reattach(self) -> None:
-        """Detached code has ended after all."""
+        """Detached code has ended after all. Call it always: until then the task may keep its slot and its key."""
         ...
 
     def keep_exception(self, exc: BaseException) -> None:

@@ -187,7 +187,8 @@ class ExecutorContract(CodeContract):
         assert left == [0]
 
     async def test_a_caller_that_is_cancelled_hears_of_it(self, executor: ExecutorProtocol) -> None:
-        """When the caller itself is cancelled, `submit` raises, and says if the code may still be running."""
+        """When the caller itself is cancelled, `submit` raises, and says if the code may still be running, and when it
+        has ended."""
         hold, host = self.hold(), self.host()
         running = self.begin(executor, hold.spec, host=host)
         await self.started(hold)
@@ -196,6 +197,8 @@ class ExecutorContract(CodeContract):
             await running
         assert host.run.is_detached is not (self.is_async or executor.abilities.kills)
         hold.let_go()
+        async with asyncio.timeout(PATIENCE_S):
+            await host.run.wait_reattached()
 
     # --- what only some can do ----------------------------------------------------------------------------------------
 
