@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from taskyard.model.state import TaskState
-from taskyard.model.task import Attempt, Claim
+from taskyard.model.task import Attempt
 from taskyard.testing.ledger import LINE, Entry, Ledger, Stored, What, judge
 from taskyard.testing.samples import NOON, a_record
 
@@ -258,7 +258,7 @@ class Running:
     """As much of a run as the ledger looks at."""
 
     def __init__(self, uuid: str, token: int) -> None:
-        self.claim = Claim(a_record(uuid=uuid), 1, token)
+        self.task = a_record(uuid=uuid)
         self.uuid, self.attempt, self.token = uuid, 1, token
 
 

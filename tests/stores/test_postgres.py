@@ -661,7 +661,7 @@ async def test_a_task_that_is_just_being_pruned_is_not_sent_again(store, clock, 
     (held,) = (await store.turn(A.incarnation, adds=[an_add(a_record())], demand=room(1))).claims
     await store.turn(A.incarnation, settles=[(held, Move.failed(at=clock.now(), error=an_error()))])
     async with stranger.transaction():
-        assert await stranger.fetchval("SELECT taskyard.prune_1(now(), '0', 1, NULL)") == 1
+        assert await stranger.fetchval("SELECT taskyard.prune_1(now(), '0', 1, NULL, NULL)") == 1
         retrying = asyncio.ensure_future(store.apply([held.uuid], Retry()))
         await until(lambda: stranger.fetchval("SELECT 1 FROM pg_locks WHERE NOT granted"))
     (applied,) = await retrying

@@ -68,7 +68,7 @@ _HAS_KEY = (
     "SELECT FROM taskyard.task WHERE queue = $1 AND key IS NOT NULL AND state = 'queued' "
     "ORDER BY queue, key, is_parked LIMIT 1"
 )
-_HELD = f"{_READ} queue = $1 AND state IN ('paused', 'blocked') ORDER BY queue, id LIMIT $2"
+_HELD = f"{_READ} queue = $1 AND queue <> '' AND state IN ('paused', 'blocked') ORDER BY queue, id LIMIT $2"
 _DUE = (
     f"SELECT t.* FROM (SELECT id FROM (SELECT id, queue FROM taskyard.task WHERE state IN ('scheduled', 'retrying') "
     f"ORDER BY due_at, id LIMIT {DUE_READ}) AS first WHERE queue = $1 LIMIT $2) AS d "

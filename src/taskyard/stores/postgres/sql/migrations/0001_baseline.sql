@@ -91,7 +91,8 @@ CREATE INDEX task_fifo_bucket ON taskyard.task (queue, fifo_bucket, position)
     WHERE fifo_bucket IS NOT NULL AND (state IN ('queued', 'paused') OR blocked_by IS NOT NULL);
 CREATE INDEX task_blocked ON taskyard.task (blocked_by, id) WHERE blocked_by IS NOT NULL;
 CREATE INDEX task_blocked_lane ON taskyard.task (queue, lane, id) WHERE blocked_by IS NOT NULL;
-CREATE INDEX task_held ON taskyard.task (queue, id) WHERE state IN ('paused', 'blocked');
+-- For the list of what a queue holds. Only a query that says queue <> '' can use it: others that look for blocked tasks know their ids.
+CREATE INDEX task_held ON taskyard.task (queue, id) WHERE queue <> '' AND state IN ('paused', 'blocked');
 CREATE INDEX task_origin ON taskyard.task (origin) WHERE origin IS NOT NULL;
 -- Positions are handed out in multiples of 1048576 (GAP). A position between two multiples was set by a person.
 CREATE INDEX task_placed ON taskyard.task (queue, position) WHERE position % 1048576 <> 0;
