@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from taskyard.errors import InvalidArguments, InvalidInput, StoreError, UnknownConsumer, quote
@@ -17,6 +17,9 @@ log = logging.getLogger("taskyard")
 
 NOTICE_S = 5.0
 """After the first submit to a consumer: workers that start at the same time have joined by then."""
+
+CLOSE_S = 1.0
+"""Seconds: a script that ends waits no longer than this for a store that is slow."""
 
 
 class Catalogue(Sequence[CatalogueEntry]):
@@ -95,7 +98,7 @@ async def read_catalogue(store: Store) -> Catalogue:
 
 class UnservedNotice:
     """Says once per consumer if nothing is there to run what was submitted, in a process that runs nothing itself. A
-    submit does not wait for it: it looks some seconds later, for all consumers at once."""
+    submit does not wait for it: it looks some seconds later, for all consumers at once, or when the yard is closed."""
 
     def __init__(self, read: Callable[[], Awaitable[Catalogue]]) -> None:
         self._read = read
@@ -104,37 +107,59 @@ class UnservedNotice:
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
 
-    def note(self, consumer: str) -> None:
-        """A task of this consumer was submitted, on the event loop of the yard."""
-        if consumer in self._noted:
-            return
-        self._noted.add(consumer)
-        self._pending.append(consumer)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(NOTICE_S, self._start)
+    def note(self, records: Iterable[TaskRecord]) -> None:
+        """These tasks are submitted, on the event loop of the yard."""
+        for record in records:
+            if record.consumer not in self._noted:
+                self._noted.add(record.consumer)
+                self._pending.append(record.consumer)
+                if self._timer is None:
+                    self._set_timer()
+
+    def forget(self, consumer: str) -> None:
+        """The caller has said it in another way."""
+        if consumer in self._pending:
+            self._pending.remove(consumer)
+
+    def _set_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(NOTICE_S, self._start)
 
     def _start(self) -> None:
         self._timer = None
+        if self._looking is not None and not self._looking.done():
+            self._set_timer()  # the store is slow
+            return
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="taskyard-unserved")
 
     async def _look(self) -> None:
         pending, self._pending = self._pending, []
+        if not pending:
+            return
         try:
             catalogue = await self._read()
         except StoreError as error:
-            log.debug("it was not looked whether consumers are served: %s", error)
+            self._pending += pending  # for the next time
+            log.debug("cannot tell whether the consumers are served: %s", error)
+            return
+        except Exception:
+            log.exception("cannot tell whether the consumers %s are served", ", ".join(pending))
             return
         for name in pending:
             if not catalogue.is_served(name):
                 log.warning("no live node serves the consumer %s: its tasks wait until a worker has it", name)
 
     async def close(self) -> None:
-        """Look no more; the next `note` begins anew."""
+        """Look for the last time, at most for `CLOSE_S` seconds; the next `note` begins anew."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
-        self._timer = self._looking = None
-        self._noted.clear()
-        self._pending.clear()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                if self._looking is not None:
+                    await self._looking
+                await self._look()
+        except TimeoutError:
+            log.debug("cannot tell whether the consumers are served: the store is too slow")
+        finally:
+            self._timer = self._looking = None
+            self._noted.clear()
+            self._pending.clear()

@@ -124,6 +124,7 @@ async def submit_group(yard: Yard, tasks: Iterable[BoundTask], summary: BoundTas
         records.append(last)
     for record in records:
         record.group_id = group
+    yard._note_unserved(records)
     await yard._engine.submit(Add(records, parent=yard._find_parent(records), after=after), prompt=False)
     handles = [TaskHandle(yard, bound.uuid) for bound in members]
     return Group(yard, group, handles, has_summary=summary is not None)

@@ -52,6 +52,7 @@ async def run_again(yard: Yard, uuid: str, args: Arguments, changes: Arguments, 
     _note_actor(record, by, yard._engine.clock.now())
     entry = make_entry(by, RUN_AGAIN, TargetKind.TASK, uuid, now=yard.now(), is_finished=False)
     await _begin(yard, entry)
+    yard._note_unserved((record,))
     (added,) = await yard._engine.submit(Add((record,), parent=yard._find_parent()))
     await finish_audit(yard.store.put_audit, entry, matched=1, changed=1, details={"task": added.uuid})
     return TaskHandle(yard, added.uuid, added.is_new)
@@ -143,6 +144,7 @@ async def _submit(yard: Yard, records: Sequence[TaskRecord], *, repeat: bool) ->
     """Race: others may be at the same tasks. Of all that are made of one origin the first is stored, and the others are
     merged into it, unless they are to be repeated."""
     parent = yard._find_parent()
+    yard._note_unserved(records)
     if repeat:
         return await yard._engine.submit(Add(records, parent=parent), prompt=False)
     for record in records:

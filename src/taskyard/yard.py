@@ -572,8 +572,7 @@ class Yard(Registering, YardSteering):
     def _prepare(self, consumer: Consumer, args: dict[str, Any], options: TaskOptions) -> Add:
         """One task as the engine takes it; what is wrong with it is raised here."""
         record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
-        if not self._is_serving:
-            self._note_unserved(consumer)
+        self._note_unserved((record,))
         if options is DEFAULTS:
             return Add((record,), options.dedupe, self._find_parent((record,)))
         return self._add([record], options)
@@ -585,9 +584,10 @@ class Yard(Registering, YardSteering):
         check_size(consumer.name, text, self._max_payload_bytes)
         return text
 
-    def _note_unserved(self, consumer: Consumer) -> None:
-        if self._loop is not None and asyncio._get_running_loop() is self._loop:
-            self._unserved.note(consumer.name)
+    def _note_unserved(self, records: Sequence[TaskRecord]) -> None:
+        """In a process without workers, say so later if no node serves the consumers of these."""
+        if not self._is_serving and self._loop is not None and asyncio._get_running_loop() is self._loop:
+            self._unserved.note(records)
 
     def _check_buckets(self, queue: str) -> None:
         """Say so once if this queue has none. It is no error: another process may define it, and do so later."""
@@ -644,8 +644,7 @@ class Yard(Registering, YardSteering):
             raise
         if not records:
             return []
-        if not self._is_serving:
-            self._note_unserved(consumer)
+        self._note_unserved(records)
         add, connection = self._add(records, options), options.connection
         if connection is None:
             added = await self._engine.submit(add, prompt=False)

@@ -13,12 +13,13 @@ from pydantic import BaseModel, Field
 
 from taskyard import BaseTaskConsumer, InvalidInput, Task, Yard
 from taskyard import catalogue as catalogue_module
-from taskyard.catalogue import UnservedNotice
-from taskyard.errors import InvalidArguments, UnknownConsumer
+from taskyard.catalogue import Catalogue, UnservedNotice
+from taskyard.errors import InvalidArguments, StoreUnavailable, UnknownConsumer
 from taskyard.model.catalogue import SPEC_KEPT, ConsumerSpec
 from taskyard.model.json_schema import fit
+from taskyard.model.task import TaskRecord
 from taskyard.options import TaskOptions
-from taskyard.testing.samples import a_node
+from taskyard.testing.samples import a_node, a_record
 from tests.scenario.gates import PATIENCE_S, until_node
 
 
@@ -278,3 +279,80 @@ async def test_a_client_says_once_that_nothing_serves_a_consumer(shared_url, mon
             await client.submit("resize", {"path": "a"})
             await looks.get()
         assert not caplog.records
+
+
+def unserved(caplog: pytest.LogCaptureFixture) -> list[object]:
+    """The consumers that nothing serves, as the log names them."""
+    return [record.args for record in caplog.records if "no live node serves" in record.message]
+
+
+async def test_a_short_script_is_told_when_it_ends(shared_url, caplog):
+    """A process that ends before it has looked looks as it closes: after a submit, a group, and running a task again;
+    not if a node serves the consumer."""
+    async with build(shared_url) as worker:
+        old = await worker.submit("resize", {"path": "a"})
+        await old.result(timeout_s=PATIENCE_S)
+        async with build(shared_url).client() as client:
+            await client.submit("resize", {"path": "a"})
+        assert unserved(caplog) == []
+    async with build(shared_url).client() as client:
+        await client.submit_group([client.bind("resize", {"path": "a"}), client.bind("anything")])
+    assert sorted(unserved(caplog), key=str) == [("anything",), ("resize",)]
+    caplog.clear()
+    async with build(shared_url).client() as client:
+        await client.run_again(old)
+    assert unserved(caplog) == [("resize",)]
+    caplog.clear()
+    async with build(shared_url).client() as client:
+        await client.run_all_again(repeat=True)
+    assert unserved(caplog) == [("resize",)]
+
+
+def noting(*consumers: str) -> list[TaskRecord]:
+    return [a_record(consumer=consumer) for consumer in consumers]
+
+
+async def test_a_slow_store_is_looked_at_once_at_a_time(monkeypatch, caplog):
+    """A second look waits for the first; none is lost, and closing waits for the store no longer than a second."""
+    monkeypatch.setattr(catalogue_module, "NOTICE_S", 0.0)
+    may_answer, asked = asyncio.Event(), asyncio.Queue[None]()
+
+    async def read() -> Catalogue:
+        asked.put_nowait(None)
+        await may_answer.wait()
+        return Catalogue(())
+
+    notice = UnservedNotice(read)
+    async with asyncio.timeout(PATIENCE_S):
+        notice.note(noting("resize"))
+        await asked.get()
+        notice.note(noting("legacy", "resize"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert asked.empty(), "the first look has not ended"
+        may_answer.set()
+        await asked.get()
+        await notice.close()
+        assert unserved(caplog) == [("resize",), ("legacy",)]
+        may_answer.clear()
+        monkeypatch.setattr(catalogue_module, "CLOSE_S", 0.01)
+        notice.note(noting("resize"))
+        await notice.close()
+    assert unserved(caplog) == [("resize",), ("legacy",)]
+
+
+async def test_a_look_that_fails_is_logged(caplog):
+    """An error of the look reaches the log, not the caller. A store that is away is asked again at the end."""
+    errors: list[Exception] = [StoreUnavailable("away"), ZeroDivisionError("broken")]
+
+    async def read() -> Catalogue:
+        raise errors.pop(0)
+
+    notice = UnservedNotice(read)
+    notice.note(noting("resize"))
+    await notice._look()
+    assert caplog.records == []
+    await notice.close()
+    (record,) = caplog.records
+    assert "cannot tell whether the consumers resize are served" in record.message
+    assert record.exc_info is not None

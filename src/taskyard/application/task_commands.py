@@ -66,6 +66,7 @@ class LocalTaskCommands:
             options = msgspec.structs.replace(options, after=tuple(await resolve_tasks(yard, request.after)))
         handle = await yard.submit_to(consumer, args, options)
         record = await _find_submitted(handle)
+        yard._unserved.forget(request.consumer)  # the receipt says it
         return SubmitReceipt(
             **task_fields(record, Redactor(record)),
             is_new=handle.is_new,
