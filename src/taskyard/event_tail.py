@@ -168,7 +168,7 @@ class EventTail:
                 subscriber.fail(error)
         finally:
             self._reading = self._hint = None
-            # Nobody reads for them any more: whoever goes on attaches anew.
+            # Nothing reads for them any more: a subscriber that goes on attaches again.
             for subscriber in self._attached:
                 subscriber.wake.set()
             self._attached.clear()

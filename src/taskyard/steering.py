@@ -53,7 +53,7 @@ class YardSteering(Opened, TaskSteering):
             self._tail = None
 
     def queue(self, name: str = DEFAULT_QUEUE, *, by: str = CODE) -> QueueController:
-        """Everything a person can do to a queue: `await yard.queue("cpu").pause(reason="backup")`. `by` says who."""
+        """All that a person can do to a queue: `await yard.queue("cpu").pause(reason="backup")`. `by` is the actor."""
         return QueueController(name, self._engine, by=by)
 
     async def queues(self) -> list[QueueStatus]:
@@ -66,9 +66,9 @@ class YardSteering(Opened, TaskSteering):
         return await read_catalogue(self.store)
 
     async def why(self, uuid: AnyTask) -> Why | None:
-        """What holds a task that waits: a reason, since when, what would free it, and who is in the way. None if it
-        runs or has ended; of one whose node is silent, that, since when, and who takes it back. Any process may ask,
-        whoever runs the tasks."""
+        """What holds a task that waits: a reason, since when, what would free it, and which task is in the way. None
+        if it runs or has ended. Of a run whose node is silent: since when, and which node takes it back. Any process
+        may ask, also one that runs no tasks."""
         asked = check_uuid(uuid)
         record = await self.store.find(asked)
         if record is None:
@@ -145,14 +145,14 @@ class YardSteering(Opened, TaskSteering):
 
     async def drain(self, node: str, *, on: bool = True, by: str = "") -> None:
         """Ask a node, by its incarnation, to take no new tasks, or take that back. `UnknownNode` if there is none. A
-        worker that is drained ends when what it runs has ended. `by` is who asks."""
+        worker that is drained ends when what it runs has ended. `by` is the actor."""
         check_by(by)
         audit = make_entry(by, "drain" if on else "undrain", TargetKind.NODE, node, now=self._engine.clock.now())
         await self.store.drain(node, on=on, audit=audit)
 
     async def prune(self, finished_before: datetime, *, failed: bool | None = None, by: str = "") -> int:
         """Forget the tasks that ended before then, with their attempts, log lines and artifacts; how many they were.
-        `failed` means those that failed, or the others alone. `by` is who asks."""
+        `failed` means those that failed, or the others alone. `by` is the actor."""
         check_by(by)
         before, now = check_time("finished_before", finished_before), self._engine.clock.now()
         details = {"finished_before": before.isoformat()} | ({} if failed is None else {"failed": failed})
@@ -198,7 +198,7 @@ class YardSteering(Opened, TaskSteering):
     ) -> AsyncGenerator[Event, None]:
         """What happens from now on, or after event number `after`, in this process and in others, until the yard is
         closed: all of it, or only what is of these `kinds`, and of this queue, consumer, task or group (its summary
-        included). Who remembers the `seq` of the last event goes on there, with the same filter or another.
+        included). Pass the `seq` of the last event as `after` to go on there, with the same filter or another.
 
         All subscribers of a yard share one reader of the store, however many there are; a slow one holds up nobody.
 

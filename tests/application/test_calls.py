@@ -287,7 +287,7 @@ async def test_a_name_that_nothing_knows_is_refused(application: LocalApplicatio
         await application.queues.apply("defualt", Pause())
     with pytest.raises(NoSuchConsumer) as caught:
         await reports_of(application.tasks.apply_matching(TaskFilter(consumer="ad"), Hold()))
-    assert describe_error(caught.value).code == "unknown_consumer"
+    assert describe_error(caught.value).code == "no_such_consumer"
     page = await application.tasks.list(TaskFilter(queue="defualt"))
     assert (page.counts, page.store_counts) == ({}, {TaskState.QUEUED: 1})
     assert "did you mean 'default'?" in page.no_match

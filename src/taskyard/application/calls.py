@@ -26,7 +26,7 @@ page."""
 
 @dataclass(frozen=True, slots=True)
 class YardContext:
-    """The open yard of an application, who asks, and the name of the app if there is one."""
+    """The open yard of an application, the actor that asks, and the name of the app if there is one."""
 
     yard: Yard
     actor: str

@@ -1,5 +1,5 @@
 """Running the code of a stored task in this terminal, for `taskyard debug`. It is beside the interface: it makes sense
-in this process only. Nothing is written to the store, and nothing is hidden from who debugs."""
+in this process only. Nothing is written to the store, and nothing is hidden."""
 
 from __future__ import annotations
 

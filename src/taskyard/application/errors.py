@@ -144,8 +144,6 @@ class NoSuchConsumer(UnknownConsumer):
     """No task in this store is of such a consumer, and no app, node or schedule has it: correct the name. `known` are
     the consumers of those, and of the newest tasks."""
 
-    code = UnknownConsumer.code
-
     def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__(name, known)
         problem = f"there is no consumer {quote(name)}, and no stored task has it"

@@ -181,7 +181,7 @@ async def open_application(
     application for each request. Otherwise the yard is open without its workers for as long as the block lasts, and
     its store must be shared and, unless `create` is given, exist.
 
-    `actor` is who asks: every command keeps it. `app` is the name that the yard was loaded by, for messages."""
+    `actor` is kept with every command. `app` is the name that the yard was loaded by, for messages."""
     application = LocalApplication(yard, actor=actor, app=app)
     if yard.is_open:
         yield application

@@ -33,13 +33,13 @@ from taskyard.ports.store import Store
 from taskyard.queueing.order import find_order
 from taskyard.yard import Yard
 
-RATE_WINDOW_S = 10.0
+OVERVIEW_RATE_S = 10.0
 """Seconds over which the rate is taken."""
 
 LOOK_BACK = 2_000
 """Events read at first, so that there are finished tasks to show at once."""
 
-MAX_PAGES = 6
+MAX_REFRESH_PAGES = 6
 """Pages of a thousand events read in one refresh: a very busy store may be written faster than it is read here."""
 
 MAX_TASKS = 40
@@ -231,9 +231,9 @@ class OverviewReader:
         """`recent` counts the tasks that finished within the window before the first refresh."""
         now = time.monotonic()
         if not self._samples:
-            self._samples.append((now - RATE_WINDOW_S, finished - recent))
+            self._samples.append((now - OVERVIEW_RATE_S, finished - recent))
         self._samples.append((now, finished))
-        while len(self._samples) > 2 and now - self._samples[1][0] >= RATE_WINDOW_S:
+        while len(self._samples) > 2 and now - self._samples[1][0] >= OVERVIEW_RATE_S:
             self._samples.popleft()
 
     def _rate(self) -> float:
@@ -246,8 +246,8 @@ class OverviewReader:
         """Read the events since the last refresh; how many tasks finished within the window, by those events."""
         latest: dict[str, Event] = {}
         recent = 0
-        since = datetime.now(UTC) - timedelta(seconds=RATE_WINDOW_S)
-        for _ in range(MAX_PAGES):
+        since = datetime.now(UTC) - timedelta(seconds=OVERVIEW_RATE_S)
+        for _ in range(MAX_REFRESH_PAGES):
             if self._cursor is None:
                 self._cursor = await recent_cursor(self._store, LOOK_BACK)
             page = await self._store.events(after=self._cursor)

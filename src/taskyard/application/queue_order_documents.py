@@ -84,9 +84,9 @@ class QueueOrderDocument(Document, frozen=True, kw_only=True):
 
 class WaitGroup(Document, frozen=True, kw_only=True):
     """Tasks of one queue that wait for the same. `subject` is what they wait for, as a value: by reason a key, the key
-    of a blocker such as "disk:/data", a task, a queue, a bucket, a consumer, an executor, or who holds them. `text` and
-    `remedy` are those of the task `uuid`, which has waited longest; `command` is what to type to free them, empty if no
-    command does. `consumer` is theirs, if they have only one."""
+    of a blocker such as "disk:/data", a task, a queue, a bucket, a consumer, an executor, or the actor that holds
+    them. `text` and `remedy` are those of the task `uuid`, which has waited longest; `command` is what to type to free
+    them, empty if no command does. `consumer` is theirs, if they have only one."""
 
     reason: Reason
     subject: str

@@ -8,13 +8,13 @@ from datetime import datetime, timedelta
 from taskyard.model.state import ENDED
 from taskyard.ports.store import Store
 
-RATE_WINDOW_S = 60.0
+QUEUE_RATE_S = 60.0
 """Seconds over which the rate of a queue is taken."""
 
 RATE_EVENTS = 10_000
 """Events read for a rate: as many as a store keeps. On a busy store they cover less than a minute."""
 
-MAX_PAGES = 20
+MAX_RATE_PAGES = 20
 """Pages of a thousand events read for a rate: a store may be written faster than it is read here."""
 
 FINISHED_KINDS = frozenset(str(state) for state in ENDED)
@@ -23,15 +23,15 @@ FINISHED_KINDS = frozenset(str(state) for state in ENDED)
 async def read_rates(store: Store, now: datetime) -> dict[str, float]:
     """Tasks of each queue that finished, per second."""
     finished: Counter[str] = Counter()
-    cursor, since, first = await recent_cursor(store, RATE_EVENTS), now - timedelta(seconds=RATE_WINDOW_S), now
-    for _ in range(MAX_PAGES):
+    cursor, since, first = await recent_cursor(store, RATE_EVENTS), now - timedelta(seconds=QUEUE_RATE_S), now
+    for _ in range(MAX_RATE_PAGES):
         page = await store.events(after=cursor)
         if not page.events:
             break
         first, cursor = min(first, page.events[0].at), page.last
         finished.update(event.queue for event in page.events if event.kind in FINISHED_KINDS and event.at >= since)
     # Older events may have been dropped: before the first one that is left, the rate is unknown.
-    over_s = min(RATE_WINDOW_S, max(1.0, (now - first).total_seconds()))
+    over_s = min(QUEUE_RATE_S, max(1.0, (now - first).total_seconds()))
     return {queue: count / over_s for queue, count in finished.items()}
 
 

@@ -37,8 +37,8 @@ class TaskError(Document, frozen=True, kw_only=True):
 class TaskDocument(Document, frozen=True, kw_only=True):
     """A task. `finished_at` is set once it is completed, failed, canceled or skipped; `duration_s` is the time from
     the start of its latest attempt to then. `group` is the id of its group, `origin` the task that it was made of.
-    `values` are what middleware has added. `remarks` say in words who holds it, who asked to cancel it, and what
-    happened to it last."""
+    `values` are what middleware has added. `remarks` say in words which actor holds it, which asked to cancel it, and
+    what happened to it last."""
 
     uuid: str
     title: str

@@ -34,7 +34,7 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def hash(self) -> str:
-        """The same for equal specifications, whoever publishes them."""
+        """The same for equal specifications, whichever node publishes them."""
         text = msgspec.json.encode(self, order="deterministic")
         return blake2b(text, digest_size=16, person=b"taskyard-spec").hexdigest()
 

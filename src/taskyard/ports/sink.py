@@ -296,7 +296,7 @@ class Sinks:
         self._by_kind: dict[type[NodeEvent], tuple[Sink, ...]] = {}
         self._complained: set[tuple[int, str]] = set()
         self.kinds: frozenset[type[NodeEvent]] = frozenset()
-        """The kinds that a sink wants. Whoever has something to tell looks here before it makes the event."""
+        """The kinds that a sink wants. Look here before you make an event: no sink may want it."""
         for sink in sinks:
             self.add(sink)
 
