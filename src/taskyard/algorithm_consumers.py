@@ -62,6 +62,7 @@ def algorithm_consumer(
         version=installed.spec.version,
         schemas=lambda: form.schemas,
         middleware=check_middleware(middleware),
+        function=getattr(algorithm, "run", algorithm) if isinstance(algorithm, type) else algorithm,
     )
     return consumer, settings_for(hints, workers=consumer.slots) if place == ISOLATED else None
 

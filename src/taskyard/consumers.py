@@ -351,6 +351,7 @@ def function_consumer(  # noqa: PLR0913 - the settings of a consumer, each with 
         middleware=check_middleware(middleware),
         version=check_version(version) or None,
         schemas=lambda: signature.schemas,
+        function=function,
     )
     return consumer, signature
 
@@ -447,6 +448,7 @@ def class_consumer(instance: BaseTaskConsumer, executors: Collection[str] = PLAC
         places=check_places(instance.name, getattr(instance, "places", None), count),
         middleware=check_middleware(getattr(instance, "middleware", ())),
         version=check_version(getattr(instance, "version", "")) or None,
+        function=instance.consume,
     )
 
 

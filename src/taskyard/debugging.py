@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import bdb
 import contextvars
+import functools
+import inspect
 import pdb
 import queue
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,13 +37,6 @@ from taskyard.ports.middleware import Middleware
 from taskyard.ports.store import Report, Store
 from taskyard.queueing.summary import is_summary, with_results
 from taskyard.yard import Yard
-
-BETWEEN = frozenset(
-    {"annotated_types", "msgspec", "pydantic", "pydantic_core", "taskyard", "typing_extensions", "uvloop"}
-)
-"""Packages that lie between the debugger and the code of a task, beside the standard library."""
-
-_STDLIB = sysconfig.get_path("stdlib")
 
 Say = Callable[[str], None]
 
@@ -192,7 +186,7 @@ class _TerminalExecutor:
         spec, payload = call.request.spec, call.request.payload
         if not self._break_at_start:
             return self._call(call, spec, payload)
-        debugger = _Debugger(nosigint=True)
+        debugger = _Debugger(_find_file(spec.function or spec.call))
         debugger.set_trace()
         try:
             return self._call(call, spec, payload)
@@ -205,18 +199,22 @@ class _TerminalExecutor:
 
 
 class _Debugger(pdb.Pdb):
-    """Stops for the first time where the code of the task begins; from there on like any other."""
+    """Stops for the first time in the file of the task's own code; from there on like any other."""
 
-    _has_stopped = False
+    def __init__(self, file: str) -> None:
+        super().__init__(nosigint=True)
+        self._file = file
+        self._has_stopped = False
 
     def stop_here(self, frame: FrameType) -> bool:
-        self._has_stopped = self._has_stopped or _is_theirs(frame)
+        self._has_stopped = self._has_stopped or frame.f_code.co_filename == self._file
         return self._has_stopped and super().stop_here(frame)
 
 
-def _is_theirs(frame: FrameType) -> bool:
-    """Whether this is code of the app."""
-    file = frame.f_code.co_filename
-    if file.startswith("<") or (file.startswith(_STDLIB) and "-packages" not in file):
-        return False
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in BETWEEN
+def _find_file(function: Any) -> str:
+    """The file of the code of a function, a method, a partial or an object that is called. Decorators do not count."""
+    function = inspect.unwrap(function)
+    if isinstance(function, functools.partial):
+        return _find_file(function.func)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return "" if code is None else code.co_filename

@@ -7,7 +7,17 @@ import logging
 import threading
 from typing import Any
 
-from taskyard import Algorithm, AlgorithmSpec, BaseTaskConsumer, RetryPolicy, Task, Yard, current_run
+from taskyard import (
+    Algorithm,
+    AlgorithmSpec,
+    BaseTaskConsumer,
+    Cancel,
+    RetryLater,
+    RetryPolicy,
+    Task,
+    Yard,
+    current_run,
+)
 from taskyard.middleware import Submission, SubmitNext
 
 yard = Yard("sqlite:///work.db")
@@ -69,6 +79,11 @@ def starts_a_loop() -> str:
         return "inside"
 
     return asyncio.run(inside())
+
+
+@yard.consumer(retry=NEVER)
+def steers(how: str) -> None:
+    raise RetryLater(5, "no disk") if how == "later" else Cancel("no need")
 
 
 class Own(BaseTaskConsumer):

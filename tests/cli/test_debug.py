@@ -121,6 +121,26 @@ def test_the_debugger_opens_in_the_first_line(shell: Shell, kind: str, line: str
     assert contents(shell) == before
 
 
+@pytest.mark.parametrize("kind", ["plain", "later"])
+def test_the_debugger_passes_what_reads_the_arguments(shell: Shell, kind: str) -> None:
+    """With --break and a store of another yard, where nothing has read the signature before, the debugger does not stop
+    in the library that reads it."""
+    uuid = ran(shell, kind, {"kind": kind})
+    done = on_a_terminal(shell, "debug", uuid, *APP, "--store", shell.url, "--break", typed="c\n")
+    assert done.code == 0, done.out
+    assert done.out[done.out.index("-> ") :].startswith("-> @yard.consumer(retry=NEVER)")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("later", "would be tried again in 5 s: no disk"), ("never", "would be canceled: no need")],
+)
+def test_what_a_run_asks_for_is_no_failure(shell: Shell, how: str, told: str) -> None:
+    """`RetryLater` and `Cancel` are told as what a worker would do, and the command ends with 0."""
+    done = shell.run("debug", shell.ok("submit", "steers", f"how={how}", *APP).out.strip(), *APP)
+    assert (done.code, done.out.splitlines()[-1]) == (0, told)
+
+
 def test_leaving_the_debugger_ends_the_run(shell: Shell) -> None:
     """`q` at the first line ends the code, and the store does not know of it."""
     uuid = ran(shell, "breaks", {"divisor": 1})

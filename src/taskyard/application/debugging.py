@@ -26,11 +26,13 @@ class DebugError(Document, frozen=True, kw_only=True):
 
 
 class DebugResult(Document, frozen=True, kw_only=True):
-    """How a run in this terminal ended: with a result, as JSON text, or with an error."""
+    """How a run in this terminal ended: with a result, as JSON text, or with an error. `retry_in_s` is the wait that
+    the code has asked for with `RetryLater`; an error of the kind `canceled` is its `Cancel`."""
 
     duration_s: float
     result: str | None = None
     error: DebugError | None = None
+    retry_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class DebugRun:
         if ended.error is None:
             return DebugResult(duration_s=duration_s, result=to_json("the result", ended.data))
         error = DebugError(kind=ended.error.kind, message=ended.error.text, traceback=ended.error.traceback)
-        return DebugResult(duration_s=duration_s, error=error)
+        return DebugResult(duration_s=duration_s, error=error, retry_in_s=ended.error.details.get("delay_s"))
 
 
 async def load_debug_run(code: FoundYard, store: FoundYard, ref: str, *, actor: str) -> DebugRun:

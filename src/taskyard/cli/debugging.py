@@ -13,6 +13,7 @@ from taskyard.cli.console import complain, make_console, say
 from taskyard.cli.errors import DONE, REFUSED
 from taskyard.cli.logs import set_up_logging
 from taskyard.cli.session import Target, note_if_slow
+from taskyard.model.execution import ErrorKind
 
 
 def debug(target: Target, ref: str, *, break_at_start: bool, post_mortem: bool) -> int:
@@ -25,6 +26,12 @@ def debug(target: Target, ref: str, *, break_at_start: bool, post_mortem: bool) 
         ended = run.run(say, break_at_start=break_at_start, post_mortem=post_mortem)
     if ended.error is None:
         say(f"completed in {ended.duration_s:.3g} s: {ended.result}")
+        return DONE
+    if ended.retry_in_s is not None:
+        say(f"would be tried again in {ended.retry_in_s:g} s: {ended.error.message}")
+        return DONE
+    if ended.error.kind == ErrorKind.CANCELED:
+        say(f"would be canceled: {ended.error.message}")
         return DONE
     if ended.error.traceback:
         say(ended.error.traceback.rstrip())

@@ -49,7 +49,8 @@ class Consumer:
     that can be pickled, for executors in other processes. `takes_results` says that it has an argument `results`, which
     is filled when it is a group's summary. `places` are where its tasks run, one at a time each; without any, as many
     run at once as `concurrency` says. `version` is that of its code or of its algorithm. `middleware` goes around its
-    submits and runs, inside that of the yard. `schemas` makes the JSON schemas of its arguments and its result."""
+    submits and runs, inside that of the yard. `schemas` makes the JSON schemas of its arguments and its result.
+    `function` is the user's own code that `call` calls, for a debugger to find."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -70,6 +71,7 @@ class Consumer:
     version: str | None = None
     middleware: tuple[Middleware, ...] = ()
     schemas: Callable[[], Schemas] | None = None
+    function: Callable[..., Any] | None = None
 
     @property
     def slots(self) -> int:
