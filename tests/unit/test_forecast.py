@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from taskyard.model.blocker import encode_requirements
@@ -186,6 +187,15 @@ def test_the_end_of_a_queue_with_keys_that_was_read_is_exact():
         record.is_parked = True
     view = forecast(a_snapshot(records, has_keys=True, concurrency=8), MINUTE, limit=20)
     assert (view.finished_at, view.is_exact, view.is_lower_bound) == (NOON + seconds(180), True, False)
+
+
+def test_places_are_listed_as_far_as_they_are_known():
+    """After the last task that was read of a lane with more, nobody knows which task starts next: the list ends."""
+    records = [*waiting(3), *waiting(9, first=10, consumer="shrink")]
+    snapshot = msgspec.structs.replace(a_snapshot(records, unread=50, concurrency=2), cuts={3})
+    view = forecast(snapshot, MINUTE, limit=20)
+    assert ids(view, records) == [1, 2, 3]
+    assert not view.is_exact
 
 
 def test_what_is_listed_does_not_depend_on_how_much():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from taskyard.application import queue_order_documents as documents
 from taskyard.application.queue_order_documents import QueueOrderDocument, TaskPlace
@@ -20,6 +20,7 @@ FIRST_LOOK = 20
 async def find_order(yard: Yard, name: str, *, limit: int, concurrency: int | None) -> QueueOrderDocument:
     view = await yard.queue(name).order(limit=limit, concurrency=concurrency)
     other = view.what_if
+    records = await _find_records(yard, (*view.running, *view.waiting, *view.apart))
     return QueueOrderDocument(
         queue=view.queue,
         at=view.now,
@@ -28,9 +29,9 @@ async def find_order(yard: Yard, name: str, *, limit: int, concurrency: int | No
         concurrency=view.concurrency,
         slots=view.slots,
         counts=dict(view.counts),
-        running=await _entries(yard, view.running),
-        waiting=await _entries(yard, view.waiting),
-        apart=await _entries(yard, view.apart),
+        running=_entries(view.running, records),
+        waiting=_entries(view.waiting, records),
+        apart=_entries(view.apart, records),
         finished_at=view.finished_at,
         is_exact=view.is_exact,
         is_lower_bound=view.is_lower_bound,
@@ -46,14 +47,17 @@ async def find_order(yard: Yard, name: str, *, limit: int, concurrency: int | No
     )
 
 
-async def _entries(yard: Yard, entries: Sequence[QueueEntry]) -> tuple[documents.QueueEntry, ...]:
-    return tuple([await _entry(yard, entry) for entry in entries])
-
-
-async def _entry(yard: Yard, entry: QueueEntry) -> documents.QueueEntry:
+async def _find_records(yard: Yard, entries: Sequence[QueueEntry]) -> Mapping[str, TaskRecord]:
     """Words that people wrote may quote a secret among the arguments, which a forecast does not read."""
-    says_more = entry.title or entry.progress is not None or entry.state is not TaskState.QUEUED
-    record = await yard.store.find(entry.uuid) if says_more else None
+    uuids = [e.uuid for e in entries if e.title or e.progress is not None or e.state is not TaskState.QUEUED]
+    return await yard.store.find_tasks(uuids) if uuids else {}
+
+
+def _entries(entries: Sequence[QueueEntry], records: Mapping[str, TaskRecord]) -> tuple[documents.QueueEntry, ...]:
+    return tuple([_entry(entry, records.get(entry.uuid)) for entry in entries])
+
+
+def _entry(entry: QueueEntry, record: TaskRecord | None) -> documents.QueueEntry:
     title = entry.title if record is None else Redactor(record).text(entry.title)
     why = None
     if entry.why is not None:

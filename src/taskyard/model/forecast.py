@@ -84,6 +84,7 @@ class Play:
         self.late: set[str] = set()
         self.ends: dict[str, datetime] = {}
         self._relaxed = 0
+        self._cuts, self._is_cut = snapshot.cuts, False
         self.starts: dict[str, Start] = {}
         self.order: list[TaskRecord] = []
         self._started: Counter[str] = Counter()
@@ -136,10 +137,11 @@ class Play:
     # --- moment after moment --------------------------------------------------------------------------------------
 
     def run(self, limit: int) -> None:
-        """Play until `limit` of the tasks that were queued have started, or all that were read."""
+        """Play until `limit` of the tasks that were queued have started, or all that were read, or the last one of a
+        part of which not all were read."""
         if not self._is_open:
             self._relax()
-        while len(self.order) < min(limit, len(self._queued)):
+        while len(self.order) < min(limit, len(self._queued)) and not self._is_cut:
             self._settle()
             self._start(limit)
             # Where nobody has room, no task that becomes due changes that.
@@ -185,9 +187,10 @@ class Play:
             if record.id not in self._queued:
                 continue
             self._started[record.consumer] += 1
-            if len(self.order) < limit:
+            if len(self.order) < limit and not self._is_cut:
                 self.starts[record.uuid] = self._start_now(record)
                 self.order.append(record)
+            self._is_cut = self._is_cut or record.id in self._cuts
         for record in picked:
             self._running_count += 1
             self._begin(record, None if self._hosts is None else self._hosts.take(record))

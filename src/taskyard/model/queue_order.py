@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from datetime import datetime
 
 import msgspec
@@ -33,6 +33,12 @@ there. Some fifty milliseconds; an index by consumer would cost each task that c
 MORE_READ = 50
 """Tasks that are read beyond the limit where some take a turn without a place: what holds up a line, what comes due."""
 
+PARTS_READ = 4_000
+"""Tasks that are read of all lanes together, of all lines, and of all keys: each has its share of them."""
+
+FEWEST_READ = 5
+"""Tasks of a lane, a line or a key that are read however many there are."""
+
 RUNNING_READ = 1_000
 LANES_READ = 200
 """Lanes, or lines, of which tasks are read. Those with more are forecast from a part of them."""
@@ -48,11 +54,12 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What a store reads of one queue, in a number of rows that does not grow with the queue. `counts` are exact.
     `consumers` says how many queued tasks each consumer has; where a store does not count them, it estimates.
 
-    `records` has, each once and without its arguments: what runs; of each lane and priority, or of each line of a
-    strict queue, the first tasks; of each key of those, the first that are queued; the first that are held or blocked;
-    and the first that wait for their time. `scene` is what stands around them. `line_ends` has the last position that
-    was read of each line with more tasks: behind it only those with a key were read. `has_keys` is False if no queued
-    task has a key."""
+    `records` has at most some thousands, each once and without its arguments: what runs; of each lane and priority, or
+    of each line of a strict queue, the first tasks; of each key of those, the first that are queued; the first that are
+    held or blocked; and the first that wait for their time. `scene` is what stands around them. `line_ends` has the
+    last position that was read of each line with more tasks: behind it only those with a key were read. `cuts` has the
+    ids of the last tasks that were read of a part with more: nobody knows what follows once such a task has started.
+    `has_keys` is False if no queued task has a key."""
 
     queue: str
     scene: Scene
@@ -61,6 +68,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     fairness: FairnessState = NO_FAIRNESS_STATE
     records: Sequence[TaskRecord] = ()
     line_ends: Mapping[str, int] = {}
+    cuts: Set[int] = frozenset()
     has_keys: bool = False
 
     @property
@@ -110,7 +118,7 @@ class QueueOrderView(msgspec.Struct, frozen=True, kw_only=True):
 
     `running` is what runs, the longest first; `waiting` what will start, first to start first; `apart` what starts only
     when something else has happened: held, blocked, or waiting for its time. Each has at most as many entries as were
-    asked for; `counts` has all of them, by state.
+    asked for, and `waiting` fewer if the queue has very many lanes or keys; `counts` has all of them, by state.
 
     `finished_at` is when all that runs and waits now will have ended, None if that cannot be told. It is exact, as far
     as medians are, if all that waits is listed and no run is late (`is_exact`), and otherwise estimated from how many

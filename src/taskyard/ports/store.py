@@ -295,6 +295,10 @@ class Store(Protocol):
 
     async def find(self, uuid: str) -> TaskRecord | None: ...
 
+    async def find_tasks(self, uuids: Sequence[str]) -> dict[str, TaskRecord]:
+        """Those of these tasks that are in the store, by id; in one query, however many they are."""
+        ...
+
     async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
         """The ids, at most `limit`, that begin or end with `fragment`: what a person copies or types of one."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,4 +21,5 @@ class Snapshots(Protocol):
 async def find_order(store: Snapshots, queue: str, *, limit: int, concurrency: int | None = None) -> QueueOrderView:
     snapshot = await store.queue_snapshot(queue, limit=limit)
     medians = await store.median_run_s(sorted(snapshot.all_consumers))
-    return forecast(snapshot, medians, limit=limit, concurrency=concurrency)
+    # A thousand places take some tenths of a second, in which other tasks of the event loop must go on.
+    return await asyncio.to_thread(forecast, snapshot, medians, limit=limit, concurrency=concurrency)

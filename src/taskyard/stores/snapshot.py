@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from taskyard.model.blocker import split_lane
-from taskyard.model.queue_order import COUNTED, MORE_READ, RUNS_COUNTED, RUNS_NEEDED, RUNS_READ, RUNS_SEARCHED
+from taskyard.model.queue_order import (
+    COUNTED,
+    FEWEST_READ,
+    PARTS_READ,
+    RUNS_COUNTED,
+    RUNS_NEEDED,
+    RUNS_READ,
+    RUNS_SEARCHED,
+)
+from taskyard.model.state import QUEUED
 from taskyard.model.task import TaskRecord
 
 
@@ -18,15 +27,26 @@ class Read:
         self.limit = limit
         self.records: dict[int, TaskRecord] = {}
         self.line_ends: dict[str, int] = {}
+        self.cuts: set[int] = set()
+
+    def share(self, parts: int, wanted: int | None = None) -> int:
+        """How many tasks are read of each of so many parts: all that are wanted, if the parts are few."""
+        return min(self.limit if wanted is None else wanted, max(FEWEST_READ, PARTS_READ // max(1, parts)))
 
     def add(self, records: Iterable[TaskRecord]) -> None:
         for record in records:
             self.records.setdefault(record.id, record)
 
-    def add_line(self, name: str, records: Sequence[TaskRecord]) -> None:
-        """The first tasks of a line, in its order; if they are as many as were asked for, there may be more."""
+    def add_part(self, records: Sequence[TaskRecord], share: int) -> None:
+        """The first tasks of a lane, a line or a key, in its order; if they fill its share, there may be more."""
         self.add(records)
-        if len(records) >= self.limit + MORE_READ:
+        queued = [record.id for record in records if record.state is QUEUED]
+        if len(records) >= share and queued:
+            self.cuts.add(queued[-1])
+
+    def add_line(self, name: str, records: Sequence[TaskRecord], share: int) -> None:
+        self.add_part(records, share)
+        if len(records) >= share:
             self.line_ends[name] = records[-1].position
 
     def find_keys(self) -> list[str]:

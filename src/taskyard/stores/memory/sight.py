@@ -42,8 +42,14 @@ class Sight(Tasks):
             apart = (one for one in self._by_id.values() if one.queue == queue and one.state in APART)
             read.add(islice(apart, limit))
         read.add(self._first_due(queue, limit + MORE_READ))
-        for key in read.find_keys():
-            read.add(self._first_with_key(queue, key, limit))
+        keys = read.find_keys()
+        share = read.share(len(keys))
+        for key in keys:
+            found = list(self._first_with_key(queue, key, share))
+            if queue in self._strict:
+                read.add(found)  # those of its key in a line that was read are known anyway
+            else:
+                read.add_part(found, share)
         records = [record.clone() for record in read.records.values()]
         for record in records:
             record.args = "{}"
@@ -55,6 +61,7 @@ class Sight(Tasks):
             fairness=turns,
             records=records,
             line_ends=read.line_ends,
+            cuts=read.cuts,
             has_keys=any(name == queue for name, _ in self._keyed),
         )
 
@@ -62,13 +69,15 @@ class Sight(Tasks):
         """Of each lane and priority, or of each line."""
         lines = self._strict.get(queue)
         if lines is None:
-            for (name, _), lane in self._lanes.items():
-                if name == queue:
-                    for line in lane.values():
-                        read.add(line.first(read.limit))
+            levels = [line for (name, _), lane in self._lanes.items() if name == queue for line in lane.values()]
+            levels = [line for line in levels if line.first(1)]
+            share = read.share(len(levels))
+            for level in levels:
+                read.add_part(level.first(share), share)
             return
+        share = read.share(len(lines), read.limit + MORE_READ)
         for name, places in sorted(lines.items()):
-            read.add_line(name, list(islice(self._standing(places), read.limit + MORE_READ)))
+            read.add_line(name, list(islice(self._standing(places), share)), share)
 
     def _count_lanes(self, queue: str) -> dict[str, int]:
         """How many tasks could start in each lane, as far as they are counted."""

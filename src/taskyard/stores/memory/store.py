@@ -146,6 +146,9 @@ class MemoryStore(ScheduleVerbs):
     async def find(self, uuid: str) -> TaskRecord | None:
         return self._core.find(uuid)
 
+    async def find_tasks(self, uuids: Sequence[str]) -> dict[str, TaskRecord]:
+        return self._core.find_tasks(uuids)
+
     async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
         return self._core.list_uuids(fragment, limit)
 

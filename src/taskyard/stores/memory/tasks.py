@@ -352,6 +352,9 @@ class Tasks:
         record = self._tasks.get(uuid)
         return record.clone() if record is not None else None
 
+    def find_tasks(self, uuids: Sequence[str]) -> dict[str, TaskRecord]:
+        return {uuid: record.clone() for uuid in uuids if (record := self._tasks.get(uuid)) is not None}
+
     def list_uuids(self, fragment: str, limit: int) -> list[str]:
         return list(islice((u for u in self._tasks if u.startswith(fragment) or u.endswith(fragment)), limit))
 

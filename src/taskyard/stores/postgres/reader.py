@@ -103,6 +103,15 @@ async def find(conn: Connection, uuid: str) -> TaskRecord | None:
     return None if row is None else from_row(row)
 
 
+async def find_tasks(conn: Connection, uuids: Sequence[str]) -> dict[str, TaskRecord]:
+    rows = await conn.fetch(
+        f"SELECT {HOT} FROM taskyard.task WHERE uuid = ANY ($1) UNION ALL "
+        f"SELECT {FINISHED} FROM taskyard.finished WHERE uuid = ANY ($1)",
+        [uuid for uuid in uuids if clean(uuid) == uuid],
+    )
+    return {record.uuid: record for record in map(from_row, rows)}
+
+
 async def list_uuids(conn: Connection, fragment: str, limit: int) -> list[str]:
     if clean(fragment) != fragment:
         return []

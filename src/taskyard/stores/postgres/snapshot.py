@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
@@ -12,8 +12,10 @@ from taskyard.model.queue import QueueSettings
 from taskyard.model.queue_order import (
     COUNTED,
     DUE_READ,
+    FEWEST_READ,
     LANES_READ,
     MORE_READ,
+    PARTS_READ,
     RUNNING_READ,
     RUNS_COUNTED,
     RUNS_NEEDED,
@@ -56,7 +58,8 @@ _OF_LINES = (
     "FROM named WHERE named.fifo_bucket IS NOT NULL) "
     f"SELECT t.* FROM (SELECT fifo_bucket FROM named WHERE fifo_bucket IS NOT NULL LIMIT {LANES_READ}) AS b "
     f"CROSS JOIN LATERAL ({_READ} queue = $1 AND fifo_bucket = b.fifo_bucket AND {_IN_LINE} "
-    "ORDER BY position LIMIT $2) AS t"
+    f"ORDER BY position LIMIT least($2, greatest({FEWEST_READ}, {PARTS_READ} / (SELECT greatest(1, least({LANES_READ}, "
+    "count(fifo_bucket))) FROM named)))) AS t"
 )
 _OF_KEYS = (
     "SELECT t.* FROM unnest($2::text[]) AS k(name) CROSS JOIN (VALUES (false), (true)) AS p(is_parked) "
@@ -76,7 +79,8 @@ _DUE = (
 )
 _COUNTED = (
     "SELECT l.lane, (SELECT count(*) FROM (SELECT FROM taskyard.task WHERE queue = l.queue AND lane = l.lane "
-    f"AND state = 'queued' AND NOT is_parked ORDER BY queue, lane, priority, position LIMIT {COUNTED}) AS counted) "
+    f"AND state = 'queued' AND NOT is_parked ORDER BY queue, lane, priority, position LIMIT {COUNTED}) AS counted), "
+    "num_nonnulls(l.low_0, l.low_1, l.low_2) "
     f"FROM {_LANES}"
 )
 _TURNS = (
@@ -99,6 +103,7 @@ async def find_snapshot(conn: Connection, queue: str, limit: int, now: datetime)
     places = await find_places(conn)
     settings = places.rules.get(queue) or QueueSettings(name=queue)
     counts = {state: n for (name, state), n in (await count(conn)).items() if name == queue}
+    lanes = await _count_lanes(conn, queue)
     # Race: a task may have started between two queries; what was read first counts.
     read = Read(limit)
     read.add(map(_to_record, await conn.fetch(_RUNNING, queue)))
@@ -106,14 +111,23 @@ async def find_snapshot(conn: Connection, queue: str, limit: int, now: datetime)
         lines: dict[str, list[TaskRecord]] = {}
         for record in map(_to_record, await conn.fetch(_OF_LINES, queue, limit + MORE_READ)):
             lines.setdefault(line_of(record, settings) or "", []).append(record)
+        share = read.share(len(lines), limit + MORE_READ)
         for name, line in lines.items():
-            read.add_line(name, sorted(line, key=attrgetter("position")))
+            read.add_line(name, sorted(line, key=attrgetter("position")), share)
     else:
-        read.add(map(_to_record, await conn.fetch(_OF_LANES, queue, limit)))
+        share = read.share(sum(levels for _, levels in lanes.values()))
+        for level in _split(map(_to_record, await conn.fetch(_OF_LANES, queue, share)), attrgetter("lane", "priority")):
+            read.add_part(level, share)
     read.add(map(_to_record, await conn.fetch(_HELD, queue, limit)))
     read.add(map(_to_record, await conn.fetch(_DUE, queue, limit + MORE_READ)))
     if keys := read.find_keys():
-        read.add(map(_to_record, await conn.fetch(_OF_KEYS, queue, keys, limit)))
+        share = read.share(len(keys))
+        rows = await conn.fetch(_OF_KEYS, queue, keys, share)
+        for part in _split(map(_to_record, rows), attrgetter("key", "is_parked")):
+            if settings.is_strict:
+                read.add(part)  # those of its key in a line that was read are known anyway
+            else:
+                read.add_part(sorted(part, key=attrgetter("priority", "position")), share)
     found = list(read.records.values())
     turns = await conn.fetchrow(_TURNS, queue)
     blockers = await find_blockers(conn, Wanted.of(found, places.rules))
@@ -121,10 +135,11 @@ async def find_snapshot(conn: Connection, queue: str, limit: int, now: datetime)
         queue=queue,
         scene=make_scene(found, places, blockers, now=now, queues=[queue]),
         counts=counts,
-        consumers=count_consumers(await _count_lanes(conn, queue), counts.get(TaskState.QUEUED, 0)),
+        consumers=count_consumers({lane: n for lane, (n, _) in lanes.items()}, counts.get(TaskState.QUEUED, 0)),
         fairness=NO_FAIRNESS_STATE if turns is None else _to_turns(turns),
         records=found,
         line_ends=read.line_ends,
+        cuts=read.cuts,
         has_keys=bool(await conn.fetch(_HAS_KEY, queue)),
     )
 
@@ -134,8 +149,17 @@ def _to_turns(row: Any) -> FairnessState:
     return FairnessState((0, passed_1, passed_2), (None, favored_1, favored_2), bucket)
 
 
-async def _count_lanes(conn: Connection, queue: str) -> dict[str, int]:
-    return {lane: n for lane, n in await conn.fetch(_COUNTED, queue)}  # noqa: C416 - they are no tuples
+def _split(records: Iterable[TaskRecord], name: Callable[[TaskRecord], Any]) -> Iterable[list[TaskRecord]]:
+    """The parts that have these names, each in the order of its places."""
+    parts: dict[Any, list[TaskRecord]] = {}
+    for record in records:
+        parts.setdefault(name(record), []).append(record)
+    return [sorted(part, key=attrgetter("position")) for part in parts.values()]
+
+
+async def _count_lanes(conn: Connection, queue: str) -> dict[str, tuple[int, int]]:
+    """How many tasks of each lane could start, and how many priorities they have."""
+    return {lane: (n, levels) for lane, n, levels in await conn.fetch(_COUNTED, queue)}
 
 
 async def find_medians(conn: Connection, consumers: Sequence[str]) -> dict[str, float]:

@@ -234,6 +234,9 @@ class PostgresStore(ScheduleVerbs):
     async def find(self, uuid: str) -> TaskRecord | None:
         return await self._db.ask(partial(reader.find, uuid=uuid))
 
+    async def find_tasks(self, uuids: Sequence[str]) -> dict[str, TaskRecord]:
+        return await self._db.ask(partial(reader.find_tasks, uuids=uuids))
+
     async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
         return await self._db.ask(partial(reader.list_uuids, fragment=fragment, limit=limit))
 

@@ -119,6 +119,13 @@ class SqliteReader:
         row = self._conn.execute(f"SELECT {_ALL} FROM task WHERE uuid = ?", (uuid,)).fetchone()
         return None if row is None else _to_record(row)
 
+    def find_tasks(self, uuids: Sequence[str]) -> dict[str, TaskRecord]:
+        rows = self._conn.execute(
+            f"SELECT {_ALL} FROM task WHERE uuid IN (SELECT value FROM json_each(?))",
+            (msgspec.json.encode(list(uuids)).decode(),),
+        )
+        return {record.uuid: record for record in map(_to_record, rows)}
+
     def list_uuids(self, fragment: str, limit: int) -> list[str]:
         # Ids of one millisecond differ at the end only, so ends count as well; for them the index is walked.
         rows = self._conn.execute(

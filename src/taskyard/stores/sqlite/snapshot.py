@@ -67,9 +67,7 @@ def find_snapshot(
         counts, lanes = _count(conn, queue)
         read = Read(limit)
         _read_all(conn, settings, sorted(lanes), read)
-        for key in read.find_keys():
-            for is_parked in (0, 1):
-                read.add(_records(conn, _OF_KEY, (queue, key, is_parked, limit)))
+        _read_keys(conn, settings, read)
         found = list(read.records.values())
         has_keys: Any = conn.execute(_HAS_KEYS, (queue,)).get
         turns: Any = conn.execute("SELECT body FROM fairness WHERE queue = ?", (queue,)).get
@@ -85,6 +83,7 @@ def find_snapshot(
         fairness=NO_FAIRNESS_STATE if turns is None else msgspec.json.decode(turns, type=FairnessState),
         records=found,
         line_ends=read.line_ends,
+        cuts=read.cuts,
         has_keys=bool(has_keys),
     )
 
@@ -108,13 +107,28 @@ def _read_all(conn: apsw.Connection, settings: QueueSettings, lanes: Sequence[tu
     read.add(_records(conn, _RUNNING, (queue,)))
     if settings.is_strict:
         names: Any = conn.execute(LINES, (queue,)).get
-        for name in msgspec.json.decode(names)[:LANES_READ]:
-            read.add_line(name, _records(conn, _OF_LINE, (queue, name, read.limit + MORE_READ)))
+        lines = msgspec.json.decode(names)[:LANES_READ]
+        share = read.share(len(lines), read.limit + MORE_READ)
+        for name in lines:
+            read.add_line(name, _records(conn, _OF_LINE, (queue, name, share)), share)
     else:
+        share = read.share(len(lanes[:LANES_READ]))
         for lane, priority in lanes[:LANES_READ]:
-            read.add(_records(conn, _OF_LANE, (queue, lane, priority, read.limit)))
+            read.add_part(_records(conn, _OF_LANE, (queue, lane, priority, share)), share)
     read.add(_records(conn, _HELD, (queue, read.limit)))
     read.add(_records(conn, _DUE, (queue, read.limit + MORE_READ)))
+
+
+def _read_keys(conn: apsw.Connection, settings: QueueSettings, read: Read) -> None:
+    keys = read.find_keys()
+    share = read.share(len(keys))
+    for key in keys:
+        for is_parked in (0, 1):
+            found = _records(conn, _OF_KEY, (settings.name, key, is_parked, share))
+            if settings.is_strict:
+                read.add(found)  # those of its key in a line that was read are known anyway
+            else:
+                read.add_part(found, share)
 
 
 def _records(conn: apsw.Connection, sql: str, given: tuple[Any, ...]) -> list[TaskRecord]:

@@ -338,6 +338,9 @@ class SqliteStore(ScheduleVerbs):
     async def find(self, uuid: str) -> TaskRecord | None:
         return await self._read(partial(self._lister.find, uuid), people=True)
 
+    async def find_tasks(self, uuids: Sequence[str]) -> dict[str, TaskRecord]:
+        return await self._read(partial(self._lister.find_tasks, uuids), people=True)
+
     async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
         return await self._read(partial(self._lister.list_uuids, fragment, limit), people=True)
 

@@ -217,6 +217,9 @@ class RemoteStore(Line):
     async def find(self, uuid: str) -> TaskRecord | None:
         return await self.ask("find", lambda: self._core.find(uuid))
 
+    async def find_tasks(self, uuids: Sequence[str]) -> dict[str, TaskRecord]:
+        return await self.ask("find_tasks", lambda: self._core.find_tasks(uuids))
+
     async def list_uuids(self, fragment: str, *, limit: int = 10) -> list[str]:
         return await self.ask("list_uuids", lambda: self._core.list_uuids(fragment, limit))
 

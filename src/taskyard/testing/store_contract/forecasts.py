@@ -21,6 +21,10 @@ SEEDS = 4
 """Seeds of each order. The torture test `orders` runs 200."""
 
 
+def _bucket(order: QueueOrder, n: int) -> str | None:
+    return f"bucket-{n:02}" if order is QueueOrder.BUCKETS else None
+
+
 class ForecastContract(Desk):
     @pytest.mark.spec("QUE-32")
     @pytest.mark.parametrize("order", QueueOrder)
@@ -94,6 +98,36 @@ class ForecastContract(Desk):
         assert [entry.uuid for entry in shown.waiting] == uuids(await claim(store, 3))
         assert [entry.place for entry in shown.waiting] == [1, 2, 3]
         assert len(shown.apart) == 3
+
+    @pytest.mark.spec("QUE-32")
+    async def test_very_many_keys_share_what_is_read(self, store: Store, clock: ManualClock) -> None:
+        """Of three hundred keys with thirty tasks each some thousands are read, and the listed places are right."""
+        await store.turn(A, adds=[an_add(*(a_record(key=f"key-{n}") for _ in range(30) for n in range(300)))])
+        snapshot = await store.queue_snapshot("default", limit=1000)
+        assert len(snapshot.records) <= 4300
+        shown = [entry.uuid for entry in forecast(snapshot, {}, limit=1000).waiting]
+        assert len(shown) == 1000
+        for first in (0, 300, 600):
+            claims = await claim(store, 300)
+            assert uuids(claims) == shown[first : first + 300]
+            await store.turn(A, settles=[(held, Move.completed(at=clock.now())) for held in claims])
+
+    @pytest.mark.spec("QUE-32")
+    @pytest.mark.parametrize("order", QueueOrder)
+    async def test_very_many_lanes_share_what_is_read(
+        self, store: Store, clock: ManualClock, order: QueueOrder
+    ) -> None:
+        """Of a hundred consumers, or buckets, some thousands of tasks are read. Where more of one would follow, the
+        list ends: what it has is right."""
+        await store.set_queue(QueueSettings(name="default", order=order))
+        first = [a_record(consumer="work-0", bucket=_bucket(order, 0)) for _ in range(200)]
+        rest = [a_record(consumer=f"work-{n}", bucket=_bucket(order, n)) for _ in range(60) for n in range(100)]
+        await store.turn(A, adds=[an_add(*first, *rest)])
+        snapshot = await store.queue_snapshot("default", limit=1000)
+        assert len(snapshot.records) <= 4000
+        shown = [entry.uuid for entry in forecast(snapshot, {}, limit=1000).waiting]
+        assert len(shown) == (40 if order is QueueOrder.PRIORITY else 1000)
+        assert shown == uuids(await claim(store, 1000))[: len(shown)]
 
     @pytest.mark.spec("QUE-32")
     async def test_a_queue_nobody_has_used_is_empty(self, store: Store) -> None:

@@ -77,6 +77,16 @@ class ReadingContract(Desk):
         assert await store.list_known([*asked, "nobody"]) == set(uuids([done, running, waiting]))
         assert await store.list_known([]) == set()
 
+    async def test_many_tasks_are_found_at_once(self, store: Store, clock: ManualClock) -> None:
+        """Tasks are found by their ids as `find` finds each of them, finished or not; those that are not there are left
+        out."""
+        (done,) = await start(store, a_record(args='{"n": 1}'))
+        await settle(store, done, Move.completed(at=clock.now()))
+        await add(store, waiting := a_record())
+        found = await store.find_tasks([done.uuid, waiting.uuid, done.uuid, "nobody", "\x00"])
+        assert found == {uuid: await store.find(uuid) for uuid in (done.uuid, waiting.uuid)}
+        assert await store.find_tasks([]) == {}
+
     async def test_a_part_of_an_id_finds_it(self, store: Store) -> None:
         """An id is found by how it begins and by how it ends, and what is no part of any finds none."""
         await add(store, *(tasks := [a_record() for _ in range(3)]))
