@@ -25,10 +25,18 @@ from taskyard import (
     Yard,
     current_run,
 )
-from taskyard.errors import InvalidConsumer, MiddlewareFault, NotJson, TaskEnded
+from taskyard.errors import (
+    InvalidConsumer,
+    MiddlewareFault,
+    NotJson,
+    OutcomeUnknown,
+    StoreUnavailable,
+    TaskEnded,
+)
 from taskyard.middleware import ExecutionResult, Middleware, RunContext, RunNext, Submission, SubmitNext
 from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import ALL_TASKS
+from taskyard.queueing.submit_middleware import SubmitChain
 from tests.scenario import middled
 
 EVERYWHERE = pytest.mark.parametrize("executor", ["inline", "thread", "process", "isolated"])
@@ -307,6 +315,58 @@ async def test_submit_middleware_that_forgets_call_next():
         with pytest.raises(MiddlewareFault, match=r"forget did not await call_next\(\)"):
             await work.submit()
         assert await list_tasks(yard) == []
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), OutcomeUnknown("the answer was lost")])
+async def test_submit_middleware_cannot_hide_that_nothing_was_stored(monkeypatch, error):
+    """What `call_next()` raises reaches the submitter, also if the middleware catches it."""
+    yard = Yard("memory://")
+    caught: list[Exception] = []
+
+    @yard.around_submit
+    async def catch(submission: Submission, call_next: SubmitNext) -> None:
+        try:
+            await call_next()
+        except Exception as exc:
+            caught.append(exc)
+
+    @yard.consumer
+    async def work() -> None: ...
+
+    async def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    async with yard.client():
+        engine = SubmitChain.submit
+        monkeypatch.setattr(SubmitChain, "submit", lambda self, records, send: engine(self, records, refuse))
+        with pytest.raises(type(error)) as raised:
+            await work.submit()
+    assert caught == [error]
+    assert raised.value is error
+
+
+async def test_submit_middleware_awaits_call_next():
+    """Middleware that returns while its `call_next()` goes on is told so."""
+    yard = Yard("memory://")
+    calls: list[asyncio.Task[Any]] = []
+
+    @yard.around_submit
+    async def leave(submission: Submission, call_next: SubmitNext) -> None:
+        calls.append(asyncio.ensure_future(call_next()))
+        await asyncio.sleep(0)
+
+    @yard.around_submit
+    async def wait(submission: Submission, call_next: SubmitNext) -> None:
+        await asyncio.sleep(0)
+        await call_next()
+
+    @yard.consumer
+    async def work() -> None: ...
+
+    async with yard.client():
+        with pytest.raises(MiddlewareFault, match="leave returned before its call_next"):
+            await work.submit()
+        await calls[0]
 
 
 # --- around runs ------------------------------------------------------------------------------------------------------

@@ -20,6 +20,9 @@ from taskyard.ports.middleware import AroundSubmit, Middleware, name_of
 from taskyard.ports.schedules import Fired
 from taskyard.ports.store import Added
 
+_NOT_CALLED = "did not await call_next(); raise an exception, such as InvalidInput, to refuse a submit"
+_NOT_AWAITED = "returned before its call_next() had; await it"
+
 
 class TaskDraft:
     """A task that is about to be stored. Middleware may change what has a setter, and add `values`: JSON that is stored
@@ -195,22 +198,30 @@ async def _step(
         return await send()
     function, submission = steps[place]
     added: list[Sequence[Added]] = []
+    raised: BaseException | None = None
     has_called = False
 
     async def call_next() -> Sequence[Added]:
-        nonlocal has_called
+        nonlocal has_called, raised
         if has_called:
             raise MiddlewareFault(name_of(function), "called call_next() twice, but a submit is stored once")
         has_called = True
-        added.append(await _step(steps, place + 1, send))
+        try:
+            added.append(await _step(steps, place + 1, send))
+        except BaseException as exc:
+            raised = exc
+            raise
         return added[0]
 
-    await function(submission, call_next)
-    if not added:
-        raise MiddlewareFault(
-            name_of(function), "did not await call_next(); raise an exception, such as InvalidInput, to refuse a submit"
-        )
-    return added[0]
+    try:
+        await function(submission, call_next)
+        if raised is not None:
+            raise raised  # the middleware swallowed it; the submitter must know that the tasks may not be stored
+        if not added:
+            raise MiddlewareFault(name_of(function), _NOT_CALLED if not has_called else _NOT_AWAITED)
+        return added[0]
+    finally:
+        raised = None  # its traceback holds this frame: a cycle that would wait for the garbage collector
 
 
 def list_around_submit(middleware: Sequence[Middleware]) -> list[AroundSubmit]:
