@@ -15,7 +15,7 @@ from taskyard.model.command import Cancel
 from taskyard.model.execution import ExecutionResult
 from taskyard.model.retry import RetryPolicy
 from taskyard.ports import sink as sinks
-from taskyard.ports.executor import ExecutionRequest
+from taskyard.ports.executor import ExecutionRequest, ExecutorStats
 from taskyard.ports.sink import (
     LoopRestarted,
     NodeEvent,
@@ -318,3 +318,24 @@ async def test_a_loop_that_starts_again_is_told(rig, monkeypatch):
     await rig.advance(1)
     await rig.outcome(await submitted)
     assert [(event.name, str(event.error)) for event in recorder.events] == [("dispatcher", "a bug")]
+
+
+class Deaf(InProcessExecutor):
+    """Raises when it is asked for its numbers, as one of somebody else may."""
+
+    def stats(self, name: str | None = None) -> ExecutorStats:
+        raise ConnectionError("the cluster is away")
+
+
+async def test_an_executor_without_numbers_is_left_out(start_rig, caplog):
+    """An executor whose `stats()` raises is left out of the samples, which go on, and is logged once."""
+    rig = await start_rig()
+    recorder = Recorder(NodeSampled, LoopRestarted)
+    rig.executors["deaf"] = Deaf()
+    rig.sinks.add(recorder)
+    await quiet()
+    for _ in range(3):
+        await rig.advance(1)
+    assert [type(event) for event in recorder.events] == [NodeSampled] * 3
+    assert {tuple(event.executors) for event in recorder.events} == {("inline", "thread")}
+    assert caplog.text.count("stats() of the executor deaf failed") == 1

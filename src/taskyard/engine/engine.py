@@ -24,7 +24,7 @@ from taskyard.model.task import Claim, Outcome, TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.executor import ExecutorProtocol, ExecutorStats
 from taskyard.ports.schedules import Fired
 from taskyard.ports.sink import NO_SINKS, NodeSampled, Sinks
 from taskyard.ports.store import Add, Added, Applied, Store, TransactionalStore
@@ -78,6 +78,7 @@ class Engine:
         self._sinks = sinks
         self._loops = Loops(clock, parts.changed, sinks=sinks)
         self._applying: set[asyncio.Task[list[Applied]]] = set()
+        self._silent_executors: set[str] = set()
         self._is_started = self._is_stopped = False
         # After `stop`: whether the store has taken all that ended here. What it has not will be run again.
         self.is_recorded = True
@@ -430,5 +431,15 @@ class Engine:
                 self._sinks.tell(self._sample())
 
     def _sample(self) -> NodeSampled:
-        stats = {name: executor.stats() for name, executor in self._executors.items()}
+        stats = {name: found for name in self._executors if (found := self._executor_stats(name)) is not None}
         return NodeSampled(self.running, self._settings.max_running, self._slots.available(), stats)
+
+    def _executor_stats(self, name: str) -> ExecutorStats | None:
+        """None if it raises: an executor of somebody else must not end the loop that samples it."""
+        try:
+            return self._executors[name].stats()
+        except Exception:
+            if name not in self._silent_executors:
+                self._silent_executors.add(name)
+                log.exception("stats() of the executor %s failed; the samples of this node leave it out", name)
+            return None
