@@ -2,8 +2,11 @@
 
 import json
 import logging
+import math
 import sys
 from typing import Any
+
+import pytest
 
 from taskyard.telemetry import JsonFormatter
 from taskyard.testing.samples import a_record
@@ -44,3 +47,47 @@ def test_secrets_are_hidden_in_every_text():
 def test_half_a_character_is_written():
     """A text with a lone surrogate is one line of JSON all the same."""
     assert formatted("\ud800")["message"] == "\ud800"
+
+
+class Mute:
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_no_value_costs_the_line():
+    """Keys of any kind, numbers that JSON lacks, values without a text and values that contain themselves are written;
+    the line is JSON by any parser."""
+    circle: list[Any] = [1]
+    circle.append(circle)
+    line = formatted("done", ctx={(1, 2): 3}, rate=math.nan, most=[-math.inf], mute=Mute(), circle=circle)
+    assert (line["ctx"], line["rate"], line["most"], line["mute"]) == ({"(1, 2)": 3}, "nan", ["-inf"], "<Mute>")
+    assert line["circle"] == [1, "<list>"]
+
+
+def test_secrets_inside_of_fields_are_hidden():
+    """Passwords of addresses, texts of secret names and secrets of the task are hidden at any depth, also in keys."""
+    task = a_record(args='{"password":"hunter22"}')
+    ctx = {"url": "postgresql://u:sesame@h/d", "parts": [{"hunter22": ("a hunter22",)}], "api_key": "open"}
+    line = formatted("done", task_record=task, ctx=ctx, db_password="sesame")
+    assert line["ctx"] == {"url": "postgresql://u:***@h/d", "parts": [{"***": ["a ***"]}], "api_key": "***"}
+    assert line["db_password"] == "***"
+
+
+@pytest.mark.parametrize("name", ["time", "level", "logger"])
+def test_a_field_never_replaces_a_fixed_name(name):
+    """A field with the name of a fixed one is left out; so is `exception` if the record has a traceback."""
+    fixed = formatted("done")
+    line = formatted("done", **{name: "mine"})
+    assert line[name] == fixed[name] or (name == "time" and line[name].endswith("+00:00"))
+    try:
+        raise ValueError("from the code")
+    except ValueError:
+        assert "ValueError: from the code" in formatted("x", exc_info=sys.exc_info(), exception="mine")["exception"]
+
+
+def test_a_stack_is_written():
+    """The stack of `stack_info=True` is a field of the line, without passwords."""
+    record = logging.getLogger("app").makeRecord("app", logging.INFO, "f", 1, "x", (), None, sinfo="at ://a:sesame@h")
+    assert json.loads(JsonFormatter().format(record))["stack"] == "at ://a:***@h"
