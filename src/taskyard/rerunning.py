@@ -91,7 +91,9 @@ async def run_all_again(
     made before unless they are to be repeated: so the same call goes on where it was interrupted."""
     check_by(by)
     details = {"where": filter_document(where)} | ({"repeat": True} if repeat else {})
-    entry = make_entry(by, RUN_AGAIN, TargetKind.TASKS, now=yard.now(), details=details, is_finished=False)
+    entry = make_entry(
+        by, RUN_AGAIN, TargetKind.TASKS, where.queue or "", now=yard.now(), details=details, is_finished=False
+    )
     tally, meant = _Tally(), replace(where, states=tuple(s for s in where.states or TaskState if s in ENDED))
     for state in where.states or ():
         if state not in ENDED:

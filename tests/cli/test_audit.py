@@ -44,6 +44,27 @@ def test_a_long_record_is_read_page_by_page(shell: Shell) -> None:
     assert rest["next"] is None
 
 
+def test_a_queue_is_found_that_a_filter_names(shell: Shell) -> None:
+    """`--queue` lists the commands on the queue and those whose filter names it."""
+    shell.seed(("add", {"a": 1}), work=True)
+    shell.seed(("add", {"a": 2}))
+    shell.ok("cancel", "--all", "--queue", "default", "--yes", "--store", shell.url)
+    shell.ok("run-again", "--all", "--queue", "default", "--yes", "--store", shell.url)
+    shell.ok("cancel", "--all", "--consumer", "add", "--yes", "--store", shell.url)
+    shell.ok("queue", "pause", "default", "--store", shell.url)
+    found = shell.ok("audit", "--queue", "default", "--store", shell.url, "--json").json["entries"]
+    assert [one["command"] for one in found] == ["pause", "run_again", "cancel"]
+    assert [one["target"] for one in found] == ["default"] * 3
+    assert shell.ok("audit", "--queue", "other", "--store", shell.url, "--json").json["entries"] == []
+
+
+def test_a_filter_without_hits_says_so(shell: Shell) -> None:
+    """A filter that nothing matches is not told as an empty record."""
+    shell.seed(("add", {"a": 1}))
+    shell.ok("queue", "pause", "default", "--store", shell.url)
+    assert shell.ok("audit", "--by", "nobody", "--store", shell.url).out == "nothing matches\n"
+
+
 def test_nothing_recorded_is_said(shell: Shell) -> None:
     """A store on which nobody has asked for anything says so."""
     shell.seed(("add", {"a": 1}))

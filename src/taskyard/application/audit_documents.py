@@ -11,7 +11,8 @@ from taskyard.model.audit import TargetKind
 
 class AuditDocument(Document, frozen=True, kw_only=True):
     """One call of a person. `via` says how it was asked: `cli`, `http` or `python`. `target` is the id of a task, or
-    the name of a queue, schedule or node; it is empty for a filter, which is in `details` as `where`. `matched` tasks
+    the name of a queue, schedule or node; for a filter, which is in `details` as `where`, it is the queue that the
+    filter names, or empty. `matched` tasks
     were looked at, `changed` of them were changed. `finished` is false while a command for many tasks runs, and stays
     so if it was interrupted."""
 

@@ -39,6 +39,8 @@ async def show_audit(target: Target, asked: AuditRequest, *, as_json: bool) -> i
     if page.entries:
         show(console, _table(page.entries))
         _tell_next(page)
+    elif any(value is not None for value in (asked.by, asked.command, asked.task, asked.queue, asked.before)):
+        show(console, Text("nothing matches", "dim"))
     else:
         show(console, Text("nothing is recorded; commands on tasks, queues, schedules and nodes are", "dim"))
     return 0

@@ -39,10 +39,10 @@ class TargetKind(StrEnum):
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
-    """One call of a person. `target` is the id of a task, or the name of a queue, schedule or node; it is empty for a
-    filter, which is in `details` with the other parameters of the command. `matched` tasks were looked at, `changed` of
-    them were changed. While a command for many tasks runs, the counts grow; one that was interrupted is never
-    finished."""
+    """One call of a person. `target` is the id of a task, or the name of a queue, schedule or node; for a filter it is
+    the queue that the filter names, if any, and the filter is in `details` with the other parameters of the command.
+    `matched` tasks were looked at, `changed` of them were changed. While a command for many tasks runs, the counts
+    grow; one that was interrupted is never finished."""
 
     id: int
     uuid: str
@@ -61,11 +61,12 @@ class AuditEntry(msgspec.Struct, frozen=True):
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which entries to list; None means any. `actor` is a person, with or without the way: `ana` or `cli:ana`. `task`
-    is the id of a task that was named; commands for all that match a filter do not name their tasks."""
+    is the id of a task that was named; commands for all that match a filter do not name their tasks. A queue may be
+    named by a filter. Without `kinds`, entries of any kind are listed."""
 
     actor: str | None = None
     command: str | None = None
-    kind: TargetKind | None = None
+    kinds: tuple[TargetKind, ...] = ()
     target: str | None = None
     since: datetime | None = None
 
@@ -81,8 +82,10 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
     ) -> AuditFilter:
         if task is not None and queue is not None:
             raise InvalidInput("{task} and {queue} are two targets; an entry has one", fields=("task", "queue"))
-        kind = TargetKind.TASK if task is not None else TargetKind.QUEUE if queue is not None else None
-        return cls(actor=by, command=command, kind=kind, target=task or queue, since=since)
+        kinds: tuple[TargetKind, ...] = ()
+        if task is not None or queue is not None:
+            kinds = (TargetKind.TASK,) if queue is None else (TargetKind.QUEUE, TargetKind.TASKS)
+        return cls(actor=by, command=command, kinds=kinds, target=queue if task is None else task, since=since)
 
     def matches(self, entry: AuditEntry) -> bool:
         via, actor = (None, None) if self.actor is None else split_actor(self.actor)
@@ -90,7 +93,7 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
             (actor is None or entry.actor == actor)
             and (via in (None, PYTHON) or entry.via == via)
             and (self.command is None or entry.command == self.command)
-            and (self.kind is None or entry.kind is self.kind)
+            and (not self.kinds or entry.kind in self.kinds)
             and (self.target is None or entry.target == self.target)
             and (self.since is None or entry.at >= self.since)
         )
@@ -137,7 +140,9 @@ def bulk_entry(by: str, command: Command, where: TaskFilter, *, now: datetime) -
     """The entry of a command for all tasks that match. It is finished when the last of them was looked at."""
     name, reason, details = _describe(command)
     details["where"] = filter_document(where)
-    return make_entry(by, name, TargetKind.TASKS, now=now, reason=reason, details=details, is_finished=False)
+    return make_entry(
+        by, name, TargetKind.TASKS, where.queue or "", now=now, reason=reason, details=details, is_finished=False
+    )
 
 
 def _describe(command: Command | QueueCommand) -> tuple[str, str, dict[str, Any]]:

@@ -32,17 +32,17 @@ def encode_entry(entry: AuditEntry | None) -> str | None:
 async def list_audit(conn: Connection, where: AuditFilter, before_id: int | None, limit: int) -> list[AuditEntry]:
     terms, values = ["id < $1"], list[Any]([1 << 62 if before_id is None else before_id])
     via, actor = (None, None) if where.actor is None else split_actor(where.actor)
-    for column, value in (
-        ("actor =", actor),
-        ("via =", None if via == PYTHON else via),
-        ("command =", where.command),
-        ("kind =", where.kind),
-        ("target =", where.target),
-        ("at >=", where.since),
+    for term, value in (
+        ("actor = $", actor),
+        ("via = $", None if via == PYTHON else via),
+        ("command = $", where.command),
+        ("kind = ANY ($::text[])", list(where.kinds) or None),
+        ("target = $", where.target),
+        ("at >= $", where.since),
     ):
         if value is not None:
             values.append(value)
-            terms.append(f"{column} ${len(values)}")
+            terms.append(term.replace("$", f"${len(values)}"))
     columns = ", ".join(AUDIT.columns)
     sql = f"SELECT {columns} FROM taskyard.audit WHERE {' AND '.join(terms)} ORDER BY id DESC LIMIT {limit:d}"
     return [_to_entry(row) for row in await conn.fetch(sql, *values)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -38,7 +39,7 @@ def list_audit(conn: apsw.Connection, where: AuditFilter, before_id: int | None,
         ("actor = ?", actor),
         ("via = ?", None if via == PYTHON else via),
         ("command = ?", where.command),
-        ("kind = ?", where.kind),
+        ("kind IN (SELECT value FROM json_each(?))", json.dumps(where.kinds) if where.kinds else None),
         ("target = ?", where.target),
         ("at >= ?", None if where.since is None else to_us(where.since)),
     ):
