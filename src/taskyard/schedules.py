@@ -247,9 +247,11 @@ class Schedules:
             if status.state is UNREAD:
                 raise InvalidInput(_UNREADABLE.format(quote(name), status.problem))
             state, fires = decide(status, now)
-            pairs = list(zip(fires, self._make_records(status, fires, now), strict=True))
+            records = self._make_records(status, fires, now)
+            self._yard._note_unserved(records)
+            pairs = list(zip(fires, records, strict=True))
             send = partial(self._store.fire, name, version=status.version, state=state, fires=pairs, audit=audit)
-            fired = await self._yard._engine.fire(name, [record for _, record in pairs], send)
+            fired = await self._yard._engine.fire(name, records, send)
             if fired is not None:
                 self._yard._engine.look_at_schedules()
                 return [TaskHandle(self._yard, uuid) for uuid in fired.made]

@@ -287,8 +287,8 @@ def unserved(caplog: pytest.LogCaptureFixture) -> list[object]:
 
 
 async def test_a_short_script_is_told_when_it_ends(shared_url, caplog):
-    """A process that ends before it has looked looks as it closes: after a submit, a group, and running a task again;
-    not if a node serves the consumer."""
+    """A process that ends before it has looked looks as it closes: after a submit, a group, running a task again, and
+    running a schedule by hand; not if a node serves the consumer."""
     async with build(shared_url) as worker:
         old = await worker.submit("resize", {"path": "a"})
         await old.result(timeout_s=PATIENCE_S)
@@ -305,6 +305,11 @@ async def test_a_short_script_is_told_when_it_ends(shared_url, caplog):
     caplog.clear()
     async with build(shared_url).client() as client:
         await client.run_all_again(repeat=True)
+    assert unserved(caplog) == [("resize",)]
+    caplog.clear()
+    async with build(shared_url).client() as client:
+        await client.schedules.add("hourly", "0 * * * *", "resize", {"path": "a"})
+        await client.schedules.run_now("hourly")
     assert unserved(caplog) == [("resize",)]
 
 
