@@ -63,7 +63,7 @@ class Catalogue(Sequence[CatalogueEntry]):
         raise InvalidArguments(name, problems, names=names)
 
     def stand_in(self, name: str) -> Consumer:
-        """A consumer to submit to, without its code: `yard.submit_to(catalogue.stand_in("resize"), args, options)`."""
+        """A consumer to submit to, without its code: `yard.submit_to(catalogue.stand_in("resize"), args)`."""
         spec = self.get(name)[0].spec
         if spec.has_produce:
             raise InvalidInput(

@@ -553,12 +553,15 @@ class Yard(Registering, YardSteering):
         """Store one task for the consumer `name` and return its handle once it is safe. `options` as in `TaskOptions`:
         priority, delay_s, schedule_at, queue, key, bucket, timeout_s, retry, after, on_failure, dedupe and its kin; on
         PostgreSQL `connection` as well, which makes the task part of the transaction that is open there."""
-        return await self.submit_to(
+        return await self._submit_to(
             self._get_consumer(name), args or {}, TaskOptions.of(**options) if options else DEFAULTS
         )
 
-    async def submit_to(self, consumer: Consumer, args: Mapping[str, Any], options: TaskOptions) -> TaskHandle:
-        """Store one task for this consumer, which may be a stand-in from the catalogue."""
+    async def submit_to(self, consumer: Consumer, args: Mapping[str, Any] | None = None, **options: Any) -> TaskHandle:
+        """Store one task for this consumer, which may be a stand-in from the catalogue. `options` as for `submit`."""
+        return await self._submit_to(consumer, args or {}, TaskOptions.of(**options) if options else DEFAULTS)
+
+    async def _submit_to(self, consumer: Consumer, args: Mapping[str, Any], options: TaskOptions) -> TaskHandle:
         add = self._prepare(consumer, named(consumer.name, args), options)
         connection, engine = options.connection, self._engine
         (added,) = await (engine.submit(add) if connection is None else engine.submit_within(connection, add))

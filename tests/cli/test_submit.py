@@ -197,6 +197,8 @@ def test_what_is_wrong_inside_a_value_is_told(shell: Shell) -> None:
     done = shell.here("submit", "shrink", 'where={"x":"q"}', *how)
     assert done.code == 1
     assert "where.x: Input should be a valid integer" in done.err
+    told = json.loads(shell.here("submit", "shrink", 'where={"x":"q"}', *how, "--json").err.splitlines()[-1])
+    assert (told["code"], told["field"], told["data"]["names"]) == ("invalid_arguments", "where", ["where"])
     uuid = shell.here("submit", "shrink", 'where={"x":1}', *how).out.strip()
     assert shell.here("cancel", uuid, *how).code == 0
     again = shell.here("run-again", uuid, "--set", 'where={"x":"q"}', *how)

@@ -27,6 +27,7 @@ ALONE = {
         "12 frames were dropped\n"
         "[(1, 'completed')]\n"
     ),
+    "elsewhere.py": "a.png at 100\n",
     "listening.py": "completed A\ncompleted B\ncompleted C\n",
     "steered.py": "paused by ann: backup\n[1, 2, 3] True\n['c', 'd', 'b']\n1 1 canceled\n",
 }
@@ -67,6 +68,7 @@ def test_the_programs_run(folder):
         "traces",
         "steered",
         "listening",
+        "elsewhere",
         "orders",
         "words",
         "later",

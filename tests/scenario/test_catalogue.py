@@ -18,7 +18,6 @@ from taskyard.errors import InvalidArguments, StoreUnavailable, UnknownConsumer
 from taskyard.model.catalogue import SPEC_KEPT, ConsumerSpec
 from taskyard.model.json_schema import fit
 from taskyard.model.task import TaskRecord
-from taskyard.options import TaskOptions
 from taskyard.testing.samples import a_node, a_record
 from tests.scenario.gates import PATIENCE_S, until_node
 
@@ -184,7 +183,7 @@ async def test_a_submit_is_checked_without_the_code(shared_url):
     async with build(shared_url) as worker, Yard(shared_url).client() as client:
         catalogue = await client.catalogue()
         resize = catalogue.stand_in("resize")
-        handle = await client.submit_to(resize, {"path": "a.png", "width": "20"}, TaskOptions())
+        handle = await client.submit_to(resize, {"path": "a.png", "width": "20"})
         assert await handle.result(timeout_s=10) == [20]
         record = await handle.record()
         assert (record.queue, msgspec.json.decode(record.args)) == ("images", {"path": "a.png", "width": 20})
@@ -196,9 +195,9 @@ async def test_a_submit_is_checked_without_the_code(shared_url):
             ({"path": "a", "crop": {"left": "x"}}, "crop.left: must be an integer"),
         ):
             with pytest.raises(InvalidArguments, match=problem):
-                await client.submit_to(resize, args, TaskOptions())
+                await client.submit_to(resize, args)
         with pytest.raises(InvalidInput, match="longer than the 60 s"):
-            await client.submit_to(resize, {"path": "a"}, TaskOptions.of(timeout_s=100))
+            await client.submit_to(resize, {"path": "a"}, timeout_s=100)
         with pytest.raises(UnknownConsumer, match="registered: anything, legacy, maker, resize"):
             catalogue.stand_in("risize")
         with pytest.raises(InvalidInput, match="made by the method `produce`"):
@@ -214,7 +213,7 @@ async def test_the_catalogue_outlives_the_workers(shared_url):
     async with Yard(shared_url).client() as client:
         catalogue = await client.catalogue()
         assert not catalogue.is_served("resize")
-        handle = await client.submit_to(catalogue.stand_in("resize"), {"path": "a.png"}, TaskOptions())
+        handle = await client.submit_to(catalogue.stand_in("resize"), {"path": "a.png"})
         assert not await handle.is_served()
         with pytest.raises(InvalidArguments, match="path: is missing"):
             catalogue.check("resize", {})

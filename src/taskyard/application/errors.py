@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from taskyard.application.documents import ErrorDocument
-from taskyard.errors import InvalidInput, StoreError, TaskyardError, UnknownConsumer, quote
+from taskyard.errors import InvalidArguments, InvalidInput, StoreError, TaskyardError, UnknownConsumer, quote
 
 MAX_NAMES = 20
 """Names that a message lists: as many as a person reads."""
@@ -28,6 +28,8 @@ def describe_error(error: TaskyardError | TimeoutError) -> ErrorDocument:
     field = None
     if isinstance(error, InvalidInput):
         field = error.field
+        if isinstance(error, InvalidArguments) and len(error.names) == 1:
+            (field,) = error.names
         if error.item is not None:
             data["item"] = error.item
     return ErrorDocument(code=error.code, message=message, field=field, hint=error.hint, data=data)

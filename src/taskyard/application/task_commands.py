@@ -64,7 +64,7 @@ class LocalTaskCommands:
         args = fit_arguments(consumer, request) if is_checked else request.args
         if request.after:
             options = msgspec.structs.replace(options, after=tuple(await resolve_tasks(yard, request.after)))
-        handle = await yard.submit_to(consumer, args, options)
+        handle = await yard._submit_to(consumer, args, options)
         record = await _find_submitted(handle)
         yard._unserved.forget(request.consumer)  # the receipt says it
         return SubmitReceipt(
