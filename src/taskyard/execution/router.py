@@ -250,7 +250,7 @@ class ExecutionDispatcher(AlgorithmCaller):
 
     def cancel(self, request_id: str) -> bool:
         """Ask the runs of this request to end; whether there are any. They answer `canceled`."""
-        found = [run for run in self._live if run.uuid == request_id]
+        found = [run for run in self._live.values() if run.uuid == request_id]
         for run in found:
             run.request_cancel()
         return bool(found)
@@ -323,7 +323,8 @@ class ExecutionDispatcher(AlgorithmCaller):
     async def _try(self, desk: Desk, request: ExecutionRequest, granted: Pass) -> ExecutionResult:
         """Run it, and again as the policy says."""
         run = self._make_run(request)
-        live = self._live.add(run)
+        token = run.claim.token
+        self._live[token] = run
         try:
             result = await self._attempt(desk, request, run, granted)
             while result.error is not None and (again := await self._again(desk, run, result.error)) is not None:
@@ -331,7 +332,7 @@ class ExecutionDispatcher(AlgorithmCaller):
                 result = await self._attempt(desk, request, run, again)
             return _heed_cancel(result) if run.cancel_requested else result
         finally:
-            self._live.discard(live)
+            self._live.pop(token, None)
             run.end()
 
     def _make_run(self, request: ExecutionRequest) -> RunHandle:

@@ -1,4 +1,5 @@
-"""How a run gets to an executor: `execute` is the one way, for queued tasks and for direct calls.
+"""How a run gets to an executor: `execute`, for direct calls and for queued tasks with middleware. The runner submits a
+task without middleware by itself.
 
 A run has ended only when its code has: `execute` never answers earlier, whatever middleware does. Its caller frees the
 slot and the key of the task then, and one task must not run twice at once.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -300,37 +300,20 @@ class ProgressThrottle:
             self._run.send(self._run.make_report(progress=progress))
 
 
-class LiveRuns:
+class LiveRuns(dict[int, RunHandle]):
     """The runs that go on, by the token they began with, in the order in which they began."""
 
-    def __init__(self) -> None:
-        self._runs: dict[int, RunHandle] = {}
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __contains__(self, token: int) -> bool:
-        return token in self._runs
-
-    def __iter__(self) -> Iterator[RunHandle]:
+    def list_all(self) -> list[RunHandle]:
         """Those of this moment: runs may end meanwhile."""
-        return iter(list(self._runs.values()))
-
-    def add(self, run: RunHandle) -> int:
-        """Returns the token, for `discard`."""
-        self._runs[run.claim.token] = run
-        return run.claim.token
-
-    def discard(self, token: int) -> None:
-        self._runs.pop(token, None)
+        return list(self.values())
 
     def find(self, uuid: str) -> RunHandle | None:
         """The run of this task. Of two the later counts: the other one is stale."""
-        return next((run for run in reversed(self._runs.values()) if run.claim.record.uuid == uuid), None)
+        return next((run for run in reversed(self.values()) if run.claim.record.uuid == uuid), None)
 
     def request_stop(self, why: NoteCode | None = None, *, answer_canceled: bool = False) -> None:
         """Ask everything that runs to end."""
-        for run in self:
+        for run in self.list_all():
             run.request_stop(why, answer_canceled=answer_canceled)
 
 

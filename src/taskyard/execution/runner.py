@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from taskyard.errors import NotJson, PayloadTooLarge, ResultsPruned, StoreError
+from taskyard.execution.context import CURRENT
 from taskyard.execution.explain import RemoteTraceback, canceled, explain, internal_fault, refused, rejected
 from taskyard.execution.idle import Idle
 from taskyard.execution.line_capture import keep_capturing, start_capture, stop_capture
@@ -102,7 +103,7 @@ class Runner:
 
     def holds_of(self, node: str) -> bool:
         """Whether something runs here that was claimed under this incarnation."""
-        return any(run.claim.record.node == node for run in self._live)
+        return any(run.claim.record.node == node for run in self._live.values())
 
     def start(self, claim: Claim) -> None:
         """Begin the run in an asyncio task of its own. Never blocks and never raises."""
@@ -112,7 +113,7 @@ class Runner:
         keep_capturing()
         # Known from here on, not from the task's first step: a cancel may come in between.
         run = RunHandle(claim, host)
-        self._live.add(run)
+        self._live[claim.token] = run
         if claim.record.cancel is not None:
             run.request_cancel()  # a claim that was found again, after a turn that went unanswered
         if RunStarted in self._sinks.kinds:
@@ -144,7 +145,13 @@ class Runner:
             if record.group_id is not None and record.group_id == record.uuid:
                 await self._complete(run)
             executor, request = self._prepare(run)
-            result = await execute(run, executor, request, self._middleware + request.spec.middleware)
+            middleware = self._middleware + request.spec.middleware
+            if middleware:
+                result = await execute(run, executor, request, middleware)
+            else:
+                # As `execute` does, for less: this asyncio task is the run's own, and nothing else sees its context.
+                CURRENT.set(run)
+                result = await executor.submit(request)
             if result.error is not None and result.error.kind is ErrorKind.REJECTED:
                 await pause(run, self._clock, REJECTED_PAUSE_S)
             move = self._settle(run, result)
@@ -269,7 +276,7 @@ class Runner:
         raised = run.exception
         run.end()
         if move is not None:
-            self._live.discard(run.claim.token)
+            self._live.pop(run.claim.token, None)
             self._hooks.settle(run.claim, move)
             if move.state is not COMPLETED or RunCompleted in self._sinks.kinds:
                 self._tell_finished(run, move, raised)
@@ -319,7 +326,7 @@ class Runner:
 
     def give_back_waiting(self) -> None:
         """What an executor has accepted and not begun goes back, because the node stops."""
-        for run in self._live:
+        for run in self._live.list_all():
             if run.is_queued:
                 run.request_stop()
 
@@ -329,7 +336,7 @@ class Runner:
 
     async def abandon(self) -> list[str]:
         """Let go of what did not end. Nothing is settled: the code may still be running, so the claims stay."""
-        left = list(self._live)
+        left = self._live.list_all()
         for run in left:
             run.detach()
             if run.asyncio_task is not None:
