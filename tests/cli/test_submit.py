@@ -188,6 +188,17 @@ def test_a_text_may_look_like_json(typed: str, kept: str, shell: Shell) -> None:
     assert done.json["args"]["why"] == kept
 
 
+def test_a_queue_that_nobody_knows_is_told(shell: Shell) -> None:
+    """A queue without rules, tasks or a consumer is told with the known ones, until it has a task."""
+    of = ("submit", "add", "a=1", "--app", "tests.cli.sample_app", "--store", shell.url)
+    told = "note: queue 'nosuch' has no rules and no other tasks; known queues: cpu, default"
+    for queue, is_told in (("cpu", False), ("default", False), ("nosuch", True), ("nosuch", False)):
+        assert (told in shell.here(*of, "--queue", queue).err) is is_told
+    receipt = shell.here(*of, "--queue", "other", "--json").json
+    assert receipt["known_queues"] == ["cpu", "default", "nosuch"]
+    assert shell.here(*of, "--json").json["known_queues"] is None
+
+
 STRICT = ("--app", "tests.cli.strict_app")
 
 

@@ -48,6 +48,15 @@ def fit_arguments(consumer: Consumer, request: Arguments) -> dict[str, Any]:
     return request.args
 
 
+async def find_other_queues(yard: Yard, queue: str) -> tuple[str, ...] | None:
+    """The queues that have rules, tasks or a consumer, if this one is none of them; None if it is."""
+    known = set(yard._queues) | {consumer.queue for consumer in yard.consumers.values()}
+    if queue in known:
+        return None
+    known |= {status.name for status in await yard.queues()} | {entry.spec.queue for entry in await yard.catalogue()}
+    return None if queue in known else tuple(sorted(known))
+
+
 async def find_consumer(yard: Yard, name: str) -> tuple[Consumer, bool]:
     """The consumer, and whether its arguments can be checked here: by its own code, or by the schema that nodes have
     published. Raises `UnknownConsumer`, `AppRequired`."""

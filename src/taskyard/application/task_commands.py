@@ -24,7 +24,7 @@ from taskyard.application.errors import AmbiguousTask, InvalidRef, describe_erro
 from taskyard.application.groups import find_group, list_members
 from taskyard.application.queue_order import find_places
 from taskyard.application.refs import resolve_task, resolve_tasks
-from taskyard.application.submitting import find_consumer, fit_arguments
+from taskyard.application.submitting import find_consumer, find_other_queues, fit_arguments
 from taskyard.application.task_documents import task_document, task_fields, why_document
 from taskyard.application.task_requests import (
     BulkReport,
@@ -64,6 +64,7 @@ class LocalTaskCommands:
         args = fit_arguments(consumer, request) if is_checked else request.args
         if request.after:
             options = msgspec.structs.replace(options, after=tuple(await resolve_tasks(yard, request.after)))
+        known_queues = None if request.queue is None else await find_other_queues(yard, request.queue)
         handle = await yard._submit_to(consumer, args, options)
         record = await _find_submitted(handle)
         yard._unserved.forget(request.consumer)  # the receipt says it
@@ -73,6 +74,7 @@ class LocalTaskCommands:
             window_ends_at=handle.until,
             is_served=(await yard.catalogue()).is_served(request.consumer),
             is_checked=is_checked,
+            known_queues=known_queues,
         )
 
     async def rerun(

@@ -59,12 +59,15 @@ class SubmitRequest(Request, frozen=True, kw_only=True):
 class SubmitReceipt(TaskDocument, frozen=True, kw_only=True):
     """The task that now stands for what was asked. `is_new` is false if the submit was merged into an existing task;
     then `window_ends_at` is when its dedupe window ends, if it has one. `is_served`: a live node has the
-    consumer. `is_checked`: its code, or the schema that it has published, has checked the arguments."""
+    consumer. `is_checked`: its code, or the schema that it has published, has checked the arguments.
+    `known_queues` is set if the queue that was asked for is none of them: it has no rules, no other tasks and no
+    consumer."""
 
     is_new: bool
     window_ends_at: datetime | None
     is_served: bool
     is_checked: bool
+    known_queues: tuple[str, ...] | None = None
 
 
 # --- what became of commands -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from taskyard.cli.formatting import state_text
 from taskyard.cli.session import Target, opened_application
 from taskyard.cli.text import clean, duration, moment
 from taskyard.cli.values import parse_arguments, parse_duration, parse_moment, parse_option, parse_pairs
-from taskyard.errors import shorten
+from taskyard.errors import quote, shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,9 @@ async def submit_task(target: Target, submit: Submit, *, as_json: bool) -> int:
         if not receipt.is_checked:
             hint = _quoting_hint(request.args_text)
             complain("note", f"no --app given, so the arguments are checked only when a worker runs the task{hint}")
+        if receipt.known_queues is not None:
+            known = ", ".join(map(clean, receipt.known_queues)) or "none"
+            complain("note", f"queue {quote(receipt.queue)} has no rules and no other tasks; known queues: {known}")
         if not as_json:
             _tell(receipt, is_awaited=submit.wait)
             if not receipt.is_served:
