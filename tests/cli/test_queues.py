@@ -261,12 +261,29 @@ def test_an_end_that_may_be_later_is_told_as_at_least() -> None:
     assert line == "finished 12:01:00 at the earliest; with concurrency 2 in at least 30 s"
 
 
-@pytest.mark.parametrize("assumed", ["2", "concurrency", "concurrency=0", "concurrency=many", "workers=2"])
+@pytest.mark.parametrize("assumed", ["2", "concurrency", "workers=2"])
 def test_an_assumption_that_makes_no_sense_is_refused(shell: Shell, assumed: str) -> None:
     """`--if` takes a concurrency and nothing else; the error shows how to write it."""
     wrong = say(shell, "show", "cpu", "--if", assumed)
     assert wrong.code == 2
     assert wrong.err == f"error: --if '{assumed}' is not an assumption: write --if concurrency=2\n"
+
+
+@pytest.mark.parametrize("number", ["0", "two", "", "1.5"])
+def test_an_assumed_concurrency_is_a_number_from_one(shell: Shell, number: str) -> None:
+    """The error of an assumption that has the right name and a wrong number is about the number."""
+    wrong = say(shell, "show", "cpu", "--if", f"concurrency={number}")
+    assert wrong.code == 2
+    assert wrong.err == f"error: --if 'concurrency={number}': the concurrency must be a whole number from 1\n"
+
+
+def test_an_assumption_about_a_paused_queue_is_told_to_have_no_effect(shell: Shell) -> None:
+    """A queue that starts nothing starts nothing under another concurrency either, and `--if` says so."""
+    shell.seed(("boom", {}))
+    assert "note" not in say(shell, "show", "cpu", "--if", "concurrency=2").err
+    shell.ok("queue", "pause", "cpu", "--store", shell.url)
+    told = say(shell, "show", "cpu", "--if", "concurrency=2")
+    assert "note: queue 'cpu' is paused, so --if has no effect; resume it first" in told.err
 
 
 def test_a_queue_that_is_not_there_cannot_be_shown(shell: Shell) -> None:

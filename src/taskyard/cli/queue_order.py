@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taskyard.application.queue_order_documents import QueueEntry, QueueOrderDocument, WhatIf
-from taskyard.cli.console import make_console, say_json, show
+from taskyard.cli.console import complain, make_console, say_json, show
 from taskyard.cli.errors import DONE, UsageError
 from taskyard.cli.formatting import progress_text, state_symbol, why_line
 from taskyard.cli.queues import STATES
@@ -40,6 +40,8 @@ async def show_order(target: Target, name: str, *, limit: int, assumed: str | No
     concurrency = None if assumed is None else _parse_assumption(assumed)
     async with opened_application(target) as application:
         queue = await application.queues.order(name, limit=limit, concurrency=concurrency)
+    if concurrency is not None and queue.state is not QueueState.RUNNING:
+        complain("note", f"queue {quote(name)} is {queue.state}, so --if has no effect; resume it first")
     if as_json:
         say_json(queue)
     else:
@@ -49,9 +51,11 @@ async def show_order(target: Target, name: str, *, limit: int, assumed: str | No
 
 
 def _parse_assumption(text: str) -> int:
-    name, _, value = text.partition("=")
-    if name.strip() != "concurrency" or not value.strip().isdecimal() or int(value) < 1:
+    name, equals, value = text.partition("=")
+    if name.strip() != "concurrency" or not equals:
         raise UsageError(f"--if {quote(text)} is not an assumption: write --if concurrency=2")
+    if not value.strip().isdecimal() or int(value) < 1:
+        raise UsageError(f"--if {quote(text)}: the concurrency must be a whole number from 1")
     return int(value)
 
 
