@@ -58,6 +58,19 @@ def test_a_queue_is_found_that_a_filter_names(shell: Shell) -> None:
     assert shell.ok("audit", "--queue", "other", "--store", shell.url, "--json").json["entries"] == []
 
 
+def test_the_words_of_the_shell_are_those_of_the_record(shell: Shell) -> None:
+    """`--command` takes a command as it is typed, and the list shows it so, a priority by its name."""
+    one, other = shell.seed(("add", {"a": 1}), ("add", {"a": 2}))
+    shell.ok("move", one, "--after", other, "--store", shell.url)
+    shell.ok("priority", one, "high", "--store", shell.url)
+    shell.ok("start", other, "--store", shell.url)
+    for word in ("move", "priority", "start"):
+        (row,) = shell.ok("audit", "--command", word, "--store", shell.url).out.splitlines()[1:]
+        assert f"  {word}  " in row
+    assert len(shell.ok("audit", "--command", "set_priority", "--store", shell.url, "--json").json["entries"]) == 1
+    assert 'priority="high"' in shell.ok("audit", "--store", shell.url, COLUMNS="200").out
+
+
 def test_a_filter_without_hits_says_so(shell: Shell) -> None:
     """A filter that nothing matches is not told as an empty record."""
     shell.seed(("add", {"a": 1}))

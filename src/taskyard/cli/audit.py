@@ -12,6 +12,10 @@ from taskyard.application.audit_documents import AuditDocument, AuditPage
 from taskyard.cli.console import json_text, make_console, say_json, show
 from taskyard.cli.session import Target, opened_application
 from taskyard.cli.text import clean, cut, moment
+from taskyard.model.audit import SHELL_WORDS
+from taskyard.model.order import Priority
+
+_WORDS = {name: word for word, names in SHELL_WORDS.items() for name in names}
 
 SHORT_ID = 8
 """Characters of an id that are shown, its last ones: the ids of one moment begin alike."""
@@ -63,7 +67,7 @@ def _table(entries: Sequence[AuditDocument]) -> Table:
             Text(moment(one.at), "dim"),
             Text(cut(clean(one.actor), 24), "bold"),
             Text(one.via, "dim"),
-            Text(clean(one.command)),
+            Text(clean(_WORDS.get(one.command, one.command))),
             _counts_text(one),
             Text(clean(target_text(one))),
             Text(clean(one.reason), "dim"),
@@ -79,6 +83,8 @@ def _counts_text(entry: AuditDocument) -> Text:
 def target_text(entry: AuditDocument) -> str:
     """`queue cpu`, `task …23a4b5c6`, or the filter as JSON."""
     details = {name: value for name, value in entry.details.items() if name != "where"}
+    if "priority" in details:
+        details["priority"] = Priority.of(details["priority"]).name.lower()
     words = [f"{name}={json_text(value, pretty=False)}" for name, value in details.items()]
     if entry.kind == "tasks":
         target = f"tasks {json_text(entry.details.get('where', {}), pretty=False)}"

@@ -27,6 +27,17 @@ WAYS = ("cli", "http")
 """Prefixes of an actor that say how the person asked: `cli:ana`. Without one it was Python code."""
 
 
+SHELL_WORDS = {
+    "start": ("start_now",),
+    "move": ("move_before", "move_after"),
+    "priority": ("set_priority",),
+    "run-again": ("run_again",),
+    "stop-after-current": ("stop_after_current",),
+    "set": ("set_concurrency",),
+}
+"""The commands of the shell whose names in the record are others."""
+
+
 class TargetKind(StrEnum):
     """What a command is about."""
 
@@ -62,10 +73,10 @@ class AuditEntry(msgspec.Struct, frozen=True):
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which entries to list; None means any. `actor` is a person, with or without the way: `ana` or `cli:ana`. `task`
     is the id of a task that was named; commands for all that match a filter do not name their tasks. A queue may be
-    named by a filter. Without `kinds`, entries of any kind are listed."""
+    named by a filter. Without `commands` or `kinds`, any are listed."""
 
     actor: str | None = None
-    command: str | None = None
+    commands: tuple[str, ...] = ()
     kinds: tuple[TargetKind, ...] = ()
     target: str | None = None
     since: datetime | None = None
@@ -85,14 +96,15 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
         kinds: tuple[TargetKind, ...] = ()
         if task is not None or queue is not None:
             kinds = (TargetKind.TASK,) if queue is None else (TargetKind.QUEUE, TargetKind.TASKS)
-        return cls(actor=by, command=command, kinds=kinds, target=queue if task is None else task, since=since)
+        commands = () if command is None else SHELL_WORDS.get(command, (command,))
+        return cls(actor=by, commands=commands, kinds=kinds, target=queue if task is None else task, since=since)
 
     def matches(self, entry: AuditEntry) -> bool:
         via, actor = (None, None) if self.actor is None else split_actor(self.actor)
         return (
             (actor is None or entry.actor == actor)
             and (via in (None, PYTHON) or entry.via == via)
-            and (self.command is None or entry.command == self.command)
+            and (not self.commands or entry.command in self.commands)
             and (not self.kinds or entry.kind in self.kinds)
             and (self.target is None or entry.target == self.target)
             and (self.since is None or entry.at >= self.since)

@@ -35,7 +35,7 @@ async def list_audit(conn: Connection, where: AuditFilter, before_id: int | None
     for term, value in (
         ("actor = $", actor),
         ("via = $", None if via == PYTHON else via),
-        ("command = $", where.command),
+        ("command = ANY ($::text[])", list(where.commands) or None),
         ("kind = ANY ($::text[])", list(where.kinds) or None),
         ("target = $", where.target),
         ("at >= $", where.since),

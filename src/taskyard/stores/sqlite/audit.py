@@ -38,7 +38,7 @@ def list_audit(conn: apsw.Connection, where: AuditFilter, before_id: int | None,
     for term, value in (
         ("actor = ?", actor),
         ("via = ?", None if via == PYTHON else via),
-        ("command = ?", where.command),
+        ("command IN (SELECT value FROM json_each(?))", json.dumps(where.commands) if where.commands else None),
         ("kind IN (SELECT value FROM json_each(?))", json.dumps(where.kinds) if where.kinds else None),
         ("target = ?", where.target),
         ("at >= ?", None if where.since is None else to_us(where.since)),

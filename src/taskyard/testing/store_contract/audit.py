@@ -118,7 +118,7 @@ class AuditContract(Desk):
 
         assert await found(actor="ana") == ["http cancel", "python pause", "cli pause"]
         assert await found(actor="cli:ana") == ["cli pause"]
-        assert await found(command="pause", since=everything[2].at) == ["python pause"]
+        assert await found(commands=["pause"], since=everything[2].at) == ["python pause"]
         assert await found(kinds=["queue"], target="a") == ["cli pause"]
         assert await found(kinds=["node"], target="a") == ["cli drain"]
         assert await found(kinds=["queue", "node"], target="a") == ["cli drain", "cli pause"]
