@@ -259,6 +259,9 @@ def make_schema(adapter: TypeAdapter[Any], *, mode: Literal["validation", "seria
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
+        def get_decimal_pattern(self, schema: Any) -> str | None:
+            return super().get_decimal_pattern(schema) or DECIMAL
+
     try:
         schema = adapter.json_schema(mode=mode, schema_generator=Untitled)
         msgspec.json.encode(schema)
@@ -275,6 +278,9 @@ def _is_json_value(value: Any) -> bool:
         return abs(value) < 1 << 63
     return value is None or type(value) is str or (isinstance(value, float) and isfinite(value))
 
+
+DECIMAL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?$"
+"""The texts that stand for a decimal. Pydantic writes no pattern for an unbounded one, so any text would fit."""
 
 PLAIN = frozenset(
     {Any, None, NoneType, bool, int, float, str, bytes, list, tuple, set, frozenset, dict, Union, UnionType, Ellipsis}

@@ -32,7 +32,7 @@ REFUSED = {
     "add": "a: is missing",
     "add a=1 c=2": "c: is unknown; known are: a, b",
     "add a=x": "a: must be an integer, not 'x'",
-    "add a=1.5": "a: must be an integer, not '1.5'",
+    "add a=1.5": "a: must be an integer, not 1.5",
 }
 
 

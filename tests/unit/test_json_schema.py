@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
@@ -163,6 +163,8 @@ JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(list(SCHEMA["properties"])), JSON)
+@example("price", "")
+@example("price", "a")
 def test_whatever_the_schema_takes_the_consumer_takes(name, value):
     """Nothing that fits the schema is refused by the consumer: a worker never refuses what a submit let pass."""
     fitted, misfits = fit(SCHEMA, {"text": "a"} | {name: value})
