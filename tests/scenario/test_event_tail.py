@@ -233,14 +233,21 @@ async def test_a_reader_that_fails_fails_its_subscribers():
             assert len(await again.until(6)) == 6
 
 
+def named_readers() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == "taskyard-events"]
+
+
 @pytest.mark.spec("QUE-29")
 async def test_the_reader_ends_with_its_last_subscriber(url):
     """Without subscribers nothing reads events, and the yard closes with no task left."""
     async with build(url) as yard:
-        async with listening(yard, 2):
+        async with listening(yard, 2), asyncio.timeout(PATIENCE_S):
             await yard.submit("echo")
+            while not (readers := named_readers()):  # noqa: ASYNC110 -- nothing tells that the reader has started
+                await asyncio.sleep(0)
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*[task for task in asyncio.all_tasks() if task.get_name() == "taskyard-events"])
+            await asyncio.wait(readers)
+        assert len(readers) == 1
 
 
 @pytest.mark.spec("QUE-29")
