@@ -377,6 +377,40 @@ class UnknownNode(InvalidInput):
         super().__init__(f"no node {quote(node)} is on this store; it has left or died, or was never here")
 
 
+class DeviceError(TaskyardError):
+    """A device answered that it cannot do what was asked. The message says what; look at the device."""
+
+
+class DeviceLost(DeviceError):
+    """A device is gone or does not answer. Its task goes to another one; the device is reconnected."""
+
+
+class UnknownDevice(InvalidInput):
+    """No such device is in this store: see which there are, and correct the name."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        super().__init__(f"no device {quote(device)} is in this store", hint="`taskyard device ls` lists them")
+
+
+class DeviceExists(InvalidInput):
+    """Another device has this name, number or address: choose another, or remove that device."""
+
+    def __init__(self, device: str, what: str, value: object) -> None:
+        self.device, self.what, self.value = device, what, value
+        super().__init__(f"the device {quote(device)} already has the {what} {quote(value)}")
+
+
+class DeviceBusy(TaskyardError):
+    """A task runs on this device: drain it and wait, or remove it by force."""
+
+    def __init__(self, device: str, task: str) -> None:
+        self.device, self.task = device, task
+        super().__init__(
+            f"task {task} runs on the device {quote(device)}; drain the device first, or remove it by force"
+        )
+
+
 class UnknownSchedule(InvalidInput):
     """No such schedule is in this store: see which there are, and correct the name."""
 
