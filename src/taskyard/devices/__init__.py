@@ -1,7 +1,37 @@
-"""Devices: phones, emulators, lab machines. One actor each runs their tasks one by one."""
+"""Devices: phones, emulators, lab machines. One actor each runs their tasks one by one.
+
+Nothing here imports the libraries of the extra `devices`: each is imported where it is first needed.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from taskyard.devices.definitions import DeviceDefinition, GameAccount
 from taskyard.devices.device import Device, current_device
 from taskyard.ports.device import DeviceAdapter, EmulatorAdapter
 
-__all__ = ["Device", "DeviceAdapter", "DeviceDefinition", "EmulatorAdapter", "GameAccount", "current_device"]
+if TYPE_CHECKING:
+    from taskyard.devices.simulated import SimulatedDevice as SimulatedDevice
+
+_LAZY = {
+    "SimulatedDevice": "taskyard.devices.simulated",
+}
+"""Names that are imported at their first use, with their module."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+__all__ = [
+    "Device",
+    "DeviceAdapter",
+    "DeviceDefinition",
+    "EmulatorAdapter",
+    "GameAccount",
+    "SimulatedDevice",
+    "current_device",
+]

@@ -1,0 +1,46 @@
+"""Checks of what users give adapters, and the errors that all adapters word alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from taskyard.errors import DeviceError, InvalidInput, quote, shorten
+from taskyard.model.given import LONGEST_S
+
+
+def check_seconds(field: str, value: Any) -> float:
+    """`value` if it is a time that something may take, 0 included."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LONGEST_S:
+        raise InvalidInput("must be a number of seconds, from 0 on", field=field, given=value)
+    return float(value)
+
+
+def check_share(field: str, value: Any) -> float:
+    """`value` if it is a share of calls, from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidInput("must be a number from 0 to 1", field=field, given=value)
+    return float(value)
+
+
+def check_settings(adapter: str, settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The settings of a device that is in a store, if this kind of device has all of them."""
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        raise InvalidInput(
+            f"{adapter} devices have no such setting; they have {', '.join(sorted(known))}",
+            field="settings",
+            given=unknown[0],
+        )
+    return dict(settings)
+
+
+def command_failed(device: str, command: str, status: int, output: str) -> DeviceError:
+    """The error of a command whose exit status is not 0."""
+    last = output.strip().rsplit("\n", 1)[-1]
+    return DeviceError(f"{device}: {quote(command)} ended with status {status}{last and f': {shorten(last)}'}")
+
+
+def command_timed_out(device: str, command: str, timeout_s: float) -> DeviceError:
+    """The error of a command that takes too long; whether the device answers at all is for `health` to tell."""
+    return DeviceError(f"{device}: {quote(command)} did not end within {timeout_s:g} s; give it a longer timeout_s")
