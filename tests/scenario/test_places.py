@@ -26,6 +26,7 @@ from taskyard import (
 )
 from taskyard.errors import InvalidConsumer
 from taskyard.ports.places import Places
+from taskyard.queueing.capacity import Slots
 from tests.scenario.placed import meet, train
 
 A100, T4 = Place("gpu-0", {"model": "a100"}), Place("gpu-1", {"model": "t4"})
@@ -278,3 +279,43 @@ def test_a_check_is_an_admission():
     """The port is what a plug-in implements."""
     checks: list[Admission] = [LockFiles()]
     assert checks[0].kinds == ("file_lock",)
+
+
+async def test_a_thousand_changes_at_once_are_looked_at_once(monkeypatch):
+    """Places that become ready in one go cost the node one look, and each that is ready gets a task."""
+    places = Places([f"p{n}" for n in range(1000)])
+    for place in places:
+        places.set_ready(place.name, False)
+    yard = Yard("memory://", max_running=1000)
+    looks = []
+    refresh = Slots.refresh
+
+    def count(slots):
+        looks.append(slots)
+        refresh(slots)
+
+    @yard.consumer(places=places)
+    async def work():
+        return current_run().device
+
+    async with yard:
+        monkeypatch.setattr(Slots, "refresh", count)
+        for place in list(places):
+            places.set_ready(place.name, True)
+        handles = [await work.submit() for _ in range(1000)]
+        assert {await handle.result(timeout_s=20) for handle in handles} <= {place.name for place in places}
+        assert len(looks) <= 2
+
+
+def test_what_does_not_change_is_not_told():
+    """A place that is made ready twice is told once; only a change of what there is makes another version."""
+    places, told = Places(["a"]), []
+    places.subscribe(lambda: told.append(1))
+    version = places.version
+    places.set_ready("a", True)
+    assert told == []
+    places.set_ready("a", False)
+    places.set_ready("a", False)
+    assert (len(told), places.version) == (1, version)
+    places.add(Place("a", {"role": "eu"}))
+    assert (len(told), places.version) == (2, version + 1)

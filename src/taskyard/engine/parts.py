@@ -61,7 +61,9 @@ class Parts:
         self._checks = Checks(ground.settings.checks)
         self.admission = self._make_admission()
         self._watched: dict[Places, Callable[[], None]] = {}
-        self._places = self.slots.places()
+        self._are_places_told = False
+        """Whether `_places_changed` is on its way: a thousand places that change at once are looked at once."""
+        self._versions: dict[Places, int] = {}
         self.membership = self._make_membership()
         self.dispatcher = self._make_dispatcher()
         self.inbox = self.dispatcher.inbox
@@ -248,7 +250,6 @@ class Parts:
         """Consumers or their places have changed."""
         self.slots.refresh()
         self.admission.refresh()
-        self._places = self.slots.places()
         if self._loop is not None:
             self._follow_places(self._loop)
 
@@ -257,7 +258,14 @@ class Parts:
         for gone in self._watched.keys() - places:
             self._watched.pop(gone)()
         for new in places - self._watched.keys():
-            self._watched[new] = new.subscribe(partial(_call_soon, loop, self._places_changed))
+            self._watched[new] = new.subscribe(partial(self._tell_places, loop))
+        self._versions = self._list_versions()
+
+    def _tell_places(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From any thread."""
+        if not self._are_places_told:
+            self._are_places_told = True
+            _call_soon(loop, self._places_changed)
 
     def close(self) -> None:
         """The node has stopped, or could not start: it follows the checks and the places no longer."""
@@ -268,11 +276,18 @@ class Parts:
         self._watched.clear()
 
     def _places_changed(self) -> None:
-        known = self._places
-        self._refresh()
-        if self._places != known:
+        # First: a change that comes from another thread meanwhile is told again.
+        self._are_places_told = False
+        self.slots.refresh()
+        self.admission.refresh()
+        versions = self._list_versions()
+        if versions != self._versions:
+            self._versions = versions
             self.membership.describe_anew()
         self.inbox.look()
+
+    def _list_versions(self) -> dict[Places, int]:
+        return {places: places.version for places in self._watched}
 
     def consumers_changed(self) -> None:
         """A consumer has come or gone."""

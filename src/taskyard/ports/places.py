@@ -28,6 +28,8 @@ class Places:
         self._places: dict[str, Place] = {}
         self._not_ready: set[str] = set()
         self._listeners: list[Callable[[], None]] = []
+        self.version = 0
+        """Changes with every place that is added, removed or given other labels; not with what is ready."""
         if isinstance(places, str):
             raise InvalidInput(f"places must be a list of places or names, not {quote(places)}")
         for count, place in enumerate(places, 1):
@@ -56,12 +58,15 @@ class Places:
         with self._lock:
             self._known(name)
             del self._places[name]
+            self.version += 1
             self._not_ready.discard(name)
         self._tell()
 
     def set_ready(self, name: str, is_ready: bool) -> None:
         with self._lock:
             self._known(name)
+            if is_ready is (name not in self._not_ready):
+                return
             self._mark(name, is_ready)
         self._tell()
 
@@ -76,7 +81,9 @@ class Places:
             raise InvalidInput(f"a place must be a Place or the name of one, not {quote(given)}")
         place = Place(check_name("the name of a place", place.name), check_labels(place.labels))
         with self._lock:
-            self._places[place.name] = place
+            if self._places.get(place.name) != place:
+                self._places[place.name] = place
+                self.version += 1
             self._mark(place.name, is_ready)
 
     def _mark(self, name: str, is_ready: bool) -> None:
