@@ -385,6 +385,25 @@ class DeviceLost(DeviceError):
     """A device is gone or does not answer. Its task goes to another one; the device is reconnected."""
 
 
+class StepFailed(DeviceError):
+    """A step of a run on a device failed, and the code went on: the run is not completed. If the step may fail, mark it
+    as optional."""
+
+    def __init__(self, step: str, why: str) -> None:
+        self.step, self.why = step, why
+        super().__init__(
+            f"the step {step} failed and the code went on ({why})", hint="mark it as optional if it may fail"
+        )
+
+
+class CleanupFailed(DeviceError):
+    """The work on a device was done, but its cleanup failed: look at what the task has left on the device."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"the work was done, but the cleanup after it failed: {why}")
+
+
 class UnknownDevice(InvalidInput):
     """No such device is in this store: see which there are, and correct the name."""
 

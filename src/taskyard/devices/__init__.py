@@ -6,6 +6,7 @@ Nothing here imports the libraries of the extra `devices`: each is imported wher
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from taskyard.devices.consumer import BaseExecutor, DeviceConsumer, run_on_device
 from taskyard.devices.definitions import DeviceDefinition, GameAccount
 from taskyard.devices.device import Device, current_device
 from taskyard.ports.device import DeviceAdapter, EmulatorAdapter
@@ -27,11 +28,14 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "BaseExecutor",
     "Device",
     "DeviceAdapter",
+    "DeviceConsumer",
     "DeviceDefinition",
     "EmulatorAdapter",
     "GameAccount",
     "SimulatedDevice",
     "current_device",
+    "run_on_device",
 ]
