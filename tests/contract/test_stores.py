@@ -11,18 +11,24 @@ from taskyard.ports.store import Store
 from taskyard.stores.memory import MemoryStore
 from taskyard.stores.postgres import PostgresStore
 from taskyard.stores.sqlite import SqliteStore
-from taskyard.testing.contract import DurableStoreContract, PromptStoreContract, ScheduleContract, TiesContract
+from taskyard.testing.contract import (
+    DeviceContract,
+    DurableStoreContract,
+    PromptStoreContract,
+    ScheduleContract,
+    TiesContract,
+)
 from taskyard.testing.postgres import UNSEEN
 
 COUNTED = "SELECT state, sum(n)::bigint AS n FROM taskyard.state_count WHERE queue = '' GROUP BY state"
 
 
-class TestMemoryStore(PromptStoreContract, TiesContract, ScheduleContract):
+class TestMemoryStore(PromptStoreContract, TiesContract, ScheduleContract, DeviceContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return MemoryStore(clock)
 
 
-class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract):
+class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract, DeviceContract):
     def make_store(self, clock: Clock, folder: Path) -> Store:
         return SqliteStore(folder / "work.db", clock=clock)
 

@@ -64,6 +64,7 @@ async def test_sqlite_has_the_fields_of_an_attempt(sqlite):
     found = sqlite_columns(sqlite, "attempt")
     assert found.pop("task") == ("INTEGER", False)
     assert found.pop("finished_at") == ("INTEGER", False)
+    assert found.pop("account") == ("TEXT", True)  # for the history of devices
     assert found == described(ATTEMPT, tuple(name for name in ATTEMPT.columns if name != "finished_at"), SQLITE)
 
 

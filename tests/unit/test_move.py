@@ -10,6 +10,7 @@ from hypothesis import given
 from taskyard.errors import IllegalMove
 from taskyard.model.move import Move, apply_move
 from taskyard.model.notes import CancelRequest, Note, NoteCode
+from taskyard.model.settle import node_died
 from taskyard.model.state import ENDED, LEGAL, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.testing.samples import NOON, a_record, an_error, seconds
@@ -165,10 +166,11 @@ def test_given_back_uses_no_attempt_up():
 def test_recovered_goes_to_the_head_and_is_counted():
     """A task taken back from a dead node goes to the head, and the recovery is counted."""
     record = running()
-    apply_move(record, Move.interrupted(at=LATER, note=Note(NoteCode.NODE_DIED)))
+    apply_move(record, Move.interrupted(at=LATER, error=node_died("n"), note=Note(NoteCode.NODE_DIED)))
     move = Move.recover(at=LATER)
     apply_move(record, move)
     assert (record.state, record.recoveries, record.attempt) == (TaskState.QUEUED, 1, 2)
+    assert record.error is None  # it is the attempt's
     assert move.to_head
 
 

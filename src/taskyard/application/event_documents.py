@@ -15,6 +15,9 @@ class EventDocument(Document, frozen=True, kw_only=True):
     """One event, with what the store knows of its task when it is read. An event of a whole queue has no `uuid` and no
     `consumer`; `before` and `after` are states of the task, `actor` asked for it, `code` says why.
 
+    An event of a device has its name as `device` and its pool as `queue`. An event of an account of a pool has the
+    account as `code`. `is_alert` marks the events that a person should look at.
+
     `node` is the incarnation that ran the attempt which began or finished with this event; `duration_s` and `error`
     belong to an attempt that finished. `due_at` is set where the task waits for its time from then on, `priority` where
     it was changed, `blocker` where the task is blocked: a text such as `disk /data`."""
@@ -37,6 +40,8 @@ class EventDocument(Document, frozen=True, kw_only=True):
     due_at: datetime | None = None
     priority: PriorityName | None = None
     blocker: str | None = None
+    device: str | None = None
+    is_alert: bool = False
 
 
 class EventPageDocument(Document, frozen=True, kw_only=True):

@@ -145,6 +145,8 @@ def event_document(event: Event, record: TaskRecord | None, attempt: Attempt | N
         after=event.after,
         actor=event.actor or None,
         code=event.code or None,
+        device=event.device or None,
+        is_alert=event.is_alert,
         **found,
     )
 

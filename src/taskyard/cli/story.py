@@ -8,7 +8,7 @@ from rich.text import Text
 from taskyard.application.event_documents import EventDocument
 from taskyard.cli.formatting import STATE_STYLES, error_text, progress_text
 from taskyard.cli.text import clean, clock_time, duration, moment, one_line, seconds_between
-from taskyard.model.event import EventKind
+from taskyard.model.event import ALERTS, EventKind
 from taskyard.model.state import TaskState
 
 _K = EventKind
@@ -23,10 +23,25 @@ VERBS = {
     _K.QUEUE_STOPPING: "stopping",
     _K.QUEUE_RESUMED: "resumed",
     _K.QUEUE_CHANGED: "changed",
+    _K.DEVICE_ADDED: "added",
+    _K.DEVICE_CHANGED: "changed",
+    _K.DEVICE_REMOVED: "removed",
+    _K.DEVICE_UP: "up",
+    _K.DEVICE_DOWN: "down",
+    _K.DEVICE_DRAINED: "drained",
+    _K.DEVICE_TAKEN: "taken",
+    _K.DEVICE_QUARANTINED: "quarantined",
+    _K.DEVICE_RETURNED: "returned",
+    _K.ACCOUNT_QUARANTINED: "quarantined",
+    _K.ACCOUNT_RELEASED: "released",
 }
 """Where the verb for people is not the name of the kind."""
 
+ACCOUNTS = frozenset({_K.ACCOUNT_QUARANTINED, _K.ACCOUNT_RELEASED})
+"""Events of accounts: their code is the account."""
+
 STYLES = {EventKind(state): style for state, (_, style) in STATE_STYLES.items() if state is not TaskState.CREATED}
+STYLES |= dict.fromkeys(ALERTS, "bold red")
 
 PROGRESS_EVERY_S = 1.0
 """Seconds between two lines of progress of one task."""
@@ -37,7 +52,11 @@ def verb_of(event: EventDocument) -> str:
 
 
 def subject_of(event: EventDocument) -> str:
-    """`hash 01a1e0e2-…`: what an event is about; it may be a whole queue."""
+    """`hash 01a1e0e2-…`: what an event is about; it may be a whole queue, a device or an account."""
+    if event.device:
+        return f"device {clean(event.device)}"
+    if event.kind in ACCOUNTS and event.code:
+        return f"account {clean(event.code)} of {clean(event.consumer)}"
     if not event.uuid:
         return f"queue {clean(event.queue)}"
     return f"{clean(event.consumer)} {clean(event.uuid)}"
@@ -59,6 +78,8 @@ def detail_of(event: EventDocument, width: int = 200) -> str:
         parts.append("waits for other tasks" if event.blocker is None else clean(event.blocker))
     if event.priority is not None:
         parts.append(event.priority)
+    if event.device and event.code:
+        parts.append(clean(event.code))
     if event.actor:
         parts.append(f"by {clean(event.actor)}")
     return one_line(" · ".join(filter(None, parts)), width)

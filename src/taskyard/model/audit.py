@@ -14,6 +14,7 @@ import msgspec
 
 from taskyard.errors import InvalidInput
 from taskyard.model.command import Command
+from taskyard.model.device import DeviceCommand
 from taskyard.model.queue import QueueCommand
 from taskyard.model.task import new_uuid
 from taskyard.model.task_filter import TaskFilter
@@ -47,13 +48,16 @@ class TargetKind(StrEnum):
     QUEUE = "queue"
     SCHEDULE = "schedule"
     NODE = "node"
+    DEVICE = "device"
+    ACCOUNT = "account"
+    """An account of a device pool, whose tasks are taken or not."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
-    """One call of a person. `target` is the id of a task, or the name of a queue, schedule or node; for a filter it is
-    the queue that the filter names, if any, and the filter is in `details` with the other parameters of the command.
-    `matched` tasks were looked at, `changed` of them were changed. While a command for many tasks runs, the counts
-    grow; one that was interrupted is never finished."""
+    """One call of a person. `target` is the id of a task, or the name of a queue, schedule, node or device, or the key
+    of an account; for a filter it is the queue that the filter names, if any, and the filter is in `details` with the
+    other parameters of the command. `matched` tasks were looked at, `changed` of them were changed. While a command for
+    many tasks runs, the counts grow; one that was interrupted is never finished."""
 
     id: int
     uuid: str
@@ -141,9 +145,9 @@ def make_entry(
 
 
 def command_entry(
-    by: str, command: Command | QueueCommand, kind: TargetKind, target: str = "", *, now: datetime
+    by: str, command: Command | QueueCommand | DeviceCommand, kind: TargetKind, target: str = "", *, now: datetime
 ) -> AuditEntry | None:
-    """The entry of a command on one task or one queue."""
+    """The entry of a command on one task, one queue or one device."""
     name, reason, details = _describe(command)
     return make_entry(by, name, kind, target, now=now, reason=reason, details=details)
 
@@ -157,7 +161,7 @@ def bulk_entry(by: str, command: Command, where: TaskFilter, *, now: datetime) -
     )
 
 
-def _describe(command: Command | QueueCommand) -> tuple[str, str, dict[str, Any]]:
+def _describe(command: Command | QueueCommand | DeviceCommand) -> tuple[str, str, dict[str, Any]]:
     """The name of a command, its reason, and its parameters without those that have their default."""
     fields: dict[str, Any] = msgspec.to_builtins(command)
     name = to_snake(fields.pop("type"))

@@ -62,6 +62,13 @@ class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True):
     """When it last answered, as of the last report; nothing is reported for a heartbeat alone."""
 
 
+NOT_SERVED = "no node serves it"
+"""Why a device is down that no node has connected to."""
+
+NOT_CHECKED = "it has not answered yet"
+"""Why a device is down until the node that serves it now has checked it."""
+
+
 class DeviceOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What people, or the ladder, have said of a device, and not taken back. Who has `taken` it keeps it until
     `taken_until`, if there is such a time."""
@@ -189,6 +196,30 @@ def edit_device(spec: DeviceSpec, command: EditDevice) -> DeviceSpec:
     )
 
 
+class DeviceEdits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a person has changed of a device that a program defines: the next start of the program leaves it as it is.
+    `labels` by name, an empty text stands for one that was removed; `has_settings`: the settings were changed."""
+
+    labels: dict[str, str] = {}
+    has_settings: bool = False
+
+    def after(self, command: EditDevice) -> DeviceEdits:
+        """The same with one more edit."""
+        return DeviceEdits(
+            labels={**self.labels, **(command.labels or {})},
+            has_settings=self.has_settings or command.settings is not None,
+        )
+
+    def applied(self, defined: DeviceSpec, stored: DeviceSpec) -> DeviceSpec:
+        """The definition of the program, with what a person has edited of the stored one."""
+        labels = {**defined.labels, **self.labels}
+        return msgspec.structs.replace(
+            defined,
+            labels={name: value for name, value in labels.items() if value},
+            settings=stored.settings if self.has_settings else defined.settings,
+        )
+
+
 # --- accounts ---------------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +281,8 @@ class DeviceRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs on devices; None means any. A pool is a queue of the same name."""
+    """Which runs on devices; None means any. A pool is a queue of the same name. `since` asks for those that started
+    then or later."""
 
     pool: str | None = None
     device: str | None = None

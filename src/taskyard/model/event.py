@@ -38,6 +38,21 @@ class EventKind(StrEnum):
     QUEUE_STOPPING = "queue_stopping"
     QUEUE_RESUMED = "queue_resumed"
     QUEUE_CHANGED = "queue_changed"
+    DEVICE_ADDED = "device_added"
+    DEVICE_CHANGED = "device_changed"
+    DEVICE_REMOVED = "device_removed"
+    DEVICE_UP = "device_up"
+    DEVICE_DOWN = "device_down"
+    DEVICE_DRAINED = "device_drained"
+    DEVICE_TAKEN = "device_taken"
+    DEVICE_QUARANTINED = "device_quarantined"
+    DEVICE_RETURNED = "device_returned"
+    ACCOUNT_QUARANTINED = "account_quarantined"
+    ACCOUNT_RELEASED = "account_released"
+
+
+ALERTS = frozenset({EventKind.DEVICE_QUARANTINED, EventKind.ACCOUNT_QUARANTINED})
+"""Kinds of events that a person should look at: nothing goes on by itself."""
 
 
 TOLD_AS: dict[TaskState, EventKind] = {state: EventKind(state) for state in TaskState if state is not TaskState.CREATED}
@@ -64,6 +79,7 @@ class EventDetail(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     code: str = ""
     progress: Progress | None = None
     after: TaskState | None = None
+    device: str = ""
 
 
 NO_DETAIL = EventDetail()
@@ -80,7 +96,10 @@ def make_detail(kind: EventKind, before: TaskState, *, actor: str = "", code: st
 class Event(msgspec.Struct, frozen=True, gc=False):
     """One thing that happened. `before` is the state of the task until then, `after` from then on; `actor` is who asked
     for it; `code` is why: the code of a note or of a cancel request, or the class of an error. `progress` comes with
-    progress alone. Where a whole queue is meant, `uuid` and `consumer` are empty."""
+    progress alone. Where a whole queue is meant, `uuid` and `consumer` are empty.
+
+    An event of a device has its name as `device` and its pool as `queue`; `code` is the reason that was given, or why
+    it is down. An event of an account has the account as `code`, and its pool and consumer."""
 
     seq: int
     at: datetime
@@ -93,6 +112,12 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     actor: str = ""
     code: str = ""
     progress: Progress | None = None
+    device: str = ""
+
+    @property
+    def is_alert(self) -> bool:
+        """Whether a person should look at it."""
+        return self.kind in ALERTS
 
     @classmethod
     def of(
@@ -101,7 +126,20 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         detail = detail or NO_DETAIL
         before = detail.before or USUAL_BEFORE.get(kind)
         after = detail.after or USUAL_AFTER.get(kind, before)
-        return cls(seq, at, kind, uuid, consumer, queue, before, after, detail.actor, detail.code, detail.progress)
+        return cls(
+            seq,
+            at,
+            kind,
+            uuid,
+            consumer,
+            queue,
+            before,
+            after,
+            detail.actor,
+            detail.code,
+            detail.progress,
+            detail.device,
+        )
 
 
 USUAL_AFTER: dict[EventKind, TaskState] = {

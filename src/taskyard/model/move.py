@@ -75,8 +75,9 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return cls(state=QUEUED, at=at, run=TaskState.INTERRUPTED, unspent=True, note=note)
 
     @classmethod
-    def interrupted(cls, *, at: datetime, note: Note) -> Self:
-        return cls(state=TaskState.INTERRUPTED, at=at, note=note)
+    def interrupted(cls, *, at: datetime, error: ExecutionError, note: Note) -> Self:
+        """The error is that of the attempt. The task has one only if it fails by it."""
+        return cls(state=TaskState.INTERRUPTED, at=at, error=error, note=note)
 
     @classmethod
     def recover(cls, *, at: datetime) -> Self:
@@ -118,7 +119,7 @@ def apply_move(record: TaskRecord, move: Move) -> None:
     record.attempt -= move.unspent
     if move.due_at is not None:
         record.due_at = move.due_at
-    if move.error is not None:
+    if move.error is not None and new is not TaskState.INTERRUPTED:
         record.error = move.error
     if move.note is not None:
         record.note = move.note

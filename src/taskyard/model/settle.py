@@ -104,7 +104,7 @@ def _canceled(move: Move, note: Note | None, error: ExecutionError | None = None
 def rescue(record: TaskRecord, *, auto_recover: int, now: datetime, node: str) -> tuple[Move, Move]:
     """What becomes of a task whose node died: it is interrupted, then recovered to the front, failed, or canceled if
     that was requested. `node` is the label of the node."""
-    first = Move.interrupted(at=now, note=Note(NoteCode.NODE_DIED, facts={"node": node}))
+    first = Move.interrupted(at=now, error=node_died(node), note=Note(NoteCode.NODE_DIED, facts={"node": node}))
     if record.cancel is not None:
         return first, Move.canceled(at=now)
     if record.recoveries < auto_recover:

@@ -102,8 +102,9 @@ class DeviceStore(Protocol):
 
     async def define_devices(self, specs: Sequence[DeviceSpec], *, by: str) -> list[DeviceStatus]:
         """What a program says when it starts: each is added, or, if it was defined by code, brought up to date. Labels
-        and settings that a person has edited stay. `DeviceExists` if one of them collides with another device, and then
-        none is changed. Orders stay as they are."""
+        and settings that a person has edited stay. `DeviceExists` if one of them collides with another device, such as
+        one of its name in another pool or one that was not defined by code, and then none is changed. Orders stay as
+        they are. The answer is in the order of `specs`."""
         ...
 
     async def command_device(
@@ -113,18 +114,22 @@ class DeviceStore(Protocol):
         `DeviceExists`."""
         ...
 
-    async def remove_device(self, name: str, *, force: bool = False, audit: AuditEntry | None = None) -> None:
+    async def remove_device(
+        self, name: str, *, force: bool = False, by: str = "", audit: AuditEntry | None = None
+    ) -> None:
         """Forget the device; its runs stay in the history. `UnknownDevice` if there is none; `DeviceBusy` if a task
         runs on it and `force` is not given."""
         ...
 
     async def serve_devices(self, node: str, names: Sequence[str]) -> list[str]:
         """From now on `node` serves these, as far as no other living node does; those that it serves. A node that has
-        died, or whose devices were let go, serves none. Served anew, a device is down until its first report."""
+        died, or is not among the nodes, serves none. Served anew, a device is down until its first report. A dead node
+        keeps its devices until it is rescued."""
         ...
 
     async def unserve_devices(self, node: str, names: Sequence[str]) -> None:
-        """The node lets go of these. A node that leaves, and one that is rescued, lets go of all."""
+        """The node lets go of these. A node that leaves, and one that is rescued, lets go of all. A device that was up
+        has gone down by it."""
         ...
 
     async def report_devices(self, node: str, reports: Sequence[DeviceReport]) -> list[str]:
@@ -147,9 +152,12 @@ class DeviceStore(Protocol):
     async def list_device_runs(
         self, where: RunFilter, *, limit: int = 100, before: tuple[int, int] | None = None
     ) -> list[tuple[tuple[int, int], DeviceRun]]:
-        """Newest first, each with its place in this order; go on with `before` that of the last one seen."""
+        """The attempts on devices, newest first, those that run included, each with its place in this order; go on with
+        `before` that of the last one seen. Attempts are kept as long as their task: of a task that was pruned nothing
+        is left here."""
         ...
 
     async def tally_device_runs(self, where: RunFilter, *, by_account: bool = False) -> list[RunTally]:
-        """How the runs ended, by device, or by account; only of those that are still kept."""
+        """How the runs that have ended did, by device, or by account, in the order of the names. It counts only
+        attempts whose task is still kept, as the list does."""
         ...

@@ -24,6 +24,7 @@ from taskyard.testing.answer_contract import AnswerContract  # noqa: E402
 from taskyard.testing.code_contract import CodeContract  # noqa: E402
 from taskyard.testing.executor_contract import ExecutorContract  # noqa: E402
 from taskyard.testing.store_contract import (  # noqa: E402
+    DeviceContract,
     DurableStoreContract,
     PromptStoreContract,
     ScheduleContract,
@@ -34,6 +35,7 @@ from taskyard.testing.store_contract import (  # noqa: E402
 __all__ = [
     "AnswerContract",
     "CodeContract",
+    "DeviceContract",
     "DurableStoreContract",
     "ExecutorContract",
     "PromptStoreContract",

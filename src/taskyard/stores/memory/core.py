@@ -60,6 +60,7 @@ from taskyard.stores.memory.audit import AuditLog
 from taskyard.stores.memory.catalogue import Catalogue
 from taskyard.stores.memory.claims import Claims
 from taskyard.stores.memory.dependencies import Dependencies
+from taskyard.stores.memory.devices import DeviceBook
 from taskyard.stores.memory.schedules import ScheduleBook, is_pending
 from taskyard.stores.memory.sight import Sight
 from taskyard.stores.plan import is_tied, make_plan, refuse
@@ -75,6 +76,10 @@ class MemoryCore(Claims, Dependencies, Sight):
         self._clock = clock
         self._catalogue, self.audit = Catalogue(), AuditLog()
         self.schedules = ScheduleBook(lambda uuid: is_pending(self._tasks.get(uuid)))
+        self.devices = DeviceBook(self._tell_plainly)
+
+    def now(self) -> datetime:
+        return self._clock.now()
 
     # --- the hot path ---------------------------------------------------------------------------------------------
 
@@ -303,7 +308,7 @@ class MemoryCore(Claims, Dependencies, Sight):
         kind = told_as(old, control)
         if kind is not None:
             self._controls[queue] = control
-            self._tell_of_queue(kind, queue, now, control_detail(old, control))
+            self._tell_plainly(kind, queue, "", now, control_detail(old, control))
         return kind is not None
 
     def _note_drained(self, now: datetime) -> None:
@@ -424,6 +429,7 @@ class MemoryCore(Claims, Dependencies, Sight):
         if (node := self._nodes.pop(incarnation, None)) is not None:
             self._catalogue.see(node, self._clock.now())
             self._catalogue.publish((), self._nodes.values(), self._clock.now())
+        self.devices.release(incarnation, None, self._clock.now())
         self._draining.discard(incarnation)
         if not self._running.get(incarnation):
             self._running.pop(incarnation, None)

@@ -27,10 +27,11 @@ from taskyard.model.why import Scene
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import Add, Added, Applied, BlockedGroup, News, Report, Signals, Turned
 from taskyard.stores.memory.core import MemoryCore
+from taskyard.stores.memory.devices import DeviceVerbs
 from taskyard.stores.memory.schedules import ScheduleVerbs
 
 
-class MemoryStore(ScheduleVerbs):
+class MemoryStore(ScheduleVerbs, DeviceVerbs):
     """It lives in one process and one event loop; other processes never see it, but several
     yards of this loop may share it and hear each other."""
 

@@ -345,8 +345,11 @@ class Tasks:
         self.event_seq += 1
         self._events.append((kind.value, record, at, detail))
 
-    def _tell_of_queue(self, kind: EventKind, queue: str, at: datetime, detail: EventDetail | None) -> None:
-        self._tell(kind, TaskRecord("", "", at, at, at, queue=queue), at, detail)
+    def _tell_plainly(
+        self, kind: EventKind, queue: str, consumer: str, at: datetime, detail: EventDetail | None
+    ) -> None:
+        """Of what is no task: a queue, a device or an account."""
+        self._tell(kind, TaskRecord("", consumer, at, at, at, queue=queue), at, detail)
 
     def find(self, uuid: str) -> TaskRecord | None:
         record = self._tasks.get(uuid)
@@ -443,6 +446,22 @@ class Tasks:
     def count_group(self, group: str) -> dict[TaskState, int]:
         members = self._groups.get(group, {}).values()
         return dict(Counter(record.state for record in members if record.uuid != group))
+
+    def running_records(self) -> Iterator[TaskRecord]:
+        return (self._by_id[task_id] for ids in self._running.values() for task_id in ids)
+
+    def all_runs(self) -> Iterator[tuple[TaskRecord, Attempt]]:
+        """The attempts of all tasks that are kept, each with its task, those that run included."""
+        for task_id, last in self._last_runs.items():
+            record = self._by_id[task_id]
+            yield record, last
+            for earlier in self._earlier_runs.get(task_id, ()):
+                yield record, earlier
+        for record in self.running_records():
+            yield record, _running_attempt(record)
+
+    def find_node(self, incarnation: str) -> Node | None:
+        return self._nodes.get(incarnation)
 
     def list_nodes(self) -> list[NodeStatus]:
         return [

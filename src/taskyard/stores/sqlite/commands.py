@@ -32,11 +32,13 @@ from taskyard.model.settle import rescue
 from taskyard.model.state import QUEUED, TaskState
 from taskyard.model.task import TaskRecord
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
+from taskyard.ports.clock import Clock
 from taskyard.ports.store import Applied
 from taskyard.stores.records import to_us
 from taskyard.stores.sqlite import audit as audit_log
 from taskyard.stores.sqlite.catalogue import publish, see
 from taskyard.stores.sqlite.dependencies import Dependencies
+from taskyard.stores.sqlite.devices import DeviceWrites
 from taskyard.stores.sqlite.statements import HAS_ENDED
 
 _PLACE = ("id", "position")
@@ -48,6 +50,10 @@ _IN_NEED = (
 
 
 class Commands(Dependencies):
+    def __init__(self, conn: apsw.Connection, clock: Clock) -> None:
+        super().__init__(conn, clock)
+        self.devices = DeviceWrites(self, conn, clock)
+
     def apply(
         self,
         uuids: Sequence[str],
@@ -201,6 +207,7 @@ class Commands(Dependencies):
         now = self._clock.now()
         see(self._conn, incarnation, now)
         self._conn.execute("DELETE FROM node WHERE incarnation = ?", (incarnation,))
+        self.devices.release(incarnation, None)
         publish(self._conn, (), now)
 
     def rescue(self, incarnation: str) -> list[str]:

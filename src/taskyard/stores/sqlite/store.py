@@ -37,6 +37,7 @@ from taskyard.ports.store import Add, Applied, BlockedGroup, News, Report, Schem
 from taskyard.stores.sqlite.audit import list_audit
 from taskyard.stores.sqlite.catalogue import list_specs
 from taskyard.stores.sqlite.core import SqliteCore
+from taskyard.stores.sqlite.devices import DeviceVerbs
 from taskyard.stores.sqlite.place import (
     BUSY_MS,
     Guarded,
@@ -80,7 +81,7 @@ def boot_id() -> str:
         return ""
 
 
-class SqliteStore(ScheduleVerbs):
+class SqliteStore(ScheduleVerbs, DeviceVerbs):
     def __init__(self, path: str | Path, *, clock: Clock, synchronous: str = "FULL", vfs: str | None = None) -> None:
         """`synchronous="NORMAL"` is faster and may lose the last commits in a power cut; `vfs` is for tests."""
         # As the kernel knows it: by two names, a file would have two folders beside it, and two writers at once.

@@ -41,7 +41,7 @@ RING = 10_000
 _PARKED = ("id", "is_parked")
 _MOVED = (*MOVED_TASK, "fifo_bucket")
 _POSITION, _NOTE = _MOVED.index("position"), _MOVED.index("note")
-_ATTEMPT = ("task", *ATTEMPT.columns)
+_ATTEMPT = ("task", *ATTEMPT.columns, "account")
 _to_record = TASK.reader(SQLITE)
 _to_moved_row = TASK.writer(SQLITE, _MOVED, {"fifo_bucket": "fifo_bucket"}, "fifo_bucket")
 
@@ -195,10 +195,16 @@ class Transaction:
         state = move.run or move.state
         worker_pid = move.worker_pid or running.worker_pid
         row = running.id, running.attempt, running.token, running.node, state, started_at, at, error, worker_pid
-        self._runs.append((*row, move.device or running.device))
+        device = move.device or running.device
+        self._runs.append((*row, device, None if device is None else running.key))
 
     def _tell(self, kind: EventKind, record: TaskRecord, at: int, detail: EventDetail | None) -> None:
         row = kind, record.uuid, record.consumer, record.queue, at
+        self._events.append(row if detail is None else (*row, detail))
+
+    def tell_plainly(self, kind: EventKind, queue: str, consumer: str, at: int, detail: EventDetail | None) -> None:
+        """Of what is no task: a queue, a device or an account."""
+        row = kind, "", consumer, queue, at
         self._events.append(row if detail is None else (*row, detail))
 
     # --- queues -------------------------------------------------------------------------------------------------------
@@ -211,7 +217,7 @@ class Transaction:
             text = msgspec.json.encode(control).decode()
             self._conn.execute("INSERT OR REPLACE INTO control VALUES (?, ?)", (queue, text))
             detail = control_detail(old, control)
-            self._events.append((kind, "", "", queue, at) if detail is None else (kind, "", "", queue, at, detail))
+            self.tell_plainly(kind, queue, "", at, detail)
 
     def _note_drained(self, at: int) -> None:
         """Runs have ended: a queue that was stopping and has none left is paused."""

@@ -12,6 +12,7 @@ from taskyard.testing.store_contract.control import ControlContract
 from taskyard.testing.store_contract.dedupe import DedupeContract
 from taskyard.testing.store_contract.dependencies import DependencyContract, LineContract
 from taskyard.testing.store_contract.details import DetailContract
+from taskyard.testing.store_contract.devices import DeviceContract
 from taskyard.testing.store_contract.due import DueContract
 from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
@@ -65,4 +66,11 @@ class TiesContract(DedupeContract, DependencyContract, LineContract, TiedSceneCo
     """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
 
 
-__all__ = ["DurableStoreContract", "PromptStoreContract", "ScheduleContract", "StoreContract", "TiesContract"]
+__all__ = [
+    "DeviceContract",
+    "DurableStoreContract",
+    "PromptStoreContract",
+    "ScheduleContract",
+    "StoreContract",
+    "TiesContract",
+]

@@ -11,6 +11,7 @@ from taskyard.model.move import Move
 from taskyard.model.notes import AuditStamp, CancelRequest, Note
 from taskyard.model.order import Priority
 from taskyard.model.queue import QueueSettings
+from taskyard.model.settle import node_died
 from taskyard.model.state import TaskState
 from taskyard.model.task import Attempt, Dedupe, Outcome, TaskRecord
 from taskyard.model.task_filter import TaskFilter
@@ -18,7 +19,20 @@ from taskyard.ports.paging import id_pages, task_pages
 from taskyard.ports.store import ATTEMPTS_KEPT, Added, Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import NOON, a_record, an_error, seconds
-from taskyard.testing.store_contract.desk import A, B, Desk, add, claim, everything, get, settle, start, tick, uuids
+from taskyard.testing.store_contract.desk import (
+    NODE_B,
+    A,
+    B,
+    Desk,
+    add,
+    claim,
+    everything,
+    get,
+    settle,
+    start,
+    tick,
+    uuids,
+)
 
 
 def spoil(record: TaskRecord) -> None:
@@ -206,6 +220,10 @@ class ReadingContract(Desk):
         """Each attempt that ended is listed once, in order, as it ended; the one that runs is not listed yet."""
         await add(store, task := a_record())
         error = an_error(ErrorKind.TIMEOUT, "slow", "TimeoutError", limit_s=3)
+        errors = {
+            (TaskState.RETRYING, B): error,
+            (TaskState.INTERRUPTED, B): node_died(NODE_B.label),
+        }
         expected: list[Attempt] = []
         for state, node in [
             (TaskState.INTERRUPTED, A),  # given back
@@ -233,7 +251,7 @@ class ReadingContract(Desk):
                     state=state,
                     started_at=started,
                     finished_at=at,
-                    error=error if state is TaskState.RETRYING else None,
+                    error=errors.get((state, node)),
                 )
             )
         assert await store.list_attempts(task.uuid) == expected

@@ -40,8 +40,8 @@ BEGIN
         SELECT o.id, -nextval('taskyard.seq') * {{gap}} AS place
         FROM (SELECT id FROM m WHERE state = 'queued' ORDER BY ord) AS o
     ), ran AS (
-        INSERT INTO taskyard.attempt (task, token, started_at, finished_at, attempt, worker_pid, node, state, device)
-        SELECT t.id, t.token, t.started_at, p_now, t.attempt, t.worker_pid, t.node, 'interrupted', t.device
+        INSERT INTO taskyard.attempt (task, token, started_at, finished_at, attempt, worker_pid, node, state, error, device)
+        SELECT t.id, t.token, t.started_at, p_now, t.attempt, t.worker_pid, t.node, 'interrupted', p_error, t.device
         FROM m JOIN taskyard.task AS t ON t.id = ANY (ARRAY[m.id])
     ), stays AS (
         UPDATE taskyard.task AS t SET state = 'queued', updated_at = p_now, note = p_note, token = NULL, node = NULL,

@@ -103,6 +103,7 @@ CREATE TABLE task_label (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX task_label_task ON task_label (task);
 
+-- `device` is the place where it ran, if its consumer has places; then `account` is the key of the task, if it has one.
 CREATE TABLE attempt (
     task        INTEGER NOT NULL,
     token       INTEGER NOT NULL,
@@ -114,8 +115,13 @@ CREATE TABLE attempt (
     error       TEXT,
     worker_pid  INTEGER,
     device      TEXT,
+    account     TEXT,
     PRIMARY KEY (task, token)
 ) STRICT, WITHOUT ROWID;
+-- The history of devices and accounts. Attempts without a device are in none of these indexes.
+CREATE INDEX attempt_on_device ON attempt (token) WHERE device IS NOT NULL;
+CREATE INDEX attempt_device ON attempt (device, token) WHERE device IS NOT NULL;
+CREATE INDEX attempt_account ON attempt (account, token) WHERE device IS NOT NULL;
 
 -- Log lines and artifacts of attempts, finished or running. Both tables have a rowid: the index of the key stays small
 -- beside long texts.
@@ -269,3 +275,39 @@ CREATE TABLE fire (
 ) STRICT;
 CREATE INDEX fire_order ON fire (schedule, id);
 CREATE INDEX fire_open ON fire (schedule, task) WHERE is_finished = 0;
+
+-- `definition`, `edits`, `orders` and `health` are JSON. `node` is the incarnation that serves the device, or empty: a node
+-- that goes lets go of its devices in the same transaction. Whether a device is busy is in `task`.
+CREATE TABLE device (
+    name       TEXT PRIMARY KEY,
+    definition TEXT NOT NULL,
+    edits      TEXT NOT NULL,
+    orders     TEXT NOT NULL,
+    health     TEXT NOT NULL,
+    version    INTEGER NOT NULL,
+    node       TEXT NOT NULL,
+    pool       TEXT NOT NULL AS (definition ->> '$.pool'),
+    number     INTEGER NOT NULL AS (definition ->> '$.number'),
+    adapter    TEXT NOT NULL AS (definition ->> '$.adapter'),
+    address    TEXT NOT NULL AS (definition ->> '$.address')
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX device_number ON device (pool, number);
+CREATE UNIQUE INDEX device_address ON device (adapter, address) WHERE address <> '';
+CREATE INDEX device_node ON device (node) WHERE node <> '';
+
+-- Accounts of device pools of which no more tasks are taken. `quarantined` is JSON: by which node or person, when and why.
+CREATE TABLE quarantined_account (
+    pool        TEXT NOT NULL,
+    account     TEXT NOT NULL,
+    consumer    TEXT NOT NULL,
+    failures    INTEGER NOT NULL,
+    quarantined TEXT NOT NULL,
+    PRIMARY KEY (pool, account, consumer)
+) STRICT, WITHOUT ROWID;
+
+-- One row. `n` grows with every change of devices, except of their health, and of quarantined accounts.
+CREATE TABLE device_stamp (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    n  INTEGER NOT NULL
+) STRICT;
+INSERT INTO device_stamp VALUES (1, 0);
