@@ -396,6 +396,40 @@ class StepFailed(DeviceError):
         )
 
 
+class TemplateNotSeen(DeviceError):
+    """A template did not appear on the screen of a device in time. Look at the screenshot that the attempt has kept; if
+    it is there, take a new template, or lower its threshold. `score` and `at` are those of the best match."""
+
+    def __init__(
+        self, template: str, within_s: float, *, threshold: float, score: float | None, at: tuple[int, int] | None
+    ) -> None:
+        self.template, self.within_s, self.threshold, self.score, self.at = template, within_s, threshold, score, at
+        best = "it is larger than the screen, or than its region of it"
+        if score is not None:
+            best = f"best match {score:.2f} at {at}, threshold {threshold:g}"
+        time = f"within {within_s:g} s" if within_s else "on the screen"
+        super().__init__(f"did not see {template} {time}; {best}")
+
+
+class TemplateNotGone(DeviceError):
+    """A template was still on the screen of a device when the time was over. Look at the screenshot that the attempt
+    has kept."""
+
+    def __init__(self, template: str, within_s: float, *, threshold: float, score: float, at: tuple[int, int]) -> None:
+        self.template, self.within_s, self.threshold, self.score, self.at = template, within_s, threshold, score, at
+        super().__init__(
+            f"{template} did not go within {within_s:g} s; match {score:.2f} at {at}, threshold {threshold:g}"
+        )
+
+
+class InvalidTemplate(InvalidInput):
+    """This image cannot be looked for: correct the path, or take another image."""
+
+    def __init__(self, template: str, why: str) -> None:
+        self.template, self.why = template, why
+        super().__init__(f"the template {quote(template)} cannot be used: {why}")
+
+
 class CleanupFailed(DeviceError):
     """The work on a device was done, but its cleanup failed: look at what the task has left on the device."""
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from taskyard.devices import Device
 from taskyard.errors import DeviceError, DeviceLost
 from taskyard.model.device import DeviceSpec
+from taskyard.ports.device import DeviceAdapter
 
 T = TypeVar("T")
 
@@ -95,5 +96,5 @@ async def started(adapter: PaintedAdapter, run: Coroutine[Any, Any, T], call: st
     return task
 
 
-def make_device(adapter: PaintedAdapter) -> Device:
+def make_device(adapter: DeviceAdapter) -> Device:
     return Device(SPEC, adapter)

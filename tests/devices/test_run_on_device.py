@@ -307,7 +307,7 @@ def test_a_consumer_that_cannot_work_is_refused():
     class Impatient(Daily):
         cleanup_timeout_s = 0
 
-    with pytest.raises(InvalidConsumer, match="has no execute"):
+    with pytest.raises(InvalidConsumer, match="neither execute nor steps"):
         Empty().check()
     with pytest.raises(InvalidConsumer, match="name must be"):
         Nameless().check()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from taskyard.devices.consumer import BaseExecutor, DeviceConsumer, run_on_device
 from taskyard.devices.definitions import DeviceDefinition, GameAccount
 from taskyard.devices.device import Device, current_device
+from taskyard.devices.steps import DeviceStep, Screenshot, Shell, Tap, WaitFor, WaitGone
+from taskyard.devices.templates import Match, Template, load_templates
 from taskyard.ports.device import DeviceAdapter, EmulatorAdapter
 
 if TYPE_CHECKING:
@@ -33,9 +35,18 @@ __all__ = [
     "DeviceAdapter",
     "DeviceConsumer",
     "DeviceDefinition",
+    "DeviceStep",
     "EmulatorAdapter",
     "GameAccount",
+    "Match",
+    "Screenshot",
+    "Shell",
     "SimulatedDevice",
+    "Tap",
+    "Template",
+    "WaitFor",
+    "WaitGone",
     "current_device",
+    "load_templates",
     "run_on_device",
 ]

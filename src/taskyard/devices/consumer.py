@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from taskyard.devices.definitions import GameAccount
 from taskyard.devices.device import Device
 from taskyard.devices.recording import KeepArtifact
-from taskyard.errors import CleanupFailed, DeviceError, DeviceLost, InvalidConsumer, quote
+from taskyard.devices.steps import DeviceStep, check_steps
+from taskyard.devices.templates import Template, check_templates
+from taskyard.errors import CleanupFailed, DeviceError, DeviceLost, InvalidConsumer, InvalidInput, quote
 from taskyard.model.given import check_name, check_timeout
 
 log = logging.getLogger("taskyard.devices")
@@ -27,6 +30,8 @@ ENSURE_UI_TIMEOUT_S = 120.0
 ABANDON_S = 5.0
 """A cleanup that was cancelled and goes on is left alone after this time. It can no longer use the device."""
 
+NO_TEMPLATES: Mapping[str, Template] = MappingProxyType({})
+
 FINAL_SCREENSHOT_S = 5.0
 """For the screenshot at a failure. A device that needs longer does not answer."""
 
@@ -37,6 +42,7 @@ async def run_on_device(
     *,
     cleanup: Callable[[], Awaitable[object]] | None = None,
     cleanup_timeout_s: float = CLEANUP_TIMEOUT_S,
+    templates: Mapping[str, Template] = NO_TEMPLATES,
     keep: KeepArtifact | None = None,
 ) -> T:
     """Run the code of a task on a device; what `body` returns or raises. Call it once for each `Device`.
@@ -46,9 +52,10 @@ async def run_on_device(
     it raises never hides what `body` raised; after a `body` that returned it is a `CleanupFailed`.
 
     If a step of the device failed, and was not optional, this raises although `body` returned: `StepFailed`, or the
-    `DeviceLost` itself. At the end the steps are kept as `steps.json` with `keep`, for which pass
-    `current_run().artifact`; before the cleanup of a run that failed, its last screenshots are."""
-    device.recording.keep = keep
+    `DeviceLost` itself. The code may call `templates` by their names. At the end the steps are kept as `steps.json`
+    with `keep`, for which pass `current_run().artifact`; before the cleanup of a run that failed, its last screenshots
+    are."""
+    device.recording.keep, device.templates = keep, templates
     try:
         result = await body()
         device.recording.check()
@@ -152,7 +159,8 @@ def _say(exc: BaseException) -> str:
 
 
 class DeviceConsumer:
-    """The class form of a consumer of devices. Subclass it, give it a unique `name`, and write `execute`.
+    """The class form of a consumer of devices. Subclass it, give it a unique `name`, and write `execute`, or give it
+    `steps`.
 
     A run calls `prepare`, `ensure_ui`, `execute` and `cleanup`, in this order. `cleanup` is called whatever happened to
     the others. The parameters of `execute` after `device` and `account` are the arguments of the task; of these,
@@ -163,12 +171,22 @@ class DeviceConsumer:
     """For all but the cleanup."""
     ensure_ui_timeout_s: float = ENSURE_UI_TIMEOUT_S
     cleanup_timeout_s: float = CLEANUP_TIMEOUT_S
+    templates: Mapping[str, Template] = NO_TEMPLATES
+    """What its code and its steps may call by name: `load_templates("templates")`."""
+    steps: Sequence[DeviceStep] = ()
+    """The work as a list, such as `[Tap("start"), WaitFor("lobby")]`, for a task without arguments."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for part in ("prepare", "ensure_ui", "execute", "cleanup"):
             if not inspect.iscoroutinefunction(getattr(cls, part)):
                 raise InvalidConsumer(f"{cls.__name__}.{part} must be written as `async def`")
+        try:
+            check_steps(cls.steps, check_templates(cls.templates))
+        except InvalidInput as exc:
+            raise InvalidConsumer(f"{cls.__name__}: {exc}") from exc
+        if cls.steps and cls.execute is not DeviceConsumer.execute:
+            raise InvalidConsumer(f"{cls.__name__} has steps and execute; leave one of them out")
 
     async def prepare(self, device: Device, account: Any, *args: Any, **kwargs: Any) -> None:
         """Before the work, such as installing the app. By default it does nothing."""
@@ -177,11 +195,17 @@ class DeviceConsumer:
         """Bring the app to a known screen. By default it does nothing."""
 
     async def execute(self, device: Device, account: Any, *args: Any, **kwargs: Any) -> Any:
-        """Do the work. What it returns is the result of the task."""
-        raise NotImplementedError(f"{type(self).__name__} has no execute; write it")
+        """Do the work. What it returns is the result of the task. By default it does the `steps`."""
+        for step in self.steps:
+            await step.run(device)
 
     async def cleanup(self, device: Device, account: Any, *args: Any, **kwargs: Any) -> None:
         """After the work, whatever happened. By default it does nothing."""
+
+    # Of the default, whose steps take no arguments. It has *args so that any other execute may take its place.
+    execute.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", "device", "account")]
+    )
 
     def check(self) -> None:
         """Raise `InvalidConsumer` if it cannot be one. A pool calls it when the consumer is registered."""
@@ -191,10 +215,10 @@ class DeviceConsumer:
             check_timeout(self.cleanup_timeout_s, field="cleanup_timeout_s")
             if self.timeout_s is not None:
                 check_timeout(self.timeout_s)
-        except Exception as exc:
+        except InvalidInput as exc:
             raise InvalidConsumer(f"consumer {type(self).__name__}: {exc}") from None
-        if type(self).execute is DeviceConsumer.execute:
-            raise InvalidConsumer(f"consumer {quote(self.name)} has no execute; write it")
+        if type(self).execute is DeviceConsumer.execute and not self.steps:
+            raise InvalidConsumer(f"consumer {quote(self.name)} has neither execute nor steps; write one of them")
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
@@ -223,6 +247,7 @@ class DeviceConsumer:
             body,
             cleanup=None if type(self).cleanup is DeviceConsumer.cleanup else cleanup,
             cleanup_timeout_s=self.cleanup_timeout_s,
+            templates=self.templates,
             keep=keep,
         )
 

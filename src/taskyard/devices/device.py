@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, overload
 
+from taskyard.devices.device_settings import check_seconds
+from taskyard.devices.image_matching import run_matching
 from taskyard.devices.recording import IS_OPTIONAL, Recording, StepRecord, is_expected
-from taskyard.errors import DeviceError, DeviceLost, NoCurrentRun, quote, shorten
+from taskyard.devices.templates import Match, Template, find_template, search_screen
+from taskyard.errors import (
+    DeviceError,
+    DeviceLost,
+    InvalidInput,
+    NoCurrentRun,
+    TemplateNotGone,
+    TemplateNotSeen,
+    quote,
+    shorten,
+)
+from taskyard.model.attempt import check_artifact_name
 from taskyard.model.device import DeviceSpec
 from taskyard.ports.device import DeviceAdapter
 
@@ -18,6 +31,12 @@ T = TypeVar("T")
 
 CURRENT_DEVICE: ContextVar[Device] = ContextVar("taskyard_device")
 """The device of this run. The actor sets it in the context in which it runs the code."""
+
+WAIT_TIMEOUT_S = 10.0
+"""For a template to appear or to go."""
+
+POLL_S = 0.5
+"""Between two looks at the screen."""
 
 QUICK_LIMIT_S = 20.0
 """For a tap or a screenshot, which take milliseconds: a device that needs longer does not answer."""
@@ -42,6 +61,8 @@ class Device:
     def __init__(self, spec: DeviceSpec, adapter: DeviceAdapter) -> None:
         self.spec, self.adapter = spec, adapter
         self.recording = Recording(spec.name)
+        self.templates: Mapping[str, Template] = {}
+        """Those of the consumer, by the names that its steps use."""
         self._turn = asyncio.Lock()
         self._users: set[asyncio.Task[object]] = set()
         self._is_closed = False
@@ -75,16 +96,31 @@ class Device:
 
     async def screenshot(self, *, name: str | None = None) -> bytes:
         """The screen as a PNG. With a name it is kept as the artifact `<name>.png`."""
+        if name is not None:
+            check_artifact_name(f"{name}.png")
         with self.recording.step("screenshot" if name is None else f"screenshot {quote(name)}"):
             png = await self.look()
         if name is not None:
             await self.recording.keep_screenshot(name, png)
         return png
 
-    async def tap(self, x: int, y: int) -> None:
-        """Touch the screen, in pixels of a screenshot."""
-        with self.recording.step(f"tap {x}, {y}"):
-            await self._tap(x, y)
+    @overload
+    async def tap(self, target: int, y: int, /) -> None: ...
+
+    @overload
+    async def tap(self, target: Template | str | Match, /) -> None: ...
+
+    async def tap(self, target: Template | str | Match | int, y: int | None = None, /) -> None:
+        """Touch the screen: at `x, y` in pixels of a screenshot, in the middle of a match, or of a template that is on
+        the screen now; `TemplateNotSeen` if it is not."""
+        if isinstance(target, Template | str):
+            await self.tap_when(target, timeout_s=0)
+        elif isinstance(target, Match):
+            await self._tap(*target.center, f"tap {quote(target.template)}")
+        elif y is not None:
+            await self._tap(target, y, f"tap {target}, {y}")
+        else:
+            raise InvalidInput("tap needs x and y, a template or a match", given=target)
 
     async def push(self, source: Path | bytes, target: str) -> None:
         """Copy a file, or these bytes, to the device."""
@@ -101,6 +137,90 @@ class Device:
         with self.recording.step("restart_app"):
             await self._call(self.adapter.restart_app, limit_s=RESTART_LIMIT_S)
 
+    # --- templates ----------------------------------------------------------------------------------------------------
+
+    async def find(self, template: Template | str) -> Match | None:
+        """Where a template is on the screen now; None if it is not, which is no failure."""
+        wanted = find_template(template, self.templates)
+        with self.recording.step(f"find {quote(wanted.name)}"):
+            (match,) = await self._search([wanted])
+        return match if wanted.accepts(match) else None
+
+    async def wait_for(
+        self, *templates: Template | str, timeout_s: float = WAIT_TIMEOUT_S, poll_s: float = POLL_S
+    ) -> Match:
+        """Wait until one of these is on the screen; the match, whose `template` says which. `TemplateNotSeen` if none
+        is in time: then the screen is kept as an artifact."""
+        wanted = [find_template(template, self.templates) for template in templates]
+        if not wanted:
+            raise InvalidInput("wait_for needs a template")
+
+        def find_hit(seen: list[Match | None]) -> Match | None:
+            pairs = zip(wanted, seen, strict=True)
+            hits = [match for template, match in pairs if match is not None and template.accepts(match)]
+            return max(hits, key=_score, default=None)
+
+        name = f"wait_for {_names(wanted)}"
+        with self.recording.step(name) as step:
+            hit, seen = await self._watch(wanted, find_hit, timeout_s, poll_s)
+            if hit is None:
+                await self.recording.keep_step_screenshot(step, name)
+                raise _not_seen(wanted, seen, timeout_s)
+            return hit
+
+    async def wait_gone(
+        self, template: Template | str, *, timeout_s: float = WAIT_TIMEOUT_S, poll_s: float = POLL_S
+    ) -> None:
+        """Wait until it is not on the screen. `TemplateNotGone` if it still is: then the screen is kept as an
+        artifact."""
+        wanted = find_template(template, self.templates)
+        name = f"wait_gone {quote(wanted.name)}"
+        with self.recording.step(name) as step:
+            is_gone, (match,) = await self._watch(
+                [wanted], lambda seen: True if not wanted.accepts(seen[0]) else None, timeout_s, poll_s
+            )
+            if not is_gone and match is not None:
+                await self.recording.keep_step_screenshot(step, name)
+                raise TemplateNotGone(
+                    quote(wanted.name), timeout_s, threshold=wanted.threshold, score=match.score, at=match.center
+                )
+
+    async def tap_when(
+        self, *templates: Template | str, timeout_s: float = WAIT_TIMEOUT_S, poll_s: float = POLL_S
+    ) -> Match:
+        """Wait until one of these is on the screen, and touch its middle."""
+        match = await self.wait_for(*templates, timeout_s=timeout_s, poll_s=poll_s)
+        await self.tap(match)
+        return match
+
+    async def _watch(
+        self,
+        wanted: Sequence[Template],
+        judge: Callable[[list[Match | None]], T | None],
+        timeout_s: float,
+        poll_s: float,
+    ) -> tuple[T | None, list[Match | None]]:
+        """Look until `judge` answers something of the best matches, or the time is over; its answer, and the matches of
+        the last look. A device that cannot show its screen is asked again until then, save one that is lost."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + check_seconds("timeout_s", timeout_s)
+        check_seconds("poll_s", poll_s)
+        while True:
+            try:
+                seen = await self._search(wanted)
+            except DeviceError as exc:
+                if isinstance(exc, DeviceLost) or clock() >= until:
+                    raise
+            else:
+                answer = judge(seen)
+                if answer is not None or clock() >= until:
+                    return answer, seen
+            await asyncio.sleep(max(0.0, min(poll_s, until - clock())))
+
+    async def _search(self, wanted: Sequence[Template]) -> list[Match | None]:
+        """The best match of each on the screen now. OpenCV takes long, so it runs in threads of its own."""
+        return await run_matching(search_screen, await self.look(), wanted)
+
     @contextmanager
     def optional(self) -> Iterator[None]:
         """Steps in this block may fail. A `DeviceError` ends the block, and the code goes on after it; save a
@@ -116,10 +236,12 @@ class Device:
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
-    async def _tap(self, x: int, y: int) -> None:
-        await self._call(lambda: self.adapter.tap(x, y), limit_s=QUICK_LIMIT_S)
+    async def _tap(self, x: int, y: int, name: str) -> None:
+        with self.recording.step(name):
+            await self._call(lambda: self.adapter.tap(x, y), limit_s=QUICK_LIMIT_S)
 
     async def look(self) -> bytes:
+        """A screenshot that is no step."""
         png = await self._call(self.adapter.screenshot, limit_s=QUICK_LIMIT_S)
         self.recording.saw(png)
         return png
@@ -148,6 +270,23 @@ class Device:
         self._is_closed = True
         for user in self._users:
             user.cancel()
+
+
+def _names(templates: Sequence[Template]) -> str:
+    return " or ".join(quote(template.name) for template in templates)
+
+
+def _score(match: Match) -> float:
+    return match.score
+
+
+def _not_seen(wanted: Sequence[Template], seen: Sequence[Match | None], within_s: float) -> TemplateNotSeen:
+    """The error with the match that came nearest to its threshold."""
+    template, match = max(
+        zip(wanted, seen, strict=True), key=lambda pair: -2 if pair[1] is None else pair[1].score - pair[0].threshold
+    )
+    score, at = (None, None) if match is None else (match.score, match.center)
+    return TemplateNotSeen(_names(wanted), within_s, threshold=template.threshold, score=score, at=at)
 
 
 def current_device() -> Device:
