@@ -241,10 +241,27 @@ class DuplicateTask(InvalidInput):
     """The task `existing` stands for the same work: it has not ended, or its window is not over; `state` is where it
     is, "forgotten" if only its window is left, None if that is not known, and `until` when the window ends, if it has
     one. Wait for that one, or cancel it if it is pending. Or the work was twice in one batch, which `existing` being
-    empty says: leave one of the two out."""
+    empty says: leave one of the two out. Or `existing` runs with the same `key`, and the submit has the scope
+    "key_idle": wait until it has ended."""
 
-    def __init__(self, existing: str, slot: str, state: str | None = None, *, until: datetime | None = None) -> None:
-        self.existing, self.slot, self.state, self.until = existing, slot, state, until
+    def __init__(
+        self,
+        existing: str,
+        slot: str,
+        state: str | None = None,
+        *,
+        until: datetime | None = None,
+        key: str | None = None,
+    ) -> None:
+        self.existing, self.slot, self.until, self.key = existing, slot, until, key
+        self.state = state = "running" if key is not None else state
+        if key is not None:
+            super().__init__(
+                f"task {existing} runs with the same key, {quote(key)}, in the same queue. Wait until it has ended "
+                "({dedupe}='merge' returns that one), cancel it, or submit with another {dedupe_scope} than 'key_idle'",
+                fields=("dedupe", "dedupe_scope"),
+            )
+            return
         window = "its window is not over" if until is None else _ends(until)
         told = _STANDS.get(state or "", _PENDS).format(
             state=state,

@@ -55,6 +55,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     `dedupe` with `dedupe_key` (or without: then source and arguments are the key): what to do if the same work is there
     already: "merge" into it, "refuse" the new task, or "replace" what has not started. It is there, by `dedupe_scope`,
     while it is "pending" (queued or running), while it is "queued", or for a "window" of `dedupe_window_s` seconds.
+    "key_idle" is "pending", and a task that runs with the same `key` in the same queue counts as the same work.
     `after`: handles or ids of tasks that must complete first. If one of them does not, `on_failure` says what becomes
     of this one: "fail", "skip", or "ignore" that. A list without any is a list, and may have an `on_failure` as well.
     `title`: one line that people read instead of the id. `labels`: names and texts that tasks can be filtered by, such
@@ -114,6 +115,12 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidInput(
                     "has no effect without {dedupe}='merge', 'refuse' or 'replace'", field=name, fields=("dedupe",)
                 )
+        elif self.dedupe_scope is DedupeScope.KEY_IDLE and self.key is None:
+            raise InvalidInput(
+                "'key_idle' needs a {key}: while a task with that key runs, the new one is a duplicate",
+                field="dedupe_scope",
+                fields=("key",),
+            )
         elif is_window != (window_s is not None):
             raise InvalidInput(
                 "{dedupe_scope}='window' and {dedupe_window_s}, how long it lasts, go together",

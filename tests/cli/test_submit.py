@@ -78,6 +78,20 @@ def test_submit_takes_every_way_to_dedupe(shell: Shell) -> None:
     assert shell.record(other["uuid"]).dedupe_scope == "queued"
 
 
+def test_submit_asks_for_an_idle_key(shell: Shell) -> None:
+    """With `key_idle` a task stands for its work, and a key that is missing is named by its option."""
+    of = ["submit", "add", "a=1", "--app", "tests.cli.sample_app", "--store", shell.url]
+    of += ["--dedupe", "refuse", "--dedupe-scope", "key_idle"]
+    without = shell.here(*of)
+    assert without.code == 2
+    assert "--dedupe-scope 'key_idle' needs a --key" in without.err
+    first = shell.here(*of, "--key", "7", "--json").json
+    assert shell.record(first["uuid"]).dedupe_scope == "key_idle"
+    again = shell.here(*of, "--key", "7")
+    assert again.code == 1
+    assert f"task {first['uuid']} stands for the same work" in again.err
+
+
 @pytest.mark.parametrize("dedupe", ["merge", "refuse"])
 def test_what_is_forgotten_stands_for_its_window(shell: Shell, dedupe: str) -> None:
     """Who submits work that was done and forgotten, while its window is open, hears so and until when."""

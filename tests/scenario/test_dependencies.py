@@ -136,12 +136,19 @@ WRONG = [
     ("after-of-numbers", {"after": [7]}, "uuid must be a string"),
     ("on-failure", {"on_failure": "retry"}, "'retry' is not one of fail, skip, ignore"),
     ("on-failure-of-nobody", {"on_failure": "skip"}, r"it waits for none; name them with after,"),
-    ("scope", {"dedupe": "merge", "dedupe_scope": "ever"}, "'ever' is not one of queued, pending, window"),
+    ("scope", {"dedupe": "merge", "dedupe_scope": "ever"}, "'ever' is not one of queued, pending, window, key_idle"),
     ("scope-alone", {"dedupe_scope": "queued"}, "has no effect without dedupe="),
     ("window-alone", {"dedupe_window_s": 5}, "has no effect without dedupe="),
     ("window-without-seconds", {"dedupe": "merge", "dedupe_scope": "window"}, "go together"),
     ("seconds-without-window", {"dedupe": "merge", "dedupe_window_s": 5}, "go together"),
     ("no-window", {"dedupe": "merge", "dedupe_scope": "window", "dedupe_window_s": 0}, "more than 0"),
+    ("idle-without-key", {"dedupe": "merge", "dedupe_scope": "key_idle"}, "dedupe_scope 'key_idle' needs a key"),
+    ("idle-alone", {"dedupe_scope": "key_idle", "key": "7"}, "has no effect without dedupe="),
+    (
+        "idle-in-a-transaction",
+        {"dedupe": "merge", "dedupe_scope": "key_idle", "key": "7", "connection": object()},
+        "leave connection out",
+    ),
     ("after-in-a-transaction", {"after": [], "dedupe": "replace", "connection": object()}, "leave connection out"),
 ]
 
@@ -477,6 +484,28 @@ async def test_the_same_work_while_it_waits_or_within_a_time(url):
         assert again.until is not None
         assert timedelta(minutes=59) < again.until - (await done.record()).created_at <= timedelta(minutes=61)
         assert (await shop.yard.submit("work", {"name": 2}, dedupe_window_s=0.001, **window)).is_new
+
+
+@pytest.mark.spec("QUE-19")
+async def test_nothing_of_an_account_is_accepted_while_it_runs(url):
+    """While one task of an account runs, work of another consumer for it is merged into that one or refused, with an
+    error that says so; work of another account is accepted."""
+    shop = Shop(url)
+    async with shop.yard:
+        running = await shop.yard.submit("wait", key="7")
+        await shop.at_gate.wait()
+        options: dict[str, Any] = {"dedupe": "refuse", "dedupe_scope": "key_idle"}
+        with pytest.raises(DuplicateTask, match=rf"task {running.uuid} runs with the same key, '7'") as refused:
+            await shop.yard.submit("work", {"name": 1}, key="7", **options)
+        assert (refused.value.state, refused.value.key) == (TaskState.RUNNING, "7")
+        merged = await shop.yard.submit("work", {"name": 1}, key="7", **options | {"dedupe": "merge"})
+        assert (merged, merged.is_new) == (running, False)
+        other = await shop.yard.submit("work", {"name": 1}, key="8", **options)
+        assert await other.result(timeout_s=10) == 1
+        shop.gate.set()
+        await running.result(timeout_s=10)
+        after = await shop.yard.submit("work", {"name": 1}, key="7", **options)
+        assert await after.result(timeout_s=10) == 1
 
 
 @pytest.mark.spec("QUE-19")

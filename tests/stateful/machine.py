@@ -150,7 +150,7 @@ asked = st.builds(
     st.sampled_from(DELAYS),
     st.sampled_from([False] * 19 + [True]),
     st.sampled_from([None, "x", "y"]),
-    st.sampled_from([None, DedupeScope.PENDING, DedupeScope.QUEUED, DedupeScope.WINDOW]),
+    st.sampled_from([None, *DedupeScope]),
     st.sampled_from([None, None, "g"]),
     st.just([]) | st.lists(afters, max_size=3),
     st.sampled_from(OnFailure),
@@ -362,6 +362,7 @@ class StoreMachine(RuleBasedStateMachine):
         left = self.compare()
         self.check_claims(one, left)
         self.check_nothing_startable_waits(one, demand, left)
+        self.check_keys_were_idle(one, left)
         self.check_claims_waited(one)
         waiting = [r.due_at for r in left if r.state in {TaskState.SCHEDULED, TaskState.RETRYING}]
         assert one.next_due == min(waiting, default=None)
@@ -734,6 +735,15 @@ class StoreMachine(RuleBasedStateMachine):
                     ends = ends & {TaskState.COMPLETED}
                 assert ends, f"{claim.uuid} started before {parent} had ended as it should"
 
+    def check_keys_were_idle(self, turned: Turned, records: list[TaskRecord]) -> None:
+        """What was just added with the scope `key_idle` has a key with which nothing ran before the claims."""
+        new = {added.uuid for adds in turned.added if isinstance(adds, list) for added in adds if added.is_new}
+        started = {claim.uuid for claim in turned.claims}
+        busy = {(r.queue, r.key) for r in records if r.state is TaskState.RUNNING and r.uuid not in started}
+        for record in records:
+            if record.uuid in new and record.dedupe_scope is DedupeScope.KEY_IDLE and record.key is not None:
+                assert (record.queue, record.key) not in busy
+
     def check_nothing_startable_waits(self, turned: Turned, demand: Demand | None, records: list[TaskRecord]) -> None:
         """With room left in the demand and in the queue, nothing that may start was left waiting."""
         if demand is None:
@@ -813,7 +823,7 @@ def answer(given: list[Added] | TaskyardError | None) -> Any:
         case list():
             return [(added.uuid, added.is_new, added.until) for added in given]
         case DuplicateTask():
-            return "duplicate", given.existing, given.slot, given.until
+            return "duplicate", given.existing, given.slot, given.until, given.key
         case DependencyCycle():
             return "cycle", given.uuids
         case UnknownTask():

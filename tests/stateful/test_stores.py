@@ -50,6 +50,10 @@ def no_fence(core: MemoryCore, claim: Claim) -> TaskRecord | None:
     return record if record is not None and record.token is not None else None
 
 
+def no_running(core: MemoryCore, queue: str, key: str) -> None:
+    return None
+
+
 def no_cancel(move: Move) -> Move:
     return move
 
@@ -57,6 +61,7 @@ def no_cancel(move: Move) -> Move:
 MISTAKES = [
     pytest.param(tasks, "HOLDS_KEY", frozenset(), id="backoff-frees-the-key"),
     pytest.param(core, "heed_cancel", no_cancel, id="a-late-cancel-is-lost"),
+    pytest.param(MemoryCore, "find_running", no_running, id="a-busy-key-takes-work"),
     pytest.param(MemoryCore, "_held", no_fence, id="a-stale-run-settles"),
     pytest.param(tasks, "head_position", tail_position, id="rescued-to-the-tail"),
 ]

@@ -4,6 +4,7 @@ while others add, and read."""
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import asyncpg
 import pytest
@@ -64,7 +65,7 @@ async def who_waits(conn: asyncpg.Connection, n: int = 1) -> list[int]:
     return [row["pid"] for row in found]
 
 
-async def done_or_waiting(doing: asyncio.Future[object], conn: asyncpg.Connection, whom: int) -> None:
+async def done_or_waiting(doing: asyncio.Future[Any], conn: asyncpg.Connection, whom: int) -> None:
     """Until it is over, or has to wait for what that session does."""
     async with asyncio.timeout(PATIENCE_S):
         while not doing.done() and not await conn.fetch(WAITING, whom):  # noqa: ASYNC110

@@ -29,7 +29,7 @@ from taskyard.model.order import GAP, Priority
 from taskyard.model.queue import Pause, Resume, StopAfterCurrent
 from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord, new_uuid
 from taskyard.model.task_filter import TaskFilter
-from taskyard.ports.store import Add
+from taskyard.ports.store import Add, Added
 from taskyard.stores.postgres import PostgresStore, constants, schema, upkeep
 from taskyard.stores.postgres.connection import PLANS, connect
 from taskyard.testing.clock import ManualClock
@@ -110,6 +110,17 @@ async def keep_for_a_window(store: PostgresStore, clock: ManualClock) -> None:
     await add(store, Add([record], dedupe=Dedupe.MERGE, window_s=10.0))
     await complete(store, clock, *await claim(store))
     clock.advance(20)
+
+
+async def ask_for_a_busy_key(store: PostgresStore, clock: ManualClock) -> None:
+    """Two of one key, of which the second comes while the first runs."""
+    key = new_uuid()
+    records = [ours(key=key, dedupe_slot=new_uuid(), dedupe_scope=DedupeScope.KEY_IDLE) for _ in range(2)]
+    await add(store, Add(records[:1], dedupe=Dedupe.MERGE))
+    (held,) = await claim(store)
+    (merged,) = (await store.turn(A.incarnation, adds=[Add(records[1:], dedupe=Dedupe.MERGE)])).added
+    assert merged == [Added(held.uuid, is_new=False)]
+    await complete(store, clock, held)
 
 
 async def wait_for_another(store: PostgresStore, clock: ManualClock) -> None:
@@ -242,9 +253,9 @@ async def list_what_is_blocked(store: PostgresStore, clock: ManualClock) -> None
 
 
 EACH = [
-    merge, replace, keep_for_a_window, wait_for_another, submit_from_a_run, fail_and_retry, steer, cancel_a_run,
-    take_turns_by_key, steer_with_dependents, control_a_queue, forget, submit_with_a_transaction, read_about_one,
-    block_and_free, list_what_is_blocked,
+    merge, replace, keep_for_a_window, ask_for_a_busy_key, wait_for_another, submit_from_a_run, fail_and_retry, steer,
+    cancel_a_run, take_turns_by_key, steer_with_dependents, control_a_queue, forget, submit_with_a_transaction,
+    read_about_one, block_and_free, list_what_is_blocked,
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import apsw
 import msgspec
 import pytest
 
-from taskyard.errors import StoreBusy, StoreReplaced
+from taskyard.errors import DuplicateTask, StoreBusy, StoreReplaced
 from taskyard.model.command import Cancel, Retry, SetPriority
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
 from taskyard.model.limits import Demand
@@ -26,7 +26,7 @@ from taskyard.model.notes import Note
 from taskyard.model.order import Priority
 from taskyard.model.queue import QueueOrder, QueueSettings, SetConcurrency
 from taskyard.model.state import TaskState
-from taskyard.model.task import Claim, TaskRecord, new_uuid
+from taskyard.model.task import Claim, Dedupe, DedupeScope, TaskRecord, new_uuid
 from taskyard.model.why import Reason, explain_wait
 from taskyard.ports.clock import SystemClock
 from taskyard.ports.store import Add, Report
@@ -77,6 +77,9 @@ async def everything_once(store: SqliteStore) -> None:
     error = ExecutionError(kind=ErrorKind.RUNTIME, message="no")
     ends = [Move.completed(at=now), Move.failed(at=now, error=error), Move.retrying(at=now, due_at=now, error=error)]
     settles = list(zip(claims, ends, strict=False))
+    busy = a_record(key="k", dedupe_slot="t", dedupe_scope=DedupeScope.KEY_IDLE)
+    (refused,) = (await store.turn("n", adds=[Add([busy], Dedupe.REFUSE)])).added
+    assert isinstance(refused, DuplicateTask)
     await store.turn("n", settles=settles, reports=[Report(claims[0], Progress(0.5), Note.remark("half"))], demand=ROOM)
     await store.apply([claims[1].uuid], Retry())
     await store.apply([late.uuid], SetPriority(Priority.HIGH))

@@ -128,7 +128,7 @@ def submit_command(
     ] = None,
     dedupe_key: Annotated[str | None, typer.Option(help="What counts as the same, instead of arguments.")] = None,
     dedupe_scope: Annotated[
-        str | None, typer.Option(metavar="WHILE", help="It is there while: pending, queued, or for a window.")
+        str | None, typer.Option(metavar="WHILE", help="It is there while: pending, queued, a window; or key_idle.")
     ] = None,
     dedupe_window: Annotated[str | None, typer.Option(metavar="TIME", help="How long that window is.")] = None,
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="One line that lists show.")] = None,

@@ -172,6 +172,8 @@ class Engine:
 
     async def _say_where(self, refused: DuplicateTask) -> DuplicateTask:
         """The same, with the state of who stands for the work: what to do depends on it."""
+        if refused.key is not None:
+            return refused
         try:
             record = await self._store.find(refused.existing) if refused.existing else None
         except StoreError:

@@ -210,11 +210,13 @@ class Dedupe(StrEnum):
 
 
 class DedupeScope(StrEnum):
-    """How long a task stands for its work: until it starts, until it has ended, or until a time after its submit."""
+    """How long a task stands for its work: until it starts, until it has ended, or until a time after its submit.
+    `key_idle` is `pending`, and its task is a duplicate as well while any task with its key runs in its queue."""
 
     QUEUED = "queued"
     PENDING = "pending"
     WINDOW = "window"
+    KEY_IDLE = "key_idle"
 
 
 class OnFailure(StrEnum):

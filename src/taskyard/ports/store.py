@@ -232,7 +232,9 @@ class Store(Protocol):
         to be told, and every turn goes on with them. An add that waits for an unknown task is `UnknownTask`, for itself
         `DependencyCycle`.
 
-        A slot is held until its task starts, until it has ended, or, whatever becomes of the task, for the window. Who
+        A slot is held until its task starts, until it has ended, or, whatever becomes of the task, for the window. With
+        the scope `key_idle` it is held until the task has ended, and the oldest task that runs with the same key in the
+        same queue is a holder as well, after the one of the slot, or before it for a task that is to replace it. Who
         comes later is merged into the holder, refused (`DuplicateTask`), or replaces it: the holder is canceled, unless
         it runs or has ended, which is `DuplicateTask` as well. Who is refused or merged is told when the window of
         the holder ends, if that has one.

@@ -3,9 +3,9 @@ same for every store that decides in Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from taskyard.errors import DependencyCycle, DuplicateTask, TaskyardError, UnknownTask
 from taskyard.model.dedupe import is_replaceable
@@ -20,11 +20,12 @@ RELEASE_AT_MOST = 1000
 
 class Holder(NamedTuple):
     """Who stands for some work, and where it is; None if that is forgotten and only its window is left. `until` is when
-    that ends, if it stands for a window."""
+    that ends, if it stands for a window. `key` is set if the task only runs with that key, and its work is another."""
 
     uuid: str
     state: TaskState | None
     until: datetime | None = None
+    key: str | None = None
 
 
 class Plan(NamedTuple):
@@ -56,7 +57,30 @@ def window_end(record: TaskRecord, add: Add, now: datetime) -> datetime | None:
     return now + timedelta(seconds=add.window_s)
 
 
-def make_plan(add: Add, now: datetime, find_holder: Callable[[str], Holder | None]) -> Plan | TaskyardError:
+class Holders(Protocol):
+    """A store, as far as it is asked for the duplicates of a new task."""
+
+    def find_holder(self, slot: str, now: datetime) -> Holder | None:
+        """The task that stands for the work of this slot."""
+        ...
+
+    def find_running(self, queue: str, key: str) -> Holder | None:
+        """The oldest running task of the queue with this key."""
+        ...
+
+
+def find_duplicate(store: Holders, asked: TaskRecord, dedupe: Dedupe, now: datetime) -> Holder | None:
+    """The task that keeps this new one, which has a slot, from being stored, or that it replaces. A task of the same
+    work comes before one that only has the same key, except for a replacement: that is refused while the key runs."""
+    slot, key = asked.dedupe_slot or "", asked.key
+    if asked.dedupe_scope is not DedupeScope.KEY_IDLE or key is None:
+        return store.find_holder(slot, now)
+    if dedupe is Dedupe.REPLACE:
+        return store.find_running(asked.queue, key) or store.find_holder(slot, now)
+    return store.find_holder(slot, now) or store.find_running(asked.queue, key)
+
+
+def make_plan(add: Add, now: datetime, store: Holders) -> Plan | TaskyardError:
     """The plan, or what keeps all of it out."""
     plan = Plan([], [], {}, [])
     twins: dict[str, Holder] = {}
@@ -64,8 +88,8 @@ def make_plan(add: Add, now: datetime, find_holder: Callable[[str], Holder | Non
     for asked in add.records:
         slot = None if add.dedupe is Dedupe.ALLOW else asked.dedupe_slot
         if slot is not None:
-            holder, twin = find_holder(slot), twins.get(slot)
-            if add.dedupe is Dedupe.MERGE and (existing := holder or twin) is not None:
+            holder, twin = find_duplicate(store, asked, add.dedupe, now), twins.get(slot)
+            if add.dedupe is Dedupe.MERGE and (existing := twin or holder) is not None:
                 plan.added.append(Added(existing.uuid, is_new=False, until=existing.until))
                 stands_for[asked.uuid] = existing.uuid
                 continue
@@ -88,8 +112,10 @@ def make_plan(add: Add, now: datetime, find_holder: Callable[[str], Holder | Non
 
 
 def refuse(slot: str, holder: Holder | None) -> DuplicateTask:
-    """The same work is there, or is twice in the batch."""
-    return DuplicateTask("", slot) if holder is None else DuplicateTask(holder.uuid, slot, until=holder.until)
+    """The same work is there, or is twice in the batch, or its key runs."""
+    if holder is None:
+        return DuplicateTask("", slot)
+    return DuplicateTask(holder.uuid, slot, until=holder.until, key=holder.key)
 
 
 def _makes_way(add: Add, holder: Holder) -> bool:

@@ -63,7 +63,7 @@ from taskyard.stores.memory.dependencies import Dependencies
 from taskyard.stores.memory.devices import DeviceBook
 from taskyard.stores.memory.schedules import ScheduleBook, is_pending
 from taskyard.stores.memory.sight import Sight
-from taskyard.stores.plan import is_tied, make_plan, refuse
+from taskyard.stores.plan import find_duplicate, is_tied, make_plan, refuse
 
 # As in `model.state`: looked at once, not once per task.
 ALLOW = Dedupe.ALLOW
@@ -171,7 +171,7 @@ class MemoryCore(Claims, Dependencies, Sight):
 
     def _add_tied(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         """The same for tasks that replace others, or wait for others."""
-        plan = make_plan(add, now, lambda slot: self._find_holder(slot, now))
+        plan = make_plan(add, now, self)
         if isinstance(plan, TaskyardError):
             return plan
         if (unknown := plan.refuse_unknown(self._tasks)) is not None:
@@ -192,8 +192,10 @@ class MemoryCore(Claims, Dependencies, Sight):
     def _find_duplicate(self, add: Add, now: datetime) -> DuplicateTask | None:
         """The first work that is pending already, or is in the batch a second time."""
         batch: set[str] = set()
-        for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
-            holder = self._find_holder(slot, now)
+        for record in add.records:
+            if (slot := record.dedupe_slot) is None:
+                continue
+            holder = find_duplicate(self, record, add.dedupe, now)
             if slot in batch or holder is not None:
                 return refuse(slot, holder)
             batch.add(slot)
@@ -205,7 +207,7 @@ class MemoryCore(Claims, Dependencies, Sight):
         slots: set[str] = set()
         for record in add.records:
             slot = record.dedupe_slot if add.dedupe is not ALLOW else None
-            if slot is not None and (slot in slots or self._slots.holder(slot, now) is not None):
+            if slot is not None and (slot in slots or find_duplicate(self, record, add.dedupe, now) is not None):
                 continue
             if record.uuid in self._tasks or record.uuid in batch:
                 return record.uuid
@@ -216,7 +218,7 @@ class MemoryCore(Claims, Dependencies, Sight):
 
     def _add_one(self, asked: TaskRecord, add: Add, now: datetime) -> Added:
         if add.dedupe is not ALLOW and asked.dedupe_slot is not None:
-            holder = self._find_holder(asked.dedupe_slot, now)
+            holder = find_duplicate(self, asked, add.dedupe, now)
             if holder is not None:
                 return Added(holder.uuid, is_new=False, until=holder.until)
         record = asked.clone()

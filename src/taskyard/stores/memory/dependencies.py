@@ -19,12 +19,19 @@ WAITS = frozenset({TaskState.BLOCKED, TaskState.PAUSED})
 
 
 class Dependencies(Tasks):
-    def _find_holder(self, slot: str, now: datetime) -> Holder | None:
+    def find_holder(self, slot: str, now: datetime) -> Holder | None:
         uuid = self._slots.holder(slot, now)
         if uuid is None:
             return None
         state = self._tasks[uuid].state if uuid in self._tasks else None
         return Holder(uuid, state, self._slots.window_end(slot, uuid))
+
+    def find_running(self, queue: str, key: str) -> Holder | None:
+        line = self._keyed.get((queue, key))
+        if line is None:
+            return None
+        running = [i for i in line.holding | line.offered if self._by_id[i].state is TaskState.RUNNING]
+        return Holder(self._by_id[min(running)].uuid, TaskState.RUNNING, key=key) if running else None
 
     def _take_slot(self, record: TaskRecord, add: Add, now: datetime) -> None:
         take_slot(record, add.dedupe)
@@ -96,7 +103,7 @@ class Dependencies(Tasks):
 
     def _revive(self, record: TaskRecord, move: Move) -> TaskyardError | None:
         """Carry out the move of a failed task back into line, or say why not."""
-        holder = None if record.dedupe_key is None else self._find_holder(record.dedupe_key, move.at)
+        holder = None if record.dedupe_key is None else self.find_holder(record.dedupe_key, move.at)
         if holder is not None and holder.uuid != record.uuid:
             return SlotTaken(record.uuid, record.state, holder.uuid, until=holder.until)
         known = [self._by_id[parent] for parent in self._edges.parents(record.id) if parent in self._by_id]

@@ -24,7 +24,7 @@ from taskyard.model.limits import Demand
 from taskyard.model.move import Move, event_detail
 from taskyard.model.settle import heed_cancel
 from taskyard.model.state import COMPLETED, RUNNING, TaskState, check_move
-from taskyard.model.task import Claim, Dedupe, OnFailure, TaskRecord
+from taskyard.model.task import Claim, Dedupe, DedupeScope, OnFailure, TaskRecord
 from taskyard.ports.store import Add, Added, News, Report, Turned
 from taskyard.stores.plan import window_end
 from taskyard.stores.postgres.constants import SEPARATOR
@@ -180,7 +180,7 @@ class Turn:
             return None
         asked = [
             {"n": len(add.records), "dedupe": add.dedupe, "window_s": add.window_s}
-            | ({} if add.parent is None else _held(add.parent)) | _ties(add)
+            | ({} if add.parent is None else _held(add.parent)) | _ties(add) | _key_idle(add)
             for add in self._stored() if add.records
         ]  # fmt: skip
         return msgspec.json.encode(asked).decode()
@@ -262,6 +262,12 @@ def _ties(add: Add) -> dict[str, Any]:
     holders = [first.get(r.dedupe_slot) if r.dedupe_slot is not None else None for r in add.records]
     folded = [None if holder == r.uuid else holder for r, holder in zip(add.records, holders, strict=True)]
     return {"ties": ties, "may_circle": find_cycle(_graph(add, folded)) is not None}
+
+
+def _key_idle(add: Add) -> dict[str, Any]:
+    """For each task of an add, whether a running task with its key is a duplicate; empty if that holds for none."""
+    asked = [record.dedupe_scope is DedupeScope.KEY_IDLE and record.key is not None for record in add.records]
+    return {"key_idle": asked} if any(asked) and add.dedupe is not Dedupe.ALLOW else {}
 
 
 def _graph(add: Add, holders: Sequence[str | None]) -> dict[str, list[str]]:
@@ -366,7 +372,7 @@ def _refused(add: Add, said: Any) -> TaskyardError:
             assert add.parent is not None
             return ClaimLost(add.parent.uuid, add.parent.token)
         case "duplicate":
-            return DuplicateTask(said["uuid"], said["slot"], until=_to_time(said["until"]))
+            return DuplicateTask(said["uuid"], said["slot"], until=_to_time(said["until"]), key=said["key"])
         case "busy":
             return SubmitPending()
         case "unknown":

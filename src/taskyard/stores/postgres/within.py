@@ -26,7 +26,7 @@ from taskyard.errors import (
     UnusableConnection,
     hide_password,
 )
-from taskyard.model.task import TaskRecord
+from taskyard.model.task import DedupeScope, TaskRecord
 from taskyard.ports.store import Add, Added
 from taskyard.stores.postgres.connection import Connection
 from taskyard.stores.postgres.errors import describe, is_replaced, typed_errors
@@ -134,7 +134,10 @@ _to_new_row = TASK.writer(POSTGRES, NEW_TASK_FIELDS)
 
 
 def _task(record: TaskRecord) -> dict[str, Any]:
-    return dict(zip(NEW_TASK_FIELDS, _to_new_row(record), strict=True))
+    task = dict(zip(NEW_TASK_FIELDS, _to_new_row(record), strict=True))
+    # The other scopes never come here, except as the default, `pending`.
+    is_key_idle = record.dedupe_scope is DedupeScope.KEY_IDLE
+    return task | {"dedupe_scope": DedupeScope.KEY_IDLE} if is_key_idle else task
 
 
 async def _find_connection(given: Any) -> Connection:

@@ -23,7 +23,7 @@ from taskyard.model.state import COMPLETED, QUEUED, RUNNING, WAITING_FOR_TIME, T
 from taskyard.model.task import Claim, Dedupe, TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.store import PROMOTE_AT_MOST, Add, Added, Report, Turned
-from taskyard.stores.plan import Holder, is_tied, make_plan, refuse, window_end
+from taskyard.stores.plan import Holder, find_duplicate, is_tied, make_plan, refuse, window_end
 from taskyard.stores.records import (
     ARTIFACT,
     LINE,
@@ -268,7 +268,7 @@ class SqliteCore(Claims):
         """One add whose tasks replace others, or wait for others."""
         if add.parent is not None and not self._held([add.parent]):
             return ClaimLost(add.parent.uuid, add.parent.token)
-        plan = make_plan(add, now, lambda slot: self._find_holder(slot, now))
+        plan = make_plan(add, now, self)
         if isinstance(plan, TaskyardError):
             return plan
         if (unknown := plan.refuse_unknown(self._find_parents(plan))) is not None:
@@ -307,7 +307,7 @@ class SqliteCore(Claims):
         added = []
         is_merged = add.dedupe is Dedupe.MERGE
         for asked in add.records:
-            holder = self._slot_holder(asked.dedupe_slot, slots, now) if is_merged else None
+            holder = self._find_known(asked, add.dedupe, slots, now) if is_merged else None
             if holder is not None:
                 added.append(Added(holder.uuid, is_new=False, until=holder.until))
                 continue
@@ -322,18 +322,21 @@ class SqliteCore(Claims):
     def _find_duplicate(self, add: Add, slots: dict[str, Holder], now: datetime) -> DuplicateTask | None:
         """The first work that is pending already, or is in the batch a second time."""
         batch: set[str] = set()
-        for slot in (record.dedupe_slot for record in add.records if record.dedupe_slot is not None):
-            holder = self._slot_holder(slot, slots, now)
+        for record in add.records:
+            if (slot := record.dedupe_slot) is None:
+                continue
+            holder = self._find_known(record, add.dedupe, slots, now)
             if slot in batch or holder is not None:
                 return refuse(slot, holder)
             batch.add(slot)
         return None
 
-    def _slot_holder(self, slot: str | None, slots: dict[str, Holder], now: datetime) -> Holder | None:
-        """Who stands for this work; `slots` are those of tasks that are about to be stored."""
+    def _find_known(self, asked: TaskRecord, dedupe: Dedupe, slots: dict[str, Holder], now: datetime) -> Holder | None:
+        """The duplicate of this new task; `slots` are those of tasks that are about to be stored."""
+        slot = asked.dedupe_slot
         if slot is None or slot in slots:
             return None if slot is None else slots[slot]
-        return self._find_holder(slot, now)
+        return find_duplicate(self, asked, dedupe, now)
 
     def _insert_tasks(self, records: list[TaskRecord], now: datetime) -> None:
         at = to_us(now)

@@ -18,7 +18,7 @@ from taskyard.model.task import OnFailure, TaskRecord
 from taskyard.ports.store import Add
 from taskyard.stores.plan import RELEASE_AT_MOST, Holder, Plan, window_end
 from taskyard.stores.records import from_us, to_document, to_us
-from taskyard.stores.sqlite.statements import blocks, values
+from taskyard.stores.sqlite.statements import FIND_RUNNING, blocks, values
 from taskyard.stores.sqlite.transaction import HAS_TIES, Ended, Transaction
 
 _EDGE = ("child", "parent", "done")
@@ -57,7 +57,7 @@ class _Fate:
 class Dependencies(Transaction):
     # --- slots --------------------------------------------------------------------------------------------------------
 
-    def _find_holder(self, slot: str, now: datetime) -> Holder | None:
+    def find_holder(self, slot: str, now: datetime) -> Holder | None:
         found = self._conn.execute(
             "SELECT uuid, state, NULL FROM task WHERE dedupe_slot = ?1 UNION ALL "
             "SELECT w.uuid, t.state, w.until FROM dedupe_window AS w LEFT JOIN task AS t ON t.uuid = w.uuid "
@@ -72,6 +72,10 @@ class Dependencies(Transaction):
             if counts_as_done(state)
             else None
         )
+
+    def find_running(self, queue: str, key: str) -> Holder | None:
+        uuid = self._one(FIND_RUNNING, (queue, key))
+        return None if uuid is None else Holder(uuid, TaskState.RUNNING, key=key)
 
     def _open_window(self, record: TaskRecord, add: Add, now: datetime) -> None:
         """Of a new task, if it stands for its work for a time."""
@@ -223,7 +227,7 @@ class Dependencies(Transaction):
     def _revive(self, record: TaskRecord, move: Move) -> TaskyardError | None:
         """Carry out the move of a failed task back into line, or say why not."""
         self._save_moved()  # another of the same work may have been sent again a moment ago
-        holder = None if record.dedupe_key is None else self._find_holder(record.dedupe_key, move.at)
+        holder = None if record.dedupe_key is None else self.find_holder(record.dedupe_key, move.at)
         if holder is not None and holder.uuid != record.uuid:
             return SlotTaken(record.uuid, record.state, holder.uuid, until=holder.until)
         rows: Any = self._conn.execute(

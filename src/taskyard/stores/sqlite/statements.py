@@ -148,6 +148,13 @@ def keyed(rows: int, by_place: bool) -> str:
     )
 
 
+FIND_RUNNING = (
+    "SELECT uuid FROM task WHERE queue = ? AND key = ? AND state IN ('queued', 'running', 'retrying') "
+    "AND state = 'running' ORDER BY id LIMIT 1"
+)
+"""The oldest running task of a queue and a key. The three states are those of `task_key`, as in `keyed`."""
+
+
 def blocks(rows: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
     """`rows` in as few pieces as the sizes of `BLOCKS` allow."""
     if len(rows) == 1:

@@ -18,6 +18,7 @@ from taskyard.testing.store_contract.durable import DurableContract
 from taskyard.testing.store_contract.events import EventContract
 from taskyard.testing.store_contract.failures import FailureContract
 from taskyard.testing.store_contract.forecasts import ForecastContract
+from taskyard.testing.store_contract.key_idle import KeyIdleContract
 from taskyard.testing.store_contract.keys import KeyContract
 from taskyard.testing.store_contract.nodes import NodeContract
 from taskyard.testing.store_contract.orders import OrderContract
@@ -62,7 +63,7 @@ class DurableStoreContract(StoreContract, DurableContract):
     """The same, and everything is still there when the store is closed and opened again."""
 
 
-class TiesContract(DedupeContract, DependencyContract, LineContract, TiedSceneContract):
+class TiesContract(DedupeContract, KeyIdleContract, DependencyContract, LineContract, TiedSceneContract):
     """Tasks that have to do with others: dedupe by scope and by window, dependencies, groups."""
 
 

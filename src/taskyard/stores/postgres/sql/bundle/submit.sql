@@ -114,6 +114,8 @@ END $$;
 -- add, each whole or not at all; `n` of an add is how many of the tasks are its. `ties` says of some of its tasks, by their
 -- number `i` in it, their group, scope, on_failure and note, and which uuids they come after. An answer says who
 -- holds the place of each task, null for a new one, and until when, if for a window that was open; or what kept the tasks out.
+-- `key_idle` says of each task of an add whether it has that scope: then a running task with its key is a duplicate. The
+-- add and every claim of the queue hold the lock of the queue, so a task of the key either runs, or starts after the add.
 -- If an insert would wait for a transaction that somebody keeps open, it fails with a code of its own.
 CREATE OR REPLACE FUNCTION taskyard.submit_checked(
     p_first integer, p_now timestamptz, p_locked text[], p_adds json, a taskyard.new_tasks_1,
@@ -128,6 +130,7 @@ DECLARE
     v_done record;
     v_uuids text[]; v_states text[]; v_ids bigint[]; v_ends timestamptz[];
     v_holders text[];
+    v_busy text[];  -- keys that keep tasks out, because a task runs with them
     v_new text[];
     v_tied record;
     r_ids bigint[]; r_by text[];
@@ -140,12 +143,12 @@ BEGIN
     FOR v_add IN
         SELECT * FROM json_to_recordset(p_adds) AS j(
             n integer, dedupe text, id bigint, token bigint, attempt integer, window_s double precision, ties json,
-            may_circle boolean)
+            may_circle boolean, key_idle json)
     LOOP
         v_from := v_to + 1;
         v_to := v_to + v_add.n;
         v_holders := array_fill(NULL::text, ARRAY[v_add.n]);
-        v_uuids := NULL; v_ends := NULL; r_ids := NULL; r_by := NULL;
+        v_uuids := NULL; v_ends := NULL; r_ids := NULL; r_by := NULL; v_busy := NULL;
         IF v_add.id IS NOT NULL AND NOT EXISTS (
             SELECT FROM taskyard.task
             WHERE id = v_add.id AND token = v_add.token AND attempt = v_add.attempt
@@ -163,29 +166,45 @@ BEGIN
             INTO v_uuids, v_states, v_ids, v_ends
             FROM unnest(a.dedupe_slot[v_from:v_to]) WITH ORDINALITY AS r(slot, ord)
             LEFT JOIN LATERAL taskyard.dedupe_holder_1(r.slot, p_now) AS h ON r.slot IS NOT NULL;
-            SELECT r.slot, r.holder, r.until INTO v_found
+            IF v_add.key_idle IS NOT NULL THEN
+                -- The same work comes before the same key, except for a replacement: that is refused while the key runs.
+                SELECT array_agg(coalesce(k.uuid, r.uuid) ORDER BY r.ord),
+                    array_agg(CASE WHEN k.uuid IS NULL THEN r.state ELSE 'running' END ORDER BY r.ord),
+                    array_agg(coalesce(k.id, r.id) ORDER BY r.ord),
+                    array_agg(CASE WHEN k.uuid IS NULL THEN r.until END ORDER BY r.ord),
+                    array_agg(CASE WHEN k.uuid IS NOT NULL THEN r.key END ORDER BY r.ord)
+                INTO v_uuids, v_states, v_ids, v_ends, v_busy
+                FROM unnest(v_uuids, v_states, v_ids, v_ends, a.dedupe_slot[v_from:v_to], a.queue[v_from:v_to],
+                    a.key[v_from:v_to], ARRAY(SELECT json_array_elements_text(v_add.key_idle)::boolean)) WITH ORDINALITY
+                    AS r(uuid, state, id, until, slot, queue, key, is_asked, ord)
+                LEFT JOIN LATERAL taskyard.find_running(r.queue, r.key) AS k
+                    ON r.is_asked AND r.slot IS NOT NULL AND r.key IS NOT NULL
+                    AND (r.uuid IS NULL OR v_add.dedupe = 'replace');
+            END IF;
+            SELECT r.slot, r.holder, r.until, r.busy INTO v_found
             FROM (
                 SELECT *, row_number() OVER (PARTITION BY slot ORDER BY ord) AS nth
-                FROM unnest(a.dedupe_slot[v_from:v_to], v_uuids, v_states, v_ends) WITH ORDINALITY
-                    AS u(slot, holder, state, until, ord)
+                FROM unnest(a.dedupe_slot[v_from:v_to], v_uuids, v_states, v_ends, v_busy) WITH ORDINALITY
+                    AS u(slot, holder, state, until, busy, ord)
             ) AS r
             WHERE v_add.dedupe <> 'merge' AND r.slot IS NOT NULL AND (
                 r.nth > 1 OR r.holder IS NOT NULL AND (v_add.dedupe = 'refuse' OR r.state IS NULL OR r.state = 'running'))
             ORDER BY r.ord LIMIT 1;
             IF FOUND THEN
                 answers := answers || json_build_object('why', 'duplicate', 'uuid', coalesce(v_found.holder, ''),
-                    'slot', v_found.slot, 'until', v_found.until);
+                    'slot', v_found.slot, 'until', v_found.until, 'key', v_found.busy);
                 CONTINUE;
             END IF;
             IF v_add.dedupe = 'merge' THEN
-                SELECT array_agg(CASE WHEN r.holder IS NOT NULL THEN r.holder
-                    WHEN r.slot IS NOT NULL AND r.nth > 1 THEN r.first_uuid END ORDER BY r.ord)
+                -- Of tasks for one work, the first that no running key keeps out is stored; those after it become that one.
+                SELECT array_agg(CASE WHEN r.slot IS NOT NULL AND r.ord > r.first_ord AND (r.holder IS NULL OR r.busy IS NOT NULL)
+                    THEN r.first_uuid ELSE r.holder END ORDER BY r.ord)
                 INTO v_holders
                 FROM (
-                    SELECT *, row_number() OVER (PARTITION BY slot ORDER BY ord) AS nth,
-                        first_value(uuid) OVER (PARTITION BY slot ORDER BY ord) AS first_uuid
-                    FROM unnest(a.uuid[v_from:v_to], a.dedupe_slot[v_from:v_to], v_uuids) WITH ORDINALITY
-                        AS u(uuid, slot, holder, ord)
+                    SELECT *, min(ord) FILTER (WHERE busy IS NULL) OVER (PARTITION BY slot) AS first_ord,
+                        first_value(uuid) OVER (PARTITION BY slot ORDER BY busy IS NOT NULL, ord) AS first_uuid
+                    FROM unnest(a.uuid[v_from:v_to], a.dedupe_slot[v_from:v_to], v_uuids, v_busy) WITH ORDINALITY
+                        AS u(uuid, slot, holder, busy, ord)
                 ) AS r;
             ELSE
                 SELECT array_agg(r.id ORDER BY r.ord), array_agg(r.uuid ORDER BY r.ord) INTO r_ids, r_by

@@ -42,5 +42,5 @@ CREATE TYPE taskyard.event_page_1 AS (
 CREATE TYPE taskyard.external_task_1 AS (
     uuid text, consumer text, due_at timestamptz, created_at timestamptz, queue text, args text, priority smallint,
     key text, dedupe_slot text, timeout_s double precision, retry text, bucket text, requires text, origin text,
-    extra text
+    extra text, dedupe_scope text
 );

@@ -22,20 +22,28 @@ BEGIN
             SELECT slot, '', '-infinity'::timestamptz FROM unnest(p_free) AS f(slot) ON CONFLICT DO NOTHING;
             DELETE FROM taskyard.dedupe_window WHERE until = '-infinity' AND slot = ANY (p_free);
         END IF;
+        -- As in `submit_checked`.
         WITH r AS (
-            SELECT u.uuid, u.slot, u.ord, first_value(u.uuid) OVER (PARTITION BY u.slot ORDER BY u.ord) AS first_uuid,
-                row_number() OVER (PARTITION BY u.slot ORDER BY u.ord) AS nth
+            SELECT u.uuid, u.slot, u.ord, t.uuid AS holder, t.until, k.uuid AS running,
+                CASE WHEN k.uuid IS NOT NULL THEN u.key END AS busy
             FROM unnest(p_tasks) WITH ORDINALITY
                 AS u(uuid, consumer, due_at, created_at, queue, args, priority, key, slot, timeout_s, retry, bucket,
-                    requires, origin, extra, ord)
+                    requires, origin, extra, scope, ord)
+            LEFT JOIN LATERAL taskyard.dedupe_holder_1(u.slot, now()) AS t ON u.slot IS NOT NULL
+            LEFT JOIN LATERAL taskyard.find_running(u.queue, u.key) AS k
+                ON u.scope = 'key_idle' AND u.slot IS NOT NULL AND u.key IS NOT NULL AND t.uuid IS NULL
+        ), n AS (
+            SELECT *, min(ord) FILTER (WHERE busy IS NULL) OVER (PARTITION BY slot) AS first_ord,
+                first_value(uuid) OVER (PARTITION BY slot ORDER BY busy IS NOT NULL, ord) AS first_uuid
+            FROM r
         ), held AS (
-            SELECT r.slot, r.ord, t.uuid, t.until, CASE WHEN t.uuid IS NOT NULL THEN t.uuid
-                WHEN r.slot IS NOT NULL AND r.nth > 1 THEN r.first_uuid END AS holder
-            FROM r LEFT JOIN LATERAL taskyard.dedupe_holder_1(r.slot, now()) AS t ON r.slot IS NOT NULL
+            SELECT *, CASE WHEN holder IS NOT NULL THEN holder WHEN slot IS NOT NULL AND ord > first_ord THEN first_uuid
+                ELSE running END AS becomes
+            FROM n
         )
-        SELECT array_agg(holder ORDER BY ord) AS holders, array_agg(until ORDER BY ord) AS ends,
-            (array_agg(json_build_object('why', 'duplicate', 'uuid', coalesce(uuid, ''), 'slot', slot, 'until', until)
-                ORDER BY ord) FILTER (WHERE holder IS NOT NULL))[1] AS first
+        SELECT array_agg(becomes ORDER BY ord) AS holders, array_agg(until ORDER BY ord) AS ends,
+            (array_agg(json_build_object('why', 'duplicate', 'uuid', coalesce(holder, running, ''), 'slot', slot,
+                'until', until, 'key', busy) ORDER BY ord) FILTER (WHERE becomes IS NOT NULL))[1] AS first
         INTO v_found FROM held;
         IF p_dedupe = 'refuse' AND v_found.first IS NOT NULL THEN
             RETURN v_found.first;
@@ -51,7 +59,7 @@ BEGIN
             requires, taskyard.lane_of(consumer, requires), origin, extra
         FROM unnest(p_tasks) WITH ORDINALITY
             AS u(uuid, consumer, due_at, created_at, queue, args, priority, key, slot, timeout_s, retry, bucket,
-                    requires, origin, extra, ord)
+                    requires, origin, extra, scope, ord)
         WHERE v_holders[u.ord] IS NULL
         ON CONFLICT DO NOTHING
         RETURNING id
@@ -76,8 +84,14 @@ BEGIN
         RETURN json_build_object('why', 'taken', 'uuid', v_found.uuid);
     END IF;
     INSERT INTO taskyard.external_count (queue, n) SELECT queue, count(*) FROM taskyard.task WHERE id = ANY (v_ids) GROUP BY queue;
-    INSERT INTO taskyard.task_relation (id, dedupe_key, dedupe_scope)
-    SELECT id, dedupe_slot, 'pending' FROM taskyard.task WHERE id = ANY (v_ids) AND dedupe_slot IS NOT NULL;
+    IF p_dedupe <> 'allow' THEN
+        INSERT INTO taskyard.task_relation (id, dedupe_key, dedupe_scope)
+        SELECT t.id, t.dedupe_slot, coalesce(u.dedupe_scope, 'pending')
+        FROM unnest(p_tasks, v_holders) AS u(uuid, consumer, due_at, created_at, queue, args, priority, key, dedupe_slot,
+            timeout_s, retry, bucket, requires, origin, extra, dedupe_scope, holder)
+        JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[u.uuid])
+        WHERE u.holder IS NULL AND t.dedupe_slot IS NOT NULL;
+    END IF;
     IF EXISTS (SELECT FROM unnest(p_tasks) AS t WHERE t.extra IS NOT NULL) THEN
         PERFORM taskyard.insert_labels(ARRAY(SELECT uuid FROM taskyard.task WHERE id = ANY (v_ids)));
     END IF;
@@ -115,6 +129,7 @@ BEGIN
             AND json_typeof(coalesce(t.extra, '{}')::json) = 'object'
             AND NOT EXISTS (SELECT FROM json_each(t.requires::json) AS r WHERE json_typeof(r.value) <> 'string')
             AND strpos(t.consumer, {{lane_separator}}) = 0
+            AND coalesce(t.dedupe_scope, 'pending') IN ('pending', 'key_idle')
             AND least(length(t.uuid), length(t.consumer), length(t.queue)) > 0
             AND greatest(octet_length(t.uuid), octet_length(taskyard.lane_of(t.consumer, t.requires)),
                 octet_length(t.queue), octet_length(t.key), octet_length(t.dedupe_slot), octet_length(t.bucket),
