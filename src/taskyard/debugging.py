@@ -25,7 +25,6 @@ from typing import Any
 
 from taskyard.errors import NotJson
 from taskyard.execution.code_loop import close_loop_here, loop_here
-from taskyard.execution.explain import explain, failed
 from taskyard.execution.loop_thread import ServingThread
 from taskyard.execution.run_execution import execute
 from taskyard.execution.run_handle import RunHandle, RunHost
@@ -33,6 +32,7 @@ from taskyard.model.execution import ExecutionResult
 from taskyard.model.task import Claim, TaskRecord, to_json
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorHealth, ExecutorStats
+from taskyard.ports.explain import explain, failed
 from taskyard.ports.middleware import Middleware
 from taskyard.ports.store import Report, Store
 from taskyard.queueing.summary import is_summary, with_results

@@ -4,12 +4,6 @@ See docs/EXECUTORS.md. An executor passes `ExecutorContract` of `taskyard.testin
 name: `Yard(executors={"ray": RayExecutor})`.
 """
 
-from taskyard.execution.explain import canceled as canceled_error
-from taskyard.execution.explain import explain as error_from_exception
-from taskyard.execution.explain import failed as failed_result
-from taskyard.execution.explain import rejected as rejected_error
-from taskyard.execution.explain import timed_out as timeout_error
-from taskyard.execution.explain import waited_long as wait_timeout_error
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.ports.executor import (
     Abilities,
@@ -21,6 +15,12 @@ from taskyard.ports.executor import (
     RunHandle,
     Runnable,
 )
+from taskyard.ports.explain import canceled as canceled_error
+from taskyard.ports.explain import explain as error_from_exception
+from taskyard.ports.explain import failed as failed_result
+from taskyard.ports.explain import rejected as rejected_error
+from taskyard.ports.explain import timed_out as timeout_error
+from taskyard.ports.explain import waited_long as wait_timeout_error
 
 __all__ = [
     "Abilities",

@@ -1,7 +1,6 @@
 """Process pools without a yard: `ProcessPool`, a `concurrent.futures` executor on worker processes that can be killed,
 what its futures raise, and the settings of `ExecutorManager`."""
 
-from taskyard.execution.explain import RemoteTraceback
 from taskyard.execution.forks import PoolForked
 from taskyard.execution.futures import PoolOptions, ProcessPool
 from taskyard.execution.pool import PoolNumbers
@@ -15,6 +14,7 @@ from taskyard.execution.raising import (
     WorkerDied,
 )
 from taskyard.manager import CallOptions, ManagerSettings
+from taskyard.ports.explain import RemoteTraceback
 
 __all__ = [
     "CallFuture",

@@ -9,13 +9,13 @@ import pytest
 
 from taskyard import errors
 from taskyard.errors import InvalidInput, StoreUnavailable
-from taskyard.execution.explain import failed, rejected
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.model.command import Cancel
 from taskyard.model.execution import ExecutionResult
 from taskyard.model.retry import RetryPolicy
 from taskyard.ports import sink as sinks
 from taskyard.ports.executor import ExecutionRequest, ExecutorStats
+from taskyard.ports.explain import failed, rejected
 from taskyard.ports.sink import (
     LoopRestarted,
     NodeEvent,

@@ -3,8 +3,8 @@
 import pytest
 
 from taskyard import ExecutorManager, RetryPolicy, TaskFailed, Yard
-from taskyard.execution.explain import explain
 from taskyard.futures import CannotCross, ProcessPool, RemoteError
+from taskyard.ports.explain import explain
 from tests.execution import refusals
 from tests.execution.kinds import PATIENCE_S
 

@@ -12,9 +12,10 @@ import pytest
 import taskyard
 import taskyard.futures
 from taskyard import errors
-from taskyard.execution import explain, forks, raising
+from taskyard.execution import forks, raising
 from taskyard.execution.owned import ManagerOwns
 from taskyard.manager import ManagerClosed
+from taskyard.ports import explain
 
 EXAMPLES = [
     errors.ArtifactElsewhere("scan.png", "lab-3", "/data/scan.png"),

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from taskyard.execution.explain import canceled, timed_out
 from taskyard.execution.progress_values import keep_facts
 from taskyard.execution.wire import Bulk, Kind, WireError
 from taskyard.execution.worker_run import Call, card_of
 from taskyard.model.attempt import Artifact, LogLine
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.ports.executor import RunHandle
+from taskyard.ports.explain import canceled, timed_out
 
 if TYPE_CHECKING:
     from taskyard.execution.hosted import HostedWorker

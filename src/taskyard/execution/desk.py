@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from taskyard.execution.circuit import Circuit, CircuitPolicy, CircuitState
-from taskyard.execution.explain import rejected
 from taskyard.execution.gate import Gate
 from taskyard.execution.installed import Installed
 from taskyard.model.algorithm import AlgorithmSpec
 from taskyard.model.execution import ExecutionError
 from taskyard.model.rate import TokenBucket
 from taskyard.ports.executor import ExecutorProtocol
+from taskyard.ports.explain import rejected
 
 
 class AlgorithmHealth(msgspec.Struct, frozen=True):

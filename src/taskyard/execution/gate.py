@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections import deque
 
-from taskyard.execution.explain import canceled, rejected, waited_long
 from taskyard.execution.run_handle import RunHandle
 from taskyard.model.execution import ExecutionError
+from taskyard.ports.explain import canceled, rejected, waited_long
 
 Turn = asyncio.Future[ExecutionError | None]
 

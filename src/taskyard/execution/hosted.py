@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import msgspec
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.explain import UNRETURNED, explain, fault, in_words
 from taskyard.execution.relay import relay
 from taskyard.execution.shared import Lender
 from taskyard.execution.starting import WorkerHandle
@@ -40,6 +39,7 @@ from taskyard.execution.wire import (
     widen,
 )
 from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
+from taskyard.ports.explain import UNRETURNED, explain, fault, in_words
 
 log = logging.getLogger("taskyard")
 

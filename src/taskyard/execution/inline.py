@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from taskyard.execution.explain import canceled, explain, rejected, timed_out
 from taskyard.execution.idle import Idle
 from taskyard.execution.run_handle import TaskInterrupt
 from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorHealth, ExecutorStats, RunHandle
+from taskyard.ports.explain import canceled, explain, rejected, timed_out
 
 
 class InProcessExecutor:

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from taskyard.execution.explain import failed, rejected
 from taskyard.execution.pool import WorkerPool
 from taskyard.execution.pool_settings import PoolSettings
 from taskyard.execution.process import HAS_NURSERY, make_pool, submit_to
 from taskyard.model.algorithm import ExecutionHints
 from taskyard.model.execution import ExecutionResult
 from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorHealth, ExecutorStats
+from taskyard.ports.explain import failed, rejected
 
 
 def settings_of(spec: Any) -> PoolSettings:

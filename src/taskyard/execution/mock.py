@@ -10,9 +10,9 @@ import msgspec
 
 from taskyard.errors import InvalidInput, quote
 from taskyard.execution.asking import AlgorithmCaller, algorithm_name
-from taskyard.execution.explain import explain, refused, rejected
 from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorHealth, ExecutorStats
+from taskyard.ports.explain import explain, refused, rejected
 
 
 class NoopExecutor(AlgorithmCaller):

@@ -14,7 +14,6 @@ from collections import deque
 import msgspec
 
 from taskyard.execution.calls import PendingCall
-from taskyard.execution.explain import canceled, fault, refused, rejected, waited_long
 from taskyard.execution.hosted import HostedWorker
 from taskyard.execution.idle import Idle
 from taskyard.execution.pool_settings import PoolSettings
@@ -24,6 +23,7 @@ from taskyard.execution.wire import Bulk, Kind, Outgoing, encode
 from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
 from taskyard.ports.executor import ExecutorHealth, ExecutorStats
+from taskyard.ports.explain import canceled, fault, refused, rejected, waited_long
 
 MOST_RETURNS = 3
 """How often a call is sent again when its worker died before it had all of it: it may be what workers die of."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from taskyard.execution.explain import clean
 from taskyard.model.execution import Fact
+from taskyard.ports.explain import clean
 
 PROGRESS_INTERVAL_S = 0.25
 """Progress is written to the store: a run that reports more often than this is thinned out, its last report kept."""

@@ -14,9 +14,9 @@ from typing import Any
 
 from taskyard.errors import InvalidInput, NoScript, TaskyardError, UnguardedScript
 from taskyard.execution.chunk import Chunk
-from taskyard.execution.explain import EXCEPTION, UNLOADED, UNRETURNED, RemoteTraceback
 from taskyard.model.exception_attributes import set_cause
 from taskyard.model.execution import ErrorKind, ExecutionError
+from taskyard.ports.explain import EXCEPTION, UNLOADED, UNRETURNED, RemoteTraceback
 
 SENDABLE = "; use a function at the top level of a module, and arguments that can be pickled, or use a thread"
 

@@ -6,9 +6,9 @@ import logging
 from contextvars import Context
 from typing import Any
 
-from taskyard.execution.explain import clean
 from taskyard.execution.said import known_fields
 from taskyard.execution.wire import WireError
+from taskyard.ports.explain import clean
 
 
 def relay(said: tuple[Any, ...]) -> None:

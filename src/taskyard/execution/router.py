@@ -20,7 +20,6 @@ from taskyard.execution.algorithm import Algorithm, AlgorithmContext
 from taskyard.execution.asking import AlgorithmCaller, algorithm_name
 from taskyard.execution.circuit import CircuitPolicy, CircuitState, Pass
 from taskyard.execution.desk import AlgorithmHealth, Desk
-from taskyard.execution.explain import canceled, failed, internal_fault, rejected, type_names
 from taskyard.execution.inline import InProcessExecutor
 from taskyard.execution.installed import Installed, Payload
 from taskyard.execution.isolated import IsolatedProcessPoolExecutor, settings_for
@@ -50,6 +49,7 @@ from taskyard.model.notes import Note
 from taskyard.model.task import Claim, TaskRecord
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorProtocol
+from taskyard.ports.explain import canceled, failed, internal_fault, rejected, type_names
 from taskyard.ports.middleware import Middleware, check_middleware
 from taskyard.ports.sink import CallFinished, Sink, Sinks
 from taskyard.ports.store import Report

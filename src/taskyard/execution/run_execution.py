@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import msgspec
 
 from taskyard.execution.context import CURRENT
-from taskyard.execution.explain import canceled, explain, failed, internal_fault, rejected
 from taskyard.execution.run_handle import RunHandle, TaskInterrupt
 from taskyard.execution.run_middleware import CodeInside, list_around_code, run_around
 from taskyard.model.execution import ExecutionResult
 from taskyard.ports.executor import ExecutionRequest, ExecutorProtocol
+from taskyard.ports.explain import canceled, explain, failed, internal_fault, rejected
 from taskyard.ports.middleware import AroundRun, Middleware, name_of
 
 log = logging.getLogger("taskyard")

@@ -17,7 +17,6 @@ import msgspec
 
 from taskyard.errors import NotJson, PayloadTooLarge, ResultsPruned, StoreError
 from taskyard.execution.context import CURRENT
-from taskyard.execution.explain import RemoteTraceback, canceled, explain, internal_fault, refused, rejected
 from taskyard.execution.idle import Idle
 from taskyard.execution.line_capture import keep_capturing, start_capture, stop_capture
 from taskyard.execution.run_execution import execute
@@ -36,6 +35,7 @@ from taskyard.model.trace import task_trace_id
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutionRequest, ExecutorProtocol
+from taskyard.ports.explain import RemoteTraceback, canceled, explain, internal_fault, refused, rejected
 from taskyard.ports.middleware import Middleware
 from taskyard.ports.sink import NO_SINKS, RunCompleted, RunStarted, Sinks, finished_kind
 from taskyard.ports.store import Report

@@ -21,9 +21,9 @@ from typing import Any
 
 from taskyard.execution.checks import check_whole
 from taskyard.execution.code_loop import close_loop_here, loop_here
-from taskyard.execution.explain import canceled, explain, rejected, timed_out, waited_long
 from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.ports.executor import Abilities, ExecutionRequest, ExecutorHealth, ExecutorStats
+from taskyard.ports.explain import canceled, explain, rejected, timed_out, waited_long
 
 
 class ThreadExecutor:

@@ -31,7 +31,6 @@ from taskyard.errors import NoScript
 from taskyard.execution.channel import Channel
 from taskyard.execution.code_loop import close_loop_here, finish
 from taskyard.execution.context import CURRENT
-from taskyard.execution.explain import UNLOADED, UNRETURNED, canceled, explain, in_words, with_exception
 from taskyard.execution.line_capture import keep_capturing, set_worker_run, start_capture
 from taskyard.execution.linux import keep_freed_memory
 from taskyard.execution.said import fields_of
@@ -53,6 +52,7 @@ from taskyard.execution.wire import (
 )
 from taskyard.execution.worker_run import Call, WorkerRun
 from taskyard.model.execution import ErrorKind, ExecutionError
+from taskyard.ports.explain import UNLOADED, UNRETURNED, canceled, explain, in_words, with_exception
 
 LOWEST_FD = 10
 """Code that shuffles the standard descriptors, as daemons do, stays clear of this."""

@@ -12,12 +12,12 @@ import pytest
 
 from taskyard.errors import Cancel, RetryLater
 from taskyard.execution.context import CURRENT, current_run
-from taskyard.execution.explain import MESSAGE_CHARS, TRACEBACK_CHARS
 from taskyard.execution.run_handle import RunHandle, RunHost
 from taskyard.model.execution import ErrorKind, ExecutionResult
 from taskyard.model.task import Claim
 from taskyard.ports.consumer import Consumer
 from taskyard.ports.executor import ExecutionRequest, ExecutorProtocol
+from taskyard.ports.explain import MESSAGE_CHARS, TRACEBACK_CHARS
 from taskyard.ports.store import Report
 from taskyard.testing.answer_contract import AnswerContract
 from taskyard.testing.samples import a_record
