@@ -37,6 +37,8 @@ class ErrorCode(StrEnum):
     """A dependency, `task`, finished as `state` instead of completed."""
     NODE_DIED = "node_died"
     """The node that ran the task, `node`, died."""
+    DEVICE_LOST = "device_lost"
+    """The device that the task ran on, `device`, is gone or does not answer."""
 
 
 class ExecutionError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,6 +62,8 @@ class ExecutionError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 return f"its dependency {self.details.get('task')} {how}"
             case ErrorCode.NODE_DIED:
                 return f"its node {self.details.get('node')} died"
+            case ErrorCode.DEVICE_LOST:
+                return f"its device {self.details.get('device')} was lost"
             case _:
                 return self.message
 
