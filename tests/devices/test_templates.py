@@ -355,6 +355,24 @@ async def test_matching_never_blocks_the_loop(monkeypatch):
     assert await finding is None
 
 
+async def test_a_screen_that_stays_the_same_is_searched_once(monkeypatch):
+    """A wait that sees the same screen again does not search it again, and sees what has changed at once."""
+    searched: list[bytes] = []
+
+    def search(png: bytes, wanted: Any) -> Any:
+        searched.append(png)
+        return templates.search_screen(png, wanted)
+
+    monkeypatch.setattr("taskyard.devices.device.search_screen", search)
+    adapter = PaintedAdapter(EMPTY)
+    appears(adapter, STARTING, after=3)
+    device = make_device(adapter)
+    await device.wait_for(START, timeout_s=30, poll_s=0)
+    assert searched == [EMPTY, STARTING]
+    assert await device.find(Template(crop(paint(text="Close")))) is None
+    assert len(searched) == 3
+
+
 async def test_a_name_stands_for_a_template_of_the_consumer():
     """Code calls the templates of its consumer by name; an unknown name is refused with the known ones."""
     device = device_showing(STARTING)

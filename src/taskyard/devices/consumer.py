@@ -103,14 +103,14 @@ async def _end(
 
 async def _keep_failure(device: Device, error: BaseException) -> None:
     """The last screenshots, and how the screen looks now if the device answers."""
-    final = None
+    before, final = tuple(device.recording.latest), None
     if not isinstance(error, DeviceLost):
         try:
             async with asyncio.timeout(FINAL_SCREENSHOT_S):
                 final = await device.look()
         except Exception as exc:
             log.debug("no screenshot at the failure: %s", exc, extra={"device": device.name})
-    await device.recording.keep_failure(final)
+    await device.recording.keep_failure(before, final)
 
 
 async def _clean_up(device: Device, cleanup: Callable[[], Awaitable[object]], timeout_s: float) -> Exception | None:

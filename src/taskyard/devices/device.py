@@ -63,6 +63,8 @@ class Device:
         self.recording = Recording(spec.name)
         self.templates: Mapping[str, Template] = {}
         """Those of the consumer, by the names that its steps use."""
+        self._seen: tuple[bytes, list[Template], Sequence[Match | None]] = b"", [], ()
+        """The last screen that was searched, for what, and what was found."""
         self._turn = asyncio.Lock()
         self._users: set[asyncio.Task[object]] = set()
         self._is_closed = False
@@ -155,7 +157,7 @@ class Device:
         if not wanted:
             raise InvalidInput("wait_for needs a template")
 
-        def find_hit(seen: list[Match | None]) -> Match | None:
+        def find_hit(seen: Sequence[Match | None]) -> Match | None:
             pairs = zip(wanted, seen, strict=True)
             hits = [match for template, match in pairs if match is not None and template.accepts(match)]
             return max(hits, key=_score, default=None)
@@ -196,10 +198,10 @@ class Device:
     async def _watch(
         self,
         wanted: Sequence[Template],
-        judge: Callable[[list[Match | None]], T | None],
+        judge: Callable[[Sequence[Match | None]], T | None],
         timeout_s: float,
         poll_s: float,
-    ) -> tuple[T | None, list[Match | None]]:
+    ) -> tuple[T | None, Sequence[Match | None]]:
         """Look until `judge` answers something of the best matches, or the time is over; its answer, and the matches of
         the last look. A device that cannot show its screen is asked again until then, save one that is lost."""
         clock = asyncio.get_running_loop().time
@@ -217,9 +219,15 @@ class Device:
                     return answer, seen
             await asyncio.sleep(max(0.0, min(poll_s, until - clock())))
 
-    async def _search(self, wanted: Sequence[Template]) -> list[Match | None]:
-        """The best match of each on the screen now. OpenCV takes long, so it runs in threads of its own."""
-        return await run_matching(search_screen, await self.look(), wanted)
+    async def _search(self, wanted: Sequence[Template]) -> Sequence[Match | None]:
+        """The best match of each on the screen now. OpenCV takes long, so it runs in threads of its own, and only if
+        the screen is another one than at the last look."""
+        png = await self.look()
+        seen_png, seen_templates, matches = self._seen
+        if png != seen_png or list(wanted) != seen_templates:
+            matches = await run_matching(search_screen, png, wanted)
+            self._seen = png, list(wanted), matches
+        return matches
 
     @contextmanager
     def optional(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -102,7 +102,7 @@ class Recording:
         """The first step that failed and was not optional. One that shows that the device is lost goes before it."""
         self._began = perf_counter()
         self._count = 0
-        self._latest: deque[bytes] = deque()
+        self.latest: deque[bytes] = deque()
         self._kept: set[str] = set()
         self._written: bytes | None = None
 
@@ -170,7 +170,7 @@ class Recording:
 
     def saw(self, png: bytes) -> None:
         """Remember a screenshot in case the run fails. One like the last is no news."""
-        latest = self._latest
+        latest = self.latest
         if latest and latest[-1] == png:
             return
         latest.append(png)
@@ -187,15 +187,15 @@ class Recording:
 
     async def keep_step_screenshot(self, step: OpenStep, name: str) -> None:
         """Keep the latest screenshot for a step that fails, unless it may fail."""
-        if self._latest and not IS_OPTIONAL.get():
-            self._written = self._latest[-1]
+        if self.latest and not IS_OPTIONAL.get():
+            self._written = self.latest[-1]
             words = _UNSAFE.sub("-", name).strip("-")[:60]
             step.screenshot = await self.keep_screenshot(f"step-{step.number:03}-{words}", self._written)
 
-    async def keep_failure(self, final: bytes | None) -> None:
-        """Keep the latest screenshots, and the final one, of a run that fails."""
-        latest = [png for png in self._latest if png is not self._written and png != final]
-        for number, png in enumerate(latest, start=1):
+    async def keep_failure(self, before: Sequence[bytes], final: bytes | None) -> None:
+        """Keep the screenshots before the failure of a run, and the final one if there is one."""
+        news = [png for png in before if png is not self._written and png != final]
+        for number, png in enumerate(news, start=1):
             await self._keep_png(f"before-failure-{number}.png", png)
         if final is not None:
             await self._keep_png("failure.png", final)
