@@ -162,7 +162,7 @@ async def test_a_cleanup_that_hangs_is_given_up(monkeypatch):
     assert adapter.calls == []
 
 
-@pytest.mark.parametrize("error", [ValueError("odd"), DeviceLost("gone")])
+@pytest.mark.parametrize("error", [ValueError("odd"), DeviceLost("gone"), asyncio.CancelledError(), SystemExit(1)])
 async def test_a_failed_cleanup_fails_the_run(error):
     """A run whose work was done and whose cleanup failed is a failure that says so; it is not done again elsewhere."""
 
@@ -174,8 +174,24 @@ async def test_a_failed_cleanup_fails_the_run(error):
 
     with pytest.raises(CleanupFailed, match="the work was done") as failed:
         await run_on_device(make_device(PaintedAdapter()), work, cleanup=cleanup)
-    assert failed.value.__cause__ is error
+    cause = failed.value.__cause__
+    assert cause is error or f"it raised {type(error).__name__}" in str(cause) or str(cause) == "it was cancelled"
     assert not isinstance(failed.value, DeviceLost)
+
+
+async def test_code_that_exits_is_cleaned_up_after():
+    """Even after a SystemExit of the code the cleanup runs, and the run ends with it."""
+    device = make_device(PaintedAdapter())
+
+    async def work():
+        raise SystemExit(3)
+
+    async def cleanup():
+        await device.shell("stop")
+
+    with pytest.raises(SystemExit):
+        await run_on_device(device, work, cleanup=cleanup)
+    assert [step.phase for step in device.steps] == ["cleanup"]
 
 
 @pytest.mark.spec("DEV-08")

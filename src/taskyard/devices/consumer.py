@@ -116,10 +116,14 @@ async def _keep_failure(device: Device, error: BaseException) -> None:
 async def _clean_up(device: Device, cleanup: Callable[[], Awaitable[object]], timeout_s: float) -> Exception | None:
     async def run() -> None:
         earlier, device.recording.failed = device.recording.failed, None
-        with device.recording.in_phase("cleanup"):
-            await cleanup()
-        device.recording.check()
-        device.recording.failed = earlier
+        try:
+            with device.recording.in_phase("cleanup"):
+                await cleanup()
+            device.recording.check()
+        except (SystemExit, KeyboardInterrupt) as exc:  # from an asyncio task it would end the loop
+            raise DeviceError(f"it raised {_say(exc)}") from exc
+        finally:
+            device.recording.failed = earlier
 
     task = asyncio.ensure_future(run())
     await asyncio.wait([task], timeout=timeout_s)
@@ -131,9 +135,8 @@ async def _clean_up(device: Device, cleanup: Callable[[], Awaitable[object]], ti
     if task.cancelled():
         return DeviceError("it was cancelled")
     exc = task.exception()
-    if exc is None or isinstance(exc, Exception):
-        return exc
-    return DeviceError(f"it raised {_say(exc)}")
+    assert exc is None or isinstance(exc, Exception)
+    return exc
 
 
 def _forget(task: asyncio.Future[None]) -> None:
