@@ -10,7 +10,16 @@ import cv2
 import numpy as np
 import pytest
 
-from taskyard.devices import Match, SimulatedDevice, Template, image_matching, load_templates, run_on_device, templates
+from taskyard.devices import (
+    Match,
+    SimulatedDevice,
+    Template,
+    cut_image,
+    image_matching,
+    load_templates,
+    run_on_device,
+    templates,
+)
 from taskyard.devices.simulated_screen import SCREENS
 from taskyard.errors import DeviceError, DeviceLost, InvalidInput, InvalidTemplate, TemplateNotGone, TemplateNotSeen
 from tests.devices.painted import Kept, PaintedAdapter, make_device
@@ -242,6 +251,17 @@ def test_without_opencv_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(InvalidInput, match=r"pip install taskyard\[devices\]"):
         Template(START_PNG, name="start")
+
+
+async def test_a_template_is_cut_from_a_screenshot():
+    """A part of a screenshot is found where it was cut; a part that is not on it is refused."""
+    match = await device_showing(STARTING).find(Template(cut_image(STARTING, *BUTTON)))
+    assert match is not None
+    assert (match.x, match.y, match.width, match.height) == BUTTON
+    with pytest.raises(InvalidInput, match=r"on the screen of 400x300 pixels, not \(350, 0, 60, 10\)"):
+        cut_image(STARTING, 350, 0, 60, 10)
+    with pytest.raises(InvalidInput, match="no image"):
+        cut_image(b"", 0, 0, 10, 10)
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

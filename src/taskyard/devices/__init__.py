@@ -10,7 +10,7 @@ from taskyard.devices.consumer import BaseExecutor, DeviceConsumer, run_on_devic
 from taskyard.devices.definitions import DeviceDefinition, GameAccount
 from taskyard.devices.device import Device, current_device
 from taskyard.devices.steps import DeviceStep, Screenshot, Shell, Tap, WaitFor, WaitGone
-from taskyard.devices.templates import Match, Template, load_templates
+from taskyard.devices.templates import Match, Template, cut_image, load_templates
 from taskyard.ports.device import DeviceAdapter, EmulatorAdapter
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ __all__ = [
     "WaitFor",
     "WaitGone",
     "current_device",
+    "cut_image",
     "load_templates",
     "run_on_device",
 ]

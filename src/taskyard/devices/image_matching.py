@@ -81,6 +81,12 @@ def read_picture(content: bytes) -> Picture | None:
     return Picture(numpy.ascontiguousarray(image[:, :, :3]), None if mask.all() else mask)
 
 
+def write_png(picture: Picture) -> bytes:
+    """Its pixels as a file, without the mask."""
+    content: bytes = import_extra("cv2").imencode(".png", picture.pixels)[1].tobytes()
+    return content
+
+
 def resize(picture: Picture, scale: float) -> Picture:
     """The same picture so many times as large; at least a pixel wide and high."""
     if scale == 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from taskyard.devices.image_matching import Picture, find_best, find_fault, read_picture, resize
+from taskyard.devices.image_matching import Picture, find_best, find_fault, read_picture, resize, write_png
 from taskyard.errors import DeviceError, InvalidInput, InvalidTemplate, quote
 from taskyard.model.given import check_name
 
@@ -101,6 +101,19 @@ def load_templates(folder: str | os.PathLike[str], **settings: Any) -> dict[str,
     if not paths:
         raise InvalidTemplate(os.fspath(folder), "the folder has no images")
     return {path.stem: Template(path, name=path.stem, **settings) for path in paths}
+
+
+def cut_image(screenshot: bytes, left: int, top: int, width: int, height: int) -> bytes:
+    """A part of a screenshot as a PNG. Write it to a file of the templates, or pass it to `Template`."""
+    region = _check_region((left, top, width, height))
+    screen = read_picture(screenshot)
+    if screen is None:
+        raise InvalidInput(f"the screenshot of {len(screenshot)} bytes is no image")
+    _, _, part = _cut(screen, region)
+    if part.size != (width, height):
+        size = "x".join(map(str, screen.size))
+        raise InvalidInput(f"the part must lie on the screen of {size} pixels", given=region)
+    return write_png(part)
 
 
 def check_templates(templates: Any) -> dict[str, Template]:
