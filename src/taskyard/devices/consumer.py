@@ -93,8 +93,8 @@ async def _end(
             return None
         failure = await _clean_up(device, cleanup, cleanup_timeout_s)
         if failure is not None:
-            extra = {"device": device.name}
-            log.error("the cleanup on %s failed: %s", device.name, _say(failure), exc_info=failure, extra=extra)
+            trace = None if isinstance(failure, DeviceError) else failure
+            log.warning("the cleanup failed: %s", _say(failure), exc_info=trace, extra={"device": device.name})
         return failure
     finally:
         await device.recording.keep_steps()
@@ -171,7 +171,7 @@ class DeviceConsumer:
 
     name: str = ""
     timeout_s: float | None = None
-    """For all but the cleanup."""
+    """For the whole run. Its cleanup may go on beyond that."""
     ensure_ui_timeout_s: float = ENSURE_UI_TIMEOUT_S
     cleanup_timeout_s: float = CLEANUP_TIMEOUT_S
     templates: Mapping[str, Template] = NO_TEMPLATES
