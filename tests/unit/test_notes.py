@@ -41,6 +41,7 @@ SENTENCES = [
     (Note(N.NODE_STOPPED), "its node was stopped"),
     (Note(N.LEASE_LOST), "its node lost its lease"),
     (Note(N.NODE_DIED, facts={"node": "host-1"}), "its node host-1 died"),
+    (Note(N.DEVICE_LOST, facts={"device": "emu-1"}), "its device emu-1 was lost"),
     (Note(N.DEPENDENCY, facts={"task": "a-1", "state": "failed"}), "its dependency a-1 failed"),
     (Note(N.DEPENDENCY, facts={"task": "a-1", "state": "canceled"}), "its dependency a-1 was canceled"),
     (Note(N.DEPENDENCY, facts={"task": "a-1", "state": "skipped"}), "its dependency a-1 was skipped"),
@@ -184,6 +185,7 @@ def test_why_a_task_was_canceled(cancel: CancelRequest | None, error: ExecutionE
         (ErrorCode.DEPENDENCY, {"task": "a-1", "state": "failed"}, "its dependency a-1 failed"),
         (ErrorCode.DEPENDENCY, {"task": "a-1", "state": "lost"}, "its dependency a-1 did not complete"),
         (ErrorCode.NODE_DIED, {"node": "host-1"}, "its node host-1 died"),
+        (ErrorCode.DEVICE_LOST, {"device": "emu-1"}, "its device emu-1 was lost"),
         (None, {}, "boom"),
     ],
 )

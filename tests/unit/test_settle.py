@@ -16,6 +16,7 @@ from taskyard.model.retry import NO_RETRY, RetryPolicy
 from taskyard.model.settle import QUARANTINE_AFTER, heed_cancel, rescue, settle
 from taskyard.model.state import ENDED, LEGAL, TaskState
 from taskyard.model.task import TaskRecord
+from taskyard.ports.explain import device_lost
 from taskyard.testing.samples import NOON, a_record, an_error, seconds
 from tests.unit.strategies import errors, jitters, json_values, moves, retry_policies, running_records
 
@@ -191,6 +192,39 @@ def test_retry_later_refuses_what_is_no_delay(delay: Any):
     """`RetryLater` of anything but a finite number of seconds raises where it is written."""
     with pytest.raises((TypeError, ValueError), match="RetryLater takes a"):
         RetryLater(delay)
+
+
+@pytest.mark.spec("QUE-23")
+@given(running_records, st.integers(0, 5), retry_policies, st.booleans())
+def test_a_lost_device_is_recovered_from_as_often_as_the_queue_says(
+    record: TaskRecord, auto_recover: int, retry: RetryPolicy, asked: bool
+):
+    """A task whose device was lost is canceled if that was asked, goes back to the head if it may, else fails with that
+    error, however many retries are left; neither a retry nor a crash is counted."""
+    before, error = copy.copy(record), device_lost("emu-1")
+    move = settle(
+        record, ExecutionResult(success=False, error=error), retry=retry, auto_recover=auto_recover, now=LATER,
+        jitter=0.0, cancel_asked=asked,
+    )  # fmt: skip
+    apply_move(record, move)
+    assert record.error == error
+    assert (record.attempt, record.retries, record.crashes) == (before.attempt, before.retries, before.crashes)
+    if asked:
+        assert (record.state, record.recoveries) == (TaskState.CANCELED, before.recoveries)
+        return
+    assert record.note == Note(NoteCode.DEVICE_LOST, facts={"device": "emu-1"})
+    if before.recoveries < auto_recover:
+        assert (record.state, move.to_head, move.run) == (TaskState.QUEUED, True, TaskState.INTERRUPTED)
+        assert record.recoveries == before.recoveries + 1
+    else:
+        assert (record.state, record.recoveries) == (TaskState.FAILED, before.recoveries)
+
+
+@pytest.mark.spec("QUE-12")
+def test_a_cancel_that_comes_after_the_loss_of_a_device_wins():
+    """A request that the node had not heard of when the device was lost turns the way back into a cancel."""
+    move = heed_cancel(settled(running(), device_lost("emu-1")))
+    assert (move.state, move.recovered) == (TaskState.CANCELED, False)
 
 
 @pytest.mark.spec("QUE-23")

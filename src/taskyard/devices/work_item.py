@@ -13,10 +13,10 @@ from typing import Any
 from taskyard.devices.device import CURRENT_DEVICE, Device
 from taskyard.devices.device_thread import DeviceThread
 from taskyard.errors import DeviceLost
-from taskyard.model.execution import ErrorCode, ErrorKind, ExecutionError, ExecutionResult
+from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.ports.clock import Clock
 from taskyard.ports.executor import ExecutionRequest
-from taskyard.ports.explain import canceled, explain, rejected, timed_out
+from taskyard.ports.explain import canceled, device_lost, explain, rejected, timed_out
 
 
 class Cause(Enum):
@@ -226,4 +226,4 @@ class WorkItem:
             run.keep_exception(raised)
         if self.cause is Cause.EXPIRED:
             return timed_out(self.request.timeout_s or 0.0)
-        return ExecutionError(kind=ErrorKind.SYSTEM, code=ErrorCode.DEVICE_LOST, details={"device": self.device})
+        return device_lost(self.device)

@@ -26,7 +26,7 @@ from taskyard.model.execution import ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.limits import tighter
 from taskyard.model.move import Move
 from taskyard.model.notes import Note, NoteCode
-from taskyard.model.queue import RETRIES_PER_S, QueueSettings
+from taskyard.model.queue import AUTO_RECOVER, RETRIES_PER_S, QueueSettings
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.settle import settle, settle_success
 from taskyard.model.state import COMPLETED
@@ -223,6 +223,7 @@ class Runner:
             record,
             result,
             retry=self._policy(run),
+            auto_recover=self._auto_recover(record.queue),
             now=now,
             jitter=self._jitter(),
             cancel_asked=run.cancel_requested,
@@ -263,6 +264,10 @@ class Runner:
             return consumer.retry
         queue = self._queues.get(record.queue)
         return queue.retry if queue is not None else self._settings.retry
+
+    def _auto_recover(self, queue: str) -> int:
+        settings = self._queues.get(queue)
+        return AUTO_RECOVER if settings is None else settings.auto_recover
 
     def _cut_short(self, run: RunHandle) -> Move | None:
         """The asyncio task was cancelled: by our stop, or by whoever ends the event loop."""

@@ -21,7 +21,7 @@ from taskyard.model.task import DedupeScope, TaskRecord
 
 class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`state` is where the task goes. The flags say what the move counts as; `run` is what the attempt's row will say,
-    when that differs from the state (a run given back is recorded as interrupted)."""
+    when that differs from the state (a run given back or taken back is recorded as interrupted)."""
 
     state: TaskState
     at: datetime
@@ -73,6 +73,11 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def given_back(cls, *, at: datetime, note: Note | None = None) -> Self:
         """The run ends without having counted: rejected, or cut short by a graceful stop."""
         return cls(state=QUEUED, at=at, run=TaskState.INTERRUPTED, unspent=True, note=note)
+
+    @classmethod
+    def taken_back(cls, *, at: datetime, error: ExecutionError, note: Note) -> Self:
+        """The run ended because the place where it ran is gone, and its node lives: it counts as a recovery."""
+        return cls(state=QUEUED, at=at, run=TaskState.INTERRUPTED, error=error, note=note, recovered=True, to_head=True)
 
     @classmethod
     def interrupted(cls, *, at: datetime, error: ExecutionError, note: Note) -> Self:

@@ -66,6 +66,7 @@ class NoteCode(StrEnum):
     NODE_STOPPED = "node_stopped"
     LEASE_LOST = "lease_lost"
     NODE_DIED = "node_died"
+    DEVICE_LOST = "device_lost"
     DEPENDENCY = "dependency"
 
 
@@ -105,6 +106,7 @@ _SENTENCES = {
     NoteCode.NODE_STOPPED: "its node was stopped",
     NoteCode.LEASE_LOST: "its node lost its lease",
     NoteCode.NODE_DIED: "its node {node} died",
+    NoteCode.DEVICE_LOST: "its device {device} was lost",
     NoteCode.DEPENDENCY: "its dependency {task} {how}",
 }
 

@@ -17,6 +17,9 @@ from taskyard.model.notes import AuditStamp
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 
+AUTO_RECOVER = 1
+"""Times: a node or a device is lost once for reasons of its own; if it happens again, the task is the likely cause."""
+
 RETRIES_PER_S = 500.0
 """More than a node has to try again in ordinary times, and far less than what it could send at whoever is down."""
 
@@ -39,7 +42,7 @@ class QueueOrder(StrEnum):
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one queue, held across every process on the store. `concurrency=None` sets no limit of its own;
     `per_key` is how many tasks with one key may run at once; `auto_recover` how often a task is taken back from a dead
-    node before it is failed; `retry` the policy of consumers that name none.
+    node or a lost device before it is failed; `retry` the policy of consumers that name none.
 
     At most `retries_per_s` of its retries become due in a second, on each node; None lets all come when their policy
     says, however many they are.
@@ -50,7 +53,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     concurrency: int | None = None
     per_key: int = 1
-    auto_recover: int = 1
+    auto_recover: int = AUTO_RECOVER
     retry: RetryPolicy = RetryPolicy()
     order: QueueOrder = QueueOrder.PRIORITY
     starve_after: int | None = 8

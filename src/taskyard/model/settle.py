@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from taskyard.model.execution import INTERNAL_FAULT, ErrorCode, ErrorKind, ExecutionError, ExecutionResult
 from taskyard.model.move import Move
 from taskyard.model.notes import Note, NoteCode
+from taskyard.model.queue import AUTO_RECOVER
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.state import TaskState
 from taskyard.model.task import TaskRecord
@@ -29,10 +30,12 @@ def settle(
     retry: RetryPolicy,
     now: datetime,
     jitter: float,
+    auto_recover: int = AUTO_RECOVER,
     result_json: str = "null",
     cancel_asked: bool = False,
 ) -> Move:
-    """The move that `result` asks for. `result_json` is the value to keep; `jitter` is drawn from [0, 1)."""
+    """The move that `result` asks for. `retry` and `auto_recover` are those of the task and its queue; `result_json` is
+    the value to keep; `jitter` is drawn from [0, 1)."""
     if result.success:
         return settle_success(result, now=now, result_json=result_json)
     error = result.error or ExecutionError(kind=ErrorKind.RUNTIME, message="it failed without saying why")
@@ -42,6 +45,8 @@ def settle(
         return Move.canceled(at=now, error=error, note=Note(NoteCode.FAILED_WHILE_CANCELING))
     if error.kind is ErrorKind.REJECTED:
         return Move.given_back(at=now, note=Note(NoteCode.RETURNED, reason=error.text))
+    if error.code is ErrorCode.DEVICE_LOST:
+        return _settle_device_lost(record, error, auto_recover=auto_recover, now=now)
     if error.type == RETRY_LATER:
         due = _later(now, _asked_s(error, or_else_s=retry.delay(record.retries, jitter)))
         return Move.retrying(at=now, due_at=due, error=error, retried=False)
@@ -51,6 +56,14 @@ def settle(
 def settle_success(result: ExecutionResult, *, now: datetime, result_json: str) -> Move:
     """The move of a run that went well: most do, and it depends on neither record nor policy."""
     return Move(state=TaskState.COMPLETED, at=now, result=result_json, note=result.note, worker_pid=result.worker_pid)
+
+
+def _settle_device_lost(record: TaskRecord, error: ExecutionError, *, auto_recover: int, now: datetime) -> Move:
+    """As after the death of a node: the task did nothing wrong, so neither a retry nor a crash is counted."""
+    note = Note(NoteCode.DEVICE_LOST, facts={"device": str(error.details.get("device", ""))})
+    if record.recoveries < auto_recover:
+        return Move.taken_back(at=now, error=error, note=note)
+    return Move.failed(at=now, error=error, note=note)
 
 
 def _settle_failure(

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from taskyard.errors import Cancel, RetryLater, StoredArgumentsInvalid, TaskyardError
+from taskyard.errors import Cancel, DeviceLost, RetryLater, StoredArgumentsInvalid, TaskyardError
 from taskyard.model.exception_attributes import find_traceback
-from taskyard.model.execution import INTERNAL_FAULT, ErrorKind, ExecutionError, ExecutionResult
+from taskyard.model.execution import INTERNAL_FAULT, ErrorCode, ErrorKind, ExecutionError, ExecutionResult
 
 MESSAGE_CHARS = 4_000
 TRACEBACK_CHARS = 20_000
@@ -106,6 +106,13 @@ def internal_fault(exc: BaseException) -> ExecutionError:
 def refused(message: str) -> ExecutionError:
     """The request does not fit the executor: trying again cannot help."""
     return ExecutionError(kind=ErrorKind.VALIDATION, message=message)
+
+
+def device_lost(device: str) -> ExecutionError:
+    """The device of the run is gone or does not answer. The task is taken back."""
+    return ExecutionError(
+        kind=ErrorKind.SYSTEM, code=ErrorCode.DEVICE_LOST, types=(DeviceLost.__name__,), details={"device": device}
+    )
 
 
 def rejected(message: str, *types: str, retry_after_s: float | None = None) -> ExecutionError:

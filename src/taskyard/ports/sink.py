@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from taskyard.errors import ClaimLost, InvalidInput, quote
-from taskyard.model.execution import INTERNAL_FAULT, ErrorKind, ExecutionError, ExecutionResult
+from taskyard.model.execution import ExecutionError, ExecutionResult
 from taskyard.model.move import Move
 from taskyard.model.notes import NoteCode, describe_note
 from taskyard.model.state import COMPLETED, TaskState
@@ -100,8 +100,7 @@ class RunFailed(RunFinished, frozen=True):
     @property
     def has_crashed(self) -> bool:
         """Whether it took its worker process down."""
-        error = self.error
-        return error is not None and error.kind is ErrorKind.SYSTEM and not error.details.get(INTERNAL_FAULT)
+        return self.move.crashed
 
     @property
     def retry_in_s(self) -> float | None:
@@ -116,7 +115,7 @@ class RunCanceled(RunFinished, frozen=True):
 
 class RunReturned(RunFinished, frozen=True):
     """The task goes back, and no failure counts. Its status says why: `rejected` by an executor without room,
-    `interrupted` by the stop of the node or the loss of its lease, `postponed` by `RetryLater`."""
+    `interrupted` by the stop of the node, the loss of its lease or that of the device, `postponed` by `RetryLater`."""
 
     @property
     def status(self) -> str:

@@ -163,6 +163,8 @@ def _verdict(event: RunFailed) -> str:
         return f"attempt {attempt} of {event.attempts}, retrying in {duration(event.retry_in_s)}"
     if note is not None and note.code is NoteCode.QUARANTINED:
         return f"attempt {attempt} of {event.attempts}, final: it took down {note.facts.get('crashes')} workers"
+    if note is not None and note.code is NoteCode.DEVICE_LOST:
+        return f"attempt {attempt}, final: `auto_recover` of its queue is used up"
     if attempt < event.attempts and error is not None:
         return f"attempt {attempt} of {event.attempts}, final: {error.type} is not retried"
     return f"attempt {attempt} of {event.attempts}, final"

@@ -8,12 +8,15 @@ import pytest
 
 from taskyard.errors import ClaimLost, IllegalMove
 from taskyard.model.command import Cancel, Retry
+from taskyard.model.event import EventKind
 from taskyard.model.execution import ErrorKind, ExecutionError, Progress
+from taskyard.model.limits import Demand
 from taskyard.model.move import Move
 from taskyard.model.notes import CancelRequest, Note, NoteCode
 from taskyard.model.queue import QueueSettings
 from taskyard.model.state import TaskState
 from taskyard.model.task import Claim, Dedupe, Outcome
+from taskyard.ports.explain import device_lost
 from taskyard.ports.store import Added, Report, Store, Turned
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import a_record, an_add, an_error, room, seconds
@@ -208,10 +211,36 @@ class SettleContract(Desk):
         assert turned.next_due is None
         assert (await get(store, going)).progress == Progress(0.5)
 
+    # --- a device that was lost ---------------------------------------------------------------------------------------
+
+    @pytest.mark.spec("QUE-23")
+    async def test_a_task_whose_device_was_lost_goes_back_to_the_head(self, store: Store, clock: ManualClock) -> None:
+        """It stands before all others, and counts a recovery and no retry; its attempt was interrupted, and says on
+        which device and why."""
+        task, other = a_record(), a_record()
+        await add(store, task, other)
+        record = await get(store, task)
+        (held,) = await claim(store, Demand(1, {}, 1, only={record.id: "emu-1"}))
+        at, error = tick(clock, 1), device_lost("emu-1")
+        note = Note(NoteCode.DEVICE_LOST, facts={"device": "emu-1"})
+        await settle(store, held, Move.taken_back(at=at, error=error, note=note))
+        kept = await get(store, task)
+        assert (kept.state, kept.note, kept.error, kept.device) == (TaskState.QUEUED, note, error, None)
+        assert (kept.attempt, kept.recoveries, kept.retries, kept.crashes) == (1, 1, 0, 0)
+        (run,) = await store.list_attempts(task.uuid)
+        assert (run.state, run.device, run.error, run.finished_at) == (TaskState.INTERRUPTED, "emu-1", error, at)
+        told = [event for event in (await store.events(after=0)).events if event.uuid == task.uuid][-1]
+        assert (told.kind, told.before, told.code) == (EventKind.QUEUED, TaskState.RUNNING, "device_lost")
+        first, second = await claim(store, 2)
+        assert uuids([first, second]) == uuids([task, other])
+        assert (first.attempt, first.record.recoveries, first.record.note) == (2, 1, None)
+        await settle(store, first, Move.completed(at=clock.now()))
+        assert (await get(store, task)).error is None
+
     # --- a cancel that comes late -------------------------------------------------------------------------------------
 
     @pytest.mark.spec("QUE-12")
-    @pytest.mark.parametrize("move", ["given-back", "retrying"])
+    @pytest.mark.parametrize("move", ["given-back", "retrying", "device-lost"])
     async def test_a_late_cancel_is_not_lost(self, store: Store, clock: ManualClock, move: str) -> None:
         """A task that was asked to cancel does not run again, though its run ended before it could know."""
         (held,) = await start(store, a_record())
@@ -221,6 +250,7 @@ class SettleContract(Desk):
         moves = {
             "given-back": Move.given_back(at=clock.now()),
             "retrying": Move.retrying(at=clock.now(), due_at=clock.now(), error=an_error()),
+            "device-lost": Move.taken_back(at=clock.now(), error=an_error(), note=Note(NoteCode.DEVICE_LOST)),
         }
         turned = await store.turn(A, settles=[(held, moves[move])], demand=room(9))
         assert (turned.settled, turned.claims) == ([None], [])
@@ -228,7 +258,7 @@ class SettleContract(Desk):
         assert (kept.state, kept.finished_at) == (TaskState.CANCELED, clock.now())
         assert kept.cancel == CancelRequest(asked_at, "ann", "enough")
         assert kept.note == Note(NoteCode.CANCELED_INSTEAD_OF_RETRY)
-        assert kept.error == (an_error() if move == "retrying" else None)
+        assert kept.error == (None if move == "given-back" else an_error())
         assert [run.state for run in await store.list_attempts(held.uuid)] == [TaskState.CANCELED]
 
     @pytest.mark.spec("QUE-12")
