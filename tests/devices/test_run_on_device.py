@@ -179,6 +179,42 @@ async def test_a_failed_cleanup_fails_the_run(error):
     assert not isinstance(failed.value, DeviceLost)
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_cancellation_at_any_moment_is_cleaned_up_after(again):
+    """Whenever a run is cancelled, once or again and again, its cleanup runs once and to its end, and the run ends."""
+    outcomes = set()
+    for moment in range(60):
+        adapter, kept = PaintedAdapter(b"screen"), Kept()
+        device = make_device(adapter)
+
+        async def work(device=device):
+            for _ in range(5):
+                await device.shell("work")
+            return 1
+
+        async def cleanup(device=device):
+            for _ in range(5):
+                await device.shell("clean")
+
+        task = asyncio.create_task(run_on_device(device, work, cleanup=cleanup, keep=kept))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+            if not again:
+                break
+        await asyncio.wait([task])
+        outcomes.add(task.cancelled())
+        if adapter.calls:  # else it was cancelled before its first step
+            assert adapter.calls.count("shell clean") == 5
+            assert adapter.calls[-1] == "shell clean"
+            assert "steps.json" in kept
+            with pytest.raises(DeviceError, match="has ended"):
+                await device.shell("late")
+    assert outcomes == {True, False}
+
+
 async def test_code_that_exits_is_cleaned_up_after():
     """Even after a SystemExit of the code the cleanup runs, and the run ends with it."""
     device = make_device(PaintedAdapter())

@@ -149,6 +149,30 @@ async def test_a_masked_score_is_that_of_opencv():
     assert 0.5 < plain.score < 1
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_masked_score_is_the_correlation_of_the_pixels_that_count(seed):
+    """The place and the score of a masked search are those of the formula, worked out pixel by pixel."""
+    rng = np.random.default_rng(seed)
+    screen = cv2.GaussianBlur(rng.integers(0, 256, (40, 50, 3), np.uint8), (5, 5), 0)
+    screen[:20, :25] = 90  # one color
+    wanted = rng.integers(0, 256, (9, 7, 3), np.uint8)
+    wanted[2:] = screen[23:30, 31:38]
+    mask = (rng.random((9, 7)) < 0.7).astype(np.uint8)
+    centered = [wanted[mask > 0].astype(float)[:, c] - wanted[mask > 0][:, c].mean() for c in range(3)]
+    best = (-2.0, 0, 0)
+    for y in range(40 - 9 + 1):
+        for x in range(50 - 7 + 1):
+            part = screen[y : y + 9, x : x + 7][mask > 0].astype(float)
+            part -= part.mean(axis=0)
+            norm = np.sqrt((part**2).sum()) * np.sqrt(sum((c**2).sum() for c in centered))
+            score = sum((part[:, c] * centered[c]).sum() for c in range(3)) / norm if norm > 1 else 0.0
+            best = max(best, (score, x, y))
+    spot = image_matching.find_best(image_matching.Picture(screen), image_matching.Picture(wanted, mask))
+    assert spot is not None
+    assert (spot.x, spot.y) == best[1:]
+    assert spot.score == pytest.approx(best[0], abs=1e-3)
+
+
 async def test_a_region_limits_where_a_template_is_found():
     """A template is found inside of its region only, at its place on the whole screen."""
     device = device_showing(STARTING)
@@ -353,6 +377,11 @@ async def test_a_screen_that_fails_once_is_looked_at_again():
     await make_device(adapter).wait_for(START, timeout_s=30, poll_s=0)
     with pytest.raises(DeviceError, match="is no image"):
         await device_showing(b"half an ima").wait_for(START, timeout_s=0)
+    nothing: Any = None
+    adapter.png, adapter.on_look = nothing, lambda: None
+    adapter.answers_nothing = True
+    with pytest.raises(DeviceError, match="no screenshot: None"):
+        await make_device(adapter).wait_for(START, timeout_s=0)
     adapter.is_lost = True
     with pytest.raises(DeviceLost):
         await make_device(adapter).wait_for(START, timeout_s=30)

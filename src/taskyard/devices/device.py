@@ -250,7 +250,9 @@ class Device:
 
     async def look(self) -> bytes:
         """A screenshot that is no step."""
-        png = await self._call(self.adapter.screenshot, limit_s=QUICK_LIMIT_S)
+        png: object = await self._call(self.adapter.screenshot, limit_s=QUICK_LIMIT_S)
+        if not isinstance(png, bytes):
+            raise DeviceError(f"the adapter of {quote(self.name)} answered with no screenshot: {quote(png)}")
         self.recording.saw(png)
         return png
 
