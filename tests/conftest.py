@@ -13,6 +13,7 @@ from taskyard.testing.postgres import ELSEWHERE, FAST, Databases, Server
 pytest.register_assert_rewrite(
     "taskyard.testing.answer_contract",
     "taskyard.testing.code_contract",
+    "taskyard.testing.device_contract",
     "taskyard.testing.executor_contract",
     "taskyard.testing.store_contract",
 )

@@ -103,6 +103,36 @@ async def test_a_fault_ends_with_its_repair(repair: str) -> None:
     await phone.shell("echo")
 
 
+@pytest.mark.parametrize("repair", ["connect", "restart_app", "restart"])
+async def test_a_hang_ends_with_its_repair(repair: str) -> None:
+    """A device that hangs until a repair answers nothing but that repair, and everything after it."""
+    device = SimulatedDevice(1)
+    phone = await connected(device)
+    device.hang(until=repair)  # type: ignore[arg-type]
+    for other in {"health", "connect", "restart_app", "restart"} - {repair}:
+        asked = asyncio.create_task(getattr(phone if other == "health" else device.make_adapter(), other)())
+        done, _ = await asyncio.wait([asked], timeout=0.01)
+        assert not done or other == "restart_app", "an adapter that is not connected restarts no app"
+        asked.cancel()
+        await asyncio.wait([asked])
+    await getattr(phone, repair)()
+    await phone.connect()
+    await phone.health()
+
+
+async def test_random_outages_end() -> None:
+    """A device that hangs or vanishes at random works again after `outage_s`."""
+    clock = ManualClock()
+    device = SimulatedDevice(1, disconnect_rate=0.5, hang_rate=0.5, outage_s=3.0, clock=clock)
+    phone = await connected(device)
+    asked = asyncio.create_task(phone.tap(1, 1))
+    await asyncio.sleep(0)
+    clock.advance(3.0)
+    await asyncio.wait([asked])
+    await phone.connect()
+    await phone.health()
+
+
 async def test_chance_is_drawn_from_the_seed() -> None:
     """Two devices of one seed fail at the same calls, one of another seed at others."""
 

@@ -14,9 +14,13 @@ from taskyard.devices.templates import Match, Template, cut_image, load_template
 from taskyard.ports.device import DeviceAdapter, EmulatorAdapter
 
 if TYPE_CHECKING:
+    from taskyard.devices.adb import AdbDevice as AdbDevice
+    from taskyard.devices.command import CommandDevice as CommandDevice
     from taskyard.devices.simulated import SimulatedDevice as SimulatedDevice
 
 _LAZY = {
+    "AdbDevice": "taskyard.devices.adb",
+    "CommandDevice": "taskyard.devices.command",
     "SimulatedDevice": "taskyard.devices.simulated",
 }
 """Names that are imported at their first use, with their module."""
@@ -30,7 +34,9 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AdbDevice",
     "BaseExecutor",
+    "CommandDevice",
     "Device",
     "DeviceAdapter",
     "DeviceConsumer",

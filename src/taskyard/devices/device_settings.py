@@ -1,12 +1,16 @@
-"""Checks of what users give adapters, and the errors that all adapters word alike."""
+"""What all adapters do alike: checks of what users give them, and the words of errors."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
-from taskyard.errors import DeviceError, InvalidInput, quote, shorten
+from taskyard.errors import DeviceError, InvalidInput, quote
 from taskyard.model.given import LONGEST_S
+
+LONGEST_LINE = 400
+"""Characters of what a failed command wrote last: paths are long."""
 
 
 def check_seconds(field: str, value: Any) -> float:
@@ -35,10 +39,24 @@ def check_settings(adapter: str, settings: Mapping[str, Any], known: Collection[
     return dict(settings)
 
 
+def open_source(source: Path) -> BinaryIO:
+    """A file that is to be pushed."""
+    try:
+        return source.open("rb")
+    except OSError as error:
+        raise DeviceError(f"cannot read what is to be pushed: {error}") from None
+
+
+def read_source(source: Path) -> bytes:
+    """All that is to be pushed."""
+    with open_source(source) as content:
+        return content.read()
+
+
 def command_failed(device: str, command: str, status: int, output: str) -> DeviceError:
     """The error of a command whose exit status is not 0."""
-    last = output.strip().rsplit("\n", 1)[-1]
-    return DeviceError(f"{device}: {quote(command)} ended with status {status}{last and f': {shorten(last)}'}")
+    last = output.strip().rsplit("\n", 1)[-1][:LONGEST_LINE]
+    return DeviceError(f"{device}: {quote(command)} ended with status {status}{last and f': {last}'}")
 
 
 def command_timed_out(device: str, command: str, timeout_s: float) -> DeviceError:

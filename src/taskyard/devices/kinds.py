@@ -10,6 +10,8 @@ from taskyard.errors import InvalidInput
 from taskyard.model.device import DeviceSpec
 
 _KINDS = {
+    "adb": ("taskyard.devices.adb", "AdbDevice"),
+    "command": ("taskyard.devices.command", "CommandDevice"),
     "simulated": ("taskyard.devices.simulated", "SimulatedDevice"),
 }
 """Module and class of each: imported where one is used."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from taskyard.devices.definitions import DeviceDefinition
-from taskyard.devices.device_settings import check_seconds, check_settings, check_share, command_timed_out
+from taskyard.devices.device_settings import check_seconds, check_settings, check_share, command_timed_out, read_source
 from taskyard.devices.simulated_screen import Phone, draw_png
 from taskyard.devices.simulated_shell import Shell, ShellResult
 from taskyard.errors import DeviceError, DeviceLost
@@ -81,11 +81,11 @@ class SimulatedDevice(DeviceDefinition):
         self.phone = Phone(self.name, self.number, load_s=self.load_s)
         self.calls = 0
         """How many calls it has answered."""
-        self.boots = 1
         self._clock: Clock = clock or SystemClock()
         self._chance: random.Random | None = None
         self._waiting: set[asyncio.Event] = set()
-        self._link = 0
+        self.link = 0
+        """Grows when all connections break, which are of the link at which they were made."""
         self._unplugged_until: float | None = None
         self._hang: _Hang | None = None
         self._fault: tuple[str, Repair] | None = None
@@ -119,7 +119,7 @@ class SimulatedDevice(DeviceDefinition):
     def disconnect(self, *, for_s: float | None = None) -> None:
         """Break all connections, and take none: until `reconnect`, or for some seconds."""
         self._unplugged_until = float("inf") if for_s is None else self._clock.monotonic() + for_s
-        self._link += 1
+        self.link += 1
         self._wake()
 
     def reconnect(self) -> None:
@@ -149,7 +149,7 @@ class SimulatedDevice(DeviceDefinition):
         if self._hang is None or not self._hang.connects:
             await self.answer(None)
         self._check(None)
-        return self._link
+        return self.link
 
     async def answer(self, link: int | None, *, until_mono: float = float("inf"), latency_s: float = -1.0) -> None:
         """Return when the device answers something that was asked on this link. `TimeoutError` after `until_mono`."""
@@ -174,7 +174,7 @@ class SimulatedDevice(DeviceDefinition):
 
     async def call(self, link: int | None, what: str, *, until_mono: float = float("inf")) -> None:
         """Return when the device has taken a call, or fail as it is told to."""
-        if self._fault is not None:
+        if self._fault is not None or self._hang is not None:
             self._end_faults(what)
         if self.failure_rate or self.disconnect_rate or self.hang_rate:
             self._draw()
@@ -186,10 +186,13 @@ class SimulatedDevice(DeviceDefinition):
     async def check_health(self, link: int | None) -> None:
         await self.answer(link)
         self._check_fault()
+        if self._clock.monotonic() < self.phone.booted_mono:
+            raise DeviceError(f"{self.name} has not booted yet; wait a moment")
 
     async def run(self, link: int | None, command: str, *, until_mono: float = float("inf")) -> ShellResult:
         """Run a command line as its shell does."""
-        await self.call(link, "shell", until_mono=until_mono)
+        what = "restart_app" if command.startswith("am force-stop") else "shell"
+        await self.call(link, what, until_mono=until_mono)
         self.phone.remember(command)
 
         async def sleep(seconds: float) -> None:
@@ -213,19 +216,27 @@ class SimulatedDevice(DeviceDefinition):
         """Break all connections, boot, and return when it takes some again."""
         self._check(None)
         self._end_faults("restart")
-        self.phone.boot()
-        self.boots += 1
-        self.disconnect(for_s=self.boot_s)
-        while not self.is_connectable and self._unplugged_until is not None:
-            await self._wait(self._unplugged_until)
+        await self.answer(None, latency_s=0.0)
+        booted_mono = self.mono_after(self.boot_s)
+        self.phone.boot(until_mono=booted_mono)
+        # As with a real phone: it takes connections before it is ready.
+        self.disconnect(for_s=self.boot_s / 2)
+        while self._clock.monotonic() < booted_mono:
+            await self._wait(booted_mono)
+        await self.connectable()
 
     def mono_after(self, seconds: float) -> float:
         """The time of its clock that many seconds from now."""
         return self._clock.monotonic() + seconds
 
+    async def connectable(self) -> None:
+        """Return when it takes connections."""
+        while not self.is_connectable:
+            await self._wait(self._unplugged_until)
+
     async def broken(self, link: int) -> None:
         """Return when this link has broken."""
-        while link == self._link:
+        while link == self.link:
             await self._wait(None)
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -235,7 +246,7 @@ class SimulatedDevice(DeviceDefinition):
             raise DeviceLost(
                 f"the simulated device {self.name} is disconnected; it takes connections after reconnect()"
             )
-        if link is not None and link != self._link:
+        if link is not None and link != self.link:
             raise DeviceLost(f"the connection to the simulated device {self.name} broke; connect again")
 
     def _check_fault(self) -> None:
@@ -321,9 +332,9 @@ class SimulatedAdapter:
         self._device.touch(x, y)
 
     async def push(self, source: Path | bytes, target: str) -> None:
-        content = await asyncio.to_thread(source.read_bytes) if isinstance(source, Path) else source
+        content = await asyncio.to_thread(read_source, source) if isinstance(source, Path) else bytes(source)
         await self._device.call(self._linked(), "push")
-        self._device.phone.write(target, bytes(content))
+        self._device.phone.write(target, content)
 
     async def pull(self, source: str) -> bytes:
         await self._device.call(self._linked(), "pull")

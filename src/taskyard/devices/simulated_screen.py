@@ -72,6 +72,8 @@ class Phone:
 
     __slots__ = (
         "app",
+        "booted_mono",
+        "boots",
         "commands",
         "files",
         "last_tap",
@@ -87,10 +89,13 @@ class Phone:
         self.name, self.number, self.load_s = name, number, load_s
         self.files: dict[str, bytes] | None = None
         self.commands: deque[str] | None = None
-        self.boot()
+        self.boots = 0
+        self.boot(until_mono=0.0)
 
-    def boot(self) -> None:
-        """Everything but the files is as it was when new."""
+    def boot(self, *, until_mono: float) -> None:
+        """Everything but the files is as it was when new. It has booted at that time."""
+        self.boots += 1
+        self.booted_mono = until_mono
         self.app = ""
         """The app in front; empty on the home screen."""
         self.screen = "home"

@@ -13,6 +13,9 @@ from taskyard.ports.clock import Clock
 NOT_FOUND = 127
 """The exit status of a command that the shell does not know."""
 
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+"""The file of Linux that has another content after each boot."""
+
 _JOINTS = (";", "&&", "||")
 
 
@@ -106,7 +109,7 @@ class Shell:
             "ro.product.model": "simulated",
             "ro.product.name": self._phone.name,
             "ro.serialno": f"simulated-{self._phone.number}",
-            "sys.boot_completed": "1",
+            "sys.boot_completed": "1" if self._clock.monotonic() >= self._phone.booted_mono else "",
         }
         if arguments:
             return _said(values.get(arguments[0], ""))
@@ -135,7 +138,7 @@ class Shell:
     def _cat(self, arguments: list[str]) -> ShellResult:
         content = b""
         for path in arguments:
-            part = self._phone.read(path)
+            part = f"{self._phone.name}-{self._phone.boots}\n".encode() if path == BOOT_ID else self._phone.read(path)
             if part is None:
                 return ShellResult(1, content, f"cat: {path}: No such file or directory\n".encode())
             content += part

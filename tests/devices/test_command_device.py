@@ -1,0 +1,145 @@
+"""Devices that are reached by commands: how these are read, run and ended."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from taskyard.devices import CommandDevice
+from taskyard.devices.kinds import make_definition
+from taskyard.errors import DeviceError, DeviceLost, InvalidInput
+from taskyard.ports.device import DeviceAdapter
+from tests.devices.waiting import until
+
+
+async def connected(**settings: object) -> DeviceAdapter:
+    adapter = CommandDevice(1, **{"health": "true", **settings}).make_adapter()  # type: ignore[arg-type]
+    await adapter.connect()
+    return adapter
+
+
+async def test_no_shell_reads_a_command_without_a_prefix() -> None:
+    """What a shell would act on is plain text; quotes join words as in a shell."""
+    device = await connected()
+    assert await device.shell("echo $HOME '|' >x 'a  b' ; echo") == "$HOME | >x a  b ; echo"
+    assert await device.shell("sh -c 'echo one | cat; echo two'") == "one\ntwo"
+    with pytest.raises(DeviceError, match="is no command line"):
+        await device.shell("echo 'open")
+
+
+async def test_a_prefix_gets_the_command_as_one_argument() -> None:
+    """Nothing but the shell at the far end reads a command, so that it needs no further quotes."""
+    device = await connected(prefix="sh -c")
+    assert await device.shell("echo 'a  b' | tr a c; echo \"$(echo in)\"") == "c  b\nin"
+
+
+async def test_files_without_a_prefix_are_files_of_this_machine(tmp_path: Path) -> None:
+    """A shell is run to write one; its path is quoted."""
+    device = await connected()
+    target = tmp_path / "new $(folder)" / "it's; a file"
+    await device.push(b"content", str(target))
+    assert target.read_bytes() == b"content"
+    assert await device.pull(str(target)) == b"content"
+
+
+async def test_cancelling_a_command_kills_all_that_it_has_started(tmp_path: Path) -> None:
+    """The processes that a command has started end with it, also those that ignore polite signals."""
+    (tmp_path / "run.sh").write_text("trap '' TERM INT HUP\nsleep 600 &\necho $! >child\nwait\n")
+    device = await connected()
+    running = asyncio.create_task(device.shell(f"sh -c 'cd {tmp_path} && . ./run.sh'", timeout_s=600))
+    written = tmp_path / "child"
+    await until(lambda: written.exists() and written.read_text().endswith("\n"))
+    child = int(written.read_text())
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    await until(lambda: not _is_running(child))
+
+
+def _is_running(pid: int) -> bool:
+    """Whether it runs: one that nobody has waited for yet does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def test_its_health_is_that_of_its_command(tmp_path: Path) -> None:
+    """A health command that fails says why the device is down, and `connect` fails with it."""
+    adapter = CommandDevice(1, name="gpu-1", health=f"ls {tmp_path}/gpu").make_adapter()
+    with pytest.raises(DeviceError, match=r"gpu-1: .* ended with status 2: ls: .*No such file"):
+        await adapter.connect()
+    (tmp_path / "gpu").touch()
+    await adapter.connect()
+    (tmp_path / "gpu").unlink()
+    with pytest.raises(DeviceError, match="No such file"):
+        await adapter.health()
+
+
+async def test_a_program_that_is_not_there_loses_the_device() -> None:
+    """A health command that cannot be started is a `DeviceLost` that names the program."""
+    with pytest.raises(DeviceLost, match="cannot run 'no-such-program'"):
+        await connected(health="no-such-program -L")
+
+
+async def test_a_copy_without_progress_is_given_up(tmp_path: Path) -> None:
+    """A push that goes nowhere is a `DeviceLost` after `timeout_s`, and one that is slow is not."""
+    stuck = await connected(prefix="sh -c 'case $0 in *cat*) sleep 600;; esac'", timeout_s=0.3)
+    with pytest.raises(DeviceLost, match=r"made no progress for 0\.3 s"):
+        await stuck.push(bytes(5_000_000), "/file")
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import sys, time\n"
+        "if 'cat' in sys.argv[1]:\n"
+        "    for _ in range(10): time.sleep(0.1); sys.stdout.write('x'); sys.stdout.flush()\n"
+    )
+    device = await connected(prefix=f"{sys.executable} {slow}", timeout_s=0.8)
+    assert await device.pull("/file") == b"x" * 10
+
+
+async def test_a_restart_returns_when_the_device_is_healthy(tmp_path: Path) -> None:
+    """The restart command runs on this machine, and then `health` is asked until it succeeds."""
+    script = f"rm {tmp_path}/up; (sleep 0.5; touch {tmp_path}/up) >/dev/null 2>&1 &"
+    (tmp_path / "up").touch()
+    device = await connected(health=f"test -e {tmp_path}/up", prefix="sh -c", restart=f'sh -c "{script}"')
+    await device.restart()
+    await device.health()
+
+
+async def test_a_restart_that_fails_is_told(tmp_path: Path) -> None:
+    """Without a restart command, with one that fails, and if the device stays down, the error says which it is."""
+    with pytest.raises(DeviceError, match="restart=…"):
+        await (await connected()).restart()
+    with pytest.raises(DeviceError, match="restart_app=…"):
+        await (await connected()).restart_app()
+    with pytest.raises(DeviceError, match="'false' ended with status 1"):
+        await (await connected(restart="false")).restart()
+    (tmp_path / "up").touch()
+    device = await connected(
+        health=f"test -e {tmp_path}/up", restart=f"rm {tmp_path}/up", restart_timeout_s=0.3, prefix="sh -c"
+    )
+    with pytest.raises(DeviceLost, match=r"not back within 0\.3 s"):
+        await device.restart()
+
+
+def test_a_stored_device_is_made_again() -> None:
+    """The definition that is made of a spec has the same spec."""
+    spec = CommandDevice(3, name="gpu-3", health="nvidia-smi -L", prefix="ssh lab-3", restart="reset 3").spec("gpus")
+    assert make_definition(spec).spec("gpus") == spec
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"health": " "}, "succeeds while the device works"),
+        ({"health": "echo 'open"}, "is no command line"),
+        ({"health": "true", "prefix": 'ssh "lab'}, "is no command line"),
+        ({"health": "true", "timeout_s": -1}, "timeout_s"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(settings: dict[str, str], match: str) -> None:
+    """A bad setting is an `InvalidInput` that says what is wrong."""
+    with pytest.raises(InvalidInput, match=match):
+        CommandDevice(1, **settings)  # type: ignore[arg-type]
