@@ -48,6 +48,9 @@ from taskyard.yard import Yard
 
 if TYPE_CHECKING:
     from taskyard.blocking_yard import BlockingYard as BlockingYard
+    from taskyard.device_pool import QueueItem as QueueItem
+    from taskyard.device_pool import TaskRun as TaskRun
+    from taskyard.devices.actor import WorkerActor as WorkerActor
     from taskyard.execution.algorithm import Algorithm as Algorithm
     from taskyard.execution.algorithm import AlgorithmContext as AlgorithmContext
     from taskyard.execution.inline import InProcessExecutor as InProcessExecutor
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from taskyard.execution.router import ExecutionDispatcher as ExecutionDispatcher
     from taskyard.execution.starting import WorkerHandle as WorkerHandle
     from taskyard.execution.thread import ThreadExecutor as ThreadExecutor
+    from taskyard.executor_service import ExecutorService as ExecutorService
     from taskyard.manager import ExecutorManager as ExecutorManager
     from taskyard.manager import get_executor_manager as get_executor_manager
     from taskyard.model.algorithm import AlgorithmSpec as AlgorithmSpec
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
     from taskyard.model.execution import ErrorKind as ErrorKind
     from taskyard.model.execution import ExecutionError as ExecutionError
     from taskyard.model.execution import ExecutionResult as ExecutionResult
+    from taskyard.ports.device import EmulatorAdapter as EmulatorAdapter
     from taskyard.ports.executor import ExecutionRequest as ExecutionRequest
     from taskyard.ports.executor import ExecutorProtocol as ExecutorProtocol
     from taskyard.standalone import Scheduler as Scheduler
@@ -78,6 +83,7 @@ _LAZY = {
     "AlgorithmContext": "taskyard.execution.algorithm",
     "AlgorithmSpec": "taskyard.model.algorithm",
     "BlockingYard": "taskyard.blocking_yard",
+    "EmulatorAdapter": "taskyard.ports.device",
     "ErrorKind": "taskyard.model.execution",
     "ExecutionDispatcher": "taskyard.execution.router",
     "ExecutionError": "taskyard.model.execution",
@@ -87,14 +93,18 @@ _LAZY = {
     "ExecutionResult": "taskyard.model.execution",
     "ExecutorManager": "taskyard.manager",
     "ExecutorProtocol": "taskyard.ports.executor",
+    "ExecutorService": "taskyard.executor_service",
     "InProcessExecutor": "taskyard.execution.inline",
     "IsolatedProcessPoolExecutor": "taskyard.execution.isolated",
     "MockExecutor": "taskyard.execution.mock",
     "NoopExecutor": "taskyard.execution.mock",
     "ProcessPoolExecutor": "taskyard.execution.process",
+    "QueueItem": "taskyard.device_pool",
     "Scheduler": "taskyard.standalone",
     "StandaloneQueue": "taskyard.standalone",
+    "TaskRun": "taskyard.device_pool",
     "ThreadExecutor": "taskyard.execution.thread",
+    "WorkerActor": "taskyard.devices.actor",
     "WorkerHandle": "taskyard.execution.starting",
     "get_executor_manager": "taskyard.manager",
 }

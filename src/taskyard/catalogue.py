@@ -83,6 +83,8 @@ class Catalogue(Sequence[CatalogueEntry]):
             queue=spec.queue,
             timeout_s=spec.timeout_s,
             version=spec.version,
+            account=spec.account,
+            bucket_by=spec.bucket_by,
         )
 
 

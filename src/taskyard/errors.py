@@ -463,6 +463,17 @@ class UnknownDevice(InvalidInput):
         super().__init__(f"no device {quote(device)} is in this store", hint="`taskyard device ls` lists them")
 
 
+class AccountQuarantined(InvalidInput):
+    """Tasks of this account and consumer have failed again and again: find out why, then release the account."""
+
+    def __init__(self, account: object, consumer: str, pool: str) -> None:
+        self.account, self.consumer, self.pool = account, consumer, pool
+        super().__init__(
+            f"tasks of {quote(consumer)} are refused for account {account!r}, since the last ones have all failed",
+            hint=f"`yard.devices.release({pool!r}, {account!r})` takes them again",
+        )
+
+
 class DeviceExists(InvalidInput):
     """Another device has this name, number or address: choose another, or remove that device."""
 

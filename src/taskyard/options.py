@@ -15,6 +15,7 @@ import msgspec
 
 from taskyard.errors import InvalidArguments, InvalidInput, PayloadTooLarge, quote, shorten
 from taskyard.model.blocker import encode_requirements
+from taskyard.model.device import account_key
 from taskyard.model.given import (
     check_delay,
     check_labels,
@@ -228,6 +229,8 @@ def make_record(
     record = TaskRecord(uuid or new_uuid(), consumer.name, due_at, now, now, 0, options.queue or consumer.queue, text)
     if options is not DEFAULTS:
         _carry_over(options, record, consumer)
+    if consumer.account or consumer.bucket_by:
+        _set_pool_fields(options, record, consumer)
     return record
 
 
@@ -252,6 +255,9 @@ def make_records(
     if options is not DEFAULTS:
         for record in records:
             _carry_over(options, record, consumer)
+    if consumer.account or consumer.bucket_by:
+        for record in records:
+            _set_pool_fields(options, record, consumer)
     return records
 
 
@@ -294,6 +300,42 @@ def _carry_over(options: TaskOptions, record: TaskRecord, consumer: Consumer) ->
             fields=("after",),
             hint="name them with {after}, or leave it out",
         )
+
+
+def dedupe_of(consumer: Consumer, options: TaskOptions) -> Dedupe:
+    """What becomes of a task whose work is there already. Unless the submitter says otherwise, one of an account is
+    refused."""
+    return Dedupe.REFUSE if consumer.account and options.dedupe is Dedupe.ALLOW else options.dedupe
+
+
+def _set_pool_fields(options: TaskOptions, record: TaskRecord, consumer: Consumer) -> None:
+    """What a task on a device has of its arguments and its requirements."""
+    if consumer.bucket_by and record.bucket is None:
+        record.bucket = options.requires.get(consumer.bucket_by)
+    if consumer.account:
+        _set_account(options, record, consumer)
+
+
+def _set_account(options: TaskOptions, record: TaskRecord, consumer: Consumer) -> None:
+    """Give a task the key of its account. It stands for the work of its consumer for that account, and is a duplicate
+    as well while any task of the account runs."""
+    account = msgspec.json.decode(record.args).get(consumer.account)
+    if account is None:
+        return
+    key = account_key(account["account_id"])
+    if options.key not in (None, key) or options.dedupe_key not in (None, key):
+        field = "key" if options.key not in (None, key) else "dedupe_key"
+        raise InvalidInput(f"must be {key!r}, the key of the account, or be left out", field=field)
+    if options.dedupe_scope not in (DedupeScope.PENDING, DedupeScope.KEY_IDLE):
+        raise InvalidInput("must be 'key_idle' for a task of an account, or be left out", field="dedupe_scope")
+    if options.connection is not None:
+        raise InvalidInput(
+            "a task of an account does not go into a transaction of your own",
+            field="connection",
+            hint="submit it when you have committed",
+        )
+    record.key = key
+    record.dedupe_slot, record.dedupe_scope = _slot(consumer.name, record.args, key), DedupeScope.KEY_IDLE
 
 
 def check_size(source: str, args: str, max_bytes: int) -> None:

@@ -205,7 +205,7 @@ def _submitted(yard: Yard, old: TaskRecord, consumer: Consumer, args: Mapping[st
     options = TaskOptions(
         priority=Priority(old.priority),
         queue=old.queue,
-        key=old.key,
+        key=None if consumer.account else old.key,
         bucket=old.bucket,
         title=old.title,
         labels=old.labels,
@@ -213,7 +213,10 @@ def _submitted(yard: Yard, old: TaskRecord, consumer: Consumer, args: Mapping[st
         timeout_s=None if old.timeout_s is None else min(limits),
         retry=old.retry,
     )
-    return make_record(consumer, given, options, now=yard._engine.clock.now(), max_bytes=yard._max_payload_bytes)
+    now, limit = yard._engine.clock.now(), yard._max_payload_bytes
+    record = make_record(consumer, given, options, now=now, max_bytes=limit)
+    record.dedupe_slot = record.dedupe_scope = None
+    return record
 
 
 def _named(args: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from taskyard.consumers import (
     class_consumer,
     function_consumer,
 )
+from taskyard.device_yard import YardDevices
 from taskyard.engine import Engine, EngineSettings
 from taskyard.errors import (
     BatchTooLarge,
@@ -57,10 +58,10 @@ from taskyard.model.kinds import checked
 from taskyard.model.queue import RETRIES_PER_S, QueueOrder, QueueSettings
 from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
-from taskyard.model.task import DEFAULT_QUEUE, Claim, TaskRecord, to_json
+from taskyard.model.task import DEFAULT_QUEUE, Claim, Dedupe, TaskRecord, to_json
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.model.trace import inherit_trace
-from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, check_size, make_record, make_records, named
+from taskyard.options import DEFAULTS, MAX_BATCH, TaskOptions, check_size, dedupe_of, make_record, make_records, named
 from taskyard.ports.admission import Admission, check_admission
 from taskyard.ports.clock import Clock, SystemClock
 from taskyard.ports.consumer import (
@@ -99,7 +100,7 @@ BREATHE_EVERY = 1000
 """Arguments of a batch that are checked before other code gets a turn: about 10 ms."""
 
 
-class Yard(Registering, YardSteering):
+class Yard(Registering, YardDevices, YardSteering):
     """Runs tasks on a store: `memory://`, `sqlite:///work.db` or a `Path`, `postgresql://user:password@host/database`
     for several machines, or what `TASKYARD_STORE` says.
 
@@ -465,6 +466,7 @@ class Yard(Registering, YardSteering):
                 await store.set_queue(settings)
             if serve:
                 await self.schedules.register(store, self._clock.now())
+                await self._define_devices(store)
             await engine.start()
         except BaseException:
             await store.close()
@@ -474,6 +476,7 @@ class Yard(Registering, YardSteering):
             engine.consumers_changed()  # they came or went meanwhile, when there was nobody to tell
         keep, failed = Keep(self._keep_s, self._keep_ended), self._keep_failed
         if serve:
+            self._serve_devices()
             # Also if everything is kept: another process may prune, and leaves the files of this machine to us.
             retention = Retention(
                 store,
@@ -532,6 +535,7 @@ class Yard(Registering, YardSteering):
             self._retention.cancel()
         try:
             await self._unserved.close()
+            await self._pause_devices()
             await engine.stop(grace_s)
             await self._close_consumers()
         finally:
@@ -577,8 +581,8 @@ class Yard(Registering, YardSteering):
         record = make_record(consumer, args, options, now=self._clock.now(), max_bytes=self._max_payload_bytes)
         self._note_unserved((record,))
         if options is DEFAULTS:
-            return Add((record,), options.dedupe, self._find_parent((record,)))
-        return self._add([record], options)
+            return Add((record,), dedupe_of(consumer, options), self._find_parent((record,)))
+        return self._add([record], options, dedupe_of(consumer, options))
 
     def _encode(self, consumer: Consumer, given: Mapping[str, Any]) -> str:
         """Arguments as a schedule keeps them. What `produce` makes of them is asked for each time it fires."""
@@ -614,7 +618,7 @@ class Yard(Registering, YardSteering):
             text = "no place fits requires=%s here: the consumer %s has no places in this process"
             log.warning(text, ", ".join(sorted(unchecked)), consumer)
 
-    def _add(self, records: Sequence[TaskRecord], options: TaskOptions) -> Add:
+    def _add(self, records: Sequence[TaskRecord], options: TaskOptions, dedupe: Dedupe) -> Add:
         if options.requires:
             for consumer in {record.consumer for record in records}:
                 self._check_places(consumer, options.requires)
@@ -622,7 +626,7 @@ class Yard(Registering, YardSteering):
             for queue in {record.queue for record in records}:
                 self._check_buckets(queue)
         after = {record.uuid: options.after for record in records} if options.after else {}
-        return Add(records, options.dedupe, self._find_parent(records), after, options.dedupe_window_s)
+        return Add(records, dedupe, self._find_parent(records), after, options.dedupe_window_s)
 
     async def _submit_many_to(
         self, consumer: Consumer, arguments: Iterable[Mapping[str, Any]], options: TaskOptions
@@ -648,7 +652,7 @@ class Yard(Registering, YardSteering):
         if not records:
             return []
         self._note_unserved(records)
-        add, connection = self._add(records, options), options.connection
+        add, connection = self._add(records, options, dedupe_of(consumer, options)), options.connection
         if connection is None:
             added = await self._engine.submit(add, prompt=False)
         else:
@@ -682,6 +686,7 @@ class Yard(Registering, YardSteering):
             raise InvalidInput(f"the consumer {quote(consumer.name)} of a bound task is that of another yard")
         record = make_record(consumer, args, bound.options, now=self._clock.now(), max_bytes=limit)
         record.uuid = bound.uuid
+        record.dedupe_slot = record.dedupe_scope = None  # one of an account only waits for the others of its key
         if record.bucket is not None:
             self._check_buckets(record.queue)
         return record

@@ -1,4 +1,4 @@
-"""A real adb server for the tests of adapters, apart from all others on this machine."""
+"""A real adb server for the tests of adapters, apart from all others on this machine, and the stores that farms use."""
 
 from collections.abc import Iterator
 
@@ -14,3 +14,15 @@ def adb_server() -> Iterator[AdbServer]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request, tmp_path):
+    """Each kind of store."""
+    match request.param:
+        case "memory":
+            return "memory://"
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/farm.db"
+        case _:
+            return request.getfixturevalue("postgres_url")

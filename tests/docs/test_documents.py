@@ -61,10 +61,11 @@ def test_the_public_names_are_there():
 def test_the_names_of_the_designs_are_there():
     """The names that the source designs import from `taskyard` can be imported from it."""
     names = """
-        AlgorithmSpec BaseTaskConsumer ErrorKind ExecutionDispatcher ExecutionError ExecutionHints ExecutionPolicy
-        ExecutionRequest ExecutionResult ExecutorManager ExecutorProtocol InProcessExecutor
-        IsolatedProcessPoolExecutor MockExecutor NoopExecutor ProcessPoolExecutor QueueController Scheduler Task
-        TaskConsumerRegistry ThreadExecutor WorkerHandle get_executor_manager
+        AlgorithmSpec BaseTaskConsumer EmulatorAdapter ErrorKind ExecutionDispatcher ExecutionError ExecutionHints
+        ExecutionPolicy ExecutionRequest ExecutionResult ExecutorManager ExecutorProtocol ExecutorService
+        InProcessExecutor IsolatedProcessPoolExecutor MockExecutor NoopExecutor ProcessPoolExecutor QueueController
+        QueueItem Scheduler Task TaskConsumerRegistry TaskRun ThreadExecutor WorkerActor WorkerHandle
+        get_executor_manager
     """
     assert [name for name in names.split() if not hasattr(taskyard, name)] == []
 

@@ -20,6 +20,7 @@ EXAMPLES = TOP / "examples"
 PATIENCE_S = 30
 
 SHOWS = {
+    "farm.py": ["'account_id': 7, 'task_type': 'daily', 'priority': 'normal'"],
     "files.py": ["LICENSE: 11358 -> "],
     "plain.py": ["7 / 2 = 3.5", "1 / 0 is retrying after: float division by zero", "some things cannot be divided"],
     "killed.py": ["(killed -9)", "interrupted", "12 m, at attempt 2"],

@@ -93,6 +93,7 @@ EXAMPLES = [
     errors.InvalidTemplate("start", "it has one color only"),
     errors.TemplateNotSeen("'start'", 10, threshold=0.85, score=0.62, at=(3, 4)),
     errors.TemplateNotGone("'start'", 10, threshold=0.85, score=0.92, at=(3, 4)),
+    errors.AccountQuarantined(7, "daily", "phones"),
     errors.DeviceExists("emu-1", "address", "emulator-5554"),
     errors.DeviceBusy("emu-1", "a-1"),
     errors.UnknownSchedule("nightly"),
@@ -138,20 +139,18 @@ def all_errors(base: type[errors.TaskyardError] = errors.TaskyardError) -> Itera
 
 
 CODES = """
-    artifact_elsewhere batch_too_large blocking_on_loop changed_meanwhile claim_lost cleanup_failed command_refused
-    dependency_cycle dependency_lost device_busy device_error device_exists device_lost
-    duplicate_consumer duplicate_task events_missed forked_store illegal_move invalid_algorithm
+    account_quarantined artifact_elsewhere batch_too_large blocking_on_loop changed_meanwhile claim_lost
+    cleanup_failed command_refused dependency_cycle dependency_lost device_busy device_error device_exists
+    device_lost duplicate_consumer duplicate_task events_missed forked_store illegal_move invalid_algorithm
     invalid_arguments invalid_consumer invalid_input invalid_output invalid_retry invalid_template middleware_fault
-    naive_datetime no_current_run no_script not_in_transaction not_json not_open other_database
-    outcome_unknown payload_too_large result_gone results_pruned schedule_exists slot_taken
-    stale_transaction step_failed store_busy store_corrupt store_denied store_error store_folder_missing
-    store_foreign store_full store_incomplete store_migration_changed store_not_utf8
-    store_on_network store_read_only store_replaced store_too_new store_too_old store_unavailable
-    store_unreachable store_url_invalid stored_arguments_invalid submit_pending task_canceled
-    task_ended task_failed task_skipped taskyard_error template_not_gone template_not_seen
-    unguarded_script unknown_algorithm
-    unknown_artifact unknown_consumer unknown_device unknown_group unknown_node unknown_schedule
-    unknown_task unusable_connection wrong_loop
+    naive_datetime no_current_run no_script not_in_transaction not_json not_open other_database outcome_unknown
+    payload_too_large result_gone results_pruned schedule_exists slot_taken stale_transaction step_failed store_busy
+    store_corrupt store_denied store_error store_folder_missing store_foreign store_full store_incomplete
+    store_migration_changed store_not_utf8 store_on_network store_read_only store_replaced store_too_new
+    store_too_old store_unavailable store_unreachable store_url_invalid stored_arguments_invalid submit_pending
+    task_canceled task_ended task_failed task_skipped taskyard_error template_not_gone template_not_seen
+    unguarded_script unknown_algorithm unknown_artifact unknown_consumer unknown_device unknown_group unknown_node
+    unknown_schedule unknown_task unusable_connection wrong_loop
 """
 """Programs compare them: a class that gets another name keeps its code."""
 

@@ -21,7 +21,8 @@ and what is submitted meanwhile is still checked."""
 class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a node publishes about a consumer. `args` and `result` are JSON schemas; None if they are not known. An
     option of a submit may not make `timeout_s` longer. `has_produce`: its tasks are made by its own code, so only a
-    process that has this code can submit to it."""
+    process that has this code can submit to it. `account` names the argument whose key the tasks have,
+    `bucket_by` the requirement that is their bucket."""
 
     name: str
     queue: str = DEFAULT_QUEUE
@@ -31,6 +32,8 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     result: dict[str, Any] | None = None
     timeout_s: float | None = None
     has_produce: bool = False
+    account: str = ""
+    bucket_by: str = ""
 
     @property
     def hash(self) -> str:

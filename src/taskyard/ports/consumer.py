@@ -50,7 +50,9 @@ class Consumer:
     is filled when it is a group's summary. `places` are where its tasks run, one at a time each; without any, as many
     run at once as `concurrency` says. `version` is that of its code or of its algorithm. `middleware` goes around its
     submits and runs, inside that of the yard. `schemas` makes the JSON schemas of its arguments and its result.
-    `function` is the user's own code that `call` calls, for a debugger to find."""
+    `function` is the user's own code that `call` calls, for a debugger to find. `account` names the argument that is
+    the account of a task on a device: the task has its key, and is refused while the account is queued or busy.
+    `bucket_by` names the requirement that is the bucket of a task."""
 
     name: str
     encode: Callable[[Mapping[str, Any]], str]
@@ -72,6 +74,8 @@ class Consumer:
     middleware: tuple[Middleware, ...] = ()
     schemas: Callable[[], Schemas] | None = None
     function: Callable[..., Any] | None = None
+    account: str = ""
+    bucket_by: str = ""
 
     @property
     def slots(self) -> int:
@@ -109,6 +113,8 @@ class Consumer:
             result=schemas.result,
             timeout_s=self.timeout_s,
             has_produce=produce is not None and produce is not BaseTaskConsumer.produce,
+            account=self.account,
+            bucket_by=self.bucket_by,
         )
 
 

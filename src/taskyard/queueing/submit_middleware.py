@@ -82,6 +82,11 @@ class TaskDraft:
         self._record.key = None if key is None else check_name("key", key)
 
     @property
+    def requires(self) -> dict[str, str]:
+        """The labels that the place where it runs must have."""
+        return self._record.requirements
+
+    @property
     def title(self) -> str:
         return self._record.title
 

@@ -1,0 +1,82 @@
+"""Which accounts are quarantined: those of which the last runs of a consumer have all failed."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+from taskyard.devices.roster import Roster
+from taskyard.model.audit import AuditFilter, TargetKind
+from taskyard.model.device import QuarantinedAccount, RunFilter
+from taskyard.model.notes import AuditStamp
+from taskyard.model.state import TaskState
+from taskyard.ports.clock import Clock
+from taskyard.ports.device import DeviceStore
+from taskyard.ports.store import Store
+
+log = logging.getLogger("taskyard.devices")
+
+READ_PER_RUN = 4
+"""Runs read for each that counts: those that were canceled or interrupted say nothing of the account."""
+
+AUDIT_READ = 50
+"""Entries of the audit record that are read for the last release of an account."""
+
+
+class AccountWatch:
+    """Looks at an account and a consumer after a run of theirs has failed. `after` runs in a row make a quarantine;
+    None makes none."""
+
+    def __init__(self, pool: str, after: int | None, clock: Clock) -> None:
+        self._pool, self._after, self._clock = pool, after, clock
+        self._noted: set[tuple[str, str]] = set()
+        self._released: dict[tuple[str, str], datetime] = {}
+        self._known: frozenset[tuple[str, str]] = frozenset()
+
+    def note(self, account: str, consumer: str) -> None:
+        """The store has taken a failed run of this account and consumer."""
+        if self._after is not None:
+            self._noted.add((account, consumer))
+
+    async def look(self, store: DeviceStore, roster: Roster, *, by: str) -> None:
+        """Quarantine those that are to be. What the store does not take is kept for the next look."""
+        for pair in self._known - roster.quarantined:
+            self._released[pair] = self._clock.now()
+        self._known = roster.quarantined
+        for pair in list(self._noted):
+            if pair not in roster.quarantined:
+                await self._judge(store, *pair, by=by)
+            self._noted.discard(pair)
+
+    async def _judge(self, store: DeviceStore, account: str, consumer: str, *, by: str) -> None:
+        assert self._after is not None
+        since = await self._find_release(store, account, consumer)
+        where = RunFilter(pool=self._pool, account=account, consumer=consumer, since=since)
+        runs = await store.list_device_runs(where, limit=self._after * READ_PER_RUN)
+        outcomes = [run.outcome for _, run in runs if run.outcome in (TaskState.FAILED, TaskState.COMPLETED)]
+        if len(outcomes) < self._after or TaskState.COMPLETED in outcomes[: self._after]:
+            return
+        failures = next((n for n, one in enumerate(outcomes) if one != TaskState.FAILED), len(outcomes))
+        reason = f"its last {failures} runs failed"
+        log.warning("account %s is quarantined for %s: %s", account, consumer, reason, extra={"account": account})
+        await store.quarantine_account(
+            QuarantinedAccount(
+                pool=self._pool,
+                account=account,
+                consumer=consumer,
+                failures=failures,
+                quarantined=AuditStamp(by, self._clock.now(), reason),
+            )
+        )
+
+    async def _find_release(self, store: DeviceStore, account: str, consumer: str) -> datetime | None:
+        """When a person has released them last: seen by this process, or kept in the audit record."""
+        found = [] if (seen := self._released.get((account, consumer))) is None else [seen]
+        if isinstance(store, Store):
+            where = AuditFilter(commands=("release_account",), kinds=(TargetKind.ACCOUNT,), target=account)
+            for entry in await store.list_audit(where, limit=AUDIT_READ):
+                of = entry.details
+                if of.get("pool") == self._pool and of.get("consumer") in (None, consumer):
+                    found.append(entry.at)
+                    break
+        return max(found, default=None)
