@@ -33,7 +33,7 @@ class TestSqliteStore(DurableStoreContract, TiesContract, ScheduleContract, Devi
         return SqliteStore(folder / "work.db", clock=clock)
 
 
-class TestPostgresStore(DurableStoreContract, TiesContract, ScheduleContract):
+class TestPostgresStore(DurableStoreContract, TiesContract, ScheduleContract, DeviceContract):
     @pytest.fixture(autouse=True)
     async def database(self, postgres_url: str) -> AsyncIterator[None]:
         """Whatever a test did, what was counted is what there is, and claims come across all that may start."""

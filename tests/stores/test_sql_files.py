@@ -123,7 +123,7 @@ def test_the_structural_constants() -> None:
     assert {lock.name: lock.value - 1953721200 for lock in constants.Lock} == {
         "QUEUE": 1, "NODE": 2, "EVENTS": 3, "OPEN_SLOT": 4, "SLOT": 5, "COMPACTION": 6, "MIGRATING": 7, "HINT": 8,
         "COMPLETIONS": 9, "NUMBER_SKIP": 10, "BULK_SLOTS": 11, "ROLLOUT": 12,
-            "CATALOGUE": 13,
+        "CATALOGUE": 13, "DEVICES": 14,
     }  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from taskyard.model.device import (
     DeviceStatus,
     DrainDevice,
     EditDevice,
-    QuarantinedAccount,
     QuarantineDevice,
     ReturnDevice,
     TakeDevice,
@@ -81,8 +80,8 @@ def device_detail(name: str, *, actor: str = "", code: str = "") -> EventDetail:
     return EventDetail(device=name, actor=actor, code=code[:CODE_CHARS])
 
 
-def account_detail(quarantined: QuarantinedAccount, by: str) -> EventDetail:
-    return EventDetail(actor=by, code=quarantined.account)
+def account_detail(account: str, by: str) -> EventDetail:
+    return EventDetail(actor=by, code=account)
 
 
 def get_device(known: Known, name: str) -> StoredDevice:
@@ -199,7 +198,7 @@ def plan_serving(
     are known."""
     if node not in nodes:
         return [], []
-    wanted = [known[name] for name in names if name in known]
+    wanted = [known[name] for name in dict.fromkeys(names) if name in known]
     served = [device for device in wanted if device.node == node or device.node not in nodes]
     taken = [
         Change(msgspec.structs.replace(device, node=node, health=_down(device.health, now, NOT_CHECKED)))
@@ -228,9 +227,10 @@ def _down(health: DeviceHealth, now: datetime, reason: str) -> DeviceHealth:
 
 
 def plan_reports(node: str, reports: Sequence[DeviceReport], known: Known) -> tuple[list[str], list[Change]]:
-    """The devices that `node` does not serve, and what is to be written of the others."""
+    """The devices that `node` does not serve, and what is to be written of the others. Of several reports of a device
+    the last one counts."""
     unserved, changes = [], []
-    for report in reports:
+    for report in {report.name: report for report in reports}.values():
         device = known.get(report.name)
         if device is None or device.node != node:
             unserved.append(report.name)

@@ -155,7 +155,7 @@ async def _empty(conn: asyncpg.Connection) -> None:
     )
     names = await conn.fetch(
         "SELECT relname FROM pg_class WHERE relnamespace = 'taskyard'::regnamespace AND relkind = 'r' "
-        "AND relname NOT IN ('migration', 'bundle', 'compaction')"
+        "AND relname NOT IN ('migration', 'bundle', 'compaction', 'device_stamp')"
     )
     tables = [f"taskyard.{name}" for (name,) in names]
     async with conn.transaction():

@@ -97,7 +97,7 @@ class DeviceBook:
 
     def _account_changed(self, kind: EventKind, account: QuarantinedAccount, by: str, now: datetime) -> None:
         self.stamp += 1
-        self._tell(kind, account.pool, account.consumer, now, account_detail(account, by))
+        self._tell(kind, account.pool, account.consumer, now, account_detail(account.account, by))
 
     def list_accounts(self, pool: str | None) -> list[QuarantinedAccount]:
         return [self.accounts[key] for key in sorted(self.accounts) if pool in (None, key[0])]

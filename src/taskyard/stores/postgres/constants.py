@@ -15,6 +15,7 @@ from taskyard.model.attempt import LINES_KEPT
 from taskyard.model.blocker import SEPARATOR as LANE_SEPARATOR
 from taskyard.model.catalogue import SPEC_KEPT
 from taskyard.model.dependency import DEPENDENCY_FAILED
+from taskyard.model.device import NOT_CHECKED, NOT_SERVED
 from taskyard.model.order import GAP
 from taskyard.model.places import CROWDED, SHARE, SMALLEST, THINNING
 from taskyard.model.state import TaskState, sql_guard
@@ -47,6 +48,8 @@ class Lock(IntEnum):
     NUMBER_SKIP = 1953721210
     CATALOGUE = 1953721213
     """Held by the one transaction that writes specifications of consumers."""
+    DEVICES = 1953721214
+    """Held by the one transaction that writes devices, after all other locks."""
     HINT = 1953721208
     """Held by the one transaction that notifies other nodes with its commit."""
 
@@ -119,6 +122,8 @@ def bundle_values() -> Mapping[str, str]:
         "completed_columns": ", ".join(COMPLETED_FIELDS),
         "completed_columns_of_t": ", ".join(f"t.{name}" for name in COMPLETED_FIELDS),
         "dependency_failed": DEPENDENCY_FAILED,
+        "not_served": NOT_SERVED,
+        "not_checked": NOT_CHECKED,
         "lowest": str(LOWEST),
         "highest": str(HIGHEST),
         "lanes_kept": str(LANES_KEPT),

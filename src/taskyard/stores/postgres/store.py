@@ -34,6 +34,7 @@ from taskyard.stores.postgres.audit import encode_entry, list_audit
 from taskyard.stores.postgres.commanding import Commanding
 from taskyard.stores.postgres.connection import COMMAND_S, Connection, once
 from taskyard.stores.postgres.database import Database
+from taskyard.stores.postgres.devices import DeviceVerbs
 from taskyard.stores.postgres.errors import read_only
 from taskyard.stores.postgres.lease import LEASE_S, PostgresLease
 from taskyard.stores.postgres.nodes import Nodes
@@ -46,7 +47,7 @@ from taskyard.stores.postgres.turning import Turning
 from taskyard.stores.postgres.upkeep import Upkeep
 
 
-class PostgresStore(ScheduleVerbs):
+class PostgresStore(ScheduleVerbs, DeviceVerbs):
     def __init__(
         self,
         url: str,

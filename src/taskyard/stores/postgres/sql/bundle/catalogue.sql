@@ -53,6 +53,7 @@ END $$;
 -- Forget a node; false if it runs tasks, and stays to be rescued.
 CREATE OR REPLACE FUNCTION taskyard.leave_node_1(p_node text, p_now timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared({{lock_events}}, 0);
     PERFORM taskyard.see_specs(p_node, p_now);
     DELETE FROM taskyard.node WHERE incarnation = p_node
         AND NOT EXISTS (SELECT FROM taskyard.task WHERE state = 'running' AND node = p_node);
@@ -60,5 +61,6 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM taskyard.publish_specs('[]', p_now);
+    PERFORM taskyard.release_devices(0, p_node, NULL, p_now);
     RETURN true;
 END $$;

@@ -17,6 +17,7 @@
 --   4 completions   of a queue: exclusive, or shared by `complete_apart`
 --   5 slot          exclusive, by routines that take dedupe slots
 --   6 catalogue     exclusive, by routines of nodes that write specifications
+--   7 devices       exclusive, by routines that write devices
 --
 -- The locks of a queue protect its tasks with their dependencies and their rows in `task_relation`. Most routines take 3
 -- and 4 together. Two need only one of them and so run beside each other: an exchange that settles nothing and submits

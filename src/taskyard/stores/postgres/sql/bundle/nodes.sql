@@ -1,6 +1,6 @@
 -- Rescue of the tasks of a dead node, and numbers after a failover.
 
--- Take back what a dead node runs, and forget the node, unless it has beaten since `p_beats` was seen. Those that wait for
+-- Take back what a dead node runs, let go of its devices, and forget the node, unless it has beaten since `p_beats` was seen. Those that wait for
 -- one that ends by it hear of it.
 CREATE OR REPLACE PROCEDURE taskyard.rescue_1(
     p_node text, p_beats bigint, p_now timestamptz, p_note text, p_error text,
@@ -40,8 +40,10 @@ BEGIN
         SELECT o.id, -nextval('taskyard.seq') * {{gap}} AS place
         FROM (SELECT id FROM m WHERE state = 'queued' ORDER BY ord) AS o
     ), ran AS (
-        INSERT INTO taskyard.attempt (task, token, started_at, finished_at, attempt, worker_pid, node, state, error, device)
-        SELECT t.id, t.token, t.started_at, p_now, t.attempt, t.worker_pid, t.node, 'interrupted', p_error, t.device
+        INSERT INTO taskyard.attempt (
+            task, token, started_at, finished_at, attempt, worker_pid, node, state, error, device, account)
+        SELECT t.id, t.token, t.started_at, p_now, t.attempt, t.worker_pid, t.node, 'interrupted', p_error, t.device,
+            CASE WHEN t.device IS NOT NULL THEN t.key END
         FROM m JOIN taskyard.task AS t ON t.id = ANY (ARRAY[m.id])
     ), stays AS (
         UPDATE taskyard.task AS t SET state = 'queued', updated_at = p_now, note = p_note, token = NULL, node = NULL,
@@ -70,6 +72,7 @@ BEGIN
     INTO v_ids, uuids, v_queues, v_sources, v_states, v_key_queues, v_keys
     FROM (SELECT all_.* FROM all_ JOIN m ON m.id = all_.id ORDER BY m.ord) AS a;
     IF uuids IS NULL THEN
+        told := taskyard.release_devices(0, p_node, NULL, p_now);
         COMMIT;
         RETURN;
     END IF;
@@ -90,6 +93,7 @@ BEGIN
         END IF;
     END IF;
     told := told + taskyard.pause_drained_queues(told, p_now, v_queues);
+    told := told + taskyard.release_devices(told, p_node, NULL, p_now);
     COMMIT;
 END $$;
 

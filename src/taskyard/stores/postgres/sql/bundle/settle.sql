@@ -102,9 +102,9 @@ BEGIN
                 t.cancel IS NOT NULL AND coalesce(j.asked_state, '') = 'canceled' AS turned) AS a
     ), ran AS (
         INSERT INTO taskyard.attempt (
-            task, token, started_at, finished_at, attempt, worker_pid, node, state, error, device)
+            task, token, started_at, finished_at, attempt, worker_pid, node, state, error, device, account)
         SELECT t.id, t.token, t.started_at, m.at, t.attempt, m.worker_pid, t.node,
-            coalesce(m.run, m.state), m.error, m.device
+            coalesce(m.run, m.state), m.error, m.device, CASE WHEN m.device IS NOT NULL THEN t.key END
         FROM m JOIN taskyard.task AS t ON t.id = ANY (ARRAY[m.id])
     ), trimmed AS (
         -- With the one above, {{attempts_kept}} are kept: a task that postpones itself for ever must not grow for ever.

@@ -152,7 +152,13 @@ CREATE TABLE taskyard.task_label (
 );
 CREATE INDEX task_label_task ON taskyard.task_label (task);
 
--- Attempts that did not complete.
+-- The history of devices and accounts. Tasks that ran on no device are in none of these indexes.
+CREATE INDEX finished_on_device ON taskyard.finished (run_token) WHERE run_device IS NOT NULL;
+CREATE INDEX finished_device ON taskyard.finished (run_device, run_token) WHERE run_device IS NOT NULL;
+CREATE INDEX finished_account ON taskyard.finished (key, run_token) WHERE run_device IS NOT NULL;
+
+-- Attempts that did not complete. `device` is the place where it ran, if its consumer has places; then `account` is the
+-- key of the task, if it has one.
 CREATE TABLE taskyard.attempt (
     task        bigint NOT NULL,
     token       bigint NOT NULL,
@@ -164,8 +170,12 @@ CREATE TABLE taskyard.attempt (
     state       text COLLATE "C" NOT NULL,
     error       text,
     device      text,
+    account     text COLLATE "C",
     PRIMARY KEY (task, token)
 );
+CREATE INDEX attempt_on_device ON taskyard.attempt (token) WHERE device IS NOT NULL;
+CREATE INDEX attempt_device ON taskyard.attempt (device, token) WHERE device IS NOT NULL;
+CREATE INDEX attempt_account ON taskyard.attempt (account, token) WHERE device IS NOT NULL;
 
 -- Log lines of attempts, finished or running.
 CREATE TABLE taskyard.attempt_line (
@@ -409,6 +419,47 @@ CREATE TABLE taskyard.fire (
 );
 CREATE INDEX fire_order ON taskyard.fire (schedule, id);
 CREATE INDEX fire_open ON taskyard.fire (schedule, task) WHERE NOT is_finished;
+
+-- `definition`, `edits` and `orders` are JSON. `node` is the incarnation that serves the device, or empty: a node that goes
+-- lets go of its devices in the same transaction. `address` is null if the device has none. Whether a device is busy is in
+-- `task`.
+CREATE TABLE taskyard.device (
+    number     bigint NOT NULL,
+    version    bigint NOT NULL,
+    since      timestamptz,
+    beat_at    timestamptz,
+    is_up      boolean NOT NULL,
+    name       text COLLATE "C" PRIMARY KEY,
+    pool       text COLLATE "C" NOT NULL,
+    adapter    text COLLATE "C" NOT NULL,
+    address    text COLLATE "C",
+    node       text COLLATE "C" NOT NULL,
+    reason     text NOT NULL,
+    step       text NOT NULL,
+    definition text NOT NULL,
+    edits      text NOT NULL,
+    orders     text NOT NULL,
+    UNIQUE (pool, number),
+    UNIQUE (adapter, address)
+);
+CREATE INDEX device_node ON taskyard.device (node) WHERE node <> '';
+
+-- Accounts of device pools of which no more tasks are taken. `quarantined` is JSON: by which node or person, when and why.
+CREATE TABLE taskyard.quarantined_account (
+    failures    integer NOT NULL,
+    pool        text COLLATE "C" NOT NULL,
+    account     text COLLATE "C" NOT NULL,
+    consumer    text COLLATE "C" NOT NULL,
+    quarantined text NOT NULL,
+    PRIMARY KEY (pool, account, consumer)
+);
+
+-- One row. `n` grows with every change of devices, except of their health, and of quarantined accounts.
+CREATE TABLE taskyard.device_stamp (
+    n bigint PRIMARY KEY
+);
+
+INSERT INTO taskyard.device_stamp VALUES (0);
 
 -- On which servers and timelines this database lived. PostgreSQL starts a new timeline when a standby takes over and when
 -- a recovery ends. See `skip_numbers_1`.
