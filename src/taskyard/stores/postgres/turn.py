@@ -266,8 +266,10 @@ def _ties(add: Add) -> dict[str, Any]:
 
 def _key_idle(add: Add) -> dict[str, Any]:
     """For each task of an add, whether a running task with its key is a duplicate; empty if that holds for none."""
+    if add.dedupe is Dedupe.ALLOW:
+        return {}
     asked = [record.dedupe_scope is DedupeScope.KEY_IDLE and record.key is not None for record in add.records]
-    return {"key_idle": asked} if any(asked) and add.dedupe is not Dedupe.ALLOW else {}
+    return {"key_idle": asked} if any(asked) else {}
 
 
 def _graph(add: Add, holders: Sequence[str | None]) -> dict[str, list[str]]:
