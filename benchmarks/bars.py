@@ -82,4 +82,5 @@ BARS: dict[tuple[str, str], Bar] = {
     ("hung", "pebble"): at_most(0.25),
     ("hung", "anyio.to_process"): at_most(0.25),
     ("lag", "threads"): at_most(0.2),
+    ("adb", "adbutils"): at_most(1.15),
 }

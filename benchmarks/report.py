@@ -13,7 +13,7 @@ from benchmarks.finding import Finding
 
 HEADINGS = ["scenario", "ours", "peer or limit", "ratio (lowest … highest)", "bar", "met"]
 SHOWN_VERSIONS = ["taskyard", "uvloop", "apsw", "asyncpg", "huey", "saq", "taskiq", "pgqueuer", "procrastinate"]
-SHOWN_VERSIONS += ["pebble", "loky", "anyio", "numpy"]
+SHOWN_VERSIONS += ["pebble", "loky", "anyio", "numpy", "adbutils"]
 
 PREFACE = """\
 # Benchmarks

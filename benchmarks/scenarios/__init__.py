@@ -5,6 +5,7 @@ from collections.abc import Callable
 from benchmarks.contest import Settings
 from benchmarks.finding import Finding
 from benchmarks.scenarios import (
+    adb,
     backlog,
     batch,
     blockers,
@@ -51,4 +52,5 @@ SCENARIOS: dict[str, Scenario] = {
     "hung": processes.hung,
     "lag": processes.lag,
     "crashes": processes.crashes,
+    "adb": adb.run,
 }

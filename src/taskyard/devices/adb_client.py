@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from io import BufferedReader
+from typing import BinaryIO, cast
 
 from adbutils import AdbClient, AdbConnection, AdbError, AdbTimeout, adb_path
 
@@ -32,6 +33,8 @@ READY_S = 3.0
 
 CHUNK = 64 << 10
 """Bytes: the largest piece of a file that adb takes."""
+
+READ_AHEAD = 4 * CHUNK
 
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB\x60\x82"
 
@@ -163,13 +166,13 @@ class AdbCall(AdbClient):  # type: ignore[misc] # adbutils is not typed
             stream.expect_sync(b"OKAY")
 
     def pull(self, source: str) -> bytes:
-        content = bytearray()
+        parts = []
         with self.open("sync:") as stream:
             path = source.encode()
             stream.conn.sendall(struct.pack("<4sI", b"RECV", len(path)) + path)
             while (length := stream.expect_sync(b"DATA", b"DONE")) is not None:
-                content += stream.receive(length)
-        return bytes(content)
+                parts.append(stream.receive(length))
+        return b"".join(parts)
 
     def reboot(self) -> None:
         with self.open("reboot:") as stream:
@@ -181,6 +184,7 @@ class _Connection(AdbConnection):  # type: ignore[misc] # adbutils is not typed
 
     def __init__(self, connected: socket.socket, on_close: Callable[[socket.socket], None]) -> None:
         self._socket, self._on_close = connected, on_close
+        self._reader: BufferedReader | None = None
 
     @property
     def conn(self) -> socket.socket:
@@ -188,6 +192,8 @@ class _Connection(AdbConnection):  # type: ignore[misc] # adbutils is not typed
 
     def close(self) -> None:
         self._on_close(self._socket)
+        if self._reader is not None:
+            self._reader.close()
         self._socket.close()
 
     def request(self, service: str) -> None:
@@ -199,16 +205,13 @@ class _Connection(AdbConnection):  # type: ignore[misc] # adbutils is not typed
         self.check_okay()
 
     def receive(self, size: int) -> bytes:
-        """So many bytes. The connection breaks if it ends before."""
-        content = bytearray(size)
-        view = memoryview(content)
-        at = 0
-        while at < size:
-            received = self._socket.recv_into(view[at:])
-            if not received:
-                raise DeviceLost("the connection broke in the middle of an answer")
-            at += received
-        return bytes(content)
+        """So many bytes. The connection breaks if it ends before. Once this is used, nothing else reads."""
+        if self._reader is None:
+            self._reader = cast("BufferedReader", self._socket.makefile("rb", READ_AHEAD))
+        content = self._reader.read(size)
+        if len(content) < size:
+            raise DeviceLost("the connection broke in the middle of an answer")
+        return content
 
     def receive_all(self) -> bytes:
         """All that comes until the other side closes."""
