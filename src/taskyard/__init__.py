@@ -24,6 +24,7 @@ from taskyard.execution.sizing import set_default_workers
 from taskyard.group import Group, GroupProgress
 from taskyard.handle import BoundTask, ConsumerFunction, TaskHandle
 from taskyard.model.blocker import Blocker
+from taskyard.model.each import ScheduleItem
 from taskyard.model.event import Event, EventKind
 from taskyard.model.execution import Progress
 from taskyard.model.failures import FailureGroup
@@ -169,6 +170,7 @@ __all__ = [
     "RetryPolicy",
     "RunContext",
     "Schedule",
+    "ScheduleItem",
     "ScheduleStatus",
     "Scheduler",
     "Schedules",

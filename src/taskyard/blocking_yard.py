@@ -224,6 +224,7 @@ class BlockingSchedules(_Part[Schedules]):
     pause = verb(Schedules.pause)
     resume = verb(Schedules.resume)
     run_now = verb(Schedules.run_now)
+    run_each = verb(Schedules.run_each)
     backfill = verb(Schedules.backfill)
     get = verb(Schedules.get)
     list_all = verb(Schedules.list_all)

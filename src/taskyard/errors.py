@@ -508,6 +508,15 @@ class ScheduleExists(InvalidInput):
         super().__init__(f"there is a schedule {quote(schedule)} already", hint=hint)
 
 
+class ItemsFailed(InvalidInput):
+    """The items of a schedule could not be listed, or not be made into tasks; none of its tasks was made. Correct the
+    function that lists them, or the list. At its fire times the schedule tries again by itself."""
+
+    def __init__(self, schedule: str, why: str) -> None:
+        self.schedule, self.why = schedule, why
+        super().__init__(f"the items of schedule {quote(schedule)} make no tasks: {why}")
+
+
 REFUSALS = {
     "not_finished": "it has not finished yet",
     "not_failed": "only a failed task can be retried; submit a new one",

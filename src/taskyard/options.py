@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Self
 from uuid import UUID
 
@@ -15,6 +14,7 @@ import msgspec
 
 from taskyard.errors import InvalidArguments, InvalidInput, PayloadTooLarge, quote, shorten
 from taskyard.model.blocker import encode_requirements
+from taskyard.model.dedupe import make_slot
 from taskyard.model.device import account_key
 from taskyard.model.given import (
     check_delay,
@@ -289,7 +289,7 @@ def _carry_over(options: TaskOptions, record: TaskRecord, consumer: Consumer) ->
     )
     record.extra = None if extra == NO_EXTRA else extra
     if options.dedupe is not Dedupe.ALLOW:
-        record.dedupe_slot = _slot(consumer.name, record.args, options.dedupe_key)
+        record.dedupe_slot = make_slot(consumer.name, record.args, options.dedupe_key)
         record.dedupe_scope = options.dedupe_scope
     if options.after:
         record.on_failure = options.on_failure
@@ -335,21 +335,10 @@ def _set_account(options: TaskOptions, record: TaskRecord, consumer: Consumer) -
             hint="submit it when you have committed",
         )
     record.key = key
-    record.dedupe_slot, record.dedupe_scope = _slot(consumer.name, record.args, key), DedupeScope.KEY_IDLE
+    record.dedupe_slot, record.dedupe_scope = make_slot(consumer.name, record.args, key), DedupeScope.KEY_IDLE
 
 
 def check_size(source: str, args: str, max_bytes: int) -> None:
     """`PayloadTooLarge` if these arguments are; most are so short that they need not be counted."""
     if len(args) * 4 > max_bytes and len(args.encode()) > max_bytes:
         raise PayloadTooLarge(f"the arguments of {source!r}", len(args.encode()), max_bytes)
-
-
-def _slot(source: str, args: str, key: str | None) -> str:
-    """What the same work has in common. A given key stands for the arguments. The length comes first, so that no name
-    runs over into a key: "a" with the key "b key c" is not "a key b" with the key "c"."""
-    what = f"key {key}" if key is not None else "args " + blake2b(_canonical(args).encode(), digest_size=16).hexdigest()
-    return f"{len(source)} {source} {what}"
-
-
-def _canonical(args: str) -> str:
-    return msgspec.json.encode(msgspec.json.decode(args), order="deterministic").decode()

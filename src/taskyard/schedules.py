@@ -9,22 +9,32 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taskyard.errors import InvalidInput, ScheduleExists, StoreUnavailable, UnknownSchedule, quote, shorten
+from taskyard.errors import (
+    BatchTooLarge,
+    InvalidInput,
+    ScheduleExists,
+    StoreUnavailable,
+    UnknownSchedule,
+    quote,
+    shorten,
+)
 from taskyard.handle import ConsumerFunction, TaskHandle
 from taskyard.model.audit import CODE, AuditEntry, TargetKind, make_entry
+from taskyard.model.each import Each, ScheduleItem, check_items, check_scope, encode_items, name_of
 from taskyard.model.firing import Fire, FireKind, backfill, expected
-from taskyard.model.given import check_count, check_name
+from taskyard.model.given import check_count, check_name, check_timeout
 from taskyard.model.kinds import checked_verbs
 from taskyard.model.recurrence import TICK, Cron, Every, Rule
 from taskyard.model.schedule import Schedule
-from taskyard.model.schedule_state import ScheduleState, amend, is_unsure, pause, resume
-from taskyard.model.task import TaskRecord
+from taskyard.model.schedule_state import ScheduleState, amend, is_unsure, pause, recover, resume
+from taskyard.model.task import DedupeScope, to_json
+from taskyard.options import MAX_BATCH, check_size, named
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.schedules import KEEP_FIRES, UNREAD, FireRow, ScheduleStatus, ScheduleStore
+from taskyard.ports.schedules import KEEP_FIRES, UNREAD, Fired, FireRow, FireTasks, ScheduleStatus, ScheduleStore
 from taskyard.ports.store import Store
-from taskyard.scheduling.recurring import make_record
+from taskyard.scheduling.items import ItemFunction, ItemLister, Items, encode, make_tasks
 
 if TYPE_CHECKING:
     from taskyard.yard import Yard
@@ -34,10 +44,17 @@ log = logging.getLogger("taskyard")
 TRIES = 100
 """How often a change is decided anew because the schedule has changed meanwhile: it fires once a second at most."""
 
+OF_ITEMS = ("each", "each_timeout_s", "dedupe_scope")
+"""Settings about the items of a schedule."""
+
+ListsItems = Sequence[Mapping[str, Any] | ScheduleItem] | Callable[[], Any]
+
 RECENT = 100
 """Fire times of which the last by hand is looked for."""
 
-SETTINGS = tuple(name for name in Schedule.__struct_fields__ if name not in ("name", "rule", "consumer", "args"))
+_GIVEN_APART = ("name", "rule", "consumer", "args", "each")
+
+SETTINGS = tuple(name for name in Schedule.__struct_fields__ if name not in _GIVEN_APART)
 
 PACE = ("rule", "missed", "catch_up_s", "grace_s", "overlap", "start_at", "end_at")
 """What says when a schedule fires. If it changes, what was due before is not made up for by the new one's measure."""
@@ -54,6 +71,9 @@ class Schedules:
     def __init__(self, yard: Yard) -> None:
         self._yard = yard
         self._defined: dict[str, Schedule] = {}
+        self.functions: dict[str, ItemFunction] = {}
+        """The functions that list the items of schedules, by the names of those."""
+        self._items = ItemLister(self.functions, clock=yard._clock, max_bytes=yard._max_payload_bytes)
 
     # --- in code ------------------------------------------------------------------------------------------------------
 
@@ -69,12 +89,17 @@ class Schedules:
     ) -> Schedule:
         """A schedule that belongs to this code; before the yard is opened. `rule` is a cron expression, seen in `zone`
         (UTC), or an interval in seconds. `settings` as in `Schedule`: queue, priority, key, timeout_s, retry, missed,
-        catch_up_s, grace_s, overlap, jitter_s, start_at, end_at."""
+        catch_up_s, grace_s, overlap, jitter_s, start_at, end_at.
+
+        With `each`, it makes a task for each item at a fire time: `each` is a list of dicts of arguments, or of
+        `ScheduleItem`, or a function, asynchronous or not, that returns one within `each_timeout_s` (30). With
+        `overlap="skip"` an item is skipped while the same work is there, as `dedupe_scope` says ("pending")."""
         if self._yard.is_open:
             raise InvalidInput(f"define the schedule {quote(name)} before the yard is opened, or add it: schedules.add")
         if _check(name) in self._defined:
             raise ScheduleExists(name, "two of one consumer need names: @yard.schedule(…, name='…')")
         schedule = self.make(name, rule, self._find(consumer), args, zone=zone, **settings)
+        self._keep_function(schedule, settings.get("each"))
         self._defined[schedule.name] = schedule
         return schedule
 
@@ -100,6 +125,7 @@ class Schedules:
         """The same at run time, while the yard is open: a new schedule, or another definition for one that was added
         before. One that is defined in code is changed there."""
         schedule = self.make(name, rule, self._find(consumer), args, zone=zone, **settings)
+        self._keep_function(schedule, settings.get("each"))
         return await self.put(schedule, by=by)
 
     async def put(self, schedule: Schedule, *, by: str = CODE, replace: bool = True) -> ScheduleStatus:
@@ -134,19 +160,28 @@ class Schedules:
 
     async def run_now(self, name: str, *, by: str = CODE) -> TaskHandle:
         """One task of it now, whatever its rule, its overlap policy or a pause say; when it fires next stays as it
-        is."""
+        is. A schedule with items makes many: see `run_each`."""
+        if definition(await self.get(name)).each is not None:
+            raise InvalidInput(
+                f"schedule {quote(name)} makes a task for each of its items", hint="await schedules.run_each(name)"
+            )
+        return (await self.run_each(name, by=by)).tasks[0]
+
+    async def run_each(self, name: str, *, by: str = CODE) -> ScheduleRun:
+        """The same for a schedule with items: a task for each of them now. An item whose work is there already, as its
+        `dedupe_scope` says, is skipped. Raises `ItemsFailed` if its items cannot be listed here."""
         taken: datetime | None = None
         audit = self._entry("run_schedule", name, by)
 
         def decide(status: ScheduleStatus, now: datetime) -> tuple[ScheduleState, Sequence[Fire]]:
             return status.state, [Fire.by_hand(now, taken)]
 
-        while not (made := await self._change(name, decide, audit)):
+        while not (fired := await self._change(name, decide, audit)).rows:
             # Two people at the same microsecond, or on a clock that stands still: the later one has another.
             rows = await self.list_fires(name, limit=RECENT)
             by_hand = [row.fire_at for row in rows if row.kind is FireKind.BY_HAND]
             taken = max([*by_hand, self._yard.now() if taken is None else taken + TICK])
-        return made[0]
+        return ScheduleRun(self._handles(fired), fired.skipped)
 
     async def backfill(
         self,
@@ -161,14 +196,16 @@ class Schedules:
         """A task for each of its fire times from `start` on and before `end` that has had none, due at once; `start_at`
         and `end_at` of the schedule bound it here as well. Of each
         schedule the last 2,000 fire times are known: a range that reaches back to others, which may have had theirs, is
-        refused unless `again` says that they may fire twice."""
+        refused unless `again` says that they may fire twice. A schedule with items makes a task for each, unless the
+        same work is there already: with `overlap="skip"` the second of two fire times makes none."""
 
         def decide(status: ScheduleStatus, now: datetime) -> tuple[ScheduleState, Sequence[Fire]]:
             schedule, since = definition(status), None if again else status.state.forgotten_at
             return status.state, backfill(schedule, start=start, end=end, now=now, limit=limit, known_since=since)
 
         details = {"start": str(start), "end": str(end)} | ({"again": True} if again else {})
-        return await self._change(name, decide, self._entry("backfill_schedule", name, by, details=details))
+        fired = await self._change(name, decide, self._entry("backfill_schedule", name, by, details=details))
+        return self._handles(fired)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -218,15 +255,33 @@ class Schedules:
         args: Mapping[str, Any] | None = None,
         *,
         zone: str | None = None,
+        each: ListsItems | None = None,
+        each_timeout_s: float | None = None,
+        dedupe_scope: DedupeScope | str | None = None,
         **settings: Any,
     ) -> Schedule:
         """A schedule as it is kept; what is wrong with it is raised here."""
         unknown = settings.keys() - set(SETTINGS)
         if unknown:
             names = ", ".join(map(shorten, sorted(unknown)))
-            raise InvalidInput(f"unknown setting {names} of a schedule; known are zone, {', '.join(SETTINGS)}")
-        text = self._yard._encode(consumer, {} if args is None else args)
+            raise InvalidInput(
+                f"unknown setting {names} of a schedule; known are zone, {', '.join((*SETTINGS, *OF_ITEMS))}"
+            )
+        args = named(consumer.name, {} if args is None else args)
+        if each is None:
+            if each_timeout_s is not None or dedupe_scope is not None:
+                field = "each_timeout_s" if each_timeout_s is not None else "dedupe_scope"
+                raise InvalidInput("has no effect without {each}", field=field, fields=("each",))
+            text = self._yard._encode(consumer, args)
+        else:
+            settings["each"] = self._make_each(consumer, args, each, each_timeout_s, dedupe_scope)
+            text = to_json("args", args)
+            check_size(consumer.name, text, self._yard._max_payload_bytes)
         schedule = Schedule(name=name, rule=make_rule(rule, zone), consumer=consumer.name, args=text, **settings)
+        if dedupe_scope is not None and not schedule.skips_items:
+            raise InvalidInput(
+                f"has no effect with {{overlap}}={schedule.overlap.value!r}", field="dedupe_scope", fields=("overlap",)
+            )
         if consumer.timeout_s is not None and (schedule.timeout_s or 0.0) > consumer.timeout_s:
             raise InvalidInput(
                 f"{schedule.timeout_s:g} is longer than the {consumer.timeout_s:g} s that {consumer.name!r} allows",
@@ -240,29 +295,59 @@ class Schedules:
         by, now = check_name("by", by), self._yard.now()
         return make_entry(by, command, TargetKind.SCHEDULE, name, now=now, reason=reason, details=details)
 
-    async def _change(self, name: str, decide: Decide, audit: AuditEntry | None) -> list[TaskHandle]:
-        """Carry out what `decide` says of the schedule as it is; the tasks that were made."""
+    async def _change(self, name: str, decide: Decide, audit: AuditEntry | None) -> Fired:
+        """Carry out what `decide` says of the schedule as it is."""
+        listed: tuple[Schedule, Items] | None = None
         for _ in range(TRIES):
             status, now = await self.get(name), self._yard.now()
             if status.state is UNREAD:
                 raise InvalidInput(_UNREADABLE.format(quote(name), status.problem))
             state, fires = decide(status, now)
-            records = self._make_records(status, fires, now)
+            tasks: list[FireTasks] = []
+            if fires:
+                schedule = definition(status)
+                consumer = self._yard._get_consumer(schedule.consumer)
+                if schedule.each is not None and (listed is None or listed[0] != schedule):
+                    listed = schedule, await self._items.list_items(schedule, consumer)
+                items = None if schedule.each is None or listed is None else listed[1]
+                if items is not None and len(items.encoded) * len(fires) > MAX_BATCH:
+                    raise BatchTooLarge(MAX_BATCH)
+                tasks = await make_tasks(schedule, consumer, fires, items, now=now)
+            records = [record for one in tasks for record in one.records]
             self._yard._note_unserved(records)
-            pairs = list(zip(fires, records, strict=True))
-            send = partial(self._store.fire, name, version=status.version, state=state, fires=pairs, audit=audit)
+            send = partial(self._store.fire, name, version=status.version, state=state, fires=tasks, audit=audit)
             fired = await self._yard._engine.fire(name, records, send)
             if fired is not None:
                 self._yard._engine.look_at_schedules()
-                return [TaskHandle(self._yard, uuid) for uuid in fired.made]
+                return fired
         raise StoreUnavailable(_NO_REST.format(quote(name)))
 
-    def _make_records(self, status: ScheduleStatus, fires: Sequence[Fire], now: datetime) -> list[TaskRecord]:
-        if not fires:
-            return []
-        schedule = definition(status)
-        consumer = self._yard._get_consumer(schedule.consumer)
-        return [make_record(schedule, consumer, fire, now=now) for fire in fires]
+    def _handles(self, fired: Fired) -> list[TaskHandle]:
+        return [TaskHandle(self._yard, uuid) for uuid in fired.made]
+
+    def _keep_function(self, schedule: Schedule, each: Any) -> None:
+        if schedule.each is not None and schedule.each.function:
+            self.functions[schedule.name] = ItemFunction(schedule.each.function, each)
+
+    def _make_each(
+        self, consumer: Consumer, args: Mapping[str, Any], each: Any, timeout_s: float | None, scope: Any
+    ) -> Each:
+        settings: dict[str, Any] = {} if scope is None else {"dedupe_scope": check_scope(scope)}
+        if callable(each):
+            if timeout_s is not None:
+                settings["timeout_s"] = check_timeout(timeout_s, field="each_timeout_s")
+            return Each(function=name_of(each), **settings)
+        if timeout_s is not None:
+            raise InvalidInput("has no effect on a list", field="each_timeout_s", fields=("each",))
+        items = encode(consumer, args, check_items(each).items, max_bytes=self._yard._max_payload_bytes)
+        return Each(items=encode_items(items), count=len(items), **settings)
+
+
+class ScheduleRun(NamedTuple):
+    """The tasks that a schedule has made, and how many of its items were skipped."""
+
+    tasks: list[TaskHandle]
+    skipped: int = 0
 
 
 _UNREADABLE = "schedule {} cannot be read here: {}"
@@ -293,7 +378,10 @@ async def put(
             if old.schedule == schedule and old.from_code == from_code:
                 return
             version = old.version
-            state = old.state if _has_same_pace(old.schedule, schedule) else amend(old.schedule, old.state, now=now)
+            if _has_same_pace(old.schedule, schedule):
+                state = recover(old.state)
+            else:
+                state = amend(old.schedule, old.state, now=now)
         if await store.put_schedule(schedule, state, version=version, by=by, from_code=from_code, audit=audit):
             if from_code and found:
                 log.warning("schedule %s is defined anew; if another program defines it too, rename one", schedule.name)

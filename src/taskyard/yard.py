@@ -347,8 +347,8 @@ class Yard(Registering, YardDevices, YardSteering):
         **settings: Any,
     ) -> Callable[[ConsumerFunction[P, R]], ConsumerFunction[P, R]]:
         """Run a consumer again and again: `@yard.schedule("0 4 * * *", zone="Europe/Berlin")` above `@yard.consumer`.
-        `rule` is a cron expression or an interval in seconds, `settings` as for `schedules.define`. The schedule is
-        called as the consumer, unless it has a `name`."""
+        `rule` is a cron expression or an interval in seconds, `settings` as for `schedules.define`; `each` makes a
+        task for each of many items. The schedule is called as the consumer, unless it has a `name`."""
 
         def decorate(consumer: ConsumerFunction[P, R]) -> ConsumerFunction[P, R]:
             if not isinstance(consumer, ConsumerFunction):
@@ -505,6 +505,7 @@ class Yard(Registering, YardDevices, YardSteering):
                 lease=LeaseSettings(stall_s=find_stall_s()),
                 checks=self._checks,
                 middleware=tuple(self._middleware),
+                item_functions=self.schedules.functions,
                 runner=replace(
                     self._settings.runner,
                     artifact_folder=self._artifact_folder.path,

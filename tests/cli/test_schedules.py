@@ -1,5 +1,6 @@
 """`taskyard schedule`: what recurs."""
 
+import signal
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -42,7 +43,7 @@ def test_schedules_are_listed_in_words(scheduled: Shell) -> None:
         "active",
         "at 04:30 every day, Europe/Berlin",
     )
-    assert found["counts"] == {"fired": 0, "missed": 0, "skipped": 0}
+    assert found["counts"] == {"fired": 0, "missed": 0, "skipped": 0, "failed": 0}
     assert found["rule"] == {"type": "cron", "expression": "30 4 * * *", "zone": "Europe/Berlin"}
     assert (found["args"], found["missed"], found["overlap"], found["by"]) == ({"a": 1}, "once", "skip", asker())
     assert len(found["next"]) == 1
@@ -106,6 +107,72 @@ def test_what_a_schedule_makes_takes_its_code(scheduled: Shell, words: tuple[str
     assert (done.code, done.out) == (2, "")
     assert "name the app with --app" in done.err
     assert on(scheduled, "show", "nightly", "--json").json["fires"] == []
+
+
+ITEMS_APP = """
+from taskyard import Yard
+
+yard = Yard("sqlite:///work.db")
+
+
+@yard.consumer(concurrency=9)
+async def visit(account: int, level: int = 1) -> int:
+    return account
+
+
+def accounts():
+    if open("broken.txt").read():
+        raise OSError("no database")
+    return [{"account": n} for n in range(500)]
+
+
+yard.schedules.define("daily", "0 4 * * *", visit, {"level": 2}, each=[{"account": n} for n in range(3)])
+yard.schedules.define("called", "0 4 * * *", visit, each=accounts, overlap="allow")
+"""
+
+
+@pytest.fixture
+def items(shell: Shell) -> Shell:
+    """A store with two schedules that make a task for each of many."""
+    (shell.folder / "items.py").write_text(ITEMS_APP, "utf-8")
+    (shell.folder / "broken.txt").write_text("", "utf-8")
+    worker = shell.start("worker", "items:yard")
+    worker.hear("is running")
+    worker.signal(signal.SIGTERM)
+    worker.end()
+    return shell
+
+
+@pytest.mark.spec("SCH-21")
+def test_a_schedule_with_items_is_run_and_shown_with_its_counts(items: Shell) -> None:
+    """`run` prints the ids and the counts; `ls` and `show` have the counts of the last fire."""
+    done = items.ok("schedule", "run", "daily", "--app", "items:yard")
+    assert len(done.out.split()) == 3
+    assert "3 tasks of schedule 'daily'" in done.err
+    done = items.ok("schedule", "run", "daily", "--app", "items:yard")
+    assert done.out == ""
+    assert "0 tasks of schedule 'daily', 3 skipped: their work is there already" in done.err
+    assert "0 tasks, 3 skipped" in next(line for line in on(items, "ls").out.splitlines() if "daily" in line)
+    shown = on(items, "show", "daily").out
+    assert "3 items; skipped while pending" in shown
+    assert "3 tasks, 0 skipped" in shown
+    found = on(items, "show", "daily", "--json").json
+    assert found["each"] == {"count": 3, "function": "", "timeout_s": 30.0, "dedupe_scope": "pending"}
+    assert (found["last"]["made"], found["last"]["skipped"]) == (0, 3)
+    assert [(fire["made"], fire["skipped"]) for fire in found["fires"]] == [(0, 3), (3, 0)]
+    made = items.ok("schedule", "run", "called", "--app", "items:yard", "--json").json
+    assert (len(made["tasks"]), made["skipped"]) == (500, 0)
+    assert "accounts(), within " in on(items, "show", "called").out
+
+
+@pytest.mark.spec("SCH-21")
+def test_a_function_that_fails_says_why(items: Shell) -> None:
+    """Run by hand, the reason is the error; nothing is made."""
+    (items.folder / "broken.txt").write_text("yes", "utf-8")
+    done = items.run("schedule", "run", "called", "--app", "items:yard")
+    assert (done.code, done.out) == (1, "")
+    assert "accounts() raised OSError: no database" in done.err
+    assert on(items, "show", "called", "--json").json["fires"] == []
 
 
 @pytest.mark.spec("SCH-21")

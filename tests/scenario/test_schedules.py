@@ -13,7 +13,7 @@ from taskyard.errors import InvalidArguments, ScheduleExists, UnknownConsumer, U
 from taskyard.model.firing import due
 from taskyard.model.schedule_state import forget
 from taskyard.schedules import definition, keeper
-from taskyard.scheduling.recurring import make_record
+from taskyard.scheduling.items import make_tasks
 from taskyard.testing.clock import ManualClock
 
 PATIENCE_S = 20
@@ -174,7 +174,7 @@ async def test_what_a_clock_that_was_ahead_has_fired_is_not_announced(url):
         assert await yard.schedules.next_fires(status, count=2) == hours[1:3]
         clock.step(3 * 3600 + 60)
         plan = due(definition(status), status.state, now=clock.now(), is_busy=False)
-        made = [(fire, make_record(definition(status), job.consumer, fire, now=clock.now())) for fire in plan.fires]
+        made = await make_tasks(definition(status), job.consumer, plan.fires, None, now=clock.now())
         await store.fire("job", version=status.version, state=plan.state, fires=made)
         clock.step(-3 * 3600)
         ahead = await yard.schedules.get("job")

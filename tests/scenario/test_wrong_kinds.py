@@ -76,6 +76,7 @@ VERBS: dict[type, dict[str, dict[str, Any]]] = {
         "pause": {"name": "n", "note": "t", "by": "ann"},
         "resume": {"name": "n"},
         "run_now": {"name": "n"},
+        "run_each": {"name": "n"},
         "backfill": {"name": "n", "start": PAST, "end": PAST + timedelta(days=2), "limit": 5, "again": False},
         "get": {"name": "n"},
         "list_all": {},

@@ -24,6 +24,12 @@ NODES = 3
 SCHEDULES = 5
 """All of them fire every second."""
 
+ITEMS = 3
+"""One more schedule makes a task for each of these, every second."""
+
+NAMES = [f"s{n}" for n in range(SCHEDULES)] + [f"item {n}" for n in range(ITEMS)]
+"""What is owed a task every second."""
+
 FORCED = "everybody-leads+think-before-fire"
 """Several leaders are no fault, and neither is time that passes between a decision and the deed."""
 
@@ -42,7 +48,7 @@ def run_postgres(where: Path, *, trials: int, seed: int) -> Figures:
 
 
 def _told(figures: Figures) -> Figures:
-    figures.note = f"{NODES} nodes, {SCHEDULES} schedules a second; late by {figures.told()}"
+    figures.note = f"{NODES} nodes, {len(NAMES)} tasks a second; late by {figures.told()}"
     return figures
 
 
@@ -103,6 +109,8 @@ class Watch:
         for n in range(SCHEDULES):
             args = {"ms": 0.0, "pad": f"s{n}"}
             await yard.schedules.add(f"s{n}", 1, "breathe", args, missed="all", overlap="allow")
+        each = [{"pad": f"item {n}"} for n in range(ITEMS)]
+        await yard.schedules.add("items", 1, "breathe", {"ms": 0.0}, each=each, missed="all", overlap="allow")
         return max(status.state.watermark_at for status in await yard.schedules.list_all())
 
     def _fill(self) -> None:
@@ -137,9 +145,9 @@ class Watch:
         made = Counter((task.due_at, _schedule_of(task)) for task in tasks)
         first = began.replace(microsecond=0) + timedelta(seconds=1)
         owed = {
-            (first + timedelta(seconds=n), f"s{schedule}")
+            (first + timedelta(seconds=n), name)
             for n in range(int((end - first).total_seconds()) + 1)
-            for schedule in range(SCHEDULES)
+            for name in NAMES
         }
         lost = sorted((at.isoformat(), name) for at, name in owed - made.keys())
         twice = sorted((at.isoformat(), name, n) for (at, name), n in made.items() if n > 1)

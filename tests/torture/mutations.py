@@ -8,12 +8,14 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import Any
 from unittest.mock import ANY
 
 from taskyard.cluster.leader import Leadership
 from taskyard.model.task import Claim
+from taskyard.ports.schedules import FireRow
 from taskyard.queueing.dispatcher import Dispatcher
 from taskyard.queueing.inbox import Batch
 from taskyard.scheduling.recurring import RecurringLoop
@@ -104,16 +106,20 @@ def think_before_fire() -> None:
 
 def fire_without_looking() -> None:
     """Neither the version of a schedule nor the row of a fire time keeps a second task out."""
-    inner = ScheduleWrites._note
+    inner, has_row = ScheduleWrites._note, ScheduleWrites._has_row
 
-    def note(self: ScheduleWrites, *args: Any) -> bool:
-        inner(self, *args)
-        return True
+    def note(self: ScheduleWrites, name: str, row: FireRow, made: Sequence[str]) -> None:
+        if not has_row(self, name, row.fire_at):
+            inner(self, name, row, made)
+
+    def has_no_row(self: ScheduleWrites, name: str, fire_at: datetime) -> bool:
+        return False
 
     def version(self: ScheduleWrites, name: str) -> Any:
         return ANY
 
-    ScheduleWrites._note = note  # type: ignore[assignment, method-assign]
+    ScheduleWrites._note = note  # type: ignore[method-assign]
+    ScheduleWrites._has_row = has_no_row  # type: ignore[method-assign]
     ScheduleWrites._version = version  # type: ignore[method-assign]
 
 

@@ -70,6 +70,7 @@ EXAMPLES = [
     errors.StoreUnavailable("no idea"),
     errors.StoreUnreachable("postgresql://db/app", "no answer"),
     errors.ScheduleExists("nightly", "take another name"),
+    errors.ItemsFailed("nightly", "list_accounts() raised OSError"),
     errors.StoreUrlInvalid("mysql://"),
     errors.StoredArgumentsInvalid("fetch", ["url: missing"]),
     errors.SubmitPending(),
@@ -142,15 +143,15 @@ CODES = """
     account_quarantined artifact_elsewhere batch_too_large blocking_on_loop changed_meanwhile claim_lost
     cleanup_failed command_refused dependency_cycle dependency_lost device_busy device_error device_exists
     device_lost duplicate_consumer duplicate_task events_missed forked_store illegal_move invalid_algorithm
-    invalid_arguments invalid_consumer invalid_input invalid_output invalid_retry invalid_template middleware_fault
-    naive_datetime no_current_run no_script not_in_transaction not_json not_open other_database outcome_unknown
-    payload_too_large result_gone results_pruned schedule_exists slot_taken stale_transaction step_failed store_busy
-    store_corrupt store_denied store_error store_folder_missing store_foreign store_full store_incomplete
-    store_migration_changed store_not_utf8 store_on_network store_read_only store_replaced store_too_new
-    store_too_old store_unavailable store_unreachable store_url_invalid stored_arguments_invalid submit_pending
-    task_canceled task_ended task_failed task_skipped taskyard_error template_not_gone template_not_seen
-    unguarded_script unknown_algorithm unknown_artifact unknown_consumer unknown_device unknown_group unknown_node
-    unknown_schedule unknown_task unusable_connection wrong_loop
+    invalid_arguments invalid_consumer invalid_input invalid_output invalid_retry invalid_template items_failed
+    middleware_fault naive_datetime no_current_run no_script not_in_transaction not_json not_open other_database
+    outcome_unknown payload_too_large result_gone results_pruned schedule_exists slot_taken stale_transaction
+    step_failed store_busy store_corrupt store_denied store_error store_folder_missing store_foreign store_full
+    store_incomplete store_migration_changed store_not_utf8 store_on_network store_read_only store_replaced
+    store_too_new store_too_old store_unavailable store_unreachable store_url_invalid stored_arguments_invalid
+    submit_pending task_canceled task_ended task_failed task_skipped taskyard_error template_not_gone
+    template_not_seen unguarded_script unknown_algorithm unknown_artifact unknown_consumer unknown_device
+    unknown_group unknown_node unknown_schedule unknown_task unusable_connection wrong_loop
 """
 """Programs compare them: a class that gets another name keeps its code."""
 

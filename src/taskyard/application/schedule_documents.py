@@ -12,6 +12,7 @@ from taskyard.model.recurrence import Rule
 from taskyard.model.retry import RetryPolicy
 from taskyard.model.schedule import Missed, Overlap, Schedule
 from taskyard.model.state import TaskState
+from taskyard.model.task import DedupeScope
 from taskyard.schedules import make_rule
 
 ScheduleStateName = Literal["active", "paused", "over", "unreadable"]
@@ -54,18 +55,39 @@ class ScheduleRequest(Request, frozen=True, kw_only=True):
 
 
 class ScheduleCounts(Document, frozen=True, kw_only=True):
-    """Fire times so far."""
+    """Fire times so far. `failed` is how often the tasks of one could not be made, and were tried again later."""
 
     fired: int
     missed: int
+    skipped: int
+    failed: int = 0
+
+
+class EachDocument(Document, frozen=True, kw_only=True):
+    """Where the items of a schedule come from: a stored list of `count` items, or the `function` of a program, which
+    has `timeout_s` seconds. An item is skipped while the same work is there, as `dedupe_scope` says."""
+
+    count: int
+    function: str
+    timeout_s: float
+    dedupe_scope: DedupeScope
+
+
+class LastFire(Document, frozen=True, kw_only=True):
+    """The last fire of a schedule with items: how many tasks it made, and how many items were skipped."""
+
+    fire_at: datetime
+    kind: FireKind
+    made: int
     skipped: int
 
 
 class ScheduleDocument(Document, frozen=True, kw_only=True):
     """A schedule. `next` are its next fire times. `has_open_task`: a task of it has not finished; `buffered_at` is the
     fire time that waits for that. Fire times up to `watermark_at` are decided. `by` has put it there; `from_code`: a
-    program does so whenever it starts. If it cannot be read here, `problem` says why and the settings are None.
-    `rule_text` is the rule in words."""
+    program does so whenever it starts. If it cannot be read here, `problem` says why and the settings are None; it also
+    says why the last fire has failed, which is tried again at `retry_at`, or that no process fires what is due.
+    `rule_text` is the rule in words. With `each` it makes a task for each of many items; `last` is its last fire."""
 
     name: str
     state: ScheduleStateName
@@ -96,15 +118,21 @@ class ScheduleDocument(Document, frozen=True, kw_only=True):
     jitter_s: float | None = None
     start_at: datetime | None = None
     end_at: datetime | None = None
+    retry_at: datetime | None = None
+    each: EachDocument | None = None
+    last: LastFire | None = None
 
 
 class FireDocument(Document, frozen=True, kw_only=True):
-    """A fire time that became a task, and where the task stands; None if the task is forgotten."""
+    """A fire time that became a task, and where the task stands; None if the task is forgotten. Of a schedule with
+    items, `task` is the first of the tasks `made`; `skipped` items made none."""
 
     fire_at: datetime
     kind: FireKind
     task: str
     state: TaskState | None
+    made: int = 1
+    skipped: int = 0
 
 
 class ScheduleDetail(ScheduleDocument, frozen=True, kw_only=True):
@@ -122,7 +150,8 @@ class RemovedSchedule(Document, frozen=True, kw_only=True):
 
 
 class ScheduleTasks(Document, frozen=True, kw_only=True):
-    """The ids of tasks that a call made of a schedule."""
+    """The ids of tasks that a call made of a schedule. `skipped` is the number of its items that made none."""
 
     name: str
     tasks: tuple[str, ...]
+    skipped: int = 0

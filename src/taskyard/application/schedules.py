@@ -11,7 +11,9 @@ import msgspec
 from taskyard.application.calls import YardContext, check_limit
 from taskyard.application.errors import AppRequired
 from taskyard.application.schedule_documents import (
+    EachDocument,
     FireDocument,
+    LastFire,
     RemovedSchedule,
     ScheduleCounts,
     ScheduleDetail,
@@ -22,9 +24,11 @@ from taskyard.application.schedule_documents import (
 )
 from taskyard.application.submitting import find_consumer, fit_arguments
 from taskyard.application.task_documents import priority_name
+from taskyard.model.each import Each
+from taskyard.model.firing import overdue_since
 from taskyard.model.recurrence import describe
 from taskyard.model.redaction import redact
-from taskyard.ports.schedules import ScheduleStatus
+from taskyard.ports.schedules import FireRow, ScheduleStatus
 
 LAST_FIRES = 10
 """Fire times that come with a schedule, the latest."""
@@ -49,11 +53,17 @@ class LocalSchedules:
         outcomes = await self._yard.store.outcomes([row.task for row in rows])
         fires = tuple(
             FireDocument(
-                fire_at=row.fire_at, kind=row.kind, task=row.task, state=None if outcome is None else outcome.state
+                fire_at=row.fire_at,
+                kind=row.kind,
+                task=row.task,
+                state=None if outcome is None else outcome.state,
+                made=row.made,
+                skipped=row.skipped,
             )
             for row, outcome in zip(rows, outcomes, strict=True)
         )
-        return ScheduleDetail(**_fields(status, upcoming, next_count=next_count, reveal=reveal), fires=fires)
+        fields = _fields(status, upcoming, rows[:1], now=self._yard.now(), next_count=next_count, reveal=reveal)
+        return ScheduleDetail(**fields, fires=fires)
 
     async def put(self, request: ScheduleRequest, *, replace: bool = False) -> ScheduleDocument:
         consumer, is_checked = await find_consumer(self._yard, request.consumer)
@@ -76,8 +86,8 @@ class LocalSchedules:
 
     async def run_now(self, name: str) -> ScheduleTasks:
         await self._check_code(name)
-        handle = await self._yard.schedules.run_now(name, by=self._context.actor)
-        return ScheduleTasks(name=name, tasks=(handle.uuid,))
+        made = await self._yard.schedules.run_each(name, by=self._context.actor)
+        return ScheduleTasks(name=name, tasks=tuple(handle.uuid for handle in made.tasks), skipped=made.skipped)
 
     async def backfill(
         self, name: str, *, start: datetime, end: datetime, limit: int = 1_000, again: bool = False
@@ -99,18 +109,28 @@ class LocalSchedules:
             )
 
     async def _document(self, status: ScheduleStatus) -> ScheduleDocument:
-        return ScheduleDocument(**_fields(status, await self._yard.schedules.next_fires(status, count=1)))
+        schedules, rows = self._yard.schedules, list[FireRow]()
+        if status.schedule is not None and status.schedule.each is not None:
+            rows = await schedules.list_fires(status.name, limit=1)
+        upcoming = await schedules.next_fires(status, count=1)
+        return ScheduleDocument(**_fields(status, upcoming, rows, now=self._yard.now()))
 
 
 def _fields(
-    status: ScheduleStatus, upcoming: Sequence[datetime], *, next_count: int = 1, reveal: bool = False
+    status: ScheduleStatus,
+    upcoming: Sequence[datetime],
+    rows: Sequence[FireRow],
+    *,
+    now: datetime,
+    next_count: int = 1,
+    reveal: bool = False,
 ) -> dict[str, Any]:
     schedule, state = status.schedule, status.state
     fields: dict[str, Any] = {
         "name": status.name,
         "state": _state_of(status, upcoming),
         "next": tuple(upcoming[:next_count]),
-        "counts": ScheduleCounts(fired=state.fired, missed=state.missed, skipped=state.skipped),
+        "counts": ScheduleCounts(fired=state.fired, missed=state.missed, skipped=state.skipped, failed=state.failed),
         "has_open_task": status.is_busy,
         "buffered_at": state.buffered_at,
         "paused_at": state.paused_at,
@@ -119,7 +139,8 @@ def _fields(
         "watermark_at": state.watermark_at,
         "by": status.by,
         "from_code": status.from_code,
-        "problem": status.problem,
+        "problem": status.problem or state.problem or _overdue_text(status, now),
+        "retry_at": state.retry_at,
     }
     if schedule is None:
         return fields
@@ -130,7 +151,31 @@ def _fields(
         "args": args if reveal else redact(args),
         "priority": priority_name(schedule.priority),
         "rule_text": describe(schedule.rule),
+        "each": None if schedule.each is None else _each_document(schedule.each),
+        "last": None if schedule.each is None or not rows else _last_fire(rows[0]),
     }
+
+
+def _each_document(each: Each) -> EachDocument:
+    return EachDocument(
+        count=each.count, function=each.function, timeout_s=each.timeout_s, dedupe_scope=each.dedupe_scope
+    )
+
+
+def _last_fire(row: FireRow) -> LastFire:
+    return LastFire(fire_at=row.fire_at, kind=row.kind, made=row.made, skipped=row.skipped)
+
+
+def _overdue_text(status: ScheduleStatus, now: datetime) -> str:
+    """Why nothing fires that is due, where only a process with the function of the items could do so."""
+    schedule = status.schedule
+    if schedule is None or schedule.each is None or not schedule.each.function:
+        return ""
+    since = overdue_since(schedule, status.state, now=now)
+    if since is None:
+        return ""
+    function = schedule.each.function
+    return f"due since {since:%Y-%m-%d %H:%M:%S} UTC, and no process fires it: run a worker that defines {function}"
 
 
 def _state_of(status: ScheduleStatus, upcoming: Sequence[datetime]) -> ScheduleStateName:

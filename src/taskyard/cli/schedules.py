@@ -27,7 +27,7 @@ from taskyard.cli.text import age, as_short_json, clean, counted, cut, duration,
 from taskyard.cli.values import parse_arguments, parse_duration, parse_moment, parse_option
 from taskyard.errors import quote
 from taskyard.model.recurrence import Cron
-from taskyard.model.schedule import check_moment
+from taskyard.model.schedule import Overlap, check_moment
 
 ROOMY = 110
 """Columns of a window from which on there is room for everything."""
@@ -102,6 +102,10 @@ def _rule_cell(schedule: ScheduleDocument) -> Text:
     words = Text(clean(schedule.rule_text))
     if schedule.paused_at is not None and schedule.note:
         words.append(f" · {clean(schedule.note)}", "magenta")
+    if schedule.last is not None:
+        words.append(f" · {_made_text(schedule.last.made, schedule.last.skipped)}", "dim")
+    if schedule.problem:
+        words.append(f" · {clean(schedule.problem)}", "red")
     return words
 
 
@@ -121,9 +125,9 @@ def _page(schedule: ScheduleDetail, *, now: datetime) -> RenderableType:
         last = Table.grid(padding=(0, 2))
         for fire in schedule.fires:
             state = Text("forgotten", "dim") if fire.state is None else state_text(fire.state)
-            last.add_row(
-                Text(f"  {_time_text(schedule, fire.fire_at)}"), Text(str(fire.kind), "dim"), state, Text(fire.task)
-            )
+            made = Text(fire.task) if schedule.each is None else Text(_made_text(fire.made, fire.skipped))
+            state = state if schedule.each is None else Text("")
+            last.add_row(Text(f"  {_time_text(schedule, fire.fire_at)}"), Text(str(fire.kind), "dim"), state, made)
         parts.append(last)
     return Group(*parts)
 
@@ -140,6 +144,7 @@ def _facts(schedule: ScheduleDocument, *, now: datetime) -> list[tuple[str, str]
             ("rule", _rule_text(schedule)),
             ("consumer", schedule.consumer or ""),
             ("arguments", as_short_json(schedule.args) if schedule.args else ""),
+            ("for each of", _each_text(schedule)),
             ("queue", schedule.queue or ""),
             ("missed", f"{schedule.missed}, up to {duration(schedule.catch_up_s)} back"),
             ("overlap", str(schedule.overlap)),
@@ -147,15 +152,31 @@ def _facts(schedule: ScheduleDocument, *, now: datetime) -> list[tuple[str, str]
             ("from", "" if schedule.start_at is None else _time_text(schedule, schedule.start_at)),
             ("to", "" if schedule.end_at is None else _time_text(schedule, schedule.end_at)),
         ]
+    failed = f", {counts.failed:,} failed" if counts.failed else ""
     facts += [
-        ("so far", f"{counts.fired:,} fired, {counts.missed:,} missed, {counts.skipped:,} skipped"),
+        ("so far", f"{counts.fired:,} fired, {counts.missed:,} missed, {counts.skipped:,} skipped{failed}"),
+        ("last made", "" if schedule.last is None else _made_text(schedule.last.made, schedule.last.skipped)),
+        ("next try", "" if schedule.retry_at is None else _time_text(schedule, schedule.retry_at)),
         ("defined", "in code" if schedule.from_code else f"by {schedule.by}"),
     ]
     if schedule.has_open_task:
         buffered_at = schedule.buffered_at
         kept = "" if buffered_at is None else f"; that of {_time_text(schedule, buffered_at)} waits for it"
-        facts.append(("now", f"a task of it has not ended{kept}"))
+        facts.append(("now", f"{'a task' if schedule.each is None else 'some task'} of it has not ended{kept}"))
     return [(label, value) for label, value in facts if value]
+
+
+def _each_text(schedule: ScheduleDocument) -> str:
+    """Where the items come from, and when one is skipped."""
+    each = schedule.each
+    if each is None:
+        return ""
+    items = f"{each.function}(), within {duration(each.timeout_s)}" if each.function else counted(each.count, "item")
+    return f"{items}; skipped while {each.dedupe_scope}" if schedule.overlap is Overlap.SKIP else items
+
+
+def _made_text(made: int, skipped: int) -> str:
+    return f"{counted(made, 'task')}, {skipped:,} skipped"
 
 
 def _rule_text(schedule: ScheduleDocument) -> str:
@@ -231,7 +252,8 @@ async def resume_schedule(target: Target, name: str, *, as_json: bool) -> int:
 
 
 async def run_schedule(target: Target, name: str, *, as_json: bool) -> int:
-    return await _make_tasks(target, lambda application: application.schedules.run_now(name), as_json=as_json)
+    nothing = f"schedule {quote(name)} has no items"
+    return await _make_tasks(target, lambda application: application.schedules.run_now(name), nothing, as_json=as_json)
 
 
 async def backfill_schedule(
@@ -247,11 +269,14 @@ async def backfill_schedule(
     def backfill(application: Application) -> Awaitable[ScheduleTasks]:
         return application.schedules.backfill(name, start=first, end=last, limit=limit, again=again)
 
-    return await _make_tasks(target, backfill, as_json=as_json)
+    nothing = "nothing to backfill: every fire time in this range has a task"
+    return await _make_tasks(target, backfill, nothing, as_json=as_json)
 
 
-async def _make_tasks(target: Target, make: Callable[[Application], Awaitable[ScheduleTasks]], *, as_json: bool) -> int:
-    """Standard output gets the ids alone; the rest is for people."""
+async def _make_tasks(
+    target: Target, make: Callable[[Application], Awaitable[ScheduleTasks]], nothing: str, *, as_json: bool
+) -> int:
+    """Standard output gets the ids alone; the rest is for people. `nothing` says why there are none."""
     if target.app_name is None:
         raise UsageError("what the schedule makes depends on its consumer's code; name the app with --app module:yard")
     async with opened_application(target, needs_app=True) as application:
@@ -262,7 +287,10 @@ async def _make_tasks(target: Target, make: Callable[[Application], Awaitable[Sc
     for uuid in made.tasks:
         say(uuid)
     count = f"{counted(len(made.tasks), 'task')} of schedule {quote(made.name)}"
-    words = count if made.tasks else "nothing to backfill: every fire time in this range has a task"
+    if made.skipped:
+        words = f"{count}, {made.skipped:,} skipped: their work is there already"
+    else:
+        words = count if made.tasks else nothing
     make_console(stderr=True).print(Text(clean(words), "dim"), soft_wrap=True)
     return 0
 

@@ -139,8 +139,16 @@ class Engine:
     async def fire(
         self, schedule: str, records: Sequence[TaskRecord], send: Callable[[], Awaitable[Fired | None]]
     ) -> Fired | None:
-        """Have a schedule make these tasks by `send`, with the middleware around it."""
-        return await self._parts.submits.fire(schedule, records, send)
+        """Have a schedule make these tasks by `send`, with the middleware around it. While the same work is being
+        submitted in a transaction that has not ended, that is waited for, then `SubmitPending`."""
+
+        async def send_all() -> Fired | None:
+            try:
+                return await send()
+            except SubmitPending:
+                return await insist(send, self._clock)
+
+        return await self._parts.submits.fire(schedule, records, send_all)
 
     async def _submit(self, add: Add, *, prompt: bool) -> list[Added]:
         try:

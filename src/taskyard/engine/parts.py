@@ -41,6 +41,7 @@ from taskyard.queueing.outcomes import OutcomeWatcher
 from taskyard.queueing.submit_middleware import SubmitChain
 from taskyard.queueing.summary import with_results
 from taskyard.scheduling.due import DueLoop
+from taskyard.scheduling.items import ItemLister
 from taskyard.scheduling.recurring import RecurringLoop
 from taskyard.version import VERSION
 
@@ -170,6 +171,9 @@ class Parts:
             consumers=ground.consumers,
             look_for_leader=Leadership(ground.store, self._incarnation).look,
             fired=self.fired,
+            items=ItemLister(
+                ground.settings.item_functions, clock=ground.clock, max_bytes=ground.settings.runner.max_payload_bytes
+            ),
             fire_inside=self.submits.fire,
             sinks=ground.sinks,
         )

@@ -18,6 +18,7 @@ from taskyard.ports.middleware import Middleware
 from taskyard.ports.sink import Sinks
 from taskyard.ports.store import Store
 from taskyard.queueing.dispatcher import MANY, MANY_ENDS
+from taskyard.scheduling.items import ItemFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class EngineSettings:
     which are taken only to be reported (the standalone Scheduler does that). Of `many` claims at once, some begin while
     the next turn is on its way; `many_ends` at once go apart from the claims. `checks` decide whether a task may start
     here. `middleware` goes around submits; that of runs is a setting of the runner. `version` is that of the
-    application."""
+    application. `item_functions` list the items of schedules, by the names of those; they may come while it runs."""
 
     serve: bool = True
     name: str = ""
@@ -39,6 +40,7 @@ class EngineSettings:
     lease: LeaseSettings = field(default_factory=LeaseSettings)
     checks: Sequence[Admission] = ()
     middleware: tuple[Middleware, ...] = ()
+    item_functions: Mapping[str, ItemFunction] = field(default_factory=dict)
 
     @property
     def node_name(self) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from hashlib import blake2b
+
+import msgspec
 
 from taskyard.model.move import Move
 from taskyard.model.notes import CancelCode, CancelRequest
@@ -10,6 +13,17 @@ from taskyard.model.state import ENDED, RUNNING, TaskState
 from taskyard.model.task import Dedupe, DedupeScope, TaskRecord
 
 CALLED_OFF = frozenset({TaskState.CANCELED, TaskState.SKIPPED})
+
+
+def make_slot(consumer: str, args: str, key: str | None) -> str:
+    """What the same work has in common. A given key stands for the arguments. The length comes first, so that no name
+    runs over into a key: "a" with the key "b key c" is not "a key b" with the key "c"."""
+    what = f"key {key}" if key is not None else "args " + blake2b(_canonical(args).encode(), digest_size=16).hexdigest()
+    return f"{len(consumer)} {consumer} {what}"
+
+
+def _canonical(args: str) -> str:
+    return msgspec.json.encode(msgspec.json.decode(args), order="deterministic").decode()
 
 
 def take_slot(record: TaskRecord, dedupe: Dedupe) -> None:

@@ -18,11 +18,25 @@ from taskyard.model import fire_times
 from taskyard.model.given import check_count
 from taskyard.model.recurrence import TICK, count_fires, fires_between
 from taskyard.model.schedule import Missed, Overlap, Schedule, check_moment
-from taskyard.model.schedule_state import ScheduleState, ahead, decided_until, is_ahead, rewind, skip
+from taskyard.model.schedule_state import (
+    ScheduleState,
+    ahead,
+    decided_until,
+    is_ahead,
+    is_held,
+    recover,
+    rewind,
+    skip,
+)
 from taskyard.model.task import FIRST
 
 AT_ONCE = 100
-"""How many fires one plan holds: what is left of a long catch-up comes in the next looks, in batches a store takes."""
+"""Fires of one plan: what is left of a long catch-up comes in the next looks, in batches that a store takes. A schedule
+with items has one fire in a batch."""
+
+
+OVERDUE = timedelta(seconds=15)
+"""Later than a leader and its deputies need, and the function of the items in most cases."""
 
 
 class FireKind(StrEnum):
@@ -40,8 +54,8 @@ COUNTED = frozenset({FireKind.ON_TIME, FireKind.CAUGHT_UP, FireKind.BUFFERED})
 
 
 class Fire(msgspec.Struct, frozen=True, kw_only=True):
-    """One task to make: `fire_at` is what the rule says, and with the schedule's name unique; `due_at` when it may
-    start."""
+    """One task to make, or one for each item: `fire_at` is what the rule says, and with the schedule's name unique;
+    `due_at` when it may start."""
 
     fire_at: datetime
     due_at: datetime
@@ -68,9 +82,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def due(schedule: Schedule, state: ScheduleState, *, now: datetime, is_busy: bool) -> Plan:
-    """What is to be done at `now`. `is_busy`: the task of an earlier fire has not ended."""
+    """What is to be done at `now`. `is_busy`: a task of an earlier fire has not ended. Where each item is skipped by
+    itself, that is no reason not to fire: the store decides item by item."""
     if state.paused_at is not None:
         return Plan(state=skip(schedule, state, now), look_at=None)
+    if is_held(state, now=now):
+        return Plan(state=state, look_at=state.retry_at)
+    is_busy = is_busy and not schedule.skips_items
     fires: list[Fire] = []
     buffered_at, lapsed = state.buffered_at, 0
     if buffered_at is not None and buffered_at < _too_old(schedule, now):
@@ -97,6 +115,7 @@ def due(schedule: Schedule, state: ScheduleState, *, now: datetime, is_busy: boo
             missed=state.missed + missed + lapsed,
             skipped=state.skipped + chosen.skipped,
         )
+        state = recover(state, fired=bool(fires))
     look_at = now if chosen.has_more else fire_times.find_next(schedule, max(now, watermark_at))
     return Plan(state=state, look_at=look_at, fires=tuple(fires), cancels=chosen.cancels)
 
@@ -113,6 +132,10 @@ class _Chosen(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def decided(self) -> bool:
         return bool(self.fires or self.buffer_at or self.skipped)
+
+
+def _at_once(schedule: Schedule) -> int:
+    return AT_ONCE if schedule.each is None else 1
 
 
 def _missed_until(schedule: Schedule, after: datetime, now: datetime) -> datetime:
@@ -143,9 +166,10 @@ def _choose(schedule: Schedule, after: datetime, now: datetime, *, is_busy: bool
     if schedule.missed is not Missed.ALL or schedule.overlap not in (Overlap.SKIP, Overlap.BUFFER):
         return _choose_by_overlap(schedule, after, now, is_busy=is_busy, has_buffered=has_buffered)
     late = max(after, _late(schedule, now) - TICK)
-    caught_up = tuple(islice(fire_times.between(schedule, after, late), AT_ONCE + 1))
-    if len(caught_up) > AT_ONCE:
-        return _Chosen(fires=caught_up[:AT_ONCE], has_more=True)
+    most = _at_once(schedule)
+    caught_up = tuple(islice(fire_times.between(schedule, after, late), most + 1))
+    if len(caught_up) > most:
+        return _Chosen(fires=caught_up[:most], has_more=True)
     is_busy = is_busy or bool(caught_up)
     chosen = _choose_by_overlap(schedule, late, now, is_busy=is_busy, has_buffered=has_buffered)
     return msgspec.structs.replace(chosen, fires=caught_up + chosen.fires)
@@ -154,10 +178,11 @@ def _choose(schedule: Schedule, after: datetime, now: datetime, *, is_busy: bool
 def _choose_by_overlap(
     schedule: Schedule, after: datetime, now: datetime, *, is_busy: bool, has_buffered: bool
 ) -> _Chosen:
-    most = AT_ONCE + 1 if schedule.overlap is Overlap.ALLOW else 1
+    at_once = _at_once(schedule)
+    most = at_once + 1 if schedule.overlap is Overlap.ALLOW else 1
     first = tuple(islice(fire_times.between(schedule, after, now), most))
     if schedule.overlap is Overlap.ALLOW or not first:
-        return _Chosen(fires=first[:AT_ONCE], has_more=len(first) > AT_ONCE)
+        return _Chosen(fires=first[:at_once], has_more=len(first) > at_once)
     if schedule.overlap is Overlap.CANCEL:
         # Those before the last would be canceled at once.
         last = fire_times.find_last(schedule, after, now) or first[0]
@@ -183,6 +208,14 @@ def jitter(schedule: Schedule, fire_at: datetime) -> timedelta:
     seed = f"{(fire_at - FIRST) // TICK} {schedule.name}".encode()
     share = int.from_bytes(blake2b(seed, digest_size=6).digest(), "big") / (1 << 48)
     return timedelta(seconds=schedule.jitter_s * share)
+
+
+def overdue_since(schedule: Schedule, state: ScheduleState, *, now: datetime) -> datetime | None:
+    """The first fire time that nobody has decided, if it is due for longer than `OVERDUE`: no process that could fire
+    it is there."""
+    if state.paused_at is not None or state.retry_at is not None:
+        return None
+    return next(iter(fire_times.between(schedule, decided_until(state, now), now - OVERDUE)), None)
 
 
 # --- by hand, and what the store has known ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from taskyard.errors import InvalidInput, quote
+from taskyard.model.each import Each
 from taskyard.model.given import LONGEST_S, check_name, check_priority, check_retry, check_text, check_timeout
 from taskyard.model.order import Priority
 from taskyard.model.recurrence import Cron, Every, Rule
@@ -69,6 +70,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     jitter_s: float = 0.0
     start_at: datetime | None = None
     end_at: datetime | None = None
+    each: Each | None = None
 
     def __post_init__(self) -> None:
         check_name("the name of a schedule", self.name)
@@ -102,6 +104,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.end_at} must be later than {{start_at}}, {self.start_at}", field="end_at", fields=("start_at",)
             )
 
+    @property
+    def skips_items(self) -> bool:
+        """Whether an item whose work is there already is skipped, and nothing else of a fire."""
+        return self.each is not None and self.overlap is Overlap.SKIP
+
     def _check_task(self) -> None:
         check_name("consumer", self.consumer)
         for field, text in (("queue", self.queue), ("key", self.key)):
@@ -112,6 +119,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
             self._set(timeout_s=check_timeout(self.timeout_s))
         if self.retry is not None:
             self._set(retry=check_retry(self.retry))
+        if self.each is not None and not isinstance(self.each, Each):
+            raise InvalidInput("must be an Each", field="each", given=self.each)
         try:
             msgspec.json.decode(check_text("args", self.args), type=dict[str, Any])
         except (ValueError, RecursionError) as exc:

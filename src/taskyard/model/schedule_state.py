@@ -20,6 +20,9 @@ from taskyard.model.task import aware
 AHEAD = timedelta(seconds=5)
 """A schedule that is further ahead than this was handled by a clock that was wrong; nodes differ by less."""
 
+RETRY, LONGEST_RETRY = timedelta(seconds=10), timedelta(minutes=5)
+"""How long after a failed fire the next try comes: twice as long each time, up to the second."""
+
 FARTHEST = timedelta(days=1)
 """A schedule that was begun later than so long from now was begun by a clock that was wrong; a slow one is right again
 sooner, or seen by everybody."""
@@ -34,7 +37,10 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     times, are not counted. For fire times up to `forgotten_at` the store no longer knows which of them fired.
 
     No time up to `active_since` ever fires: the schedule was created, resumed or changed then. `max_watermark_at` is
-    the watermark before it was set back."""
+    the watermark before it was set back.
+
+    If the items of a schedule cannot be listed, nothing fires: `failed` counts that, `problem` says why, and the next
+    try is at `retry_at`; `retries` is how often in a row that was so."""
 
     watermark_at: Moment
     active_since: Moment | None = None
@@ -47,6 +53,10 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     missed: int = 0
     skipped: int = 0
     forgotten_at: Moment | None = None
+    failed: int = 0
+    problem: str = ""
+    retry_at: Moment | None = None
+    retries: int = 0
 
     @classmethod
     def begin(cls, now: datetime) -> ScheduleState:
@@ -66,7 +76,8 @@ def resume(schedule: Schedule, state: ScheduleState, *, now: datetime) -> Schedu
         return state
     state = skip(schedule, _begin_at(state, now), now)
     watermark_at = max(state.watermark_at, now)
-    return msgspec.structs.replace(state, watermark_at=watermark_at, paused_at=None, paused_by="", note="")
+    state = msgspec.structs.replace(state, watermark_at=watermark_at, paused_at=None, paused_by="", note="")
+    return recover(state)
 
 
 def amend(old: Schedule | None, state: ScheduleState, *, now: datetime) -> ScheduleState:
@@ -77,7 +88,7 @@ def amend(old: Schedule | None, state: ScheduleState, *, now: datetime) -> Sched
         state = skip(old, state, now)
     watermark_at = max(state.watermark_at, now)
     state = msgspec.structs.replace(state, watermark_at=watermark_at, buffered_at=None, skipped=state.skipped + kept)
-    return _begin_at(state, now)
+    return _begin_at(recover(state), now)
 
 
 def _begin_at(state: ScheduleState, now: datetime) -> ScheduleState:
@@ -115,6 +126,29 @@ def is_ahead(state: ScheduleState, *, now: datetime) -> bool:
 def is_unsure(state: ScheduleState, *, now: datetime) -> bool:
     """Whether some of the fire times that are still to come may have fired already."""
     return max(state.watermark_at, state.max_watermark_at or state.watermark_at) > now
+
+
+def fail(state: ScheduleState, *, now: datetime, problem: str) -> ScheduleState:
+    """For a fire whose tasks could not be made. Nothing is decided: it is tried again, until it is missed."""
+    pause = min(RETRY * 2 ** min(state.retries, 10), LONGEST_RETRY)
+    return msgspec.structs.replace(
+        state, failed=state.failed + 1, problem=problem, retry_at=now + pause, retries=state.retries + 1
+    )
+
+
+def recover(state: ScheduleState, *, fired: bool = True) -> ScheduleState:
+    """For a schedule that has fired, or was changed or resumed: what failed before counts no more. Without `fired`, it
+    is given up instead, and the problem stays to be seen."""
+    problem = "" if fired else state.problem
+    if state.retry_at is None and state.problem == problem:
+        return state
+    return msgspec.structs.replace(state, problem=problem, retry_at=None, retries=0)
+
+
+def is_held(state: ScheduleState, *, now: datetime) -> bool:
+    """Whether the next try after a failed fire is still to come. A time that is too far ahead is that of a clock that
+    was wrong."""
+    return state.retry_at is not None and now < state.retry_at <= now + LONGEST_RETRY
 
 
 def skip(schedule: Schedule, state: ScheduleState, now: datetime) -> ScheduleState:

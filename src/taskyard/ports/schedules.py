@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -43,24 +43,43 @@ class ScheduleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FireRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A fire time that has become a task, and why."""
+    """A fire time that has become a task, or many, and why. `task` is the first of the `made`, empty if there is none.
+    `skipped` is the number of items that made no task."""
 
     fire_at: datetime
     task: str
     kind: FireKind
+    made: int = 1
+    skipped: int = 0
+
+
+class FireTasks(NamedTuple):
+    """A fire time and its tasks: one, or one for each item. A task with a dedupe slot is skipped if the same work is
+    there. `skipped` more items have made no task before the store was asked."""
+
+    fire: Fire
+    records: Sequence[TaskRecord]
+    skipped: int = 0
 
 
 class Fired(msgspec.Struct, frozen=True):
-    """The tasks that were made, and those that were canceled, or asked to stop, for them."""
+    """The tasks that were made, and those that were canceled, or asked to stop, for them. `rows` are the fire times
+    that are new, in the order in which they were asked for."""
 
     made: list[str]
     canceled: list[str] = []
+    rows: list[FireRow] = []
+
+    @property
+    def skipped(self) -> int:
+        """Items that made no task."""
+        return sum(row.skipped for row in self.rows)
 
 
 @runtime_checkable
 class ScheduleStore(Protocol):
     """A store that keeps schedules. Every verb is one transaction. It writes its `audit` entry, if it is given one and
-    changes something: with the number of tasks made, or else 1."""
+    changes something: with the number of tasks asked for and made, or else 1."""
 
     async def put_schedule(
         self,
@@ -94,16 +113,19 @@ class ScheduleStore(Protocol):
         *,
         version: str,
         state: ScheduleState,
-        fires: Sequence[tuple[Fire, TaskRecord]] = (),
+        fires: Sequence[FireTasks] = (),
         cancels: bool = False,
         audit: AuditEntry | None = None,
     ) -> Fired | None:
-        """If the schedule's version is still that one: add a task for each fire time that has none yet, queued in the
+        """If the schedule's version is still that one: add the tasks of each fire time that has none yet, queued in the
         order of their due times, at the latest by the next turn; cancel the earlier ones that have not ended, if so
         asked; and write the state. Otherwise nothing, and None. If others change those all the time, a store may cancel
         them right after the transaction; what a crash then leaves, the next fire cancels.
 
-        A fire time that has a task already makes no other one, whatever the version, and is not counted as fired. Of
+        A task that has a dedupe slot is not added, but skipped and counted, if the same work is there, or comes before
+        it in this call. `SubmitPending` if somebody's open transaction holds such a slot; then nothing has happened.
+
+        A fire time that was fired already makes no other task, whatever the version, and is not counted as fired. Of
         each schedule the last `KEEP_FIRES` fire times are known for certain, all whose tasks have not ended, and all
         after the state's `watermark_at`."""
         ...

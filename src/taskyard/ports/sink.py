@@ -258,9 +258,11 @@ class SchedulesChecked(NodeEvent, frozen=True):
 
 
 class ScheduleFired(NodeEvent, frozen=True):
-    """A schedule made these tasks."""
+    """A schedule made these tasks. `skipped` is the number of its items that made none."""
 
     uuids: Sequence[str]
+    schedule: str = ""
+    skipped: int = 0
 
 
 KINDS: tuple[type[NodeEvent], ...] = (

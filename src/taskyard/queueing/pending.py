@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from taskyard.errors import SubmitPending
 from taskyard.ports.clock import Clock
-from taskyard.ports.store import Added
+
+T = TypeVar("T")
 
 PENDING_S = 5.0
 """How long a submitter waits for a transaction of somebody else's: most take milliseconds, and who keeps one open for
@@ -17,7 +19,7 @@ FIRST_S, CAP_S = 0.01, 0.25
 """Between two tries: nobody tells us that a transaction was rolled back."""
 
 
-async def insist(submit: Callable[[], Awaitable[list[Added]]], clock: Clock) -> list[Added]:
+async def insist(submit: Callable[[], Awaitable[T]], clock: Clock) -> T:
     """Called after a first `SubmitPending`; it is raised again if the transaction outlasts our patience."""
     until, pause = clock.monotonic() + PENDING_S, FIRST_S
     while True:

@@ -13,17 +13,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-import msgspec
-
-from taskyard.errors import StoreError, UnknownConsumer
-from taskyard.model.firing import Fire, Plan, due
+from taskyard.errors import ItemsFailed, StoreError, SubmitPending, UnknownConsumer
+from taskyard.model.firing import Plan, due
 from taskyard.model.schedule import Schedule
-from taskyard.model.schedule_state import is_ahead, rewind
-from taskyard.model.task import TaskRecord, new_uuid
+from taskyard.model.schedule_state import fail, is_ahead, rewind
+from taskyard.model.task import TaskRecord
 from taskyard.ports.clock import Clock
 from taskyard.ports.consumer import Consumer
-from taskyard.ports.schedules import Fired, ScheduleStatus, ScheduleStore
+from taskyard.ports.schedules import Fired, FireTasks, ScheduleStatus, ScheduleStore
 from taskyard.ports.sink import NO_SINKS, ScheduleFired, SchedulesChecked, Sinks
+from taskyard.scheduling.items import ItemLister, describe, make_tasks
 
 log = logging.getLogger("taskyard")
 
@@ -39,6 +38,9 @@ EARLY_S = 0.01
 HINTED_S = 0.5
 """Looks that hints lead to are this far apart: where others work, there is one with every commit of theirs."""
 
+PENDING_S = 1.0
+"""How long after it was found that somebody's open transaction has the same work it is tried again."""
+
 SHARE = 20
 """And as many times as far as a look takes: with very many schedules, a look takes its time."""
 
@@ -49,7 +51,8 @@ FireInside = Callable[[str, Sequence[TaskRecord], Callable[[], Awaitable[Fired |
 
 class RecurringLoop:
     """`look_for_leader` tells whether this node fires the schedules of a source, or only stands by; `fired` is called
-    when there are new tasks. `fire_inside` calls middleware around each fire."""
+    when there are new tasks. `items` lists the items of schedules that have some. `fire_inside` calls middleware
+    around each fire."""
 
     def __init__(
         self,
@@ -59,12 +62,13 @@ class RecurringLoop:
         consumers: Mapping[str, Consumer],
         look_for_leader: Callable[[], Awaitable[Leads]],
         fired: Callable[[], None],
+        items: ItemLister,
         fire_inside: FireInside | None = None,
         sinks: Sinks = NO_SINKS,
     ) -> None:
         self._store, self._clock, self._consumers = store, clock, consumers
         self._look_for_leader, self._fired, self._sinks = look_for_leader, fired, sinks
-        self._fire_inside = fire_inside
+        self._fire_inside, self._items = fire_inside, items
         self._wake = asyncio.Event()
         self._is_asked = False
         self._has_buffered = False
@@ -96,6 +100,12 @@ class RecurringLoop:
 
     async def run(self) -> None:
         """Look and fire until cancelled. A store that is away is tried again."""
+        try:
+            await self._run()
+        finally:
+            self._items.close()
+
+    async def _run(self) -> None:
         while True:
             self._wake.clear()
             self._is_asked = False
@@ -165,6 +175,7 @@ class RecurringLoop:
         plan = due(schedule, state, now=now, is_busy=status.is_busy)
         if plan.state is state:
             self._quiet[status.name] = status.version, plan.look_at
+            self._items.forget(status.name)
             return plan.look_at
         is_leader = await self._is_leader(schedule)
         if not is_leader and not self._is_overdue(status):
@@ -192,29 +203,79 @@ class RecurringLoop:
             if not is_leader:
                 return None  # others have it
             raise UnknownConsumer(schedule.consumer, self._consumers)
-        fires = [(fire, make_record(schedule, consumer, fire, now=now)) for fire in plan.fires if consumer is not None]
+        if plan.fires and not self._items.has_items(schedule):
+            self._note_missing_function(schedule)
+            return None
+        try:
+            fired = await self._fire(schedule, status, plan, consumer, now=now)
+        except SubmitPending:
+            return now + timedelta(seconds=PENDING_S)
+        except _StillListing:
+            return None
+        except StoreError:
+            raise
+        except Exception as error:
+            if schedule.each is None:
+                raise
+            return await self._note_failure(status, error)
+        if fired is None:
+            return now  # somebody was first, or has changed it: decided again
+        self._told.pop(status.name, None)
+        if fired.rows or fired.made:
+            self._tell_fired(schedule, fired)
+        return plan.look_at
+
+    async def _fire(
+        self, schedule: Schedule, status: ScheduleStatus, plan: Plan, consumer: Consumer | None, *, now: datetime
+    ) -> Fired | None:
+        fires: list[FireTasks] = []
+        if consumer is not None and plan.fires:
+            items = None
+            if schedule.each is not None:
+                items = self._items.poll(schedule, consumer, status.version, self.look)
+                if items is None:
+                    raise _StillListing
+            fires = await make_tasks(schedule, consumer, plan.fires, items, now=now)
 
         async def fire() -> Fired | None:
             return await self._store.fire(
                 status.name, version=status.version, state=plan.state, fires=fires, cancels=plan.cancels
             )
 
-        inside = self._fire_inside if fires else None
-        records = [record for _, record in fires]
-        fired = await (fire() if inside is None else inside(status.name, records, fire))
-        if fired is None:
-            return now  # somebody was first, or has changed it: decided again
-        self._told.pop(status.name, None)
-        if fired.made:
-            self._fired()
-            self._sinks.tell(ScheduleFired(fired.made))
-        return plan.look_at
+        records = [record for one in fires for record in one.records]
+        inside = self._fire_inside if records else None
+        return await (fire() if inside is None else inside(status.name, records, fire))
+
+    def _tell_fired(self, schedule: Schedule, fired: Fired) -> None:
+        self._fired()
+        self._sinks.tell(ScheduleFired(fired.made, schedule.name, fired.skipped))
+        for row in fired.rows if schedule.each is not None else ():
+            text = "schedule %s fired for %s: tasks made: %d, items skipped: %d"
+            log.info(text, schedule.name, row.fire_at, row.made, row.skipped)
+
+    async def _note_failure(self, status: ScheduleStatus, error: Exception) -> datetime | None:
+        """No task of this fire was made: it is tried again later, by any process."""
+        now = self._clock.now()
+        why = error.why if isinstance(error, ItemsFailed) else describe(error)
+        state = fail(status.state, now=now, problem=why)
+        if await self._store.fire(status.name, version=status.version, state=state) is not None:
+            log.error("schedule %s could not fire: %s; next try at %s", status.name, why, state.retry_at)
+        return state.retry_at
+
+    def _note_missing_function(self, schedule: Schedule) -> None:
+        assert schedule.each is not None
+        why = f"function {schedule.each.function}"
+        if self._told.get(schedule.name) != why:
+            self._told[schedule.name] = why
+            text = "this process does not have the %s of schedule %s: it waits for a process that defines the schedule"
+            log.warning(text, why, schedule.name)
 
     def _forget(self, names: set[str]) -> None:
         known: dict[str, Any]
         for known in (self._seen, self._quiet, self._told):
             for name in known.keys() - names:
                 del known[name]
+                self._items.forget(name)
 
     def _tell(self, name: str, why: str) -> None:
         if self._told.get(name) != why:
@@ -222,22 +283,5 @@ class RecurringLoop:
             log.error("schedule %s does not fire: %s", name, why)
 
 
-def make_record(schedule: Schedule, consumer: Consumer, fire: Fire, *, now: datetime) -> TaskRecord:
-    """The task of one fire."""
-    args = schedule.args
-    if consumer.produce is not None and (task := consumer.make_task(msgspec.json.decode(args))) is not None:
-        args = consumer.encode(task.args)
-    limits = [limit for limit in (schedule.timeout_s, consumer.timeout_s) if limit is not None]
-    return TaskRecord(
-        uuid=new_uuid(),
-        consumer=schedule.consumer,
-        due_at=fire.due_at,
-        created_at=now,
-        updated_at=now,
-        queue=schedule.queue or consumer.queue,
-        args=args,
-        priority=schedule.priority.value,
-        key=schedule.key,
-        timeout_s=min(limits) if schedule.timeout_s is not None else None,
-        retry=schedule.retry,
-    )
+class _StillListing(Exception):
+    """The items are being listed: the loop is woken when that has ended."""

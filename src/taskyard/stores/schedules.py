@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import lru_cache
 
@@ -10,14 +10,18 @@ import msgspec
 
 from taskyard.errors import TaskyardError
 from taskyard.model.command import Cancel
-from taskyard.model.firing import Fire, uncount
+from taskyard.model.firing import uncount
 from taskyard.model.notes import CancelCode
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import ScheduleState
-from taskyard.model.task import TaskRecord
-from taskyard.ports.schedules import UNREAD, ScheduleStatus
+from taskyard.model.task import Dedupe
+from taskyard.ports.schedules import UNREAD, FireRow, FireTasks, ScheduleStatus
+from taskyard.ports.store import Add, Added
 
-Fires = Sequence[tuple[Fire, TaskRecord]]
+Fires = Sequence[FireTasks]
+
+LARGE = 16_384
+"""Characters of a definition. Longer ones have many items, and few of them are kept in memory."""
 
 
 def to_text(value: Schedule | ScheduleState) -> str:
@@ -31,7 +35,7 @@ def read_status(
     schedule, problem, read = None, "", UNREAD
     try:
         read = msgspec.json.decode(state, type=ScheduleState)
-        schedule = _decode(definition)
+        schedule = _decode(definition) if len(definition) < LARGE else _decode_large(definition)
     except (ValueError, TaskyardError) as exc:  # of msgspec's own, and text that is not even UTF-8
         problem = str(exc)
     return ScheduleStatus(
@@ -52,9 +56,53 @@ def _decode(definition: str) -> Schedule:
     return msgspec.json.decode(definition, type=Schedule)
 
 
-def correct(state: ScheduleState, fires: Fires, made: Collection[datetime]) -> ScheduleState:
-    """The state to write: fires that made no task have not fired."""
-    return uncount(state, (fire for fire, _ in fires if fire.fire_at not in made))
+@lru_cache(maxsize=16)
+def _decode_large(definition: str) -> Schedule:
+    return msgspec.json.decode(definition, type=Schedule)
+
+
+def correct(state: ScheduleState, fires: Fires, new: Collection[datetime]) -> ScheduleState:
+    """The state to write: fires whose fire time is not new have not fired."""
+    return uncount(state, (one.fire for one in fires if one.fire.fire_at not in new))
+
+
+def make_add(fires: Fires) -> Add:
+    """The tasks of these fire times as one add: those that have a dedupe slot are merged into the same work."""
+    records = [record for one in fires for record in one.records]
+    merges = any(record.dedupe_slot is not None for record in records)
+    return Add(records, Dedupe.MERGE if merges else Dedupe.ALLOW)
+
+
+def rows_of(fires: Fires, added: Sequence[Added]) -> list[tuple[FireRow, list[str]]]:
+    """What became of each fire time, and its new tasks. `added` is the answer to `make_add`."""
+    rows, at = [], 0
+    for one in fires:
+        until = at + len(one.records)
+        made = [answer.uuid for answer in added[at:until] if answer.is_new]
+        row = FireRow(
+            fire_at=one.fire.fire_at,
+            task=made[0] if made else "",
+            kind=one.fire.kind,
+            made=len(made),
+            skipped=one.skipped + len(one.records) - len(made),
+        )
+        rows.append((row, made))
+        at = until
+    return rows
+
+
+def choose_new(fires: Fires, is_known: Callable[[datetime], bool]) -> list[FireTasks]:
+    """Those whose fire time has not fired yet, each once."""
+    new: dict[datetime, FireTasks] = {}
+    for one in fires:
+        if not is_known(one.fire.fire_at):
+            new.setdefault(one.fire.fire_at, one)
+    return list(new.values())
+
+
+def count_asked(fires: Fires) -> int:
+    """What an audit entry says was asked for."""
+    return sum(len(one.records) + one.skipped for one in fires)
 
 
 def cancel_for(name: str) -> Cancel:

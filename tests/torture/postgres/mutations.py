@@ -34,7 +34,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     # Neither the version of a schedule nor the row of a fire time keeps a second task out.
     "fire-without-looking": [
         (r"name = p_name AND version = p_version", "name = p_name"),
-        (r"INTO made FROM noted", "INTO made FROM json_to_recordset(p_fires) AS j(id integer, task text)"),
+        (r"INTO v_new FROM noted", "INTO v_new FROM json_to_recordset(p_fires) AS j(id integer, fire_at timestamptz)"),
     ],
 }
 """What to look for in the functions of our schema, and what to put in its place."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from taskyard.model.audit import AuditEntry
-from taskyard.model.firing import Fire
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import ScheduleState, forget
 from taskyard.model.state import ENDED
 from taskyard.model.task import TaskRecord, new_uuid
-from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
-from taskyard.ports.store import Add, Applied
-from taskyard.stores.schedules import Fires, cancel_for, correct
+from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, FireTasks, ScheduleStatus
+from taskyard.ports.store import Applied
+from taskyard.stores.schedules import Fires, cancel_for, choose_new, correct, count_asked, make_add, rows_of
 
 if TYPE_CHECKING:
     from taskyard.model.command import Cancel
@@ -33,8 +33,8 @@ class ScheduleBook:
         self._known: dict[str, ScheduleStatus] = {}
         self._rows: defaultdict[str, dict[datetime, FireRow]] = defaultdict(dict)
         """By fire time, in the order in which they came."""
-        self._open: defaultdict[str, list[str]] = defaultdict(list)
-        """Tasks that had not ended when their schedule last fired."""
+        self._open: defaultdict[str, dict[str, datetime]] = defaultdict(dict)
+        """Tasks that had not ended when their schedule last fired, with their fire times."""
 
     def put(self, status: ScheduleStatus, version: str | None) -> bool:
         found = self._known.get(status.name)
@@ -60,23 +60,19 @@ class ScheduleBook:
 
     def close_ended(self, name: str) -> list[str]:
         """Those of its tasks that have not ended; the others are not asked for again."""
-        self._open[name] = self._pending(name)
-        return list(self._open[name])
+        pending = self._pending(name)
+        self._open[name] = pending
+        return list(pending)
 
-    def _pending(self, name: str) -> list[str]:
-        return [uuid for uuid in self._open.get(name, ()) if self._is_pending(uuid)]
+    def _pending(self, name: str) -> dict[str, datetime]:
+        return {uuid: at for uuid, at in self._open.get(name, {}).items() if self._is_pending(uuid)}
 
-    def find_new(self, name: str, fires: Fires) -> dict[datetime, tuple[Fire, TaskRecord]]:
-        """Those of the fire times that have no task yet."""
-        new: dict[datetime, tuple[Fire, TaskRecord]] = {}
-        for fire, record in fires:
-            if fire.fire_at not in self._rows[name]:
-                new.setdefault(fire.fire_at, (fire, record))
-        return new
+    def has_row(self, name: str, fire_at: datetime) -> bool:
+        return fire_at in self._rows[name]
 
-    def note(self, name: str, fire: Fire, record: TaskRecord) -> None:
-        self._rows[name][fire.fire_at] = FireRow(fire_at=fire.fire_at, task=record.uuid, kind=fire.kind)
-        self._open[name].append(record.uuid)
+    def note(self, name: str, row: FireRow, made: Sequence[str]) -> None:
+        self._rows[name][row.fire_at] = row
+        self._open[name].update(dict.fromkeys(made, row.fire_at))
 
     def save(self, name: str, state: ScheduleState) -> None:
         state = forget(state, self._trim(name, state))
@@ -84,9 +80,9 @@ class ScheduleBook:
 
     def _trim(self, name: str, state: ScheduleState) -> datetime | None:
         """The last of the fire times that are forgotten, if any are."""
-        rows, pending = self._rows[name], set(self._open[name])
+        rows, pending = self._rows[name], set(self._open[name].values())
         oldest = list(islice(rows.values(), max(0, len(rows) - KEEP_FIRES)))
-        spare = [row.fire_at for row in oldest if row.fire_at <= state.watermark_at and row.task not in pending]
+        spare = [row.fire_at for row in oldest if row.fire_at <= state.watermark_at and row.fire_at not in pending]
         for at in spare:
             del rows[at]
         return max(spare, default=None)
@@ -134,13 +130,13 @@ class ScheduleVerbs:
         *,
         version: str,
         state: ScheduleState,
-        fires: Sequence[tuple[Fire, TaskRecord]] = (),
+        fires: Sequence[FireTasks] = (),
         cancels: bool = False,
         audit: AuditEntry | None = None,
     ) -> Fired | None:
         fired = fire(self._core, name, version, state, fires, cancels)
         if fired is not None:
-            self._core.audit.note(audit, len(fires) or 1, len(fired.made) if fires else 1)
+            self._core.audit.note(audit, count_asked(fires) if fires else 1, len(fired.made) if fires else 1)
         self._tell()
         return fired
 
@@ -153,17 +149,18 @@ def fire(core: MemoryCore, name: str, version: str, state: ScheduleState, fires:
     found = book.find(name)
     if found is None or found.version != version:
         return None
-    new = book.find_new(name, fires)
-    if new:
-        added = core.add(Add([record for _, record in new.values()]))
-        if isinstance(added, Exception):
-            raise added
+    new = choose_new(fires, partial(book.has_row, name))
+    added = core.add(make_add(new))
+    if isinstance(added, Exception):
+        raise added
     pending = book.close_ended(name)
     canceled = _cancel(core, pending, cancel_for(name)) if cancels else []
-    for fire, record in new.values():
-        book.note(name, fire, record)
-    book.save(name, correct(state, fires, new))
-    return Fired([record.uuid for _, record in new.values()], canceled)
+    noted = rows_of(new, added)
+    for row, made in noted:
+        book.note(name, row, made)
+    rows = [row for row, _ in noted]
+    book.save(name, correct(state, fires, {row.fire_at for row in rows}))
+    return Fired([uuid for _, made in noted for uuid in made], canceled, rows)
 
 
 def _cancel(core: MemoryCore, uuids: Sequence[str], command: Cancel) -> list[str]:

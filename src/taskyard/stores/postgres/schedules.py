@@ -11,37 +11,42 @@ import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import asyncpg
 import msgspec
 
-from taskyard.errors import InvalidInput, NotOpen, StoreError
+from taskyard.errors import InvalidInput, NotOpen, StoreError, SubmitPending
 from taskyard.model.audit import AuditEntry
 from taskyard.model.command import Asked, Command
-from taskyard.model.firing import COUNTED, Fire, FireKind
+from taskyard.model.firing import COUNTED, FireKind
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import ScheduleState
-from taskyard.model.task import TaskRecord, new_uuid
+from taskyard.model.task import Dedupe, new_uuid
 from taskyard.model.task_filter import ALL_TASKS, TaskFilter
 from taskyard.ports.clock import Clock
-from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
-from taskyard.ports.store import Add, Applied
+from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, FireTasks, ScheduleStatus
+from taskyard.ports.store import Applied
 from taskyard.stores.postgres import commands, within
 from taskyard.stores.postgres.audit import encode_entry
 from taskyard.stores.postgres.connection import Connection
+from taskyard.stores.postgres.constants import INSERT_BLOCKED
 from taskyard.stores.postgres.database import Database
-from taskyard.stores.postgres.patience import give_way
-from taskyard.stores.postgres.rows import clean
-from taskyard.stores.schedules import Fires, cancel_for, read_status, to_text
+from taskyard.stores.postgres.errors import busy
+from taskyard.stores.postgres.patience import TRIES, give_way
+from taskyard.stores.postgres.rows import clean, find_unstorable
+from taskyard.stores.postgres.turn import Turn
+from taskyard.stores.schedules import Fires, cancel_for, choose_new, correct, make_add, read_status, to_text
 
 log = logging.getLogger("taskyard")
 
-FIRE = "CALL taskyard.fire_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, NULL, NULL)"
+FIRE = f"CALL taskyard.fire_1({', '.join(f'${n}' for n in range(1, 23))}, NULL, NULL, NULL)"
 
 _PENDING = (
-    "SELECT FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[f.task]) "
-    "WHERE f.schedule = s.name AND NOT f.is_finished"
+    "SELECT FROM taskyard.fire_task AS f JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[f.task]) "
+    "WHERE f.schedule = s.name"
 )
 
 
@@ -126,41 +131,84 @@ class ScheduleVerbs:
         *,
         version: str,
         state: ScheduleState,
-        fires: Sequence[tuple[Fire, TaskRecord]] = (),
+        fires: Sequence[FireTasks] = (),
         cancels: bool = False,
         audit: AuditEntry | None = None,
     ) -> Fired | None:
         if clean(name) != name:
             return None
+        fires = choose_new(fires, lambda fire_at: False)
         async with self._db.asked():
-            add = within.encode(Add([record for _, record in fires]), await self._db.find_where())
-            asked = (name, version, new_uuid(), to_text(state), state.watermark_at, KEEP_FIRES, _encode(fires), add)
-            entry = encode_entry(audit)
             if not cancels:
-                return await self._fire(asked, self._decided(name), entry)
+                return await self._fire(name, version, state, fires, self._decided(name), audit)
             # What is to be canceled may have changed each time it comes to it: then it is decided anew.
             for n in range(WHOLE_TRIES):
                 if n > 1:
                     await give_way(n)
                 decided = await self._decide(name)
                 with suppress(_ChangedMeanwhile):
-                    return await self._fire(asked, decided, entry)
+                    return await self._fire(name, version, state, fires, decided, audit)
             earlier = await self._db.read(partial(_read_pending, name=name))
-            fired = await self._fire(asked, self._decided(name), entry)
-            return None if fired is None else Fired(fired.made, await self._cancel_each(name, earlier))
-
-    async def _fire(self, asked: tuple[Any, ...], decided: commands.Decided, entry: str | None) -> Fired | None:
-        row = await self._db.write(FIRE, *asked, *_changes(decided), entry)
-        match row["outcome"]:
-            case "done":
-                self._db.hints.tell()
-                return Fired(list(row["made"]), _uuids(decided.applied))
-            case "stale":
+            fired = await self._fire(name, version, state, fires, self._decided(name), audit)
+            if fired is None:
                 return None
-            case "changed":
-                raise _ChangedMeanwhile
-            case wrong:
-                raise InvalidInput(f"the tasks of a schedule cannot be stored: {wrong}")
+            return msgspec.structs.replace(fired, canceled=await self._cancel_each(name, earlier))
+
+    async def _fire(
+        self,
+        name: str,
+        version: str,
+        state: ScheduleState,
+        fires: Fires,
+        decided: commands.Decided,
+        audit: AuditEntry | None,
+    ) -> Fired | None:
+        changes = *_changes(decided), encode_entry(audit)
+        while True:
+            asked = (name, version, new_uuid(), to_text(state), state.watermark_at, KEEP_FIRES, _encode(fires))
+            row = await self._write_fire(*asked, *await self._tasks(fires), *changes)
+            match row["outcome"]:
+                case "done":
+                    self._db.hints.tell()
+                    return Fired(list(row["made"]), _uuids(decided.applied), _rows(row["fired"]))
+                case "stale":
+                    return None
+                case "changed":
+                    raise _ChangedMeanwhile
+                case "fired":
+                    state = correct(state, fires, {fires[int(n) - 1].fire.fire_at for n in row["made"]})
+                    fires = [fires[int(n) - 1] for n in row["made"]]
+                case wrong:
+                    if msgspec.json.decode(wrong).get("why") == "busy":
+                        raise SubmitPending
+                    raise InvalidInput(f"the tasks of a schedule cannot be stored: {wrong}")
+
+    async def _write_fire(self, *arguments: Any) -> Any:
+        for n in range(TRIES):
+            if n > 1:
+                await give_way(n)
+            try:
+                return await self._db.write(FIRE, *arguments)
+            except (StoreError, InvalidInput) as error:
+                cause = error.__cause__
+                if getattr(cause, "sqlstate", None) == INSERT_BLOCKED:
+                    raise SubmitPending from error
+                if not isinstance(cause, asyncpg.UniqueViolationError):
+                    raise
+        raise busy(self.url)
+
+    async def _tasks(self, fires: Fires) -> tuple[Any, ...]:
+        """The tasks, for `submit_1`, or, if some of them may be there already, for `submit_checked`."""
+        add = make_add(fires)
+        if add.dedupe is Dedupe.ALLOW:
+            return within.encode(add, await self._db.find_where()), None, None, None, None, None
+        for record in add.records:
+            if (why := find_unstorable(record)) is not None:
+                raise InvalidInput(f"task {record.uuid} cannot be stored: {why}")
+        turn = Turn("", self._clock.now(), (), [make_add([one]) for one in fires], (), None)
+        turn.is_careful = True
+        _, _, queues, _, _, _, adds, uuids, args, columns, _, _ = turn.arguments()
+        return None, queues, adds, uuids, args, columns
 
     async def _cancel_each(self, name: str, earlier: Sequence[str]) -> list[str]:
         """Those that changed time and again, when what comes after them was fired: it happened, whatever becomes of
@@ -198,10 +246,24 @@ def _uuids(applied: Sequence[Applied]) -> list[str]:
 
 def _encode(fires: Fires) -> str:
     rows = [
-        {"fire_at": fire.fire_at, "task": record.uuid, "kind": fire.kind, "counts": fire.kind in COUNTED}
-        for fire, record in fires
+        {
+            "fire_at": one.fire.fire_at,
+            "kind": one.fire.kind,
+            "counts": one.fire.kind in COUNTED,
+            "tasks": [record.uuid for record in one.records],
+            "skipped": one.skipped,
+        }
+        for one in fires
     ]
     return msgspec.json.encode(rows).decode()
+
+
+def _rows(text: str | None) -> list[FireRow]:
+    rows = msgspec.json.decode(text or "[]", type=list[tuple[datetime, str, FireKind, int, int]])
+    return [
+        FireRow(fire_at=at.astimezone(UTC), task=task, kind=kind, made=made, skipped=skipped)
+        for at, task, kind, made, skipped in rows
+    ]
 
 
 def _changes(decided: commands.Decided) -> tuple[Any, ...]:
@@ -223,15 +285,20 @@ async def read_schedules(conn: Connection, name: str | None = None) -> list[Sche
 
 async def _read_fires(conn: Connection, name: str, limit: int) -> list[FireRow]:
     rows = await conn.fetch(
-        "SELECT fire_at, task, kind FROM taskyard.fire WHERE schedule = $1 ORDER BY id DESC LIMIT $2", name, limit
+        "SELECT fire_at, task, kind, made, skipped FROM taskyard.fire WHERE schedule = $1 ORDER BY id DESC LIMIT $2",
+        name,
+        limit,
     )
-    return [FireRow(fire_at=at, task=task, kind=FireKind(kind)) for at, task, kind in rows]
+    return [
+        FireRow(fire_at=at, task=task, kind=FireKind(kind), made=made, skipped=skipped)
+        for at, task, kind, made, skipped in rows
+    ]
 
 
 async def _read_pending(conn: Connection, name: str) -> list[str]:
     rows = await conn.fetch(
-        "SELECT f.task FROM taskyard.fire AS f JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[f.task]) "
-        "WHERE f.schedule = $1 AND NOT f.is_finished ORDER BY f.id",
+        "SELECT f.task FROM taskyard.fire_task AS f JOIN taskyard.task AS t ON t.uuid = ANY (ARRAY[f.task]) "
+        "WHERE f.schedule = $1 ORDER BY f.fire, f.task",
         name,
     )
     return [uuid for (uuid,) in rows]

@@ -48,8 +48,8 @@ MAY_CREATE = (
 
 TABLES = (
     "artifact", "attempt", "attempt_line", "audit", "bundle", "compaction", "consumer", "dedupe_window",
-    "dependency", "device", "device_stamp", "event", "external_count", "fairness", "finished", "fire", "lane",
-    "migration", "node", "pending_release", "quarantined_account", "queue", "schedule", "server_history",
+    "dependency", "device", "device_stamp", "event", "external_count", "fairness", "finished", "fire", "fire_task",
+    "lane", "migration", "node", "pending_release", "quarantined_account", "queue", "schedule", "server_history",
     "state_count", "task", "task_label", "task_relation", "watermark",
 )  # fmt: skip
 """Our tables. If several are there without the table `migration`, they are a part of a store."""

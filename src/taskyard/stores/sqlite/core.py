@@ -237,7 +237,7 @@ class SqliteCore(Claims):
             self._insert_tasks(fresh, now)
         return added, claims
 
-    def add_plainly(self, add: Add) -> None:
+    def add_plainly(self, add: Add) -> list[Added]:
         """One add as part of something larger, which fails with it."""
         now = self._clock.now()
         fresh: list[TaskRecord] = []
@@ -246,6 +246,7 @@ class SqliteCore(Claims):
             raise added
         self._insert_tasks(fresh, now)
         self._flush()
+        return added
 
     def _add_isolated(self, add: Add, now: datetime) -> list[Added] | TaskyardError:
         """The same for one add under a savepoint, when the plain way met an error that was somebody's own."""

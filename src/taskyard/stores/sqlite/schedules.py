@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import apsw
 
 from taskyard.model.audit import AuditEntry
-from taskyard.model.firing import Fire, FireKind
+from taskyard.model.firing import FireKind
 from taskyard.model.schedule import Schedule
 from taskyard.model.schedule_state import ScheduleState, forget
-from taskyard.model.task import TaskRecord, new_uuid
-from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus
-from taskyard.ports.store import Add
+from taskyard.model.task import new_uuid
+from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, FireTasks, ScheduleStatus
 from taskyard.stores.records import from_us, to_us
-from taskyard.stores.schedules import Fires, cancel_for, correct, read_status, to_text
+from taskyard.stores.schedules import (
+    Fires,
+    cancel_for,
+    choose_new,
+    correct,
+    count_asked,
+    make_add,
+    read_status,
+    rows_of,
+    to_text,
+)
 from taskyard.stores.sqlite.audit import note
 
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PENDING = "EXISTS (SELECT 1 FROM task WHERE task.uuid = fire.task AND task.finished_at IS NULL)"
+_PENDING = "EXISTS (SELECT 1 FROM task WHERE task.uuid = fire_task.task AND task.finished_at IS NULL)"
 
 
 # --- in a transaction -------------------------------------------------------------------------------------------------
@@ -58,6 +67,7 @@ class ScheduleWrites:
         return True
 
     def drop(self, name: str, audit: AuditEntry | None) -> bool:
+        self._conn.execute("DELETE FROM fire_task WHERE schedule = ?", (name,))
         self._conn.execute("DELETE FROM fire WHERE schedule = ?", (name,))
         dropped: Any = self._conn.execute("DELETE FROM schedule WHERE name = ? RETURNING 1", (name,)).get
         note(self._conn, audit, 1, int(dropped is not None))
@@ -75,44 +85,47 @@ class ScheduleWrites:
     ) -> Fired | None:
         if self._version(name) != version:
             return None
-        self._conn.execute(
-            f"UPDATE fire SET is_finished = 1 WHERE schedule = ? AND is_finished = 0 AND NOT {_PENDING}", (name,)
-        )
-        pending: Any = self._conn.execute(
-            "SELECT task FROM fire WHERE schedule = ? AND is_finished = 0 ORDER BY id", (name,)
-        )
+        self._conn.execute(f"DELETE FROM fire_task WHERE schedule = ? AND NOT {_PENDING}", (name,))
+        pending: Any = self._conn.execute("SELECT task FROM fire_task WHERE schedule = ? ORDER BY fire, task", (name,))
         earlier = [uuid for (uuid,) in pending.fetchall()] if cancels else []
-        made: dict[datetime, TaskRecord] = {}
-        for fire, record in fires:
-            if self._note(name, fire, record.uuid):
-                made[fire.fire_at] = record
-        if made:
-            self._core.add_plainly(Add(list(made.values())))
+        new = choose_new(fires, partial(self._has_row, name))
+        noted = rows_of(new, self._core.add_plainly(make_add(new)) if new else [])
+        for row, made in noted:
+            self._note(name, row, made)
+        rows = [row for row, _ in noted]
         applied = self._core.apply(earlier, cancel_for(name)) if earlier else []
-        state = forget(correct(state, fires, made), self._trim(name, state))
+        state = forget(correct(state, fires, {row.fire_at for row in rows}), self._trim(name, state))
         self._conn.execute(
             "UPDATE schedule SET state = ?, version = ? WHERE name = ?", (to_text(state), new_uuid(), name)
         )
-        note(self._conn, audit, len(fires) or 1, len(made) if fires else 1)
-        canceled = [one.uuid for one in applied if one.record is not None]
-        return Fired([record.uuid for record in made.values()], canceled)
+        uuids = [uuid for _, made in noted for uuid in made]
+        note(self._conn, audit, count_asked(fires) if fires else 1, len(uuids) if fires else 1)
+        return Fired(uuids, [one.uuid for one in applied if one.record is not None], rows)
 
     def _version(self, name: str) -> str | None:
         found: Any = self._conn.execute("SELECT version FROM schedule WHERE name = ?", (name,)).get
         return None if found is None else str(found)
 
-    def _note(self, name: str, fire: Fire, task: str) -> bool:
-        """Whether the fire time had no task yet."""
-        noted: Any = self._conn.execute(
-            "INSERT INTO fire (schedule, fire_at, task, kind) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1",
-            (name, to_us(fire.fire_at), task, str(fire.kind)),
+    def _has_row(self, name: str, fire_at: datetime) -> bool:
+        """Whether this fire time has fired already."""
+        found: Any = self._conn.execute(
+            "SELECT 1 FROM fire WHERE schedule = ? AND fire_at = ?", (name, to_us(fire_at))
         ).get
-        return noted is not None
+        return found is not None
+
+    def _note(self, name: str, row: FireRow, made: Sequence[str]) -> None:
+        values = name, to_us(row.fire_at), row.task, str(row.kind), row.made, row.skipped
+        fire: Any = self._conn.execute(
+            "INSERT INTO fire (schedule, fire_at, task, kind, made, skipped) VALUES (?, ?, ?, ?, ?, ?) RETURNING id",
+            values,
+        ).get
+        self._conn.executemany("INSERT INTO fire_task VALUES (?, ?, ?)", [(name, fire, uuid) for uuid in made])
 
     def _trim(self, name: str, state: ScheduleState) -> datetime | None:
         """The last of the fire times that are forgotten, if any are."""
         gone: Any = self._conn.execute(
-            "DELETE FROM fire WHERE schedule = ?1 AND is_finished = 1 AND fire_at <= ?2 AND id <= "
+            "DELETE FROM fire WHERE schedule = ?1 AND fire_at <= ?2 "
+            "AND id NOT IN (SELECT fire FROM fire_task WHERE schedule = ?1) AND id <= "
             "(SELECT id FROM fire WHERE schedule = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?3) RETURNING fire_at",
             (name, to_us(state.watermark_at), KEEP_FIRES),
         )
@@ -125,7 +138,7 @@ class ScheduleWrites:
 def read_schedules(conn: apsw.Connection, name: str | None = None) -> list[ScheduleStatus]:
     rows: Any = conn.execute(
         "SELECT name, definition, state, version, actor, from_code, "
-        f"EXISTS (SELECT 1 FROM fire WHERE fire.schedule = schedule.name AND is_finished = 0 AND {_PENDING}) "
+        f"EXISTS (SELECT 1 FROM fire_task WHERE fire_task.schedule = schedule.name AND {_PENDING}) "
         f"FROM schedule {'' if name is None else 'WHERE name = ?'} ORDER BY name",
         () if name is None else (name,),
     )
@@ -137,9 +150,12 @@ def read_schedules(conn: apsw.Connection, name: str | None = None) -> list[Sched
 
 def read_fires(conn: apsw.Connection, name: str, limit: int) -> list[FireRow]:
     rows: Any = conn.execute(
-        "SELECT fire_at, task, kind FROM fire WHERE schedule = ? ORDER BY id DESC LIMIT ?", (name, limit)
+        "SELECT fire_at, task, kind, made, skipped FROM fire WHERE schedule = ? ORDER BY id DESC LIMIT ?", (name, limit)
     )
-    return [FireRow(fire_at=from_us(at), task=task, kind=FireKind(kind)) for at, task, kind in rows]
+    return [
+        FireRow(fire_at=from_us(at), task=task, kind=FireKind(kind), made=made, skipped=skipped)
+        for at, task, kind, made, skipped in rows
+    ]
 
 
 # --- the port ---------------------------------------------------------------------------------------------------------
@@ -184,7 +200,7 @@ class ScheduleVerbs:
         *,
         version: str,
         state: ScheduleState,
-        fires: Sequence[tuple[Fire, TaskRecord]] = (),
+        fires: Sequence[FireTasks] = (),
         cancels: bool = False,
         audit: AuditEntry | None = None,
     ) -> Fired | None:

@@ -17,8 +17,8 @@ from taskyard.model.retry import RetryPolicy
 from taskyard.model.schedule import Missed, Overlap, Schedule
 from taskyard.model.schedule_state import ScheduleState, forget, pause
 from taskyard.model.state import TaskState
-from taskyard.model.task import TaskRecord
-from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, ScheduleStatus, ScheduleStore
+from taskyard.model.task import DedupeScope, TaskRecord
+from taskyard.ports.schedules import KEEP_FIRES, Fired, FireRow, FireTasks, ScheduleStatus, ScheduleStore
 from taskyard.ports.store import Store
 from taskyard.testing.clock import ManualClock
 from taskyard.testing.samples import NOON, a_record, seconds
@@ -51,10 +51,10 @@ def a_fire(at: datetime = NOON, kind: FireKind = FireKind.ON_TIME) -> Fire:
 async def fire(store: Store, *fires: Fire, name: str = "nightly", cancels: bool = False) -> list[TaskRecord]:
     """Fire with the present version; the records that were offered for the fires, in order."""
     status = await look(store, name)
-    pairs = [(one, a_record(one.due_at)) for one in fires]
+    pairs = [FireTasks(one, [a_record(one.due_at)]) for one in fires]
     fired = await kept(store).fire(name, version=status.version, state=status.state, fires=pairs, cancels=cancels)
     assert fired is not None
-    return [record for _, record in pairs]
+    return [record for pair in pairs for record in pair.records]
 
 
 class ScheduleContract(Desk):
@@ -141,11 +141,11 @@ class ScheduleContract(Desk):
         """Keys hold for tasks that a schedule makes, as for all others."""
         await put(store)
         version = (await look(store)).version
-        pairs = [(a_fire(NOON - seconds(n)), a_record(key="k")) for n in (2, 1)]
+        pairs = [FireTasks(a_fire(NOON - seconds(n)), [a_record(key="k")]) for n in (2, 1)]
         await kept(store).fire("nightly", version=version, state=BEGUN, fires=pairs)
         (held,) = await claim(store, 9)
         await settle(store, held, Move.completed(at=clock.now()))
-        assert uuids(await claim(store, 9)) == [pairs[1][1].uuid]
+        assert uuids(await claim(store, 9)) == uuids(pairs[1].records)
 
     @pytest.mark.spec("SCH-21")
     async def test_a_fire_is_told(self, store: Store) -> None:
@@ -164,7 +164,8 @@ class ScheduleContract(Desk):
         version = await put(store)
         state = ScheduleState(watermark_at=NOON, fired=1)
         asked = [
-            kept(store).fire("nightly", version=version, state=state, fires=[(a_fire(), a_record())]) for _ in range(5)
+            kept(store).fire("nightly", version=version, state=state, fires=[FireTasks(a_fire(), [a_record()])])
+            for _ in range(5)
         ]
         fired = [one for one in await asyncio.gather(*asked) if one is not None]
         assert len(fired) == 1
@@ -177,12 +178,105 @@ class ScheduleContract(Desk):
         await put(store)
         (task,) = await fire(store, a_fire())
         status = await look(store)
-        again = [(a_fire(), a_record()), (a_fire(NOON + seconds(1)), new := a_record())]
+        later = a_fire(NOON + seconds(1))
+        again = [FireTasks(a_fire(), [a_record()]), FireTasks(later, [new := a_record()])]
         counted = ScheduleState(watermark_at=NOON, fired=2)
         fired = await kept(store).fire("nightly", version=status.version, state=counted, fires=again)
-        assert fired == Fired([new.uuid])
+        assert fired == Fired([new.uuid], [], [FireRow(fire_at=later.fire_at, task=new.uuid, kind=later.kind)])
         assert set(await everything(store)) == {task.uuid, new.uuid}
         assert (await look(store)).state == ScheduleState(watermark_at=NOON, fired=1)
+
+    @pytest.mark.spec("SCH-17", "SCH-21")
+    async def test_each_item_of_a_fire_time_makes_one_task(self, store: Store) -> None:
+        """All of them in one transaction, in order; a second call for this fire time makes none of them again."""
+        version = await put(store)
+        records = [a_record(key=f"k{n}") for n in range(3)]
+        pairs = [FireTasks(a_fire(), records, skipped=2)]
+        fired = await kept(store).fire("nightly", version=version, state=BEGUN, fires=pairs)
+        row = FireRow(fire_at=NOON, task=records[0].uuid, kind=FireKind.ON_TIME, made=3, skipped=2)
+        assert fired == Fired(uuids(records), [], [row])
+        assert await kept(store).list_fires("nightly") == [row]
+        version = (await look(store)).version
+        counted = ScheduleState(watermark_at=NOON, fired=1)
+        again = [FireTasks(a_fire(), [a_record(), a_record()])]
+        assert await kept(store).fire("nightly", version=version, state=counted, fires=again) == Fired([])
+        assert (await look(store)).state.fired == 0
+        assert uuids(await claim(store, 9)) == uuids(records)
+
+    @pytest.mark.spec("SCH-21")
+    @pytest.mark.parametrize("scope", [DedupeScope.PENDING, DedupeScope.QUEUED])
+    async def test_an_item_is_skipped_while_the_same_work_is_there(
+        self, store: Store, clock: ManualClock, scope: DedupeScope
+    ) -> None:
+        """What is queued counts as skipped, what runs does by its scope, and so does an item that comes twice."""
+
+        def items(*names: str) -> list[TaskRecord]:
+            return [a_record(key=name, dedupe_slot=name, dedupe_scope=scope) for name in names]
+
+        async def fire_items(at: datetime, *names: str) -> FireRow:
+            pairs = [FireTasks(a_fire(at), items(*names))]
+            version = (await look(store)).version
+            fired = await kept(store).fire("nightly", version=version, state=BEGUN, fires=pairs)
+            assert fired is not None
+            (row,) = fired.rows
+            assert (row.made, row.skipped, row.task) == (len(fired.made), fired.skipped, (fired.made or [""])[0])
+            return row
+
+        await put(store)
+        row = await fire_items(NOON - seconds(3), "a", "b", "c", "a")
+        assert (row.made, row.skipped) == (3, 1)
+        running, ended = await claim(store, 2)
+        await settle(store, ended, Move.completed(at=clock.now()))
+        row = await fire_items(NOON - seconds(2), "a", "b", "c")
+        assert (row.made, row.skipped) == ((1, 2) if scope is DedupeScope.PENDING else (2, 1))
+        row = await fire_items(NOON - seconds(1), "a", "b", "c")
+        assert (row.made, row.skipped, row.task) == (0, 3, "")
+        assert running.record.key == "a"
+        assert len(await everything(store)) == (4 if scope is DedupeScope.PENDING else 5)
+
+    @pytest.mark.spec("SCH-21")
+    async def test_a_fire_of_items_beside_one_that_has_fired(self, store: Store) -> None:
+        """Of two fire times, the one that has fired makes nothing, and the items of the other are all made."""
+
+        def items() -> list[TaskRecord]:
+            return [a_record(dedupe_slot=name, dedupe_scope=DedupeScope.QUEUED) for name in "ab"]
+
+        await put(store)
+        await fire(store, a_fire())
+        await claim(store, 9)
+        status = await look(store)
+        later = FireTasks(a_fire(NOON + seconds(1)), items())
+        pairs = [FireTasks(a_fire(), items()), later, FireTasks(a_fire(NOON + seconds(2)), [])]
+        state = ScheduleState(watermark_at=NOON, fired=4)
+        fired = await kept(store).fire("nightly", version=status.version, state=state, fires=pairs)
+        assert fired is not None
+        assert fired.made == uuids(later.records)
+        assert [(row.fire_at - NOON, row.made, row.skipped) for row in fired.rows] == [
+            (seconds(1), 2, 0),
+            (seconds(2), 0, 0),
+        ]
+        assert (await look(store)).state.fired == 3
+
+    @pytest.mark.spec("SCH-21")
+    async def test_a_schedule_is_busy_until_all_of_its_items_have_ended(self, store: Store, clock: ManualClock) -> None:
+        """And a fire that cancels what came before cancels each of them."""
+        version = await put(store)
+        records = [a_record() for _ in range(3)]
+        pairs = [FireTasks(a_fire(), records)]
+        await kept(store).fire("nightly", version=version, state=BEGUN, fires=pairs)
+        for _ in records:
+            assert (await look(store)).is_busy
+            (held,) = await claim(store)
+            await settle(store, held, Move.completed(at=clock.now()))
+        status = await look(store)
+        assert not status.is_busy
+        pairs = [FireTasks(a_fire(NOON + seconds(1)), records := [a_record() for _ in range(3)])]
+        await kept(store).fire("nightly", version=status.version, state=BEGUN, fires=pairs)
+        status = await look(store)
+        pairs = [FireTasks(a_fire(NOON + seconds(2)), [a_record() for _ in range(2)])]
+        fired = await kept(store).fire("nightly", version=status.version, state=BEGUN, fires=pairs, cancels=True)
+        assert fired is not None
+        assert sorted(fired.canceled) == sorted(uuids(records))
 
     @pytest.mark.spec("SCH-21")
     async def test_two_schedules_fire_at_the_same_time(self, store: Store) -> None:
@@ -240,7 +334,7 @@ class ScheduleContract(Desk):
         running, waiting = await fire(store, a_fire(NOON - seconds(2)), a_fire(NOON - seconds(1)))
         await claim(store)
         status = await look(store)
-        fires = [(a_fire(NOON - seconds(3)), new := a_record())]
+        fires = [FireTasks(a_fire(NOON - seconds(3)), [new := a_record()])]
         fired = await kept(store).fire("nightly", version=status.version, state=status.state, fires=fires, cancels=True)
         assert fired is not None
         assert (fired.made, sorted(fired.canceled)) == ([new.uuid], sorted([running.uuid, waiting.uuid]))
@@ -260,9 +354,9 @@ class ScheduleContract(Desk):
         ahead = a_fire(NOON + seconds(10**6))
         (future,) = await fire(store, ahead)
         status = await look(store)
-        ended = [(a_fire(NOON + seconds(n)), a_record(NOON + seconds(9e8))) for n in range(KEEP_FIRES + 50)]
+        ended = [FireTasks(a_fire(NOON + seconds(n)), [a_record(NOON + seconds(9e8))]) for n in range(KEEP_FIRES + 50)]
         await kept(store).fire("nightly", version=status.version, state=BEGUN, fires=ended)
-        await store.apply([future.uuid, *(record.uuid for _, record in ended)], Cancel())
+        await store.apply([future.uuid, *(one.records[0].uuid for one in ended)], Cancel())
         status = await look(store)
         state = ScheduleState(watermark_at=NOON + seconds(10**5))
         await kept(store).fire("nightly", version=status.version, state=state)

@@ -405,20 +405,27 @@ CREATE TABLE taskyard.schedule (
     from_code  boolean NOT NULL
 );
 
--- The fire times of schedules that became tasks. The unique pair makes a fire time one task, whichever node fires it.
--- A later fire sets `is_finished` when it finds the task finished: the question whether a schedule is busy then reads the
--- other rows only.
+-- The fire times of schedules that became tasks: one, or one for each item. The unique pair makes each of them fire once,
+-- whichever node fires it. `task` is the first of the `made`.
 CREATE TABLE taskyard.fire (
-    id          bigint PRIMARY KEY,
-    fire_at     timestamptz NOT NULL,
-    is_finished boolean NOT NULL DEFAULT false,
-    schedule    text COLLATE "C" NOT NULL,
-    task        text COLLATE "C" NOT NULL,
-    kind        text COLLATE "C" NOT NULL,
+    id       bigint PRIMARY KEY,
+    fire_at  timestamptz NOT NULL,
+    made     integer NOT NULL DEFAULT 1,
+    skipped  integer NOT NULL DEFAULT 0,
+    schedule text COLLATE "C" NOT NULL,
+    task     text COLLATE "C" NOT NULL,
+    kind     text COLLATE "C" NOT NULL,
     UNIQUE (schedule, fire_at)
 );
 CREATE INDEX fire_order ON taskyard.fire (schedule, id);
-CREATE INDEX fire_open ON taskyard.fire (schedule, task) WHERE NOT is_finished;
+
+-- The tasks of a schedule that had not finished when it last fired: the question whether it is busy reads these only.
+CREATE TABLE taskyard.fire_task (
+    fire     bigint NOT NULL,
+    schedule text COLLATE "C" NOT NULL,
+    task     text COLLATE "C" NOT NULL,
+    PRIMARY KEY (schedule, fire, task)
+);
 
 -- `definition`, `edits` and `orders` are JSON. `node` is the incarnation that serves the device, or empty: a node that goes
 -- lets go of its devices in the same transaction. `address` is null if the device has none. Whether a device is busy is in

@@ -261,20 +261,27 @@ CREATE TABLE schedule (
     from_code  INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- The fire times of schedules that became tasks. The unique pair makes a fire time one task, whichever node fires it.
--- A later fire sets `is_finished` when it finds the task finished: the question whether a schedule is busy then reads
--- the other rows only.
+-- The fire times of schedules that became tasks: one, or one for each item. The unique pair makes each of them fire once,
+-- whichever node fires it. `task` is the first of the `made`.
 CREATE TABLE fire (
-    id          INTEGER PRIMARY KEY,
-    schedule    TEXT NOT NULL,
-    fire_at     INTEGER NOT NULL,
-    task        TEXT NOT NULL,
-    kind        TEXT NOT NULL,
-    is_finished INTEGER NOT NULL DEFAULT 0,
+    id       INTEGER PRIMARY KEY,
+    schedule TEXT NOT NULL,
+    fire_at  INTEGER NOT NULL,
+    task     TEXT NOT NULL,
+    kind     TEXT NOT NULL,
+    made     INTEGER NOT NULL DEFAULT 1,
+    skipped  INTEGER NOT NULL DEFAULT 0,
     UNIQUE (schedule, fire_at)
 ) STRICT;
 CREATE INDEX fire_order ON fire (schedule, id);
-CREATE INDEX fire_open ON fire (schedule, task) WHERE is_finished = 0;
+
+-- The tasks of a schedule that had not finished when it last fired: the question whether it is busy reads these only.
+CREATE TABLE fire_task (
+    schedule TEXT NOT NULL,
+    fire     INTEGER NOT NULL,
+    task     TEXT NOT NULL,
+    PRIMARY KEY (schedule, fire, task)
+) STRICT, WITHOUT ROWID;
 
 -- `definition`, `edits`, `orders` and `health` are JSON. `node` is the incarnation that serves the device, or empty: a node
 -- that goes lets go of its devices in the same transaction. Whether a device is busy is in `task`.
