@@ -16,7 +16,7 @@ def adb_server() -> Iterator[AdbServer]:
     server.stop()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def url(request, tmp_path):
     """Each kind of store."""
     match request.param:

@@ -29,6 +29,7 @@ ALONE = {
     ),
     "elsewhere.py": "a.png at 100\n",
     "listening.py": "completed A\ncompleted B\ncompleted C\n",
+    "phones.py": "True\nFalse\naccount 8, level 2\n",
     "steered.py": "paused by ann: backup\n[1, 2, 3] True\n['c', 'd', 'b']\n1 1 canceled\n",
 }
 APART = {*ALONE, "orders.py"}
@@ -66,6 +67,7 @@ def test_the_programs_run(folder):
         "after",
         "mail",
         "traces",
+        "phones",
         "steered",
         "listening",
         "elsewhere",
